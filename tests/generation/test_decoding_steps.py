@@ -146,7 +146,8 @@ def test_programs_share_no_arrays_that_steps_change(monkeypatch, positions, conf
     monkeypatch.setattr(decoding_steps._kept, "keep", lambda model, key, entry, nbytes: kept.append(entry[0]))
     generate(varied_model(1, positions=positions), padded(SOURCES), config, rng=Rng(0))
     assert len(kept) > 1  # inputs have left the batch, or the capacity has grown
-    changed = [[cache.lengths, *(array for layer in cache.layers for each in (layer.self_attention, layer.cross_attention)
+    changed = [[cache.lengths, *(array for layer in cache.layers
+                               for each in (layer.self_attention, layer.cross_attention)
                                for array in (each.key, each.value))] for cache in kept]  # fmt: skip
     for number, arrays in enumerate(changed):
         for others in changed[:number]:

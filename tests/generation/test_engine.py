@@ -40,10 +40,10 @@ def assert_alike(found, expected):
 
 def run_staggered(model, inputs, options):
     """Run searches that begin three steps apart."""
-    engine = Engine()
+    engine = Engine(is_shared=True)
     searches = [new_search(model, row, **each) for row, each in zip(inputs, options, strict=True)]
     for search in searches:
-        engine.add(search)
+        engine.add([search])
         for _ in range(3):
             engine.step()
     while not all(search.is_done for search in searches):
@@ -88,7 +88,7 @@ def test_on_any_library(xp):
 
 def test_threads_share_an_engine():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=2, **SIZES))
-    engine = Engine()
+    engine = Engine(is_shared=True)
 
     def run(number):
         with shared_engine(engine):
@@ -109,11 +109,11 @@ def test_an_error_ends_its_own_search_only():
             raise DataError("no")
         return logits
 
-    engine = Engine()
+    engine = Engine(is_shared=True)
     failing = new_search(model, [[3, 4]], max_new_tokens=9, logits_processors=[fail])
     other = new_search(model, [[5]], max_new_tokens=9)
     for search in (failing, other):
-        engine.add(search)
+        engine.add([search])
     while not other.is_done:
         engine.step()
     assert_alike(other.result, xf.generate(model, [[5]], max_new_tokens=9))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from xformer import masks
 from xformer.backends import (
     Array,
     Namespace,
@@ -24,7 +25,22 @@ from xformer.generation.decoding_steps import DecodingSteps
 from xformer.generation.lengths import LengthLimits, LengthRange
 from xformer.generation.logits_processors import Histories, LogitsProcessor
 from xformer.generation.stopping_criteria import StoppingCriteria
+from xformer.layers.kv_cache import with_size
 from xformer.models.token_ids import check_one_each, check_tokens
+
+
+class Sources(NamedTuple):
+    """Inputs of an encoder-decoder.
+
+    Attributes:
+        ids: Source ids (inputs, source length), or frames (inputs, frames, features).
+        mask: Boolean (inputs, 1, 1, source length), True = a token; None: other ids than pad_id.
+        lengths: Output lengths for a length encoding, eos included; None without one.
+    """
+
+    ids: Array
+    mask: Array | None
+    lengths: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,7 @@ class GenerationBatch:
     Attributes:
         model: Object with `vocab_size`, `config` and `decode_step(tokens, cache)`.
         config: Settings of the search.
-        init_cache: Returns a cache with one row per input.
+        sources: Encoded inputs of an encoder-decoder, or None; see `Sources`.
         start: Tokens that every row begins with, e.g. bos.
         prefixes: Tokens that each output (of a language model: prompt and output) begins with.
         lengths: Length limits of each output.
@@ -51,7 +67,7 @@ class GenerationBatch:
 
     model: Any
     config: GenerationConfig
-    init_cache: Callable[[], Any]
+    sources: Sources | None
     start: list[int]
     prefixes: list[list[int]]
     lengths: LengthLimits
@@ -64,6 +80,13 @@ class GenerationBatch:
     uniforms: list[list[list[float]]] | None = None
     coverage_penalties: Callable[[Sequence[Any]], list[float]] | None = None
     beam_history: BeamHistory | None = None
+
+    @property
+    def rows_per_input(self) -> int:
+        """Number of rows of an input: beams or samples."""
+        if self.config.method == "beam":
+            return self.config.num_beams
+        return 1 if self.uniforms is None else self.config.num_return_sequences
 
     @property
     def num_inputs(self) -> int:
@@ -91,19 +114,6 @@ class GenerationBatch:
     def to_device(self, data: Any, dtype: Any = None) -> Array:
         """Move host data to the device of the model."""
         return from_host(self.xp, data, dtype=dtype, device=device(self.parameter))
-
-    def prefill(self) -> tuple[DecodingSteps, Array]:
-        """Enter the prefixes in one step, one row per input; return further steps and the next logits."""
-        rows = [[*self.start, *prefix] for prefix in self.prefixes]
-        lengths = list(map(len, rows))
-        longest = max(lengths)
-        steps = DecodingSteps(
-            self.model, self.init_cache(), len(self.start) + max(limits.maximum for limits in self.lengths.ranges)
-        )
-        integers = index_dtype(self.xp)
-        tokens = self.to_device([[*row, *[0] * (longest - len(row))] for row in rows], integers)
-        is_ragged = min(lengths) < longest
-        return steps, steps.prefill(tokens, self.to_device(lengths, integers) if is_ragged else None)
 
     def process(self, logits: Array, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Array:
         """Apply the logits processors, in float32 or wider."""
@@ -151,6 +161,40 @@ class GenerationBatch:
     def take(self, x: Array, rows: Sequence[int]) -> Array:
         """Select rows of an array."""
         return self.xp.take(x, self.to_device(list(rows), index_dtype(self.xp)), axis=0)
+
+
+def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
+    """Enter the prefixes of batches in one step, one row per input; return further steps and the next logits."""
+    first = batches[0]
+    rows = [[*batch.start, *prefix] for batch in batches for prefix in batch.prefixes]
+    lengths = list(map(len, rows))
+    tokens = first.to_device([[*row, *[0] * (max(lengths) - len(row))] for row in rows], index_dtype(first.xp))
+    sources = [batch.sources for batch in batches if batch.sources is not None]
+    cache = _encode(first.model, sources) if sources else first.model.init_cache(len(rows))
+    maximum = max(limits.maximum for batch in batches for limits in batch.lengths.ranges)
+    steps = DecodingSteps(first.model, cache, len(first.start) + maximum)
+    return steps, steps.prefill(tokens, lengths)
+
+
+def _encode(model: Any, sources: Sequence[Sources]) -> Any:
+    """Return the cache of an encoder-decoder; the shorter sources are padded."""
+    (ids, mask, lengths), *others = sources
+    if others:
+        xp, size, pad_id = array_namespace(ids), max(each.ids.shape[1] for each in sources), model.config.pad_id
+        padded = [each.ids.shape[1] < size for each in sources]
+        if any(each.mask is not None for each in sources) or (any(padded) and model.config.source_padding_id is None):
+            mask = xp.concat([with_size(_mask_of(each, model), size, 3) for each in sources], axis=0)
+        ids = xp.concat([with_size(each.ids, size, 1, fill=pad_id or 0) for each in sources], axis=0)
+        lengths = None if lengths is None else [length for each in sources for length in each.lengths or ()]
+    return model.prefill(ids, lengths=lengths, **({} if mask is None else {"source_mask": mask}))
+
+
+def _mask_of(source: Sources, model: Any) -> Array:
+    ids, pad_id = source.ids, model.config.source_padding_id
+    if source.mask is not None:
+        return source.mask
+    xp, shape = array_namespace(ids), (ids.shape[0], 1, 1, ids.shape[1])
+    return xp.ones(shape, dtype=xp.bool, device=device(ids)) if pad_id is None else masks.padding(ids, pad_id)
 
 
 def check_prefixes(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from xformer.backends import Array, array_namespace, assign
+from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import JitError
 from xformer.generation.kept_programs import KeptPrograms
 from xformer.models.cache import StaticCache
@@ -43,50 +43,66 @@ class DecodingSteps:
 
     def __init__(self, model: Any, cache: Any, max_length: int) -> None:
         self.cache, self._model, self._max_length = cache, model, max_length
-        self._length, self._num_repeats = 0, 0
+        self._lengths: list[int] = []  # of the rows
+        self._num_repeats = 0
         self._new_program: Any = None
         self._program: Any = None
         self._used: tuple[Hashable, StaticCache, Any] | None = None  # the last program, with its arrays
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
+        self._has_any_length = False  # whether rows with fewer tokens may be put into the cache
 
-    def prefill(self, tokens: Array, lengths: Array | None = None) -> Array:
+    def prefill(self, tokens: Array, lengths: list[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
 
         Args:
             tokens: Ids; shorter rows end with padding.
-            lengths: Number of tokens of each row, if they differ.
+            lengths: Number of tokens of each row.
         """
-        self._length = int(tokens.shape[1])
+        self._lengths = lengths
         self._new_program = compiler(array_namespace(tokens))
-        self._is_static = lengths is not None or (self._is_static and self._new_program is not None)
-        options = {} if lengths is None else {"lengths": lengths}
+        is_ragged = min(lengths) < max(lengths)
+        self._is_static = is_ragged or (self._is_static and self._new_program is not None)
+        options = {}
+        if is_ragged:
+            options = {"lengths": from_host(array_namespace(tokens), lengths, dtype="int64", device=device(tokens))}
         return self._model.decode_step(tokens, self.cache, **options)
 
     def step(self, tokens: Array) -> Array:
         """Append one token to each row (rows, 1), and return the logits of the next ones, (rows, vocabulary)."""
         self._num_repeats += 1
         logits = self._static_step(tokens) if self._is_static else self._model.decode_step(tokens, self.cache)
-        self._length += 1
+        self._lengths = [length + 1 for length in self._lengths]
         return logits
 
-    def extend(self, other: DecodingSteps) -> None:
-        """Append the rows of other steps of the model."""
-        self._length, self._max_length = (
-            max(x) for x in ((self._length, other._length), (self._max_length, other._max_length))
+    def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingSteps) -> None:
+        """Replace rows and inputs by those of other steps of the model."""
+        if not self._has_any_length:
+            self._has_any_length, self._is_static = True, True
+            self.cache, self._program = self._model.to_static(self.cache, self._capacity(len(self._lengths)), 0), None
+        for row, length in zip(rows, other._lengths, strict=True):
+            self._lengths[row] = length
+        self._max_length = max(self._max_length, other._max_length)
+        self._reserve()
+        before = [None if x is None else x.shape for x in self.cache.arrays()]
+        self.cache.put(
+            rows, inputs, self._model.to_static(other.cache, self.cache.layers[0].self_attention.key.shape[2], 0)
         )
-        rows = (self._num_rows or 0) + (other._num_rows or 0)
-        start = min(steps.cache.start if isinstance(steps.cache, StaticCache) else 0 for steps in (self, other))
-        self.cache, cache = (self._model.to_static(each.cache, self._capacity(rows), start) for each in (self, other))
-        self.cache.extend(cache)
+        if before != [None if x is None else x.shape for x in self.cache.arrays()]:
+            self._program, self._num_repeats = None, 0
         other.close()
-        self._is_static, self._program, self._num_repeats = True, None, 0
 
     def reorder(self, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i]; arguments as of `DecodingCache.reorder`."""
         if inputs is not None or len(rows) != self._num_rows:
             self._program, self._num_repeats = None, 0
+        self._lengths = [self._lengths[row] for row in rows]
         self.cache.reorder(rows, inputs)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Note that rows are not used any more."""
+        for row in rows:
+            self._lengths[row] = 0
 
     def close(self) -> None:
         """Keep the last program for other searches."""
@@ -119,9 +135,10 @@ class DecodingSteps:
     def _reserve(self) -> None:
         """Make the cache static, with space for at least one more token."""
         is_static = isinstance(self.cache, StaticCache)
-        if is_static and self._length < self.cache.layers[0].self_attention.key.shape[2]:
+        if is_static and max(self._lengths) < self.cache.layers[0].self_attention.key.shape[2]:
             return
-        self.cache = self._model.to_static(self.cache, self._capacity(self._num_rows or 1))
+        start = 0 if self._has_any_length else None
+        self.cache = self._model.to_static(self.cache, self._capacity(self._num_rows or 1), start)
         self._program = None  # of the smaller cache
 
     def _capacity(self, rows: int) -> int:
@@ -129,7 +146,7 @@ class DecodingSteps:
         # In steps of 32, since limits often depend on the input.
         longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
         first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // rows))
-        return max(first, 2 ** math.ceil(math.log2(self._length + 1)))
+        return max(first, 2 ** math.ceil(math.log2(max(self._lengths) + 1)))
 
     def _key(self) -> Hashable:
         """Return a key that searches with the same program share."""

@@ -13,9 +13,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from xformer.backends import Array, index_dtype
-from xformer.generation.batch import GenerationBatch
-from xformer.generation.decoding_steps import DecodingSteps
+from xformer.backends import Array, array_namespace, device, from_host, index_dtype
+from xformer.generation.batch import GenerationBatch, prefill
 
 
 class Move(NamedTuple):
@@ -45,16 +44,17 @@ class Search:
 
     Attributes:
         move: Its next step, or None if it has ended.
+        places: Place of each of its inputs in the cache.
     """
 
     def __init__(self, batch: GenerationBatch, algorithm: Algorithm) -> None:
         self.batch, self.algorithm = batch, algorithm
         self.move: Move | None = None
         self.is_done = False
-        self.num_rows = self.num_inputs = batch.num_inputs
+        self.places: list[int] = []
         self._generator: Any = None
         self._result: Any = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     @property
     def result(self) -> Any:
@@ -63,94 +63,162 @@ class Search:
             raise self._error
         return self._result
 
-    def begin(self) -> DecodingSteps:
-        """Read the prefixes and choose the first tokens; return the steps of the rows."""
-        steps, logits = self.batch.prefill()
-        self._generator = self.algorithm(self.batch, logits)
-        self.advance(None)
-        return steps
-
-    def advance(self, logits: Array | None) -> None:
+    def advance(self, logits: Array) -> None:
         """Continue with the logits of the rows; an error ends this search only."""
         try:
-            self.move = next(self._generator) if logits is None else self._generator.send(logits)
+            if self._generator is None:
+                self._generator = self.algorithm(self.batch, logits)
+                self.move = next(self._generator)
+            else:
+                self.move = self._generator.send(logits)
         except StopIteration as end:
             self.end(end.value)
         except Exception as error:  # noqa: BLE001 - `result` raises it
             self.end(error=error)
 
-    def end(self, result: Any = None, error: Exception | None = None) -> None:
+    def end(self, result: Any = None, error: BaseException | None = None) -> None:
         """End the search."""
         self.move, self._result, self._error, self.is_done = None, result, error, True
 
 
 class _Group:
-    """Searches that share a cache: they have as many rows for each input."""
+    """Searches with as many rows for each input, which share a cache.
 
-    def __init__(self, search: Search, steps: DecodingSteps) -> None:
-        self.searches, self.steps = [search], steps
+    Input i has the rows i * rows_per_input, ... of the cache. Places of inputs that have ended are free: if further
+    searches may come, they get those, and there are 1, 2, 4, 8, ... of them, so that few shapes need a program.
+
+    Args:
+        searches: New searches.
+        has_free_places: Whether to keep free places.
+    """
+
+    def __init__(self, searches: Sequence[Search], *, has_free_places: bool) -> None:
+        self.searches, self._has_free_places = list(searches), has_free_places
+        self.steps, logits = prefill([search.batch for search in searches])
+        self.num_places = self._rows = 0
+        for search in self.searches:
+            first, self.num_places = self.num_places, self.num_places + search.batch.num_inputs
+            search.places = list(range(first, self.num_places))
+            search.advance(_rows_of(logits, search.places))
+        self._rows = searches[0].batch.rows_per_input
+        self._arrange(rows_before=1, is_new=True)
 
     def step(self) -> None:
         """Extend all rows by one token."""
-        first = self.searches[0].batch
-        moves = [search.move for search in self.searches]
-        tokens = [[token] for move in moves if move is not None for token in move.tokens]
-        logits, start = self.steps.step(first.to_device(tokens, index_dtype(first.xp))), 0
+        batch, count = self.searches[0].batch, self._rows
+        tokens = [[0] for _ in range(self.num_places * count)]
         for search in self.searches:
-            rows = logits if search.num_rows == len(tokens) else logits[start : start + search.num_rows, :]
-            start += search.num_rows
-            search.advance(rows)
-        self.arrange()
+            for index, token in enumerate(search.move.tokens if search.move is not None else ()):
+                tokens[search.places[index // count] * count + index % count] = [token]
+        logits = self.steps.step(batch.to_device(tokens, index_dtype(batch.xp)))
+        for search in self.searches:
+            search.advance(_rows_of(logits, [place * count + row for place in search.places for row in range(count)]))
+        self._arrange(rows_before=count)
 
-    def arrange(self) -> None:
-        """Move the rows of the cache as the searches require, and drop searches that have ended."""
-        parents: list[int] = []
-        inputs: list[int] = []
-        num_rows = num_inputs = 0
-        for search in self.searches:
-            rows, sentences = range(search.num_rows), range(search.num_inputs)
-            if (move := search.move) is not None:
-                parents += [num_rows + row for row in (rows if move.parents is None else move.parents)]
-                inputs += [num_inputs + index for index in (sentences if move.inputs is None else move.inputs)]
-                search.num_rows = len(move.tokens)
-                search.num_inputs = len(sentences if move.inputs is None else move.inputs)
-            num_rows, num_inputs = num_rows + len(rows), num_inputs + len(sentences)
+    def add(self, other: _Group) -> None:
+        """Put the searches of another group into free places."""
+        used = {place for search in self.searches for place in search.places}
+        if len(used) + other.num_places > self.num_places:
+            self._resize(_power_of_two(len(used) + other.num_places), {}, self._rows)
+            used = set(range(len(used)))
+        free = [place for place in range(self.num_places) if place not in used][: other.num_places]
+        rows = [place * self._rows + row for place in free for row in range(self._rows)]
+        self.steps.put(rows, free, other.steps)
+        for search in other.searches:
+            search.places = [free[place] for place in search.places]
+        self.searches += other.searches
+
+    def reserve(self) -> None:
+        """Add free places, if there are to be any."""
+        size = _power_of_two(self.num_places)
+        if self._has_free_places and size > self.num_places:
+            self._resize(size, {}, self._rows)
+
+    def _arrange(self, rows_before: int, *, is_new: bool = False) -> None:
+        """Move the rows of the cache as the searches require, and free the places of inputs that have ended."""
+        count, parents = self._rows, {}
         self.searches = [search for search in self.searches if not search.is_done]
-        if not self.searches:
+        for search in self.searches:
+            move, places = search.move, search.places
+            if move is None:
+                continue
+            search.places = places if move.inputs is None else [places[index] for index in move.inputs]
+            for row, parent in enumerate(range(len(move.tokens)) if move.parents is None else move.parents):
+                source = places[parent // rows_before] * rows_before + parent % rows_before
+                parents[search.places[row // count] * count + row % count] = source
+        size = sum(len(search.places) for search in self.searches)
+        if not size:
             self.steps.close()
-        elif parents != list(range(num_rows)) or len(inputs) < num_inputs:
-            self.steps.reorder(parents, inputs if len(inputs) < num_inputs else None)
+            return
+        if self._has_free_places and not is_new:
+            size = self.num_places if 4 * size > self.num_places else self.num_places // 2
+        if size != self.num_places or rows_before != count:
+            self._resize(size, parents, rows_before)
+            return
+        rows = [parents.get(row, row) for row in range(size * count)]
+        if rows != list(range(size * count)):
+            self.steps.reorder(rows)
+        self.steps.release([row for row in range(size * count) if row not in parents])
+
+    def _resize(self, size: int, parents: dict[int, int], rows_before: int) -> None:
+        """Let there be `size` places, the first of which are used."""
+        count, used = self._rows, [place for search in self.searches for place in search.places]
+        order = [*used, *[used[0]] * (size - len(used))]
+        rows = [parents.get(place * count + row, place * count + row) for place in order for row in range(count)]
+        self.steps.reorder(rows, None if order == list(range(self.num_places)) else order)
+        self.steps.release(range(len(used) * count, size * count))
+        first = 0
+        for search in self.searches:
+            first, start = first + len(search.places), first
+            search.places = list(range(start, first))
+        self.num_places = size
+
+
+def _rows_of(logits: Array, rows: list[int]) -> Array:
+    """Return some rows of logits."""
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return logits if len(rows) == logits.shape[0] else logits[rows[0] : rows[0] + len(rows), :]
+    xp = array_namespace(logits)
+    return xp.take(logits, from_host(xp, rows, dtype="int64", device=device(logits)), axis=0)
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 class Engine:
-    """Runs searches of one model; those that several threads run at the same time share their steps."""
+    """Runs searches of one model together.
 
-    def __init__(self) -> None:
-        self._groups: dict[int, _Group] = {}
+    Args:
+        is_shared: Whether further searches may begin while others run.
+    """
+
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self._is_shared = is_shared
+        self._groups: dict[int, _Group] = {}  # by the number of rows for each input
         self._waiting: list[Search] = []
         self._condition = threading.Condition()
         self._has_leader = False
 
-    def add(self, search: Search) -> None:
-        """Read the prefixes of a search and let it join the next step."""
-        steps = search.begin()
-        group = _Group(search, steps)
-        group.arrange()
-        if search.is_done:
-            return
-        rows_per_input = search.num_rows // search.num_inputs
-        if rows_per_input in self._groups:
-            self._groups[rows_per_input].searches.append(search)
-            self._groups[rows_per_input].steps.extend(steps)
-        else:
-            self._groups[rows_per_input] = group
+    def add(self, searches: Sequence[Search]) -> None:
+        """Read the prefixes of searches and let them join the next step."""
+        for count in sorted({search.batch.rows_per_input for search in searches}):
+            equal = [search for search in searches if search.batch.rows_per_input == count]
+            group = _Group(equal, has_free_places=self._is_shared)
+            if not group.searches:
+                continue
+            if count in self._groups:
+                self._groups[count].add(group)
+            else:
+                self._groups[count] = group
+                group.reserve()
 
     def step(self) -> None:
         """Extend all searches by one token."""
-        for rows_per_input, group in list(self._groups.items()):
+        for count, group in list(self._groups.items()):
             group.step()
             if not group.searches:
-                del self._groups[rows_per_input]
+                del self._groups[count]
 
     def run(self, search: Search) -> Any:
         """Run a search to its end, together with those of other threads; return its result.
@@ -165,9 +233,14 @@ class Engine:
             self._has_leader = True
         try:
             while not search.is_done:
-                self._step_all()
-        except BaseException:
-            self.close()
+                self._add_waiting()
+                running = [search for group in self._groups.values() for search in group.searches]
+                self.step()
+                if any(search.is_done for search in running):
+                    with self._condition:
+                        self._condition.notify_all()
+        except BaseException as error:
+            self.close(error)
             raise
         finally:
             with self._condition:
@@ -175,35 +248,32 @@ class Engine:
                 self._condition.notify_all()
         return search.result
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """End all searches, and keep their programs for others."""
         for group in self._groups.values():
             group.steps.close()
             for search in group.searches:
-                search.end(error=RuntimeError("the engine was closed during the search"))
+                search.end(error=error)
         self._groups.clear()
 
-    def _step_all(self) -> None:
+    def _add_waiting(self) -> None:
         with self._condition:
             waiting, self._waiting = self._waiting, []
-        for search in waiting:
-            try:
-                self.add(search)
-            except Exception as error:  # noqa: BLE001 - an invalid search must not end the others
-                search.end(error=error)
-        running = [search for group in self._groups.values() for search in group.searches]
-        self.step()
-        if any(search.is_done for search in (*waiting, *running)):
-            with self._condition:
-                self._condition.notify_all()
+        try:
+            if waiting:
+                self.add(waiting)
+        except Exception as error:  # noqa: BLE001 - new searches must not end the others
+            for search in waiting:
+                if not search.is_done:
+                    search.end(error=error)
 
 
 _SHARED: ContextVar[Engine | None] = ContextVar("shared_engine", default=None)
 
 
 @contextlib.contextmanager
-def shared_engine(engine: Engine) -> Iterator[None]:
-    """Let searches inside the block, in this thread, run in an engine that other threads use, too."""
+def shared_engine(engine: Engine | None) -> Iterator[None]:
+    """Let searches inside the block, in this thread, run in an engine that other threads use, too; None: alone."""
     token = _SHARED.set(engine)
     try:
         yield

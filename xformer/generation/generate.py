@@ -13,7 +13,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError, ShapeError
-from xformer.generation.batch import GenerationBatch, check_prefixes
+from xformer.generation.batch import GenerationBatch, Sources, check_prefixes
 from xformer.generation.beam_history import BeamHistory
 from xformer.generation.beam_search import beam_search
 from xformer.generation.config import GenerationConfig
@@ -167,7 +167,7 @@ def stream_samples(batch: GenerationBatch, samples: list[list[Sample]]) -> Itera
     """Extend samples by one token per iteration."""
     engine, search = Engine(), Search(batch, functools.partial(extend_samples, samples))
     with contextlib.closing(engine):
-        engine.add(search)
+        engine.add([search])
         yield
         while not search.is_done:
             engine.step()
@@ -210,9 +210,7 @@ def make_batch(
         conditions = _length_conditions(model, length_condition, len(indices))
         prefixes = check_prefixes(prefix, lengths, model, indices)
         start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
-
-        def init_cache() -> Any:
-            return model.prefill(source, lengths=conditions, **source_mask)
+        sources = Sources(source, source_mask.get("source_mask"), conditions)
 
         if config.coverage_penalty:
             coverage_penalties = CoveragePenalty(model, source, config.coverage_penalty, conditions, **source_mask)
@@ -235,11 +233,8 @@ def make_batch(
         prefixes = [_check_prompt(prompt, number, model.vocab_size) for number, prompt in enumerate(inputs, start=1)]
         indices = _check_indices(indices, len(prefixes))
         lengths = _prompt_limits(model, [len(prompt) for prompt in prefixes], config)
-        start, eos_id = [], model_config.eos_id if special_tokens else None
+        sources, start, eos_id = None, [], model_config.eos_id if special_tokens else None
         suppressed = model_config.suppressed_ids if special_tokens else frozenset()
-
-        def init_cache() -> Any:
-            return model.init_cache(len(prefixes))
 
     end_ids = frozenset(config.stop_token_ids).union([] if eos_id is None else [eos_id])
     eos_id = min(end_ids, default=None) if eos_id is None else eos_id
@@ -253,7 +248,7 @@ def make_batch(
     return GenerationBatch(
         model=model,
         config=config,
-        init_cache=init_cache,
+        sources=sources,
         start=start,
         prefixes=prefixes,
         lengths=lengths,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.backends import Array, array_namespace, device, is_writable
+from xformer.backends import Array, array_namespace, device, from_host, is_writable
 from xformer.errors import ShapeError
 from xformer.tree import check_array
 
@@ -72,14 +73,15 @@ class KVCache:
             self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
             self.is_own = is_writable(self._key)
 
-    def extend(self, other: KVCache) -> None:
-        """Append the rows of another cache; the shorter one is padded."""
-        if self.key is None or other.key is None:
-            return
-        xp, size = array_namespace(self.key), max(self.key.shape[2], other.key.shape[2])
-        pairs = (self.key, other.key), (self.value, other.value)
-        self._key, self._value = (xp.concat([with_size(x, size), with_size(y, size)], axis=0) for x, y in pairs)
-        self._length, self.is_own = size, is_writable(self.key)
+    def put(self, rows: Sequence[int], other: KVCache) -> None:
+        """Replace rows by those of another cache; the shorter one is padded."""
+        pairs: Any = (self.key, other.key), (self.value, other.value)
+        if self.key is not None:
+            size = max(x.shape[2] for x in pairs[0])
+            self._key, self._value = (
+                put_rows(x if x.shape[2] == size else with_size(x, size), rows, with_size(y, size)) for x, y in pairs
+            )
+            self._length, self.is_own = size, is_writable(self._key)
 
     def move(self, targets: Array, sources: Array) -> None:
         """Copy the rows `sources` to the rows `targets` in place. Requires `is_own`."""
@@ -153,11 +155,26 @@ class StaticKVCache(KVCache):
         return xp.where(is_new[:, None, :, None], new, old)
 
 
-def with_size(x: Any, size: int, axis: int = 2) -> Any:
-    """Return a copy padded with zeros to a size."""
+def with_size(x: Any, size: int, axis: int = 2, fill: int = 0) -> Any:
+    """Return a copy padded to a size."""
     xp, shape = array_namespace(x), list(x.shape)
     shape[axis] = size - shape[axis]
-    return xp.concat([x, xp.zeros(tuple(shape), dtype=x.dtype, device=device(x))], axis=axis)
+    return xp.concat([x, xp.full(tuple(shape), fill, dtype=x.dtype, device=device(x))], axis=axis)
+
+
+def put_rows(x: Any, rows: Sequence[int], values: Array) -> Any:
+    """Return x with other rows, in place if the library allows it."""
+    xp, indices = array_namespace(x), list(rows)
+    if not is_writable(x):
+        indices = list(range(x.shape[0]))
+        for index, row in enumerate(rows):
+            indices[row] = x.shape[0] + index
+        x = xp.concat([x, values], axis=0)
+    at = from_host(xp, indices, dtype="int64", device=device(x))
+    if not is_writable(x):
+        return xp.take(x, at, axis=0)
+    x[at, ...] = values
+    return x
 
 
 @dataclass

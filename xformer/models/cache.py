@@ -10,7 +10,7 @@ from typing import Any
 from xformer.backends import Array, array_namespace, assign, device, from_host, to_host
 from xformer.errors import ConfigError
 from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
-from xformer.layers.kv_cache import with_size
+from xformer.layers.kv_cache import put_rows, with_size
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotary, Rotation, position_terms
 from xformer.ops import embedding
 from xformer.tree import check_array
@@ -39,18 +39,20 @@ class Memory:
         for name, x in vars(self).items():
             setattr(self, name, None if x is None else array_namespace(x).take(x, sentences, axis=0))
 
-    def extend(self, other: Memory) -> None:
-        """Append the sentences of another memory; the shorter sources are padded."""
+    def put(self, sentences: Sequence[int], other: Memory) -> None:
+        """Replace sentences by those of another memory; the shorter sources are padded."""
         xp, keys = array_namespace(self.states), max(x.states.shape[1] for x in (self, other))
         for each in (self, other):
             if each.mask is None:
                 shape = each.states.shape[0], 1, 1, each.states.shape[1]
                 each.mask = xp.ones(shape, dtype=xp.bool, device=device(each.states))
-        for name, axis in (("states", 1), ("ids", 1), ("mask", 3), ("lengths", None), ("copy_key", 1)):
+        for name, axis in (("states", 1), ("ids", 1), ("mask", 3), ("lengths", 0), ("copy_key", 1)):
             x, y = getattr(self, name), getattr(other, name)
             if x is not None:
-                x, y = (each if axis is None else with_size(each, keys, axis) for each in (x, y))
-                setattr(self, name, xp.concat([x, y], axis=0))
+                x, y = (
+                    each if each.shape[axis] == keys or not axis else with_size(each, keys, axis) for each in (x, y)
+                )
+                setattr(self, name, put_rows(x, sentences, y))
 
     def copy(self) -> Memory:
         """Return a copy that shares no arrays with this memory."""
@@ -213,14 +215,14 @@ class StaticCache(DecodingCache):
         keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
         return [self.lengths, *memory, *keys_and_values, self._position_embeddings, *terms]
 
-    def extend(self, other: StaticCache) -> None:
-        """Append the rows of a cache of the same model, capacity and start."""
-        self.lengths = array_namespace(self.lengths).concat([self.lengths, other.lengths])
-        for layer, added in zip(self.layers, other.layers, strict=True):
-            layer.self_attention.extend(added.self_attention)
-            layer.cross_attention.extend(added.cross_attention)
+    def put(self, rows: Sequence[int], sentences: Sequence[int], other: StaticCache) -> None:
+        """Replace rows and sentences by those of a cache of the same model, capacity and start."""
+        self.lengths = put_rows(self.lengths, rows, other.lengths)
+        for layer, new in zip(self.layers, other.layers, strict=True):
+            layer.self_attention.put(rows, new.self_attention)
+            layer.cross_attention.put(sentences, new.cross_attention)
         if self.memory is not None and other.memory is not None:
-            self.memory.extend(other.memory)
+            self.memory.put(sentences, other.memory)
 
     def alias(self) -> StaticCache:
         """Return a cache with the same arrays, which `reorder` may replace without changing this cache."""
@@ -244,7 +246,8 @@ class StaticCache(DecodingCache):
         key: Any = self._caches[0].key
         rows, heads, max_length, _ = key.shape
         starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * max_length
-        slots = xp.reshape(xp.reshape(starts, (rows, heads)) + self.lengths[:, None], (rows * heads,))
+        columns = self._rows_of(max_length)
+        slots = xp.reshape(xp.reshape(starts, (rows, heads)) + columns[:, None], (rows * heads,))
         for cache in self._caches:
             cache.index, cache.slots = self.lengths, slots
         return (self._range <= self.lengths[:, None])[:, None, None, :]
@@ -252,13 +255,15 @@ class StaticCache(DecodingCache):
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Apply an `InputEmbedding` to the vectors of one new token, (rows, 1, d_model)."""
         table = self._position_embeddings
-        return layer(x, position_embeddings=None if table is None else embedding(table, self.lengths[:, None]))
+        if table is None:
+            return layer(x)
+        return layer(x, position_embeddings=embedding(table, self._rows_of(table.shape[0])[:, None]))
 
     def position_terms(
         self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
     ) -> list[PositionTerms]:
         """Return the terms of each of the model's relative positions for one new token of each row."""
-        xp, rows = array_namespace(like), self.lengths - self.start
+        xp, rows = array_namespace(like), self._rows_of(self._range.shape[0]) - self.start
         terms = []
         for rotation, bias in self._position_terms:
             if rotation is not None:
@@ -272,13 +277,19 @@ class StaticCache(DecodingCache):
         """Return the position of one new token, (rows, 1), in the integer dtype of `like`."""
         return array_namespace(like).astype(self.lengths, like.dtype, copy=False)[:, None]
 
+    def _rows_of(self, count: int) -> Array:
+        """Return the positions of the next tokens within a table; rows that are not used may be at any position."""
+        return array_namespace(self.lengths).clip(self.lengths, max=count - 1)
+
     def last(self, x: Array) -> Array:
         """Return x, the vectors of one new token, (rows, 1, d_model)."""
         return x
 
     def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
         """Count one new token of each row."""
-        self.lengths = assign(self.lengths, self.lengths + num_tokens)
+        key: Any = self._caches[0].key
+        lengths = array_namespace(self.lengths).clip(self.lengths + num_tokens, max=key.shape[2])
+        self.lengths = assign(self.lengths, lengths)
 
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:

@@ -24,7 +24,7 @@ def run_batches(function: Callable[[Batch], Result], batches: Iterable[Batch], m
     while group := list(itertools.islice(remaining, threads)):
         # The matrix products of generation are small: threads inside them cost more than they gain, above all on a busy
         # machine, where one of them waits for another at every token.
-        with blas_threads(allowed // threads):
+        with blas_threads(allowed // len(group)):
             results = parallel_map(function, group)
         yield from results
 

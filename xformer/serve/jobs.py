@@ -1,4 +1,4 @@
-"""Jobs and the worker that runs them: one thread for each model, which joins concurrent jobs into batches."""
+"""Jobs and the worker that runs those of a model: searches together in one engine, other jobs in joined batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from xformer.errors import XformerError
+from xformer.generation.engine import Engine, shared_engine
 
 Run = Callable[[Sequence["Job"]], None]
 """Function that runs jobs with equal keys, and calls `Job.emit` with their events and results."""
@@ -44,11 +46,14 @@ class Job:
         run: Function that runs a batch of jobs.
         request: Data of this job for `run`.
         key: Jobs with equal functions and keys may be joined into a batch; None: the job runs alone.
+        is_search: Whether the job generates text, together with other searches.
         timeout: Seconds until the job is stopped.
     """
 
-    def __init__(self, run: Run, request: Any, *, key: Hashable = None, timeout: float = 120.0) -> None:
-        self.run, self.request, self.key = run, request, key
+    def __init__(
+        self, run: Run, request: Any, *, key: Hashable = None, is_search: bool = False, timeout: float = 120.0
+    ) -> None:
+        self.run, self.request, self.key, self.is_search = run, request, key, is_search
         self.deadline = time.monotonic() + timeout
         self.is_cancelled = False
         self.has_emitted = False
@@ -97,11 +102,14 @@ class Job:
 
 
 class Worker:
-    """A thread that runs the jobs of one model, in the order of their arrival.
+    """The threads that run the jobs of one model.
+
+    One thread runs jobs in the order of their arrival. Searches run in threads of their own: all of them share an
+    engine, so each of its steps extends the outputs of all by one token, and a search begins when its job arrives.
 
     Args:
-        name: Name of the thread.
-        max_batch: Maximum number of jobs in a batch.
+        name: Name of the threads.
+        max_batch: Maximum number of searches at a time, and of other jobs that are joined.
         wait: Seconds to wait for further jobs with the key of the next one.
     """
 
@@ -111,12 +119,14 @@ class Worker:
         self._jobs: deque[Job] = deque()
         self._condition = threading.Condition()
         self._is_closed = False
+        self._engine = Engine(is_shared=True)
+        self._searches = ThreadPoolExecutor(max_batch, thread_name_prefix=name)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     @property
     def num_running(self) -> int:
-        """Number of jobs of the current batch."""
+        """Number of jobs that are running."""
         return len(self._running)
 
     @property
@@ -130,7 +140,7 @@ class Worker:
             if self._is_closed:
                 raise _stopping()
             self._jobs.append(job)
-            self._condition.notify()
+            self._condition.notify_all()
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop all jobs and wait for the thread to end."""
@@ -138,24 +148,28 @@ class Worker:
             self._is_closed = True
             for job in [*self._jobs, *self._running]:
                 job.cancel()
-            self._condition.notify()
+            self._condition.notify_all()
         self._thread.join(timeout)
+        self._searches.shutdown(wait=False)
 
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
-            self._running = batch
-            self._run(batch)
-            self._running = []
+            if batch[0].is_search:
+                self._searches.submit(self._run_batch, batch)
+            else:
+                self._run_batch(batch)
 
     def _next_batch(self) -> list[Job] | None:
         with self._condition:
             while True:
-                self._condition.wait_for(lambda: self._jobs or self._is_closed)
+                self._condition.wait_for(lambda: self._is_closed or self._next_job() is not None)
                 if self._is_closed:
                     for job in self._jobs:
                         job.fail(_stopping())
                     return None
-                first = self._jobs[0]
+                first = self._next_job()
+                if first is None:
+                    continue
                 if first.key is not None and self.wait:
                     end = time.monotonic() + self.wait
                     while len(self._jobs) < self.max_batch and (left := end - time.monotonic()) > 0:
@@ -171,7 +185,22 @@ class Worker:
                     else:
                         live.append(job)
                 if live:
+                    self._running += live
                     return live
+
+    def _next_job(self) -> Job | None:
+        """Return the first job that may begin now."""
+        has_space = sum(job.is_search for job in self._running) < self.max_batch
+        return next((job for job in self._jobs if has_space or not job.is_search), None)
+
+    def _run_batch(self, batch: list[Job]) -> None:
+        try:
+            with shared_engine(self._engine):
+                self._run(batch)
+        finally:
+            with self._condition:
+                self._running = [job for job in self._running if job not in batch]
+                self._condition.notify_all()
 
     def _run(self, batch: list[Job]) -> None:
         try:

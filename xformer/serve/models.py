@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +23,11 @@ from xformer.generation import (
     BeamHistory,
     GenerationConfig,
     Histories,
-    Hypothesis,
     TokenAlternatives,
     TokenRecord,
     alignments,
 )
+from xformer.generation.engine import shared_engine
 from xformer.models import attention_maps
 from xformer.pipelines import (
     Classifier,
@@ -37,19 +39,16 @@ from xformer.pipelines import (
     Translator,
     check_source_lengths,
 )
-from xformer.pipelines.batching import run_batches
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.runs.run_directory import RunDirectory
 from xformer.serve.jobs import Job, Worker
 from xformer.serve.requests import AttentionRequest, ExploreRequest, Settings, check_phrases, check_unsupported, resolve
 from xformer.serve.tokens import Json, TextStream, TokenJson, candidate_text, finite, pieces, tokens_json
 from xformer.text import PretrainedTokenizer
-from xformer.threads import num_threads
 
 MAX_ATTENTION_BYTES = 16_000_000  # of a response
 MAX_COMPUTED_BYTES = 512_000_000  # of all layers
 MAX_SOURCE_LENGTH = 1024
-_MAX_SPREAD = 256  # tokens between the shortest and the longest prompt of a batch
 _EXAMPLES = {
     Translator: "Ein Mann schläft .",
     Summarizer: "",
@@ -68,7 +67,6 @@ class Generation:
     Attributes:
         sources: Token ids of each row.
         config: Settings.
-        max_tokens: Maximum tokens of each output, which may differ within a batch. Default: that of the config.
         options: Further arguments of the pipeline: prefix, sequence_bias, target_length, length_unit.
         stop: Texts that end outputs.
         seed: Seed of sampling; None: a new one.
@@ -79,7 +77,6 @@ class Generation:
 
     sources: list[list[int]]
     config: GenerationConfig
-    max_tokens: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     seed: int | None = None
@@ -103,7 +100,6 @@ class Row:
         number: Index of the output among those of the job.
         ids: Token ids of the source or prompt.
         text: The output as text.
-        max_tokens: Maximum tokens of the output.
         outputs: The results, best first.
         steps: Probabilities of the tokens, if requested.
     """
@@ -113,14 +109,13 @@ class Row:
     number: int
     ids: list[int]
     text: TextStream
-    max_tokens: float = math.inf
     outputs: list[Output] = field(default_factory=list)
     steps: list[TokenAlternatives] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
         """True if the output must not continue."""
-        return self.job.is_stopped or self.text.is_stopped or self.text.num_tokens >= self.max_tokens
+        return self.job.is_stopped or self.text.is_stopped
 
 
 class ServedModel:
@@ -280,34 +275,17 @@ class ServedModel:
 
     def generation_job(self, generation: Generation, timeout: float) -> Job:
         """Return a job that generates outputs; its result is a list of rows."""
-        if isinstance(self.pipeline, TextGenerator) and generation.is_single:
-            # Rows of one batch may differ in their maximum.
-            limit = generation.config.max_new_tokens or self.max_tokens
-            config = dataclasses.replace(generation.config, max_new_tokens=self.max_tokens)
-            generation = dataclasses.replace(generation, config=config, max_tokens=limit)
-        is_reproducible = generation.config.method == "sampling" and generation.seed is not None
-        options = generation.options
-        key = (
-            generation.config,
-            options.get("target_length") is None,
-            options.get("length_unit"),
-            options.get("prefix") is None,
-            generation.num_alternatives,
-        )
-        return Job(self.generate, generation, key=None if is_reproducible else key, timeout=timeout)
+        return Job(self.generate, generation, is_search=True, timeout=timeout)
 
     def generate(self, jobs: Sequence[Job]) -> None:
-        """Generate the outputs of jobs with equal settings in common batches."""
-        tokenizer, is_seq2seq = self.target_tokenizer, isinstance(self.pipeline, TextToText)
-        rows = []
-        for job in jobs:
-            generation: Generation = job.request
-            for number, ids in enumerate(generation.sources):
-                text = TextStream(tokenizer.decode, () if is_seq2seq else ids, generation.stop)
-                rows.append(Row(job, generation, number, ids, text, generation.max_tokens or math.inf))
-        first: Generation = jobs[0].request
-        seed = secrets.randbits(32) if first.seed is None else first.seed
-        record = None if first.num_alternatives is None else TokenRecord(first.num_alternatives)
+        """Generate the outputs of a job."""
+        (job,), tokenizer, is_seq2seq = jobs, self.target_tokenizer, isinstance(self.pipeline, TextToText)
+        generation: Generation = job.request
+        rows = [
+            Row(job, generation, number, ids, TextStream(tokenizer.decode, () if is_seq2seq else ids, generation.stop))
+            for number, ids in enumerate(generation.sources)
+        ]
+        record = None if generation.num_alternatives is None else TokenRecord(generation.num_alternatives)
         counts = [0] * len(rows)
 
         def observe(histories: Histories) -> list[bool]:
@@ -316,70 +294,51 @@ class ServedModel:
                 output = tokens if is_seq2seq else tokens[len(row.ids) :]
                 new = row.text.push(output[counts[index] :])
                 counts[index] = max(counts[index], len(output))
-                if new and row.generation.stream:
-                    row.job.emit("text", (row.number, new))
+                if new and generation.stream:
+                    job.emit("text", (row.number, new))
             return [rows[index].is_done for index in histories.indices]
 
         def stop(histories: Histories) -> list[bool]:
-            return [rows[index].job.is_stopped for index in histories.indices]
+            return [job.is_stopped] * len(histories)
 
         # Beams and samples are several sequences for each row; stop strings are applied after the search.
-        hooks: dict[str, Any] = {"stopping_criteria": [observe if first.is_single else stop]}
+        hooks: dict[str, Any] = {"stopping_criteria": [observe if generation.is_single else stop]}
         if record is not None:
             hooks["stopping_criteria"].insert(0, record.observe)
             hooks["logits_processors"] = [record]
-        for index, outputs in self._search(rows, first, seed, hooks):
-            row = rows[index]
+        for row, outputs in zip(rows, self._search(generation, hooks), strict=True):
             row.outputs = [self._finish(row, output, number == 0) for number, output in enumerate(outputs)]
             if record is not None and outputs:
-                row.steps = record.steps(index, () if is_seq2seq else row.ids, row.outputs[0].tokens)
-        for job in jobs:
-            job.finish([row for row in rows if row.job is job])
+                row.steps = record.steps(row.number, () if is_seq2seq else row.ids, row.outputs[0].tokens)
+        job.finish(rows)
 
-    def _search(
-        self, rows: Sequence[Row], first: Generation, seed: int, hooks: dict[str, Any]
-    ) -> Iterator[tuple[int, list[Output]]]:
-        """Yield the index and the outputs of each row."""
-        pipeline, requests = self.pipeline, [row.generation for row in rows]
-        biases = [request.options["sequence_bias"] for request in requests]
-        if isinstance(pipeline, TextToText):
-            options = [request.options for request in requests]
-            columns = {name: [each.get(name) for each in options] for name in ("prefix", "target_length")}
-            total = sum(len(row.ids) + 1 for row in rows)
+    def _search(self, generation: Generation, hooks: dict[str, Any]) -> list[list[Output]]:
+        """Return the outputs of each row."""
+        pipeline, options, ids = self.pipeline, generation.options, generation.sources
+        seed = secrets.randbits(32) if generation.seed is None else generation.seed
+        bias = [options["sequence_bias"]] * len(ids) if options["sequence_bias"] else None
+        # Sums may depend on the number of rows, so a search with a seed shares no steps.
+        is_reproducible = generation.config.method == "sampling" and generation.seed is not None
+        with shared_engine(None) if is_reproducible else contextlib.nullcontext():
+            if isinstance(pipeline, TextGenerator):
+                found = pipeline.continue_ids(ids, generation.config, sequence_bias=bias, seed=seed, **hooks)
+                return [[Output("", *each) for each in hypotheses] for hypotheses in found]
+            if not isinstance(pipeline, TextToText):
+                raise ConfigError(f"model {self.name!r} generates no text")
+            names = (name for name in ("prefix", "target_length", "length_unit") if options.get(name) is not None)
             batches = pipeline.batches_of_ids(
-                [row.ids for row in rows],
-                first.config,
-                sequence_bias=biases if any(biases) else None,
-                length_unit=first.options.get("length_unit", "tokens"),
+                ids,
+                generation.config,
+                sequence_bias=bias,
                 seed=seed,
-                batch_tokens=min(4096, max(64, math.ceil(total / num_threads()))),
-                **{name: values for name, values in columns.items() if values[0] is not None},  # type: ignore[arg-type]
+                batch_tokens=len(ids) * (MAX_SOURCE_LENGTH + len(pipeline.suffix)),
+                **{name: options[name] for name in names},
                 **hooks,
             )
-            for batch in batches:
-                yield from batch
-            return
-        if not isinstance(pipeline, TextGenerator):
-            raise ConfigError(f"model {self.name!r} generates no text")
-        config, limits = first.config, [request.max_tokens for request in requests if request.max_tokens]
-        if limits:
-            config = dataclasses.replace(config, max_new_tokens=max(limits))
-
-        def run(indices: list[int]) -> list[tuple[int, list[Hypothesis]]]:
-            bias = [biases[index] for index in indices]
-            results = pipeline.continue_ids(
-                [rows[index].ids for index in indices],
-                config,
-                sequence_bias=bias if any(bias) else None,
-                seed=seed,
-                indices=indices,
-                **hooks,
-            )
-            return list(zip(indices, results, strict=True))
-
-        for results in run_batches(run, _prompt_batches([len(row.ids) for row in rows]), pipeline.model):
-            for index, hypotheses in results:
-                yield index, [Output("", *each) for each in hypotheses]
+            outputs: list[list[Output]] = [[] for _ in ids]
+            for index, each in itertools.chain.from_iterable(batches):
+                outputs[index] = each
+            return outputs
 
     def _finish(self, row: Row, output: Output, is_best: bool) -> Output:
         """Return an output with its text, which ends before stop texts, and emit the rest of its text."""
@@ -391,16 +350,15 @@ class ServedModel:
         if rest and is_best and generation.stream:
             row.job.emit("text", (row.number, rest))
         finished = output.finished and not row.job.is_stopped
-        # A stopping criterion ended rows that have their maximum length.
-        finished = stream.is_stopped or (finished and len(output.tokens) < row.max_tokens)
-        return output._replace(text=stream.text, finished=finished)
+        return output._replace(text=stream.text, finished=stream.is_stopped or finished)
 
     # --- Exploration --------------------------------------------------------------------------------------------------
 
     def explore_job(self, request: ExploreRequest, settings: Settings, ids: list[int], timeout: float) -> Job:
         """Return a job that generates from the ids of one text and shows the search."""
         generation = self.generation(request, settings, [ids], num_alternatives=request.num_alternatives)
-        return Job(self.explore, (request, generation), timeout=timeout)
+        generation = dataclasses.replace(generation, seed=generation.seed or 0)
+        return Job(self.explore, (request, generation), is_search=True, timeout=timeout)
 
     def explore(self, jobs: Sequence[Job]) -> None:
         """Generate from the text of a job, and emit tokens or beam steps, and a result with all of them."""
@@ -439,9 +397,7 @@ class ServedModel:
         hooks = {"logits_processors": [record], "stopping_criteria": [observe], "beam_history": history}
         if request.stream:
             job.emit("source", {"source": source})
-        row = Row(job, generation, 0, ids, TextStream(tokenizer.decode, prompt))
-        seed = 0 if generation.seed is None else generation.seed
-        outputs = [output for _, each in self._search([row], generation, seed, hooks) for output in each]
+        outputs = [output for each in self._search(generation, hooks) for output in each]
         results = [self._output_json(output, record, prompt) for output in outputs]
         length = len(outputs[0].tokens) if outputs else 0
         job.finish(
@@ -599,20 +555,6 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Json:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-
-
-def _prompt_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Group the indices of prompts of similar lengths, in at least as many batches as there are threads."""
-    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
-    size = math.ceil(len(order) / num_threads())
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) >= size or lengths[index] - lengths[batch[0]] > _MAX_SPREAD):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def _array_json(array: Any, queries: list[str], keys: list[str]) -> Json:
