@@ -81,7 +81,8 @@ def from_host(xp: Namespace, data: Any, *, dtype: DType | str | None = None, dev
 def to_host(array: Array) -> Any:
     """Return an array of any library as a NumPy array; bfloat16 becomes float32. Memory may be shared."""
     host = backend_of(array_namespace(array)).to_host(array)
-    return host.astype("float32") if host.dtype.name == "bfloat16" else host
+    is_bfloat16 = host.dtype.kind == "V" and host.dtype.name == "bfloat16"  # names take longer than kinds
+    return host.astype("float32") if is_bfloat16 else host
 
 
 def is_host_accessible(array: Array) -> bool:

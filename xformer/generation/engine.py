@@ -233,10 +233,10 @@ class Engine:
             self._has_leader = True
         try:
             while not search.is_done:
-                self._add_waiting()
-                running = [search for group in self._groups.values() for search in group.searches]
+                changed = self._add_waiting()
+                changed += [each for group in self._groups.values() for each in group.searches]
                 self.step()
-                if any(search.is_done for search in running):
+                if any(each.is_done for each in changed):
                     with self._condition:
                         self._condition.notify_all()
         except BaseException as error:
@@ -256,7 +256,8 @@ class Engine:
                 search.end(error=error)
         self._groups.clear()
 
-    def _add_waiting(self) -> None:
+    def _add_waiting(self) -> list[Search]:
+        """Add the searches of other threads, and return them."""
         with self._condition:
             waiting, self._waiting = self._waiting, []
         try:
@@ -266,6 +267,7 @@ class Engine:
             for search in waiting:
                 if not search.is_done:
                     search.end(error=error)
+        return waiting
 
 
 _SHARED: ContextVar[Engine | None] = ContextVar("shared_engine", default=None)
