@@ -30,7 +30,14 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def generator(run):
-    return TextGenerator.from_pretrained(run)
+    return SlidingGenerator.from_pretrained(run)
+
+
+class SlidingGenerator(TextGenerator):
+    """A generator whose texts may outgrow the context by default."""
+
+    def outputs(self, prompts, config=None, **options):
+        return super().outputs(prompts, config, **{"context": "slide", **options})
 
 
 def blocks(prompts, texts):
@@ -38,7 +45,7 @@ def blocks(prompts, texts):
 
 
 def test_a_sample_without_a_prompt(xformer, run, generator):
-    done = xformer("generate", "--model", run)
+    done = xformer("generate", "--context", "slide", "--model", run)
     assert (done.code, done.err) == (0, "")
     assert done.out == blocks([""], generator([""]))
     assert len(done.out) == 501
@@ -46,27 +53,35 @@ def test_a_sample_without_a_prompt(xformer, run, generator):
 
 def test_prompts_on_the_command_line(xformer, run, generator):
     options = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
-    done = xformer("generate", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4)
+    done = xformer("generate", "--context", "slide", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4)
     assert done.out == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=30, seed=4))
-    assert xformer("generate", "--model", run, *options, "--max-new-tokens", 30, "--seed", 5).out != done.out
-    assert xformer("generate", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4).out == done.out
+    assert (
+        xformer("generate", "--context", "slide", "--model", run, *options, "--max-new-tokens", 30, "--seed", 5).out
+        != done.out
+    )
+    assert (
+        xformer("generate", "--context", "slide", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4).out
+        == done.out
+    )
 
 
 def test_prompts_from_a_file_into_a_file(xformer, run, generator, tmp_path):
     (tmp_path / "in").write_text("\n".join(PROMPTS), encoding="utf-8")
     options = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--max-new-tokens", 20]
-    assert xformer("generate", "--model", run, *options) == (0, "", "")
+    assert xformer("generate", "--context", "slide", "--model", run, *options) == (0, "", "")
     assert (tmp_path / "out").read_text(encoding="utf-8") == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20))
 
 
 def test_prompts_from_standard_input(xformer, run, generator):
     stdin = "\n".join(PROMPTS).encode()
-    done = xformer("generate", "--model", run, "--input", "-", "--max-new-tokens", 20, stdin=stdin)
+    done = xformer(
+        "generate", "--context", "slide", "--model", run, "--input", "-", "--max-new-tokens", 20, stdin=stdin
+    )
     assert (done.code, done.out) == (0, blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20)))
 
 
 def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
-    process = start_process("generate", "--model", run, "--input", "-", "--max-new-tokens", 20)
+    process = start_process("generate", "--context", "slide", "--model", run, "--input", "-", "--max-new-tokens", 20)
     process.stdin.write(b"one hundred\n")
     process.stdin.flush()
     first = b""
@@ -79,7 +94,10 @@ def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
 
 def test_json(xformer, run, generator):
     options = ["--prompt", "one", "--prompt", "two", "--num-return-sequences", 2, "--max-new-tokens", 15, "--json"]
-    lines = [json.loads(line) for line in xformer("generate", "--model", run, *options).out.splitlines()]
+    lines = [
+        json.loads(line)
+        for line in xformer("generate", "--context", "slide", "--model", run, *options).out.splitlines()
+    ]
     actual = generator.outputs(["one", "two"], num_return_sequences=2, max_new_tokens=15)
     assert lines == [
         {
@@ -133,7 +151,7 @@ def test_one_prompt_is_streamed_to_a_terminal(xformer, run, generator, monkeypat
     original = TextGenerator.stream
     monkeypatch.setattr(TextGenerator, "stream", stream)
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True)
-    options = ("generate", "--model", run, "--prompt", "one", "--max-new-tokens", 30)
+    options = ("generate", "--context", "slide", "--model", run, "--prompt", "one", "--max-new-tokens", 30)
     done = xformer(*options)
     assert (done.code, done.out) == (0, blocks(["one"], generator(["one"], max_new_tokens=30)))
     assert len(texts) > 10
@@ -171,7 +189,7 @@ def test_other_libraries_generate_text(xformer, run, backend):
         (["--max-new-tokens", 0], "error: --max-new-tokens is 0; expected a number in [1, 100000]"),
         (["--temperature", -1], "error: --temperature is -1.0; expected a number in [0, 1000]"),
         (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and sampling is requested"),
-        (["--num-beams", 2], "beam search expects at most"),
+        (["--num-beams", 2, "--max-new-tokens", 99], "the context of the model has"),
         (["--num-beams", 2, "--set", "num_beam_groups=3"], "num_beam_groups 3 does not divide num_beams 2"),
         (["--sequence-bias", "東京"], "東京"),
         (["--prompt", "one", "--prompt", "\udcff"], "invalid value for '--prompt': expected UTF-8 text; see"),

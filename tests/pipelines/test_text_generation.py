@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,17 @@ def make(text=TEXT, *, context_length=12, model="characters", **settings):
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1}
     network = LanguageModel(LanguageModelConfig(**sizes, **settings), xp=np, seed=3, dtype="float64")
     network = map_arrays(lambda array: array * 1.5, network)
-    return TextGenerator(network, tokenizer, context_length=context_length)
+    return SlidingGenerator(network, tokenizer, context_length=context_length)
+
+
+class SlidingGenerator(TextGenerator):
+    """A generator whose texts may outgrow the context by default."""
+
+    def outputs(self, prompts, config=None, **options):
+        return super().outputs(prompts, config, **{"context": "slide", **options})
+
+    def stream(self, prompt, config=None, **options):
+        return super().stream(prompt, config, **{"context": "slide", **options})
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +119,9 @@ def test_beam_search_finds_more_probable_text(generator):
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     assert beams[0].log_probability >= log_probs[range(6), greedy.tokens].sum() - 1e-9
     assert beams[0].log_probability >= beams[1].log_probability
-    with raises_line(ConfigError, r"prompt 2 has 8 tokens and max_new_tokens is 6; beam search expects at most"):
+    with raises_line(
+        ConfigError, r"prompt 2 has 8 tokens and max_new_tokens is 6; the context of the model has 12, so 2 do not fit"
+    ):
         generator(["the", "the cat "], max_new_tokens=6, num_beams=4)
 
 
@@ -138,7 +152,7 @@ def test_hypotheses_have_the_order_and_scores_of_the_search(settings):
 
 def test_scores_of_long_texts_have_the_length_penalty():
     settings = {"do_sample": True, "length_penalty": 2.0, "length_penalty_base": "length", "num_return_sequences": 3}
-    (outputs,) = ending().outputs(["the"], max_new_tokens=30, suppress_tokens=[2], **settings)
+    (outputs,) = ending().outputs(["the"], max_new_tokens=30, context="slide", suppress_tokens=[2], **settings)
     for output in outputs:
         assert len(output.tokens) == 30
         assert output.score == pytest.approx(output.log_probability / 30**2)
@@ -199,6 +213,24 @@ def test_the_default_is_sampling_as_documented(generator):
     assert generator(["the"], max_new_tokens=9, **off) == generator(["the"], plain)
     assert generator.resolve_config(GenerationConfig(max_new_tokens=7)) == GenerationConfig(max_new_tokens=7)
     assert generator.resolve_config(GenerationConfig(), top_k=2) == GenerationConfig(top_k=2, max_new_tokens=500)
+
+
+def test_texts_that_do_not_fit_are_refused_by_default(generator):
+    plain = TextGenerator(generator.model, generator.tokenizer, context_length=12)
+    message = (
+        "prompt 2 has 10 tokens and max_new_tokens is 5; the context of the model has 12, so 3 do not fit: shorten the "
+        "prompt or lower max_new_tokens, or use context='slide'"
+    )
+    with raises_line(ConfigError, re.escape(message)):
+        plain(["the", "on the mat"], max_new_tokens=5)
+    with raises_line(ConfigError, "prompt 1 has 22 tokens and max_new_tokens is 500; the context of the model has 12"):
+        plain.stream("the cat sat on the mat")
+    with raises_line(ConfigError, "context is 'cut'; expected 'error' or 'slide'"):
+        plain(["the"], context="cut")
+    lengths = [len(output.tokens) for (output,) in plain.outputs(["the", "on the mat"])]
+    assert lengths == [9, 2]  # the default of max_new_tokens is lowered
+    assert "".join(plain.stream("the", seed=3)) == plain(["the"], seed=3)[0]
+    assert plain(["the"], max_new_tokens=30, context="slide") == generator(["the"], max_new_tokens=30)
 
 
 # --- Streaming --------------------------------------------------------------------------------------------------------

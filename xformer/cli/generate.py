@@ -52,7 +52,8 @@ Without a prompt, and for an empty line of the input, generation starts as on a 
 tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 most \
 probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token, and \
 --num-beams turns sampling off. On a terminal the text appears as it is generated. Several texts are separated by a \
-line of dashes. When the context of the model (context_length) is full, its first half is dropped.
+line of dashes. Texts that do not fit into the context of the model are refused; with --context slide, its first half \
+is dropped when it is full.
 """
 _SEPARATOR = "-" * 15
 
@@ -61,6 +62,9 @@ class PromptOptions(Config):
     """Arguments of `TextGenerator.outputs` that are options of generate."""
 
     sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=(), panel="Steering")
+    context: str = option(
+        "What to do with texts longer than the context of the model.", default="error", choices=("error", "slide")
+    )
     seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
     batch_tokens: int = option(
         "Maximum tokens of a batch; more takes more memory.", default=4096, at_least=1, panel=COMPUTING
@@ -72,7 +76,7 @@ class PromptOptions(Config):
     PromptOptions,
     CorpusOptions,
     names=[
-        *("max_new_tokens", "num_return_sequences"),
+        *("max_new_tokens", "num_return_sequences", "context"),
         *("temperature", "top_k", "top_p", "min_p", "seed"),
         *("num_beams", "sequence_bias", "no_repeat_ngram_size", "repetition_penalty"),
         "batch_tokens",

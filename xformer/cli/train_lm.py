@@ -195,7 +195,7 @@ class LanguageModelTrainingJob(TrainingJob):
         """Return a continuation of the beginning of the validation text."""
         length = min(_PROMPT_LENGTH, len(self.valid) // 2, self.recipe.training.context_length // 2)
         prompt, rest = self.valid[:length].tolist(), self.valid[length : length + _NUM_SAMPLED].tolist()
-        ((output,),) = self._generator(model).outputs([prompt], max_new_tokens=_NUM_SAMPLED)
+        ((output,),) = self._generator(model).outputs([prompt], max_new_tokens=_NUM_SAMPLED, context="slide")
         decode = self.tokenizer.decode
         return [{"prompt": decode(prompt), "output": output.text, "reference": decode(rest)}]
 

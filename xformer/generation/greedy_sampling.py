@@ -120,10 +120,11 @@ def _choose(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> tup
     """Return the next token of each row and its log-probability, on the host."""
     xp = array_namespace(logits)
     if batch.uniforms is None:
-        chosen = xp.argmax(logits, axis=-1)
+        chosen, scores = xp.argmax(logits, axis=-1), xp.max(logits, axis=-1, keepdims=True)
     else:
         uniforms = [batch.uniforms[sample.index][sample.number][len(sample.tokens)] for sample in samples]
         chosen = draw(truncate(logits, batch.config), uniforms)
-    log_probs = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1) - log_sum_exp(logits)
+        scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
+    log_probs = scores - log_sum_exp(logits)
     # The first copy waits for the step; the second one is then immediate.
     return to_host(chosen).tolist(), to_host(log_probs)[:, 0].tolist()

@@ -48,9 +48,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class TextGenerator(Pipeline):
     """A language model with its tokenizer: `TextGenerator.from_pretrained("run")(["ROMEO:"], seed=1)`.
 
-    When the context is full, its first half is dropped. Language models that were trained with xformer never generate
-    special tokens, so an output has the maximum length unless a stopping criterion or a token of stop_token_ids ends
-    it; those of public checkpoints end outputs.
+    Language models that were trained with xformer never generate special tokens, so an output has the maximum length
+    unless a stopping criterion or a token of stop_token_ids ends it; those of public checkpoints end outputs.
 
     Args:
         model: The model.
@@ -125,6 +124,7 @@ class TextGenerator(Pipeline):
         stopping_criteria: Sequence[StoppingCriteria] = (),
         beam_history: BeamHistory | None = None,
         first_index: int = 0,
+        context: str = "error",
         **overrides: Any,
     ) -> list[list[Output]]:
         """Continue each prompt; return continuations in the order of their scores, as `generation.generate` does.
@@ -143,15 +143,18 @@ class TextGenerator(Pipeline):
             stopping_criteria: Additional stopping criteria, see `generation.generate`.
             beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
             first_index: Index of the first prompt if the prompts are part of a longer list; samples depend on it.
+            context: Treatment of texts that are longer than the context of the model. "error": a prompt that does not
+                fit together with max_new_tokens is refused; the default of max_new_tokens is lowered to what fits.
+                "slide": when the context is full, its first half is dropped; not for beam search.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:
             DataError: For a prompt with unknown characters.
-            ConfigError: For invalid or contradictory settings.
+            ConfigError: For invalid or contradictory settings, and for a text that does not fit into the context.
         """
         config = self.resolve_config(config, **overrides)
         check_count("batch_tokens", batch_tokens)
-        texts = self._texts(prompts, config, sequence_bias, first_index)
+        texts = self._texts(prompts, config, sequence_bias, first_index, context)
 
         def run(batch: Sequence[_Chunk]) -> list[tuple[_Text, list[Hypothesis]]]:
             hypotheses = generate(
@@ -165,7 +168,7 @@ class TextGenerator(Pipeline):
             return [(chunk.text, each) for chunk, each in zip(batch, hypotheses, strict=True)]
 
         for number in itertools.count():
-            chunks = [self._chunk(text, config) for text in texts if not text.is_done(config)]
+            chunks = [self._chunk(text) for text in texts if not text.is_done]
             if not chunks:
                 break
             rng = Rng(seed).fold_in("chunk", number)
@@ -234,6 +237,7 @@ class TextGenerator(Pipeline):
         seed: int = 0,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriteria] = (),
+        context: str = "error",
         **overrides: Any,
     ) -> Iterator[str]:
         """Continue a prompt, yielding text as it is generated.
@@ -249,7 +253,7 @@ class TextGenerator(Pipeline):
         config = self.resolve_config(config, **overrides)
         if config.method == "beam" or config.num_return_sequences > 1:
             raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
-        (text,) = self._texts([prompt], config, sequence_bias, 0)
+        (text,) = self._texts([prompt], config, sequence_bias, 0, context)
         return self._stream(text, config, seed, logits_processors, stopping_criteria)
 
     def resolve_config(self, config: GenerationConfig | None = None, **overrides: Any) -> GenerationConfig:
@@ -312,18 +316,24 @@ class TextGenerator(Pipeline):
         return ids
 
     def _texts(
-        self, prompts: Sequence[Prompt], config: GenerationConfig, sequence_bias: Any, first_index: int
+        self, prompts: Sequence[Prompt], config: GenerationConfig, sequence_bias: Any, first_index: int, context: str
     ) -> list[_Text]:
         """Return one text per sample."""
+        if context not in ("error", "slide"):
+            raise ConfigError(f"context is {context!r}; expected 'error' or 'slide'")
         encoded = self.encode(prompts, first_index)
+        limits = [config.max_new_tokens or 0] * len(encoded)
+        if context == "error" or config.method == "beam":
+            limits = [self._limit(ids, config, number) for number, ids in enumerate(encoded, start=first_index + 1)]
         phrases = encode_phrases(sequence_bias, self.tokenizer, len(encoded))
         samples = config.num_return_sequences
         if config.method == "beam":
-            self._check_context(encoded, config, first_index)
             samples = 1  # beam search finds the best continuations of one text
         return [
-            _Text(index, (first_index + index) * samples + sample, ids, None if phrases is None else phrases[index])
-            for index, ids in enumerate(encoded)
+            _Text(
+                index, (first_index + index) * samples + sample, ids, limit, None if phrases is None else phrases[index]
+            )
+            for index, (ids, limit) in enumerate(zip(encoded, limits, strict=True))
             for sample in range(samples)
         ]
 
@@ -341,9 +351,9 @@ class TextGenerator(Pipeline):
 
         decoder = DecodeStream(self.tokenizer.decode, text.prompt)
         for number in itertools.count():
-            if text.is_done(config):
+            if text.is_done:
                 break
-            chunk = self._chunk(text, config)
+            chunk = self._chunk(text)
             options = self._chunk_options([chunk], config, Rng(seed).fold_in("chunk", number))
             options |= {"logits_processors": logits_processors, "stopping_criteria": [stop]}
             batch = stream_batch(self.model, [chunk.context], **options)
@@ -359,12 +369,11 @@ class TextGenerator(Pipeline):
         if rest := decoder.finish():
             yield rest
 
-    def _chunk(self, text: _Text, config: GenerationConfig) -> _Chunk:
+    def _chunk(self, text: _Text) -> _Chunk:
         """Return the next chunk of a text: the context that the model sees, and the tokens to generate after it."""
         tokens, window = [*text.prompt, *text.tokens], self.context_length
         context = tokens if len(tokens) < window else tokens[-(window // 2) :]
-        remaining = (config.max_new_tokens or 0) - len(text.tokens)
-        return _Chunk(text, context, min(remaining, window - len(context)))
+        return _Chunk(text, context, min(text.limit - len(text.tokens), window - len(context)))
 
     def _chunk_options(self, batch: Sequence[_Chunk], config: GenerationConfig, rng: Rng) -> dict[str, Any]:
         """Return the arguments of `generate` for chunks with as many new tokens."""
@@ -400,13 +409,19 @@ class TextGenerator(Pipeline):
             for rows in fill_batches(group, lengths, batch_tokens):
                 yield [chunks[row] for row in rows]
 
-    def _check_context(self, encoded: Sequence[Sequence[int]], config: GenerationConfig, first_index: int) -> None:
-        for number, ids in enumerate(encoded, start=first_index + 1):
-            if len(ids) + (config.max_new_tokens or 0) > self.context_length:
-                raise ConfigError(
-                    f"prompt {number} has {len(ids)} tokens and max_new_tokens is {config.max_new_tokens}; beam search "
-                    f"expects at most {self.context_length} tokens in all: lower max_new_tokens, or omit num_beams"
-                )
+    def _limit(self, ids: Sequence[int], config: GenerationConfig, number: int) -> int:
+        """Return the maximum of new tokens for a prompt; raise ConfigError if they do not fit into the context."""
+        defaults = GenerationConfig() if self.defaults is None else self.defaults
+        limit, left = config.max_new_tokens or 0, self.context_length - len(ids)
+        is_default = limit == (defaults.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
+        if left < 1 or (limit > left and not is_default):
+            advice = "" if config.method == "beam" else ", or use context='slide'"
+            raise ConfigError(
+                f"prompt {number} has {len(ids)} tokens and max_new_tokens is {limit}; the context of the model has "
+                f"{self.context_length}, so {len(ids) + limit - self.context_length} do not fit: shorten the prompt or "
+                f"lower max_new_tokens{advice}"
+            )
+        return min(limit, left)
 
     def _output(self, prompt: list[int], hypothesis: Hypothesis) -> Output:
         # The space before a word belongs to its token, and the first one of a text is dropped: decode both.
@@ -422,6 +437,7 @@ class _Text:
         index: Index of its prompt.
         stream: Index of its random stream.
         prompt: Token ids of the prompt.
+        limit: Maximum of new tokens.
         phrases: Favored phrases.
         tokens: New tokens so far.
         stopped: True if it ended before the maximum length.
@@ -431,6 +447,7 @@ class _Text:
     index: int
     stream: int
     prompt: list[int]
+    limit: int
     phrases: list[list[list[int]]] | None
     tokens: list[int] = field(default_factory=list)
     stopped: bool = False
@@ -447,9 +464,10 @@ class _Text:
         self.hypotheses = list(hypotheses)
         self.tokens, self.stopped = self.hypotheses[0].tokens, hypotheses[0].finished
 
-    def is_done(self, config: GenerationConfig) -> bool:
-        """Return whether nothing is left to generate."""
-        return self.stopped or len(self.tokens) >= (config.max_new_tokens or 0)
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to generate."""
+        return self.stopped or len(self.tokens) >= self.limit
 
 
 class _Chunk(NamedTuple):
