@@ -13,8 +13,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from xformer.backends import Array, array_namespace, device, from_host, index_dtype
+import numpy as np
+
+from xformer.backends import Array, array_namespace, device, from_host, index_dtype, to_host
 from xformer.generation.batch import GenerationBatch, prefill
+from xformer.generation.config import GenerationConfig
+from xformer.generation.logits_processors import log_sum_exp
+from xformer.generation.sampling import draw, truncate
 
 
 class Move(NamedTuple):
@@ -31,7 +36,28 @@ class Move(NamedTuple):
     inputs: Sequence[int] | None = None
 
 
-Algorithm = Callable[[GenerationBatch, Array], Generator[Move, Array, Any]]
+class Choice(NamedTuple):
+    """A request for one token of each row; the search receives the tokens and their log-probabilities, two lists.
+
+    Attributes:
+        logits: Logits (rows, vocabulary).
+        config: Settings of sampling.
+        uniforms: Random number in [0, 1) of each row; None: the most probable token is chosen.
+    """
+
+    logits: Array
+    config: GenerationConfig
+    uniforms: list[float] | None
+
+    @property
+    def key(self) -> Any:
+        """What choices that are made together have in common."""
+        config = self.config
+        sampling = (config.temperature, config.top_k, config.top_p, config.min_p)
+        return self.uniforms is not None and sampling, self.logits.dtype
+
+
+Algorithm = Callable[[GenerationBatch, Array], Generator[Move | Choice, Any, Any]]
 """Function of a batch and the first logits, (inputs, vocabulary), that makes the generator of a search."""
 
 
@@ -43,13 +69,13 @@ class Search:
         algorithm: Makes its generator.
 
     Attributes:
-        move: Its next step, or None if it has ended.
+        request: A `Choice`, then its next `Move`; None if it has ended.
         places: Place of each of its inputs in the cache.
     """
 
     def __init__(self, batch: GenerationBatch, algorithm: Algorithm) -> None:
         self.batch, self.algorithm = batch, algorithm
-        self.move: Move | None = None
+        self.request: Move | Choice | None = None
         self.is_done = False
         self.places: list[int] = []
         self._generator: Any = None
@@ -63,14 +89,19 @@ class Search:
             raise self._error
         return self._result
 
-    def advance(self, logits: Array) -> None:
-        """Continue with the logits of the rows; an error ends this search only."""
+    @property
+    def move(self) -> Move | None:
+        """Its next step, or None if it has ended."""
+        return self.request if isinstance(self.request, Move) else None
+
+    def advance(self, answer: Any) -> None:
+        """Continue with the logits of the rows or the result of a choice; an error ends this search only."""
         try:
             if self._generator is None:
-                self._generator = self.algorithm(self.batch, logits)
-                self.move = next(self._generator)
+                self._generator = self.algorithm(self.batch, answer)
+                self.request = next(self._generator)
             else:
-                self.move = self._generator.send(logits)
+                self.request = self._generator.send(answer)
         except StopIteration as end:
             self.end(end.value)
         except Exception as error:  # noqa: BLE001 - `result` raises it
@@ -78,7 +109,7 @@ class Search:
 
     def end(self, result: Any = None, error: BaseException | None = None) -> None:
         """End the search."""
-        self.move, self._result, self._error, self.is_done = None, result, error, True
+        self.request, self._result, self._error, self.is_done = None, result, error, True
 
 
 class _Group:
@@ -100,6 +131,7 @@ class _Group:
             first, self.num_places = self.num_places, self.num_places + search.batch.num_inputs
             search.places = list(range(first, self.num_places))
             search.advance(_rows_of(logits, search.places))
+        _make_choices(self.searches)
         self._rows = searches[0].batch.rows_per_input
         self._arrange(rows_before=1, is_new=True)
 
@@ -113,6 +145,7 @@ class _Group:
         logits = self.steps.step(batch.to_device(tokens, index_dtype(batch.xp)))
         for search in self.searches:
             search.advance(_rows_of(logits, [place * count + row for place in search.places for row in range(count)]))
+        _make_choices(self.searches)
         self._arrange(rows_before=count)
 
     def add(self, other: _Group) -> None:
@@ -172,6 +205,44 @@ class _Group:
             first, start = first + len(search.places), first
             search.places = list(range(start, first))
         self.num_places = size
+
+
+def _make_choices(searches: Sequence[Search]) -> None:
+    """Choose the tokens of all searches that ask for one; those with equal settings by the same calls."""
+    groups: dict[Any, list[tuple[Search, Choice]]] = {}
+    for search in searches:
+        if isinstance(search.request, Choice):
+            groups.setdefault(search.request.key, []).append((search, search.request))
+    for group in groups.values():
+        choices = [choice for _, choice in group]
+        try:
+            tokens, log_probs = _choose(choices)
+        except Exception as error:  # noqa: BLE001 - searches with other settings must go on
+            for search, _ in group:
+                search.end(error=error)
+            continue
+        start = 0
+        for search, choice in group:
+            rows = slice(start, start + choice.logits.shape[0])
+            start = rows.stop
+            search.advance((tokens[rows], log_probs[rows]))
+
+
+@np.errstate(invalid="ignore")  # searches report rows without a finite score
+def _choose(choices: Sequence[Choice]) -> tuple[list[int], list[float]]:
+    """Return the next token of each row and its log-probability, on the host."""
+    first = choices[0]
+    xp = array_namespace(first.logits)
+    logits = first.logits if len(choices) == 1 else xp.concat([choice.logits for choice in choices], axis=0)
+    if first.uniforms is None:
+        chosen, scores = xp.argmax(logits, axis=-1), xp.max(logits, axis=-1, keepdims=True)
+    else:
+        uniforms = [uniform for choice in choices for uniform in choice.uniforms or ()]
+        chosen = draw(truncate(logits, first.config), uniforms)
+        scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
+    log_probs = scores - log_sum_exp(logits)
+    # The first copy waits for the step; the second one is then immediate.
+    return to_host(chosen).tolist(), to_host(log_probs)[:, 0].tolist()
 
 
 def _rows_of(logits: Array, rows: list[int]) -> Array:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from xformer.backends import Array, array_namespace, to_host
+from xformer.backends import Array
 from xformer.generation.batch import GenerationBatch
-from xformer.generation.engine import Move
+from xformer.generation.engine import Choice, Move
 from xformer.generation.hypothesis import Hypothesis, best_first
-from xformer.generation.logits_processors import log_sum_exp
-from xformer.generation.sampling import draw, truncate
 from xformer.generation.scoring import UnscoredHypothesis, score
 
 
@@ -60,7 +57,7 @@ class Sample:
         return UnscoredHypothesis(self.index, self.tokens, self.log_probability, finished, has_eos)
 
 
-def greedy_or_sample(batch: GenerationBatch, logits: Array) -> Generator[Move, Array, list[list[Hypothesis]]]:
+def greedy_or_sample(batch: GenerationBatch, logits: Array) -> Generator[Move | Choice, Any, list[list[Hypothesis]]]:
     """Choose the most probable token at each step, or draw one; config.num_return_sequences samples per input.
 
     Samples are independent, so they may be equal. The best score comes first.
@@ -78,7 +75,9 @@ def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
     ]
 
 
-def extend_samples(samples: list[list[Sample]], batch: GenerationBatch, logits: Array) -> Generator[Move, Array, None]:
+def extend_samples(
+    samples: list[list[Sample]], batch: GenerationBatch, logits: Array
+) -> Generator[Move | Choice, Any, None]:
     """Extend samples by one token per step until all have ended; finished inputs leave the batch."""
     count = len(samples[0])
     parents: list[int] | None = None
@@ -87,7 +86,7 @@ def extend_samples(samples: list[list[Sample]], batch: GenerationBatch, logits: 
         logits = batch.take(logits, parents)
     active = list(samples)
     while True:
-        tokens = _advance(batch, logits, [sample for group in active for sample in group])
+        tokens = yield from _advance(batch, logits, [sample for group in active for sample in group])
         running = [row for row, group in enumerate(active) if any(sample.status == "running" for sample in group)]
         if not running:
             return
@@ -100,10 +99,13 @@ def extend_samples(samples: list[list[Sample]], batch: GenerationBatch, logits: 
         parents = None
 
 
-def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> list[int]:
+def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> Generator[Choice, Any, list[int]]:
     """Choose the next token of each row and append it."""
     logits = batch.process(logits, [sample.tokens for sample in samples], [sample.index for sample in samples])
-    tokens, log_probs = _choose(batch, logits, samples)
+    uniforms = None
+    if batch.uniforms is not None:
+        uniforms = [batch.uniforms[sample.index][sample.number][len(sample.tokens)] for sample in samples]
+    tokens, log_probs = yield Choice(logits, batch.config, uniforms)
     extended = []
     for sample, token, log_prob in zip(samples, tokens, log_probs, strict=True):
         length = len(sample.tokens)
@@ -113,18 +115,3 @@ def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> li
     for sample in (sample for sample, stop in zip(extended, stops, strict=True) if stop):
         sample.status = "stopped"
     return tokens
-
-
-@np.errstate(invalid="ignore")  # Sample.append reports a row without a finite score
-def _choose(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> tuple[list[int], list[float]]:
-    """Return the next token of each row and its log-probability, on the host."""
-    xp = array_namespace(logits)
-    if batch.uniforms is None:
-        chosen, scores = xp.argmax(logits, axis=-1), xp.max(logits, axis=-1, keepdims=True)
-    else:
-        uniforms = [batch.uniforms[sample.index][sample.number][len(sample.tokens)] for sample in samples]
-        chosen = draw(truncate(logits, batch.config), uniforms)
-        scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
-    log_probs = scores - log_sum_exp(logits)
-    # The first copy waits for the step; the second one is then immediate.
-    return to_host(chosen).tolist(), to_host(log_probs)[:, 0].tolist()
