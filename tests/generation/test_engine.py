@@ -119,3 +119,31 @@ def test_an_error_ends_its_own_search_only():
     assert_alike(other.result, xf.generate(model, [[5]], max_new_tokens=9))
     with pytest.raises(DataError, match=r"^no$"):
         _ = failing.result
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
+def test_a_long_search_stays_when_others_join(options):
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **(SIZES | {"max_positions": 256})))
+    engine = Engine(is_shared=True)
+    settings = [{"max_new_tokens": 100, "min_new_tokens": 100, **options}, {"max_new_tokens": 5, **options}]
+    prompts = [[[3] * 70], [[4]]]
+    searches = [new_search(model, row, **each) for row, each in zip(prompts, settings, strict=True)]
+    engine.add(searches[:1])
+    for _ in range(20):
+        engine.step()
+    engine.add(searches[1:])
+    while not all(search.is_done for search in searches):
+        engine.step()
+    for search, row, each in zip(searches, prompts, settings, strict=True):
+        assert_alike(search.result, xf.generate(model, row, **each))
+
+
+def test_a_long_prompt_may_end_first():
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **(SIZES | {"max_positions": 256})))
+
+    def ends(histories):
+        return [len(tokens) > 100 for tokens in histories]
+
+    prompts = [[3] * 100, *[[4, 5]] * 8]
+    found = xf.generate(model, prompts, max_new_tokens=9, stopping_criteria=[ends])
+    assert [len(row[0].tokens) for row in found] == [1, *[9] * 8]

@@ -78,8 +78,8 @@ class DecodingSteps:
     def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingSteps) -> None:
         """Replace rows and inputs by those of other steps of the model."""
         if not self._has_any_length:
-            self._has_any_length, self._is_static = True, True
             self.cache, self._program = self._model.to_static(self.cache, self._capacity(len(self._lengths)), 0), None
+            self._has_any_length, self._is_static = True, True
         for row, length in zip(rows, other._lengths, strict=True):
             self._lengths[row] = length
         self._max_length = max(self._max_length, other._max_length)
@@ -146,7 +146,9 @@ class DecodingSteps:
         # In steps of 32, since limits often depend on the input.
         longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
         first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // rows))
-        return max(first, 2 ** math.ceil(math.log2(max(self._lengths) + 1)))
+        key = self.cache.layers[0].self_attention.key
+        present = 0 if key is None else int(key.shape[2])  # inputs that have ended may have been longer
+        return max(first, present, 2 ** math.ceil(math.log2(max(self._lengths) + 1)))
 
     def _key(self) -> Hashable:
         """Return a key that searches with the same program share."""

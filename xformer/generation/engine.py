@@ -96,6 +96,8 @@ class Search:
 
     def advance(self, answer: Any) -> None:
         """Continue with the logits of the rows or the result of a choice; an error ends this search only."""
+        if self.is_done:
+            return
         try:
             if self._generator is None:
                 self._generator = self.algorithm(self.batch, answer)
@@ -108,7 +110,9 @@ class Search:
             self.end(error=error)
 
     def end(self, result: Any = None, error: BaseException | None = None) -> None:
-        """End the search."""
+        """End the search, unless it has ended."""
+        if self.is_done:
+            return
         self.request, self._result, self._error, self.is_done = None, result, error, True
 
 
@@ -334,10 +338,11 @@ class Engine:
         try:
             if waiting:
                 self.add(waiting)
-        except Exception as error:  # noqa: BLE001 - new searches must not end the others
+        except BaseException as error:
             for search in waiting:
-                if not search.is_done:
-                    search.end(error=error)
+                search.end(error=error)
+            if not isinstance(error, Exception):  # new searches must not end the others
+                raise
         return waiting
 
 

@@ -168,11 +168,14 @@ def stream_samples(batch: GenerationBatch, samples: list[list[Sample]]) -> Itera
     engine, search = Engine(), Search(batch, functools.partial(extend_samples, samples))
     with contextlib.closing(engine):
         engine.add([search])
+        if search.is_done:
+            _ = search.result
         yield
         while not search.is_done:
             engine.step()
+            if search.is_done:
+                _ = search.result  # which raises an error of the search
             yield
-    _ = search.result  # which raises an error of the search
 
 
 def make_batch(
