@@ -126,7 +126,7 @@ def test_a_long_search_stays_when_others_join(options):
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **(SIZES | {"max_positions": 256})))
     engine = Engine(is_shared=True)
     settings = [{"max_new_tokens": 100, "min_new_tokens": 100, **options}, {"max_new_tokens": 5, **options}]
-    prompts = [[[3] * 70], [[4]]]
+    prompts = [[[3] * 3], [[4]]]
     searches = [new_search(model, row, **each) for row, each in zip(prompts, settings, strict=True)]
     engine.add(searches[:1])
     for _ in range(20):
