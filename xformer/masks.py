@@ -6,7 +6,6 @@ Masks are boolean, True where attention is allowed, and broadcastable to (batch,
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from numbers import Integral
 from typing import Any
@@ -101,8 +100,8 @@ def sliding_window(
         check_count(name, value, at_least=0)
     start = keys - queries if start is None else start
     first: Any = start
-    is_position = is_array(first) and is_integer(first.dtype) and tuple(first.shape[1:]) in ((), (1, 1, 1))
-    is_position = is_position and (len(first.shape) == 4 or math.prod(first.shape) == 1)
+    is_position = is_array(first) and is_integer(first.dtype)
+    is_position = is_position and (tuple(first.shape) in ((), (1,)) or tuple(first.shape[1:]) == (1, 1, 1))
     if not isinstance(start, Integral) and not is_position:
         raise ConfigError(f"start is {start!r}; expected an integer, or an array of one integer")
     with _placed(device, queries, keys):

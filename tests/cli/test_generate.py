@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.cli.test_train_lm import RECIPE, TEXT
+from tests.pipelines.sliding_generator import SlidingGenerator
 from xformer.cli.generate import _print_stream, generate
 from xformer.cli.main import exit_code
 from xformer.ops.quantized import quantized_dtype
@@ -31,13 +32,6 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def generator(run):
     return SlidingGenerator.from_pretrained(run)
-
-
-class SlidingGenerator(TextGenerator):
-    """A generator whose texts may outgrow the context by default."""
-
-    def outputs(self, prompts, config=None, **options):
-        return super().outputs(prompts, config, **{"context": "slide", **options})
 
 
 def blocks(prompts, texts):

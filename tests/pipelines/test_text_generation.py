@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.pipelines.sliding_generator import SlidingGenerator
 from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import GenerationConfig, StopSequences
@@ -26,16 +27,6 @@ def make(text=TEXT, *, context_length=12, model="characters", **settings):
     network = LanguageModel(LanguageModelConfig(**sizes, **settings), xp=np, seed=3, dtype="float64")
     network = map_arrays(lambda array: array * 1.5, network)
     return SlidingGenerator(network, tokenizer, context_length=context_length)
-
-
-class SlidingGenerator(TextGenerator):
-    """A generator whose texts may outgrow the context by default."""
-
-    def outputs(self, prompts, config=None, **options):
-        return super().outputs(prompts, config, **{"context": "slide", **options})
-
-    def stream(self, prompt, config=None, **options):
-        return super().stream(prompt, config, **{"context": "slide", **options})
 
 
 @pytest.fixture(scope="module")

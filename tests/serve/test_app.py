@@ -568,7 +568,9 @@ def test_openapi_describes_every_path(client):
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/runs"])
 def test_answers_have_their_schema(client, path):
     schemas = client.get("/openapi.json")["paths"][path]["get"]["responses"]["200"]["content"]
-    jsonschema.validate(client.get(path), schemas["application/json"]["schema"])
+    assert not list(
+        jsonschema.Draft202012Validator(schemas["application/json"]["schema"]).iter_errors(client.get(path))
+    )
 
 
 def test_a_client_that_disconnects_stops_its_generation(caplog):

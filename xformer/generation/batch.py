@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from xformer import masks
 from xformer.backends import (
     Array,
     Namespace,
@@ -22,7 +21,7 @@ from xformer.errors import DataError, ShapeError
 from xformer.generation.beam_history import BeamHistory
 from xformer.generation.config import GenerationConfig
 from xformer.generation.decoding_steps import DecodingSteps
-from xformer.generation.lengths import LengthLimits, LengthRange
+from xformer.generation.lengths import LengthLimits
 from xformer.generation.logits_processors import Histories, LogitsProcessor
 from xformer.generation.stopping_criteria import StoppingCriteria
 from xformer.layers.kv_cache import with_size
@@ -57,7 +56,6 @@ class GenerationBatch:
         indices: Index of each input in a longer list; errors count from 1.
         eos_id: Token that ends a beam; None: outputs end at their maximum length.
         end_ids: All tokens that end an output. In beam search eos_id stands for all of them.
-        suppress_tokens: Tokens that are never generated.
         logits_processors: Applied in this order at each step.
         stopping_criteria: Checked after each step.
         uniforms: Uniform random numbers in [0, 1) by input, sample and position; None: nothing is sampled.
@@ -74,7 +72,6 @@ class GenerationBatch:
     indices: Sequence[int]
     eos_id: int | None
     end_ids: frozenset[int]
-    suppress_tokens: frozenset[int]
     logits_processors: Sequence[LogitsProcessor] = ()
     stopping_criteria: Sequence[StoppingCriteria] = ()
     uniforms: list[list[list[float]]] | None = None
@@ -92,14 +89,6 @@ class GenerationBatch:
     def num_inputs(self) -> int:
         """Number of inputs."""
         return len(self.prefixes)
-
-    @functools.cached_property
-    def new_tokens(self) -> list[LengthRange]:
-        """Limits of each output in tokens after its prefix."""
-        return [
-            LengthRange(limits.minimum - len(prefix), limits.maximum - len(prefix))
-            for limits, prefix in zip(self.lengths.ranges, self.prefixes, strict=True)
-        ]
 
     @functools.cached_property
     def parameter(self) -> Array:
@@ -181,20 +170,18 @@ def _encode(model: Any, sources: Sequence[Sources]) -> Any:
     (ids, mask, lengths), *others = sources
     if others:
         xp, size, pad_id = array_namespace(ids), max(each.ids.shape[1] for each in sources), model.config.pad_id
-        padded = [each.ids.shape[1] < size for each in sources]
-        if any(each.mask is not None for each in sources) or (any(padded) and model.config.source_padding_id is None):
-            mask = xp.concat([with_size(_mask_of(each, model), size, 3) for each in sources], axis=0)
+        if model.config.source_padding_id is None:  # otherwise the model finds the padding itself
+            mask = xp.concat([with_size(_mask_of(each), size, 3) for each in sources], axis=0)
         ids = xp.concat([with_size(each.ids, size, 1, fill=pad_id or 0) for each in sources], axis=0)
         lengths = None if lengths is None else [length for each in sources for length in each.lengths or ()]
     return model.prefill(ids, lengths=lengths, **({} if mask is None else {"source_mask": mask}))
 
 
-def _mask_of(source: Sources, model: Any) -> Array:
-    ids, pad_id = source.ids, model.config.source_padding_id
-    if source.mask is not None:
-        return source.mask
-    xp, shape = array_namespace(ids), (ids.shape[0], 1, 1, ids.shape[1])
-    return xp.ones(shape, dtype=xp.bool, device=device(ids)) if pad_id is None else masks.padding(ids, pad_id)
+def _mask_of(source: Sources) -> Array:
+    xp, (rows, length) = array_namespace(source.ids), source.ids.shape[:2]
+    return (
+        xp.ones((rows, 1, 1, length), dtype=xp.bool, device=device(source.ids)) if source.mask is None else source.mask
+    )
 
 
 def check_prefixes(

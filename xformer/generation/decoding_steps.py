@@ -77,24 +77,21 @@ class DecodingSteps:
 
     def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingSteps) -> None:
         """Replace rows and inputs by those of other steps of the model."""
-        if not self._has_any_length:
-            self.cache, self._program = self._model.to_static(self.cache, self._capacity(len(self._lengths)), 0), None
-            self._has_any_length, self._is_static = True, True
         for row, length in zip(rows, other._lengths, strict=True):
             self._lengths[row] = length
         self._max_length = max(self._max_length, other._max_length)
-        self._reserve()
-        before = [None if x is None else x.shape for x in self.cache.arrays()]
-        self.cache.put(
-            rows, inputs, self._model.to_static(other.cache, self.cache.layers[0].self_attention.key.shape[2], 0)
-        )
-        if before != [None if x is None else x.shape for x in self.cache.arrays()]:
+        if not self._has_any_length or self._is_full:
+            self._convert(start=0)
+            self._has_any_length, self._is_static = True, True
+        before = self._shapes()
+        self.cache.put(rows, inputs, self._model.to_static(other.cache, self._size, 0))
+        if before != self._shapes():
             self._program, self._num_repeats = None, 0
         other.close()
 
     def reorder(self, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i]; arguments as of `DecodingCache.reorder`."""
-        if inputs is not None or len(rows) != self._num_rows:
+        if inputs is not None or len(rows) != len(self._lengths):
             self._program, self._num_repeats = None, 0
         self._lengths = [self._lengths[row] for row in rows]
         self.cache.reorder(rows, inputs)
@@ -114,13 +111,22 @@ class DecodingSteps:
         self._used = None
 
     @property
-    def _num_rows(self) -> int | None:
-        key = self.cache.layers[0].self_attention.key
-        return None if key is None else int(key.shape[0])
+    def _size(self) -> int:
+        """Number of tokens that the arrays of the cache hold."""
+        return int(self.cache.layers[0].self_attention.key.shape[2])
+
+    @property
+    def _is_full(self) -> bool:
+        return max(self._lengths) >= self._size
+
+    def _shapes(self) -> list[Any]:
+        """Return the shape and dtype of each array of the cache."""
+        return [None if array is None else (array.shape, array.dtype) for array in self.cache.arrays()]
 
     def _static_step(self, tokens: Array) -> Array:
         """Make a step with a static cache, by a program if there is one or the step should be traced."""
-        self._reserve()
+        if not isinstance(self.cache, StaticCache) or self._is_full:
+            self._convert(start=0 if self._has_any_length else None)
         if self._program is None:
             key = self._key()
             kept = _kept.take(self._model, key)
@@ -132,29 +138,20 @@ class DecodingSteps:
             return self._model.decode_step(tokens, self.cache)
         return self._program.run((tokens,))
 
-    def _reserve(self) -> None:
+    def _convert(self, start: int | None) -> None:
         """Make the cache static, with space for at least one more token."""
-        is_static = isinstance(self.cache, StaticCache)
-        if is_static and max(self._lengths) < self.cache.layers[0].self_attention.key.shape[2]:
-            return
-        start = 0 if self._has_any_length else None
-        self.cache = self._model.to_static(self.cache, self._capacity(self._num_rows or 1), start)
-        self._program = None  # of the smaller cache
-
-    def _capacity(self, rows: int) -> int:
-        """Return a number of tokens that holds at least one more."""
         # In steps of 32, since limits often depend on the input.
         longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
-        first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // rows))
-        key = self.cache.layers[0].self_attention.key
-        present = 0 if key is None else int(key.shape[2])  # inputs that have ended may have been longer
-        return max(first, present, 2 ** math.ceil(math.log2(max(self._lengths) + 1)))
+        first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // len(self._lengths)))
+        # Inputs that have ended may have been longer than those that are left.
+        capacity = max(first, self._size, 2 ** math.ceil(math.log2(max(self._lengths) + 1)))
+        self.cache = self._model.to_static(self.cache, capacity, start)
+        self._program = None  # of the smaller cache
 
     def _key(self) -> Hashable:
         """Return a key that searches with the same program share."""
-        shapes = (None if array is None else (array.shape, array.dtype) for array in self.cache.arrays())
         parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
-        return type(self._model).decode_step, available_threads(), self.cache.start, *parameters, *shapes
+        return type(self._model).decode_step, available_threads(), self.cache.start, *parameters, *self._shapes()
 
     def _use(self, key: Hashable, cache: StaticCache, program: Any) -> None:
         """Continue with a kept program, whose arrays get the values of the cache."""

@@ -1,8 +1,8 @@
 """The loop of generation: every step extends the rows of all searches by one token.
 
-A search is a generator: it receives the logits of its rows, and yields a `Move`, the next token of each row. Greedy
-search, sampling and beam search differ in nothing else. Searches may begin and end at any step, and their rows may have
-any lengths.
+A search is a generator: it receives the logits of its rows, may yield a `Choice` to have a token of each row chosen,
+and yields a `Move` with the next tokens. Greedy search, sampling and beam search are such generators. Searches may
+begin and end at any step, and their rows may have any lengths.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Choice(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """What choices that are made together have in common."""
+        """Settings and dtype that choices made together share."""
         config = self.config
         sampling = (config.temperature, config.top_k, config.top_p, config.min_p)
         return self.uniforms is not None and sampling, self.logits.dtype
@@ -75,7 +75,7 @@ class Search:
 
     def __init__(self, batch: GenerationBatch, algorithm: Algorithm) -> None:
         self.batch, self.algorithm = batch, algorithm
-        self.request: Move | Choice | None = None
+        self.request: Any = None
         self.is_done = False
         self.places: list[int] = []
         self._generator: Any = None
@@ -88,11 +88,6 @@ class Search:
         if self._error is not None:
             raise self._error
         return self._result
-
-    @property
-    def move(self) -> Move | None:
-        """Its next step, or None if it has ended."""
-        return self.request if isinstance(self.request, Move) else None
 
     def advance(self, answer: Any) -> None:
         """Continue with the logits of the rows or the result of a choice; an error ends this search only."""
@@ -119,8 +114,9 @@ class Search:
 class _Group:
     """Searches with as many rows for each input, which share a cache.
 
-    Input i has the rows i * rows_per_input, ... of the cache. Places of inputs that have ended are free: if further
-    searches may come, they get those, and there are 1, 2, 4, 8, ... of them, so that few shapes need a program.
+    The input at place p has the rows p * rows_per_input, ... of the cache. Places of inputs that have ended are free:
+    if further searches may come, they get those, and there are 1, 2, 4, 8, ... places, so that few shapes need a
+    program.
 
     Args:
         searches: New searches.
@@ -128,23 +124,23 @@ class _Group:
     """
 
     def __init__(self, searches: Sequence[Search], *, has_free_places: bool) -> None:
-        self.searches, self._has_free_places = list(searches), has_free_places
+        self.searches, self._has_free_places = list(searches), False
         self.steps, logits = prefill([search.batch for search in searches])
-        self.num_places = self._rows = 0
+        self.num_places, self._rows = 0, searches[0].batch.rows_per_input
         for search in self.searches:
             first, self.num_places = self.num_places, self.num_places + search.batch.num_inputs
             search.places = list(range(first, self.num_places))
             search.advance(_rows_of(logits, search.places))
         _make_choices(self.searches)
-        self._rows = searches[0].batch.rows_per_input
-        self._arrange(rows_before=1, is_new=True)
+        self._arrange(rows_before=1)
+        self._has_free_places = has_free_places
 
     def step(self) -> None:
         """Extend all rows by one token."""
         batch, count = self.searches[0].batch, self._rows
         tokens = [[0] for _ in range(self.num_places * count)]
         for search in self.searches:
-            for index, token in enumerate(search.move.tokens if search.move is not None else ()):
+            for index, token in enumerate(search.request.tokens):
                 tokens[search.places[index // count] * count + index % count] = [token]
         logits = self.steps.step(batch.to_device(tokens, index_dtype(batch.xp)))
         for search in self.searches:
@@ -156,7 +152,7 @@ class _Group:
         """Put the searches of another group into free places."""
         used = {place for search in self.searches for place in search.places}
         if len(used) + other.num_places > self.num_places:
-            self._resize(_power_of_two(len(used) + other.num_places), {}, self._rows)
+            self._resize(_power_of_two(len(used) + other.num_places), {})
             used = set(range(len(used)))
         free = [place for place in range(self.num_places) if place not in used][: other.num_places]
         rows = [place * self._rows + row for place in free for row in range(self._rows)]
@@ -166,19 +162,17 @@ class _Group:
         self.searches += other.searches
 
     def reserve(self) -> None:
-        """Add free places, if there are to be any."""
+        """Add free places up to a power of two, if the group keeps free places."""
         size = _power_of_two(self.num_places)
         if self._has_free_places and size > self.num_places:
-            self._resize(size, {}, self._rows)
+            self._resize(size, {})
 
-    def _arrange(self, rows_before: int, *, is_new: bool = False) -> None:
+    def _arrange(self, rows_before: int) -> None:
         """Move the rows of the cache as the searches require, and free the places of inputs that have ended."""
         count, parents = self._rows, {}
         self.searches = [search for search in self.searches if not search.is_done]
         for search in self.searches:
-            move, places = search.move, search.places
-            if move is None:
-                continue
+            move, places = search.request, search.places
             search.places = places if move.inputs is None else [places[index] for index in move.inputs]
             for row, parent in enumerate(range(len(move.tokens)) if move.parents is None else move.parents):
                 source = places[parent // rows_before] * rows_before + parent % rows_before
@@ -187,18 +181,18 @@ class _Group:
         if not size:
             self.steps.close()
             return
-        if self._has_free_places and not is_new:
+        if self._has_free_places:
             size = self.num_places if 4 * size > self.num_places else self.num_places // 2
         if size != self.num_places or rows_before != count:
-            self._resize(size, parents, rows_before)
+            self._resize(size, parents)
             return
         rows = [parents.get(row, row) for row in range(size * count)]
         if rows != list(range(size * count)):
             self.steps.reorder(rows)
         self.steps.release([row for row in range(size * count) if row not in parents])
 
-    def _resize(self, size: int, parents: dict[int, int], rows_before: int) -> None:
-        """Let there be `size` places, the first of which are used."""
+    def _resize(self, size: int, parents: dict[int, int]) -> None:
+        """Change the number of places to `size`, the first of which are used; rows continue their parents."""
         count, used = self._rows, [place for search in self.searches for place in search.places]
         order = [*used, *[used[0]] * (size - len(used))]
         rows = [parents.get(place * count + row, place * count + row) for place in order for row in range(count)]

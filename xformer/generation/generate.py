@@ -168,14 +168,11 @@ def stream_samples(batch: GenerationBatch, samples: list[list[Sample]]) -> Itera
     engine, search = Engine(), Search(batch, functools.partial(extend_samples, samples))
     with contextlib.closing(engine):
         engine.add([search])
-        if search.is_done:
-            _ = search.result
-        yield
         while not search.is_done:
-            engine.step()
-            if search.is_done:
-                _ = search.result  # which raises an error of the search
             yield
+            engine.step()
+    _ = search.result  # which raises an error of the search
+    yield
 
 
 def make_batch(
@@ -214,7 +211,6 @@ def make_batch(
         prefixes = check_prefixes(prefix, lengths, model, indices)
         start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
         sources = Sources(source, source_mask.get("source_mask"), conditions)
-
         if config.coverage_penalty:
             coverage_penalties = CoveragePenalty(model, source, config.coverage_penalty, conditions, **source_mask)
     else:
@@ -223,17 +219,7 @@ def make_batch(
             raise ConfigError(f"{name} applies to encoder-decoders only; omit it for a language model")
         if config.coverage_penalty:
             raise ConfigError("coverage_penalty applies to encoder-decoders only; omit it for a language model")
-        shape: tuple[int, ...] = getattr(inputs, "shape", ())
-        if not hasattr(inputs, "__len__") or isinstance(inputs, str):
-            raise DataError(f"inputs is {inputs!r}; expected a list of prompts, each a list of token ids")
-        if special_tokens and len(shape) == 2 and shape[0] > 1 and model_config.pad_id is not None:
-            ends = to_host(inputs)[:, [0, -1]] if shape[1] else ()
-            if model_config.pad_id in ends:
-                raise DataError(
-                    f"inputs is an array with pad_id {model_config.pad_id} at the start or end of a row; expected "
-                    "lists of ids without padding, or the array and its attention_mask"
-                )
-        prefixes = [_check_prompt(prompt, number, model.vocab_size) for number, prompt in enumerate(inputs, start=1)]
+        prefixes = _check_prompts(inputs, model.vocab_size, model_config.pad_id if special_tokens else None)
         indices = _check_indices(indices, len(prefixes))
         lengths = _prompt_limits(model, [len(prompt) for prompt in prefixes], config)
         sources, start, eos_id = None, [], model_config.eos_id if special_tokens else None
@@ -258,7 +244,6 @@ def make_batch(
         indices=indices,
         eos_id=eos_id,
         end_ids=end_ids,
-        suppress_tokens=suppress_tokens,
         logits_processors=build_logits_processors(
             config,
             vocab_size=model.vocab_size,
@@ -380,6 +365,21 @@ def _within_positions(
             "lower the minimum length or shorten the prompt"
         )
     return [LengthRange(limits.minimum, min(limits.maximum, maximum)) for limits in ranges]
+
+
+def _check_prompts(inputs: Any, vocab_size: int, pad_id: int | None) -> list[list[int]]:
+    """Return the ids of each prompt; arrays with padding, which need a mask, are refused."""
+    shape: tuple[int, ...] = getattr(inputs, "shape", ())
+    if not hasattr(inputs, "__len__") or isinstance(inputs, str):
+        raise DataError(f"inputs is {inputs!r}; expected a list of prompts, each a list of token ids")
+    if len(shape) == 2 and shape[0] > 1 and pad_id is not None:
+        ends = to_host(inputs)[:, [0, -1]] if shape[1] else ()
+        if pad_id in ends:
+            raise DataError(
+                f"inputs is an array with pad_id {pad_id} at the start or end of a row; expected lists of ids without "
+                "padding, or the array and its attention_mask"
+            )
+    return [_check_prompt(prompt, number, vocab_size) for number, prompt in enumerate(inputs, start=1)]
 
 
 def _check_prompt(prompt: Sequence[int], number: int, vocab_size: int) -> list[int]:

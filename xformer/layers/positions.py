@@ -456,7 +456,7 @@ def _yarn_frequencies(frequencies: Any, features: int, base: float, scaling: dic
 
 
 def _longrope_frequencies(frequencies: Any, scaling: dict[str, Any], length: int) -> tuple[Any, float]:
-    """Divide each frequency by a factor of its own: one list for short texts, one for long ones."""
+    """Divide each frequency by its own factor: there is one list for short texts and one for long ones."""
     positions = scaling["original_max_position_embeddings"]
     factors = scaling["long_factor" if length > positions else "short_factor"]
     if len(factors) != len(frequencies):

@@ -236,7 +236,7 @@ class StaticCache(DecodingCache):
         return alias
 
     def copy(self) -> StaticCache:
-        """Return a cache with arrays of its own; former caches of a search share some of this one."""
+        """Return a cache that shares no arrays with this one; former caches of a search share some."""
         return copy.deepcopy(self, {id(self._like): self._like})
 
     def mask(self) -> Array:

@@ -466,7 +466,7 @@ class _Text:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to generate."""
+        """True if nothing is left to generate."""
         return self.stopped or len(self.tokens) >= self.limit
 
 

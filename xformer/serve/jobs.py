@@ -70,7 +70,7 @@ class Job:
         self.is_cancelled = True
 
     def emit(self, name: str, data: Any) -> None:
-        """Send an event to the client; called in the thread of the worker. The last event is "result" or "error"."""
+        """Send an event to the client; called in any thread. The last event is "result" or "error"."""
         self.has_emitted = True
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, Event(name, data))
@@ -104,8 +104,9 @@ class Job:
 class Worker:
     """The threads that run the jobs of one model.
 
-    One thread runs jobs in the order of their arrival. Searches run in threads of their own: all of them share an
-    engine, so each of its steps extends the outputs of all by one token, and a search begins when its job arrives.
+    Each search runs in its own thread. All searches share an engine, so each of its steps extends the outputs of all by
+    one token; a search begins as soon as fewer than `max_batch` others run. One thread starts them, and runs the other
+    jobs itself, in the order of their arrival.
 
     Args:
         name: Name of the threads.

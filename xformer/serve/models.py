@@ -1,4 +1,4 @@
-"""Models of a server, with the functions that compute batches of jobs in the thread of their worker."""
+"""Models of a server, with the functions that run their jobs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Row:
 
 
 class ServedModel:
-    """A model with its pipeline and the thread that runs it.
+    """A model with its pipeline and the worker that runs it.
 
     Args:
         name: Id of the model.
@@ -127,7 +127,7 @@ class ServedModel:
         directory: Directory of a run, for its training log; None without one.
         backend: Name of the array library.
         max_tokens: Maximum of new tokens.
-        max_batch: Maximum number of requests in a batch.
+        max_batch: Maximum number of requests that generate text at the same time.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ template <int MOST, class T, int M = ROWS> static auto for_rows(int64_t m) -> vo
     return [](const Tiles<T>& t) { row_of_tiles<M, std::min(MOST, vectors_for(M))>(t); };
 }
 
-// Meanwhile the rows of the `next` panel are prefetched, at a pace that lets them arrive while all tiles are computed.
+// Multiply by a panel, and prefetch the rows of the `next` one, spread evenly over the tiles.
 template <class T> static void multiply_panel(const Tiles<T>& t, int64_t rows, const T* next) {
     constexpr int WIDTH_OF_TILES = VECTORS * LANES;
     if (rows <= 2) return for_rows<PANEL / LANES, T>(rows)(t);
@@ -196,7 +196,7 @@ template <class T> static void multiply_panel(const Tiles<T>& t, int64_t rows, c
             Tiles<T> tile = part.at(i, j);
             tile.columns = std::min<int64_t>(tile.columns, WIDTH_OF_TILES);
             for_rows<VECTORS, T>(rows - i)(tile);
-            part.next += pace * t.depth;
+            if (part.pace) part.next += part.pace * t.depth;
             part.ahead = 0;
         }
 }
@@ -357,7 +357,7 @@ static void multiply_blas(const Product<float>& p) {
 // --- operations -------------------------------------------------------------------------------------------------------
 
 // Arrays: x (..., rows, depth), w (..., depth, columns) or its panels, out (..., rows, columns), bias, scales (columns,)
-// or absent. Integers: whether to add to out; whether to do without the BLAS library.
+// or absent. Integers: whether to add to out; whether not to use the BLAS library.
 struct Plan { int64_t kind, batch, row_step, column_step, row_parts, column_parts; };
 static_assert(sizeof(Plan) <= sizeof(Record::plan), "a plan has too many numbers");
 
