@@ -95,6 +95,8 @@ def make_gguf(path: Path, template: str) -> None:
         writer.add_token_scores([0.0] * len(tokens))
         writer.add_unk_token_id(3)
         writer.add_chat_template(template)
+        del writer.kv_data[0]["llama.context_length"]
+        writer.add_context_length(128)  # letters are tokens, so a question is longer than the context of 64
 
     convert("llama", path, change=add_tokenizer)
 
