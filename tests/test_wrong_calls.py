@@ -84,6 +84,11 @@ CASES = {
     "EncoderLayer got self_attention=8; expected an instance of MultiHeadAttention": lambda: xf.EncoderLayer(
         8, 2, 16, 0.1
     ),
+    "bias is 'no'; expected True or False": lambda: xf.FeedForward(8, 16, bias="no", init=0),
+    "bias is array([1., 1., 1.], dtype=float32); expected True or False": lambda: xf.LayerNorm(3, bias=ONES),
+    "scale is 2.0; expected True or False": lambda: xf.Embedding(8, 4, scale=2.0, init=0),
+    "path is None; expected a string or a Path": lambda: xf.load(None),
+    "path is 3; expected a string or a Path": lambda: MODEL.save(3),
     "norm is 8; expected a layer": lambda: xf.PostNorm(8),
     "tokenizer is a Tokenizer; expected an instance of PretrainedTokenizer": lambda: xf.Classifier(
         ENCODER, xf.text.Tokenizer.train(["a b"], 30)

@@ -33,6 +33,12 @@ from xformer.errors import BackendError, CheckpointError, ConfigError
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # first line of the text file
 
 
+def check_path(path: Any) -> None:
+    """Raise CheckpointError unless a path is a string or a Path."""
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(f"path is {path!r}; expected a string or a Path")
+
+
 def unwritable_parent(path: Path) -> Path | None:
     """Return the nearest existing parent of a path if files cannot be created in it, else None."""
     parent = next(parent for parent in path.absolute().parents if parent.exists())
@@ -74,6 +80,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     Raises:
         CheckpointError: If the disk is full or the directory is not writable. A file at `path` remains as it was.
     """
+    check_path(path)
     path = Path(path)
     temporary: str | None = None
     try:
@@ -271,6 +278,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
         CheckpointError: If the file is missing, truncated, damaged or not a safetensors file.
     """
     safetensors = importlib.import_module("safetensors")
+    check_path(path)
     path = Path(path)
     try:
         content = path.read_bytes()

@@ -9,6 +9,7 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
+import array_api_strict
 import numpy as np
 import pytest
 
@@ -181,6 +182,10 @@ def test_vjp_pulls_a_tree_of_cotangents_back_to_every_primal():
 
 def test_a_pullback_works_once():
     _, pullback = vjp(lambda x: x * x, values(3))
+    with pytest.raises(BackendError, match="arrays of numpy and array_api_strict were mixed"):
+        pullback(array_api_strict.ones(3))
+    with pytest.raises(ShapeError, match=r"the cotangent has shapes \[\]"):
+        pullback(1.0)
     pullback(np.ones(3))
     with pytest.raises(RuntimeError, match="called before; call vjp again"):
         pullback(np.ones(3))

@@ -32,7 +32,7 @@ from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.tensor_files import TensorFiles
-from xformer.io import read_json, restorable_dtype, save_arrays, write_json
+from xformer.io import check_path, read_json, restorable_dtype, save_arrays, write_json
 from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
 from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
@@ -61,8 +61,7 @@ def is_public(directory: str | os.PathLike[str]) -> bool:
 
 def check_exists(directory: str | os.PathLike[str]) -> None:
     """Raise CheckpointError if the path of a model does not exist."""
-    if not isinstance(directory, str | os.PathLike):
-        raise CheckpointError(f"the path of the model is {directory!r}; expected a string or a Path")
+    check_path(directory)
     try:
         exists = Path(directory).exists()
     except OSError as error:  # e.g. a name that is too long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from xformer.backends import Array, array_namespace, device, extra, is_floating
+from xformer.config import as_flag
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
@@ -33,7 +34,7 @@ class Embedding(Module):
     def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, init: Init = None):
         # With this deviation, scaled vectors have unit variance and unembedded logits start near unit variance too.
         self.weight = initializer(init).normal((vocab_size, d_model), d_model**-0.5)
-        self.scale = scale
+        self.scale = as_flag("scale", scale)
 
     def __call__(self, ids: Array) -> Array:
         """Look up token vectors.
@@ -91,7 +92,7 @@ class InputEmbedding(Module):
         self.positions = positions
         self.norm = norm
         self.dropout = Dropout(dropout)
-        self.scale = scale
+        self.scale = as_flag("scale", scale)
 
     def __call__(
         self,

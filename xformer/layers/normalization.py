@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from xformer.backends import Array, array_namespace
+from xformer.config import as_flag
 from xformer.errors import ConfigError
 from xformer.layers.initializer import Initializer, initializer
 from xformer.layers.linear import as_dtype_of
@@ -42,7 +43,7 @@ class LayerNorm(Module):
     def __init__(self, features: int, *, epsilon: float = 1e-5, bias: bool = True, init: Initializer | int = 0):
         init = initializer(init)
         self.weight = init.ones((features,))
-        self.bias = init.zeros((features,)) if bias else None
+        self.bias = init.zeros((features,)) if as_flag("bias", bias) else None
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:

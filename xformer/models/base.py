@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from xformer.backends import Array, Device, DType, dtype_name
 from xformer.errors import CheckpointError, ConfigError, ShapeError
-from xformer.io import load_arrays, restorable_dtype, restore_like, save_arrays
+from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.layers import Initializer
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.models.builder import LayerFactory
@@ -166,6 +166,7 @@ class BaseModel(Module):
             CheckpointError: If the file does not contain a model of this class.
             BackendError: If the library, dtype or device is not available.
         """
+        check_path(path)
         if os.path.isdir(path):
             raise CheckpointError(f"{path} is a directory; load it with xformer.load_pretrained(directory)")
         arrays, metadata = load_arrays(path)

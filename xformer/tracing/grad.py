@@ -138,6 +138,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         shapes, expected = ([tuple(array.shape) for array in arrays] for arrays in (seeds, outputs))
         if shapes != expected:
             raise ShapeError(f"the cotangent has shapes {shapes}; expected those of the output, {expected}")
+        array_namespace(*outputs, *seeds)
         pending.clear()
         return rebuild(_pull_back(trace, outputs, seeds, inputs))
 
