@@ -1,48 +1,66 @@
-"""`import xformer` in a fresh interpreter loads NumPy and nothing heavier."""
+"""What a fresh interpreter imports, and the names of the package."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import xformer
 
 ROOT = Path(__file__).parents[1]
 
-# Loaded by the functions and commands that need them.
-NOT_LOADED = {
-    "array_api_strict",
-    "cupy",
-    "jax",
-    "matplotlib",
-    "mlflow",
-    "rich",
-    "sacrebleu",
-    "safetensors.numpy",
-    "tensorboardX",
-    "tokenizers",
-    "torch",
-    "typer",
-    "wandb",
+# Imported by the functions and commands that need them.
+OPTIONAL = {
+    *("array_api_strict", "cupy", "jax", "matplotlib", "mlflow", "rich", "sacrebleu", "tensorboardX", "tokenizers"),
+    *("torch", "typer", "wandb", "safetensors.numpy"),
 }
 
-PROGRAM = """
-import json, sys, time
-start = time.perf_counter()
-import xformer
-seconds = time.perf_counter() - start
-print(json.dumps({"modules": sorted(sys.modules), "seconds": seconds}))
-"""
+
+@pytest.mark.parametrize(
+    ("statement", "loaded", "not_loaded"),
+    [
+        ("import xformer", "xformer", {*OPTIONAL, "numpy"}),
+        ("from xformer import *", "xformer.training", OPTIONAL),
+        ("from xformer.cli.main import exit_code; exit_code(['--version'])", "typer", {*OPTIONAL, "numpy"} - {"typer"}),
+        ("from xformer.cli.main import exit_code; exit_code(['--help'])", "typer", {*OPTIONAL, "numpy"} - {"typer"}),
+        (
+            "from xformer.cli.main import exit_code; exit_code(['generate', '--help'])",
+            "xformer.cli.generate",
+            OPTIONAL - {"typer", "rich"} | {"xformer.cli.translate", "xformer.benchmarks"},
+        ),
+    ],
+)
+def test_a_fresh_interpreter_imports_no_more_than_it_needs(statement, loaded, not_loaded):
+    program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = json.loads(done.stderr)
+    assert loaded in modules
+    assert not_loaded.intersection(modules) == set()
 
 
-def test_import_loads_no_optional_package():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True)
-    report = json.loads(done.stdout)
-    print(f"import xformer: {report['seconds'] * 1e3:.0f} ms beyond Python's start")
-    assert "xformer.errors" in report["modules"]
-    assert NOT_LOADED.intersection(report["modules"]) == set()
+def test_public_names_are_those_that_type_checkers_see():
+    tree = ast.parse(Path(xformer.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {"__version__"}
+    for statement in block.body:
+        for name in (alias.name for alias in statement.names):
+            home = importlib.import_module(statement.module)
+            assert getattr(xformer, name) is getattr(home, name)
+            seen.add(name)
+    assert seen == set(xformer.__all__)
+    assert seen <= set(dir(xformer))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(xformer, "transformer")
+    with pytest.raises(ImportError, match="Transfomer"):
+        exec("from xformer import Transfomer")
 
 
 def test_the_first_hour_needs_only_the_top_level_names(tmp_path):

@@ -60,7 +60,9 @@ def public_names(package: str) -> tuple[set[str], set[str]]:
     """
     names: set[str] = set()
     submodules: set[str] = set()
-    for node in parse(MODULES[package]).body:
+    body = parse(MODULES[package]).body
+    lazy = [node for block in body if isinstance(block, ast.If) for node in block.body]  # if TYPE_CHECKING
+    for node in [*body, *lazy]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.ImportFrom) and node.module == package:

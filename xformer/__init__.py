@@ -1,84 +1,92 @@
 """Transformers written once, against the Python Array API standard, that run and train on any array library."""
 
-from xformer import backends, errors, layers, masks, ops, text
-from xformer.backends import array_namespace
-from xformer.families import load_pretrained, save_pretrained
-from xformer.generation import (
-    GenerationConfig,
-    Hypothesis,
-    LogitsProcessor,
-    StoppingCriteria,
-    StopSequences,
-    generate,
-    stream,
-)
-from xformer.layers import (
-    DecoderLayer,
-    Dropout,
-    Embedding,
-    EncoderLayer,
-    FeedForward,
-    GatedFeedForward,
-    Initializer,
-    LayerNorm,
-    Linear,
-    MultiHeadAttention,
-    PostNorm,
-    PreNorm,
-    RMSNorm,
-)
-from xformer.models import (
-    BaseModel,
-    Encoder,
-    EncoderConfig,
-    ImageEncoder,
-    ImageEncoderConfig,
-    LanguageModel,
-    LanguageModelConfig,
-    SpeechTransformer,
-    SpeechTransformerConfig,
-    Transformer,
-    TransformerConfig,
-    load,
-)
-from xformer.ops import cross_entropy
-from xformer.pipelines import (
-    Classifier,
-    Embedder,
-    Summarizer,
-    TextGenerator,
-    Tokenizers,
-    Transcriber,
-    Translator,
-    show_attention,
-)
-from xformer.random import Rng
-from xformer.threads import num_threads, set_num_threads
-from xformer.tracing import grad, jit, remat, stop_gradient, value_and_grad, vjp
-from xformer.training import (
-    SGD,
-    Adafactor,
-    Adam,
-    AdamW,
-    Muon,
-    Optimizer,
-    data_parallel,
-    early_stopping,
-    fit,
-    language_model_loss,
-    load_parameters,
-    mlflow,
-    print_every,
-    save_parameters,
-    schedules,
-    tensorboard,
-    time_limit,
-    train_step,
-    translation_loss,
-    validate,
-    wandb,
-)
-from xformer.tree import Module
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xformer import backends, errors, layers, masks, ops, text
+    from xformer.backends import array_namespace
+    from xformer.families import load_pretrained, save_pretrained
+    from xformer.generation import (
+        GenerationConfig,
+        Hypothesis,
+        LogitsProcessor,
+        StoppingCriteria,
+        StopSequences,
+    )
+    from xformer.generation.generate import generate, stream
+    from xformer.layers import (
+        DecoderLayer,
+        Dropout,
+        Embedding,
+        EncoderLayer,
+        FeedForward,
+        GatedFeedForward,
+        Initializer,
+        LayerNorm,
+        Linear,
+        MultiHeadAttention,
+        PostNorm,
+        PreNorm,
+        RMSNorm,
+    )
+    from xformer.models import (
+        BaseModel,
+        Encoder,
+        EncoderConfig,
+        ImageEncoder,
+        ImageEncoderConfig,
+        LanguageModel,
+        LanguageModelConfig,
+        SpeechTransformer,
+        SpeechTransformerConfig,
+        Transformer,
+        TransformerConfig,
+        load,
+    )
+    from xformer.ops.cross_entropy import cross_entropy
+    from xformer.pipelines import (
+        Classifier,
+        Embedder,
+        Summarizer,
+        TextGenerator,
+        Tokenizers,
+        Transcriber,
+        Translator,
+        show_attention,
+    )
+    from xformer.random import Rng
+    from xformer.threads import num_threads, set_num_threads
+    from xformer.tracing import remat, stop_gradient, value_and_grad, vjp
+    from xformer.tracing.grad import grad
+    from xformer.tracing.jit import jit
+    from xformer.training import (
+        SGD,
+        Adafactor,
+        Adam,
+        AdamW,
+        Muon,
+        Optimizer,
+        early_stopping,
+        language_model_loss,
+        load_parameters,
+        mlflow,
+        print_every,
+        save_parameters,
+        schedules,
+        tensorboard,
+        time_limit,
+        train_step,
+        translation_loss,
+        validate,
+        wandb,
+    )
+    from xformer.training.data_parallel import data_parallel
+    from xformer.training.fit import fit
+    from xformer.tree import Module
 
 __version__ = "0.1.0"
 
@@ -166,3 +174,24 @@ __all__ = [
     "vjp",
     "wandb",
 ]
+
+if not TYPE_CHECKING:  # or checkers would accept every name
+    # Searched for a name in this order, in which each imports little besides the ones before it.
+    _HOMES = (
+        *("tree", "random", "threads", "backends", "ops", "tracing", "layers", "models", "generation", "families"),
+        *("pipelines", "training"),
+    )
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name or a module at its first use, so that programs start at once."""
+        if importlib.util.find_spec(f"xformer.{name}"):
+            return importlib.import_module(f"xformer.{name}")
+        if name in __all__:
+            for home in _HOMES:
+                module = importlib.import_module(f"xformer.{home}")
+                if name in module.__dict__:
+                    return globals().setdefault(name, module.__dict__[name])
+        raise AttributeError(f"module 'xformer' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

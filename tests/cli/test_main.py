@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -19,7 +18,6 @@ from xformer.errors import DataError
 ROOT = Path(__file__).parents[2]
 COMMANDS = ["demo", "train", "train-lm", "resume", "translate", "summarize", "generate", "score", "inspect", "bench"]
 COMMANDS += ["transcribe", "embed", "export"]
-HEAVY = {"array_api_compat", "cupy", "jax", "matplotlib", "sacrebleu", "safetensors", "tokenizers", "torch"}
 
 
 def test_run_ends_the_process_with_the_exit_code():
@@ -44,18 +42,6 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys, ab
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == f'error: the command xformer needs {absent}; run: pip install "array-transformers[cli]"\n'
-
-
-def test_help_loads_nothing_heavy():
-    program = (
-        "import json, sys\nfrom xformer.cli.main import exit_code\ncode = exit_code(['--help'])\n"
-        "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    code, modules = json.loads(done.stderr)
-    assert code == 0
-    assert "typer" in modules
-    assert HEAVY.intersection(modules) == set()
 
 
 def test_the_package_is_a_program():
@@ -89,9 +75,11 @@ def test_version(xformer):
 def test_help_has_an_example_of_every_command(xformer, arguments):
     done = xformer(*arguments)
     assert done.code == 0
-    commands = {command.name for command in main._make_app().registered_commands}
-    assert {*COMMANDS, "serve"} == commands
-    assert set(re.findall(r"  xformer ([a-z-]+) ", done.out)) >= commands
+    commands = {*COMMANDS, "serve"}
+    assert commands == main.COMMANDS.keys()
+    for command, summary in main.COMMANDS.items():
+        assert re.search(rf"^  {command} +{re.escape(summary)}$", done.out, re.MULTILINE)
+    assert set(re.findall(r"  xformer ([a-z-]+)\s", done.out)) >= commands
     assert set(re.findall(r"xformer ([a-z-]+)\s", main.HELP)) == commands
 
 

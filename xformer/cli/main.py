@@ -12,11 +12,23 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 _REQUIRED = ("typer", "rich")
-# Modules with a function of their name, in the order of the help.
-_COMMANDS = (
-    *("demo", "train", "train_lm", "resume", "translate", "summarize", "transcribe", "generate", "embed", "score"),
-    *("inspect", "export", "serve", "bench"),
-)
+# The list of --help. Each command is the function of its name in the module of its name.
+COMMANDS = {
+    "demo": "Train a small translator on made-up text, in about a minute.",
+    "train": "Train a translator or summarizer on parallel text.",
+    "train-lm": "Train a language model on plain text.",
+    "resume": "Continue a training run, or train a finished one longer.",
+    "translate": "Translate text, line by line.",
+    "summarize": "Summarize documents, one per line.",
+    "transcribe": "Write the text of WAV files.",
+    "generate": "Continue prompts, or answer them, with a language model.",
+    "embed": "Compute a vector for each line of a file.",
+    "score": "Score translations or summaries.",
+    "inspect": "Show a run, a public checkpoint, or the environment.",
+    "export": "Write the best model of a run for another library.",
+    "serve": "Serve models: a page to explore them, and an HTTP API.",
+    "bench": "Measure speed and memory on this machine.",
+}
 
 HELP = """Run public checkpoints, and train translators, summarizers and language models, on any array library.
 
@@ -26,6 +38,7 @@ Vectors of texts   xformer embed --model all-MiniLM-L6-v2 --input texts --output
 Transcribe         xformer transcribe --model whisper-tiny speech.wav
 Inspect a model    xformer inspect all-MiniLM-L6-v2
 
+\b
 Try it out         xformer demo
 Train              xformer train --source train.de --target train.en \\
                      --valid-source val.de --valid-target val.en --out run
@@ -81,7 +94,8 @@ def exit_code(arguments: Sequence[str]) -> int:
 
         return _fail(f"the command xformer needs {' and '.join(missing)}; {how_to_install(missing[0])}")
     try:
-        code = _make_app()(list(arguments) or ["--help"], prog_name="xformer", standalone_mode=False)
+        arguments = list(arguments) or ["--help"]
+        code = _make_app(arguments)(arguments, prog_name="xformer", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:  # the reader has closed the pipe; flushing at exit must not raise again
@@ -96,8 +110,8 @@ def exit_code(arguments: Sequence[str]) -> int:
         return _fail(message)
 
 
-def _make_app() -> Any:
-    """Return the typer application, which parses the arguments and runs a command."""
+def _make_app(arguments: Sequence[str]) -> Any:
+    """Return the typer application, which parses the arguments and runs a command; only that command is imported."""
     import typer
 
     import xformer
@@ -112,13 +126,22 @@ def _make_app() -> Any:
     def root(version: bool = version) -> None:
         pass
 
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
-        help=HELP, epilog=EPILOG, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+        help=HELP,
+        epilog=EPILOG,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich" if chosen else None,  # importing rich takes longer than the rest of --help
     )
     app.callback()(root)
-    for name in _COMMANDS:
-        module = importlib.import_module(f"xformer.cli.{name}")
-        app.command(name.replace("_", "-"), help=module.HELP)(getattr(module, name))
+    for name, summary in COMMANDS.items():
+        command, description = root, summary
+        if name == chosen:
+            function = name.replace("-", "_")
+            module = importlib.import_module(f"xformer.cli.{function}")
+            command, description = getattr(module, function), module.HELP
+        app.command(name, help=description)(command)
     return app
 
 
