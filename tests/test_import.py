@@ -44,6 +44,16 @@ def test_a_fresh_interpreter_imports_no_more_than_it_needs(statement, loaded, no
     assert not_loaded.intersection(modules) == set()
 
 
+def test_parts_of_numpy_that_are_not_used_are_imported_at_their_first_use():
+    program = (
+        "import sys\nimport numpy\nimport xformer\nxformer.array_namespace(numpy.zeros(2))\n"
+        "before = 'unittest' in sys.modules, 'numpy.f2py.crackfortran' in sys.modules\n"
+        "numpy.testing.assert_array_equal([1], [1])\nimport numpy.f2py\nprint(*before, numpy.f2py.run_main.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "run_main"]
+
+
 def test_public_names_are_those_that_type_checkers_see():
     tree = ast.parse(Path(xformer.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))

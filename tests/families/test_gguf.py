@@ -154,8 +154,11 @@ def random_blocks(kind, shape, rng):
     return blocks.reshape(shape[0], -1)
 
 
+@pytest.mark.parametrize("has_library", [True, False])
 @pytest.mark.parametrize("name", ["F16", "BF16", *gguf_file.QUANTIZED])
-def test_every_type_has_the_values_that_the_package_gguf_computes(name, tmp_path, monkeypatch):
+def test_every_type_has_the_values_that_the_package_gguf_computes(name, has_library, tmp_path, monkeypatch):
+    if not has_library:
+        monkeypatch.setattr(gguf_file.native, "is_available", lambda: False)
     monkeypatch.setattr(gguf_file, "_CHUNK", 3072)  # several chunks, the last one shorter
     rng, kind = np.random.default_rng(0), TYPE[name]
     values = {
@@ -248,7 +251,26 @@ def test_damaged_files_are_refused_in_one_line(llama, tmp_path):
             load_pretrained(path)
 
 
-def test_without_the_package_the_error_says_how_to_install_it(llama, monkeypatch):
+def test_types_have_the_names_and_sizes_of_the_package():
+    for number, (name, *block) in gguf_file._TYPES.items():
+        assert (TYPE(number).name, gguf.GGML_QUANT_SIZES[TYPE(number)]) == (name, tuple(block))
+    for number, name in gguf_file._UNSUPPORTED.items():
+        assert TYPE(number).name == name
+
+
+def test_the_package_is_needed_only_without_the_library(tmp_path, monkeypatch):
+    path = convert("llama", tmp_path / "model.gguf", kind=TYPE.BF16)
     monkeypatch.setitem(sys.modules, "gguf", None)
+    load_pretrained(path)
+    entry = gguf_file.GGUFEntry(path, "Q8_0", (1, 32), 0, (32, 34))
+    monkeypatch.setattr(gguf_file.native, "is_available", lambda: False)
     with pytest.raises(BackendError, match=r"run: pip install \"array-transformers\[gguf\]"):
-        load_pretrained(llama)
+        entry.read()
+
+
+def test_a_file_that_changed_is_read_again(llama, tmp_path):
+    path = tmp_path / "model.gguf"
+    shutil.copy(llama, path)
+    assert load_pretrained(path).config.num_layers == 2
+    convert("gpt2", path)
+    assert load_pretrained(path).model_type == "gpt2"

@@ -56,6 +56,8 @@ def _import(name: str) -> Namespace:
     if name not in _STANDARD_MODULES:
         raise BackendError(f"backend {name!r} is unknown; expected one of {', '.join(BACKENDS)}")
     try:
+        if name == "numpy":
+            _defer("numpy.f2py", "numpy.testing")  # array_api_compat imports them, which takes longer than NumPy itself
         namespace = importlib.import_module(_STANDARD_MODULES[name])
         importlib.import_module(f"xformer.backends.{name}")
     except ImportError as error:
@@ -63,6 +65,17 @@ def _import(name: str) -> Namespace:
             raise BackendError(f"backend {name!r} is installed but cannot be imported: {error}") from error
         raise BackendError(f"backend {name!r} is not installed; {how_to_install(name)}") from error
     return namespace
+
+
+def _defer(*names: str) -> None:
+    """Let modules be imported at the first use of their attributes."""
+    for name in names:
+        if name not in sys.modules and (spec := importlib.util.find_spec(name)) and spec.loader:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+            sys.modules[name] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            parent, _, child = name.rpartition(".")
+            setattr(sys.modules[parent], child, module)
 
 
 def load_imported_backends() -> None:

@@ -1,12 +1,14 @@
 """`GGUFFile`: a GGUF file of llama.cpp, with the tensor names and the config.json of a family.
 
-The format is specified in docs/gguf.md of ggml. The package gguf dequantizes. The header is read here, because its
-GGUFReader makes several arrays for every token of the vocabulary (seconds, and 170 MB for 49,000 tokens).
+The format is specified in docs/gguf.md of ggml. The native library dequantizes, or else the package gguf. The header is
+read here, because the GGUFReader of gguf makes several arrays for every token of the vocabulary: seconds, and 170 MB
+for 49,000 tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import mmap
 import re
 import struct
@@ -16,15 +18,25 @@ from typing import Any
 
 import numpy as np
 
+from xformer import native
 from xformer.errors import CheckpointError, nearest_hint
 from xformer.families.tensor_files import TensorEntry, TensorFiles
 from xformer.io import check_no_lfs_pointer
 from xformer.text.extras import require
 
-QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-_PLAIN = ("F32", "F16", "BF16")
+# {number of a type: its name, and the values and bytes of a block}.
+_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 8: ("Q8_0", 32, 34), 2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+}  # fmt: skip
+QUANTIZED = tuple(name for name, num_values, _ in _TYPES.values() if num_values > 1)
+_UNSUPPORTED = {
+    10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
 _SIZE = struct.Struct("<Q")
-_CHUNK = 1 << 18  # values dequantized at a time
+_CHUNK = 1 << 18  # values that the package gguf dequantizes at a time
 
 # {type of a metadata value: code of the struct module}; strings are type 8 and arrays type 9.
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -131,13 +143,17 @@ class GGUFEntry(TensorEntry):
         return self.arrange(self._dequantize() if self.code in QUANTIZED else super().read())
 
     def _dequantize(self) -> Any:
-        gguf = require("gguf")
-        quantized_type, (num_values, num_bytes) = gguf.GGMLQuantizationType[self.code], self.block
+        num_values, num_bytes = self.block
         x, blocks_at_a_time = np.empty(self.shape, "<f4"), _CHUNK // num_values
         values = x.reshape(-1, num_values)
-        blocks = np.memmap(self.path, "u1", mode="r", offset=self.offset, shape=(len(values), num_bytes))
+        blocks = np.asarray(np.memmap(self.path, "u1", mode="r", offset=self.offset, shape=(len(values), num_bytes)))
+        if native.is_available():
+            native.call("dequantize", (blocks, values))
+            return x
+        gguf = require("gguf")
+        quantized_type = gguf.GGMLQuantizationType[self.code]
         for i in range(0, len(values), blocks_at_a_time):
-            chunk = np.asarray(blocks[i : i + blocks_at_a_time])
+            chunk = blocks[i : i + blocks_at_a_time]
             rows = gguf.dequantize(chunk.reshape(1, -1), quantized_type)
             values[i : i + blocks_at_a_time] = rows.reshape(-1, num_values)
         return x
@@ -155,7 +171,6 @@ class GGUFFile(TensorFiles):
 
     Raises:
         CheckpointError: If the file is damaged, of an unknown architecture, or has tensors of an unsupported type.
-        BackendError: If the package gguf is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -311,10 +326,10 @@ def _translate_rope(values: dict[str, Any], tensors: dict[str, GGUFEntry]) -> di
 
 def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
     """Return the metadata and the tensors by their names in the file."""
-    gguf = require("gguf")
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _parse(_Cursor(content), path, gguf)
+        status = path.stat()
+        metadata, entries = _read_unchanged(path, status.st_mtime_ns, status.st_size)
+        return metadata, {**entries}
     except (struct.error, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged or truncated ({error}); use another copy") from error
     except (OSError, ValueError) as error:
@@ -323,7 +338,13 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def _parse(cursor: _Cursor, path: Path, gguf: Any) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
+@functools.lru_cache(maxsize=1)  # the model and its tokenizer read the same header
+def _read_unchanged(path: Path, modified: int, size: int) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _parse(_Cursor(content), path)
+
+
+def _parse(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
     if cursor.content[:4] != b"GGUF":
         check_no_lfs_pointer(path)
         raise CheckpointError(f"{path} is not a GGUF file; its first bytes are {cursor.content[:4]!r}")
@@ -345,17 +366,16 @@ def _parse(cursor: _Cursor, path: Path, gguf: Any) -> tuple[dict[str, Any], dict
     if not isinstance(alignment, int) or alignment < 1:
         raise struct.error(f"general.alignment is {alignment!r}")
     start = -(-cursor.position // alignment) * alignment
-    types, supported = {int(member): member for member in gguf.GGMLQuantizationType}, (*_PLAIN, *QUANTIZED)
     entries = {}
     for name, shape, type_id, offset in tensors:
-        code = types[type_id].name if type_id in types else f"number {type_id}"
-        if code not in supported:
+        if type_id not in _TYPES:
+            code, supported = _UNSUPPORTED.get(type_id, f"number {type_id}"), [each[0] for each in _TYPES.values()]
             raise CheckpointError(f"{path}: {name} has the type {code}; expected one of {', '.join(supported)}")
-        block = gguf.GGML_QUANT_SIZES[types[type_id]]
+        code, *block = _TYPES[type_id]
         num_blocks, remainder = divmod(int(np.prod(shape, dtype=object)), block[0])
         if remainder or start + offset + num_blocks * block[1] > len(cursor.content):
             raise CheckpointError(f"{path} is damaged or truncated: {name} ends after the file; use another copy")
-        entries[name] = GGUFEntry(path, code, shape, start + offset, block)
+        entries[name] = GGUFEntry(path, code, shape, start + offset, (block[0], block[1]))
     return metadata, entries
 
 
