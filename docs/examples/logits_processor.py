@@ -8,16 +8,16 @@ config = xf.LanguageModelConfig(vocab_size=20, d_model=16, num_heads=2, d_ff=32,
 model = xf.LanguageModel(config, xp=np, seed=0)
 
 
-def only_even_tokens(histories, logits):
-    """Mask odd tokens. histories: the tokens of each row so far; logits: (rows, vocab_size)."""
+def only_even_tokens(tokens, lengths, logits):
+    """Mask odd tokens. tokens: (rows, longest), the ids of each row so far; logits: (rows, vocab_size)."""
     xp = xf.array_namespace(logits)
     is_odd = xp.arange(logits.shape[-1]) % 2 == 1
     return xp.where(is_odd, -xp.inf, logits)
 
 
-def stop_at_eight(histories):
+def stop_at_eight(tokens, lengths):
     """End a row once its last token is 8."""
-    return [history[-1] == 8 for history in histories]
+    return tokens[:, -1] == 8
 
 
 outputs = xf.generate(

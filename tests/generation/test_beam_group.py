@@ -1,8 +1,7 @@
 import math
 
-from xformer.generation.beam_group import Beam, BeamGroup, BeamHypotheses
-from xformer.generation.candidates import Candidate
-from xformer.generation.hypothesis import Hypothesis, length_penalty
+from xformer.generation.beams import Beam, BeamGroup, BeamHypotheses, Candidate
+from xformer.generation.results import Hypothesis, length_penalty
 
 EOS = 2
 

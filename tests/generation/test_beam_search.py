@@ -11,9 +11,9 @@ from tests.generation.definitions import SEEDS, SOURCES, Models, padded, rescore
 from tests.reference import without_jax
 from xformer.backends import from_host
 from xformer.generation import GenerationConfig, generate
-from xformer.generation.beam_group import BeamGroup
-from xformer.generation.decoding_steps import DecodingSteps
-from xformer.generation.hypothesis import Hypothesis
+from xformer.generation.beams import BeamGroup
+from xformer.generation.results import Hypothesis
+from xformer.generation.steps import DecodingSteps
 from xformer.tree import replace
 
 limited = settings(max_examples=8)

@@ -5,7 +5,8 @@ import numpy as np
 from tests.generation.definitions import log_softmax
 from tests.reference import normal
 from xformer.backends import from_host
-from xformer.generation.candidates import Candidate, rank_candidates, top_tokens
+from xformer.generation.beams import Candidate, rank_candidates
+from xformer.generation.processors import top_tokens
 
 LOG_PROBS = log_softmax(normal(0, 3, 7))
 

@@ -13,8 +13,8 @@ import pytest
 from tests.generation.definitions import SOURCES, padded, varied_model
 from tests.reference import small_language_model
 from xformer import Rng, stream
-from xformer.generation import GenerationConfig, decoding_steps, generate
-from xformer.generation.kept_programs import KeptPrograms
+from xformer.generation import GenerationConfig, generate, steps
+from xformer.generation.steps import KeptPrograms
 from xformer.tracing.program import Program
 from xformer.tree import map_arrays
 
@@ -32,7 +32,7 @@ def both(monkeypatch, call):
     monkeypatch.setattr(Program, "run", lambda self, *args: runs.append(1) or run(self, *args))
     repeated = call()
     with monkeypatch.context() as patch:
-        patch.setattr(decoding_steps, "_MIN_LENGTH", 1000)
+        patch.setattr(steps, "_MIN_LENGTH", 1000)
         return call(), repeated, len(runs)
 
 
@@ -92,7 +92,7 @@ def programs(monkeypatch):
     """Programs made so far, and an empty store."""
     made, init = [], Program.__init__
     monkeypatch.setattr(Program, "__init__", lambda self, *args: made.append(self) or init(self, *args))
-    monkeypatch.setattr(decoding_steps, "_kept", KeptPrograms(max_entries=64, max_bytes=2**28))
+    monkeypatch.setattr(steps, "_kept", KeptPrograms(max_entries=64, max_bytes=2**28))
     return made
 
 
@@ -143,7 +143,7 @@ def test_threads_that_share_a_model_do_not_share_a_program(programs):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_programs_share_no_arrays_that_steps_change(monkeypatch, positions, config):
     kept = []
-    monkeypatch.setattr(decoding_steps._kept, "keep", lambda model, key, entry, nbytes: kept.append(entry[0]))
+    monkeypatch.setattr(steps._kept, "keep", lambda model, key, cache, program: kept.append(cache))
     generate(varied_model(1, positions=positions), padded(SOURCES), config, rng=Rng(0))
     assert len(kept) > 1  # inputs have left the batch, or the capacity has grown
     changed = [[cache.lengths, *(array for layer in cache.layers
@@ -168,7 +168,7 @@ def test_a_stream_that_is_stopped_returns_its_program(programs):
 
 
 def test_the_number_and_size_of_programs_are_limited_and_they_end_with_the_model(programs, monkeypatch):
-    model, kept = varied_model(1), decoding_steps._kept
+    model, kept = varied_model(1), steps._kept
     monkeypatch.setattr(kept, "_max_entries", 3)
     for rows in range(1, 6):
         generate(model, padded([SOURCES[0]] * rows), CONFIGS["greedy"])

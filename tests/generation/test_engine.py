@@ -10,10 +10,10 @@ import pytest
 import xformer as xf
 from tests.generation.definitions import SOURCES, varied_model
 from xformer.errors import DataError
-from xformer.generation.beam_search import beam_search
+from xformer.generation.beams import beam_search
 from xformer.generation.engine import Engine, Search, shared_engine
 from xformer.generation.generate import make_batch
-from xformer.generation.greedy_sampling import greedy_or_sample
+from xformer.generation.sampling import greedy_or_sample
 from xformer.models.config import POSITIONS
 
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
@@ -104,8 +104,8 @@ def test_threads_share_an_engine():
 def test_an_error_ends_its_own_search_only():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
 
-    def fail(histories, logits):
-        if len(histories[0]) > 5:
+    def fail(tokens, lengths, logits):
+        if lengths[0] > 5:
             raise DataError("no")
         return logits
 
@@ -141,8 +141,8 @@ def test_a_long_search_stays_when_others_join(options):
 def test_a_long_prompt_may_end_first():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **(SIZES | {"max_positions": 256})))
 
-    def ends(histories):
-        return [len(tokens) > 100 for tokens in histories]
+    def ends(tokens, lengths):
+        return lengths > 100
 
     prompts = [[3] * 100, *[[4, 5]] * 8]
     found = xf.generate(model, prompts, max_new_tokens=9, stopping_criteria=[ends])

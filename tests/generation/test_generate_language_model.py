@@ -5,7 +5,7 @@ from tests.generation.definitions import log_softmax
 from tests.reference import normal, raises_line
 from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.generation import GenerationConfig, generate, stream
-from xformer.generation.decoding_steps import DecodingSteps
+from xformer.generation.steps import DecodingSteps
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.random import Rng
 from xformer.tree import map_arrays
@@ -145,9 +145,8 @@ def test_padded_arrays_need_a_mask(model):
 def test_a_row_without_a_possible_token_is_named(settings):
     """The second input has none at its second position."""
 
-    def mask_all(histories, logits):
-        rows = [[index == 1 and len(row) == 3] for row, index in zip(histories, histories.input_indices, strict=True)]
-        return np.where(rows, -np.inf, logits)
+    def mask_all(tokens, lengths, logits, rows):
+        return np.where(((rows.inputs == 1) & (lengths == 3))[:, None], -np.inf, logits)
 
     config = LanguageModelConfig(vocab_size=7, d_model=8, num_heads=2, d_ff=8, num_layers=1)
     for options, number in (({}, 2), ({"indices": [4, 7]}, 8)):
@@ -168,9 +167,24 @@ def test_a_row_without_a_possible_token_is_named(settings):
     [
         ([5, 3], {}, DataError, "prompt 1 is 5; expected a list of token ids"),
         (["hello"], {}, DataError, "prompt 1 is 'hello'; expected a list of token ids"),
-        ([[1]], {"logits_processors": [lambda rows, logits: None]}, ShapeError, "returned None; expected logits"),
-        ([[1]], {"logits_processors": [lambda rows, logits: logits[:, :2]]}, ShapeError, "returned shape .1, 2.;"),
-        ([[1]], {"stopping_criteria": [lambda rows: False]}, ShapeError, "returned False; expected one bool per row"),
+        (
+            [[1]],
+            {"logits_processors": [lambda tokens, lengths, logits: None]},
+            ShapeError,
+            "returned None; expected logits",
+        ),
+        (
+            [[1]],
+            {"logits_processors": [lambda tokens, lengths, logits: logits[:, :2]]},
+            ShapeError,
+            "returned shape .1, 2.;",
+        ),
+        (
+            [[1]],
+            {"stopping_criteria": [lambda tokens, lengths: False]},
+            ShapeError,
+            "returned False; expected one bool per row",
+        ),
     ],
 )
 def test_wrong_inputs_and_results_of_functions_are_named(inputs, options, error, message):
@@ -232,5 +246,5 @@ def test_the_length_penalty_may_be_a_power_of_the_length(model):
 
 
 def test_ids_outside_the_vocabulary_do_not_end_outputs(model):
-    with raises_line(DataError, "token id 99 is suppressed or ends outputs; expected 0 to 12"):
+    with raises_line(DataError, "token id 99 is suppressed, biased or ends outputs; expected 0 to 12"):
         generate(model, PROMPTS, stop_token_ids=[99])

@@ -6,7 +6,7 @@ from tests.generation.definitions import SOURCES, varied_model
 from tests.reference import raises_line, small_language_model
 from xformer.errors import ConfigError
 from xformer.generation import StopSequences, generate, stream
-from xformer.generation.decoding_steps import DecodingSteps
+from xformer.generation.steps import DecodingSteps
 from xformer.models import Transformer
 from xformer.random import Rng
 from xformer.tree import replace
@@ -114,19 +114,19 @@ def test_beam_search_and_several_outputs_cannot_be_streamed(model):
 def test_a_user_processor_sees_every_step_and_changes_the_result(model, settings):
     calls = []
 
-    def only_even_tokens(histories, logits):
-        calls.append((len(histories), len(histories.input_indices), tuple(logits.shape)))
+    def only_even_tokens(tokens, lengths, logits, rows):
+        calls.append((len(tokens), len(lengths), len(rows.inputs), tuple(logits.shape)))
         return np.where(np.arange(13) % 2 == 0, logits, -np.inf)
 
     for hypotheses in generate(model, SOURCES, max_new_tokens=6, logits_processors=[only_even_tokens], **settings):
         for hypothesis in hypotheses:
             assert all(token % 2 == 0 for token in hypothesis.tokens)
-    assert all(rows == indices == shape[0] and shape[1] == 13 for rows, indices, shape in calls)
+    assert all(n == lengths == inputs == rows and size == 13 for n, lengths, inputs, (rows, size) in calls)
 
 
 def test_scores_include_user_processors(model):
     ((hypothesis,),) = generate(
-        model, SOURCES[:1], max_new_tokens=4, logits_processors=[lambda histories, logits: np.zeros_like(logits)]
+        model, SOURCES[:1], max_new_tokens=4, logits_processors=[lambda tokens, lengths, logits: np.zeros_like(logits)]
     )
     assert hypothesis.log_probability == pytest.approx(-4 * np.log(13))
 
@@ -150,7 +150,7 @@ def test_a_stopped_output_is_scored_without_eos(model):
     plain = generate(model, SOURCES, max_new_tokens=6, length_penalty=1.0)
     stopped = generate(
         model, SOURCES, max_new_tokens=6, length_penalty=1.0,
-        stopping_criteria=[lambda histories: [len(tokens) == 2 for tokens in histories]],
+        stopping_criteria=[lambda tokens, lengths: lengths == 2],
     )  # fmt: skip
     for (one,), (two,) in zip(plain, stopped, strict=True):
         assert two.tokens == one.tokens[:2]
@@ -160,7 +160,7 @@ def test_a_stopped_output_is_scored_without_eos(model):
 
 
 def test_a_criterion_never_stops_within_a_prefix_or_a_prompt(model):
-    always = [lambda histories: [True] * len(histories)]
+    always = [lambda tokens, lengths: [True] * len(lengths)]
     prefix = [[5, 6, 7], [7], [], [4], [4, 4, 4]]
     for start, (hypothesis,) in zip(
         prefix, generate(model, SOURCES, prefix=prefix, stopping_criteria=always), strict=True

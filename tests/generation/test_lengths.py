@@ -3,7 +3,7 @@ import pytest
 from tests.reference import raises_line
 from xformer.errors import ConfigError, DataError
 from xformer.generation import GenerationConfig, default_max_length
-from xformer.generation.lengths import LengthRange, length_ranges, target_ranges
+from xformer.generation.config import LengthRange, length_ranges, target_ranges
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,22 @@
+import dataclasses
+import json
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import assert_close
 from tests.generation.definitions import log_softmax
-from tests.reference import normal
-from xformer.backends import from_host, to_host
-from xformer.generation.config import GenerationConfig
-from xformer.generation.lengths import LengthLimits, LengthRange
-from xformer.generation.logits_processors import (
-    Histories,
+from tests.reference import normal, raises_line, small_language_model
+from xformer.backends import array_namespace, device, from_host, to_host
+from xformer.errors import ConfigError, DataError
+from xformer.generation import Rows, StopSequences, generate
+from xformer.generation.config import GenerationConfig, LengthLimits, LengthRange
+from xformer.generation.processors import (
+    FrequencyPenalty,
+    LogitBias,
     MinLength,
     NoRepeatNGram,
     RepetitionPenalty,
@@ -20,49 +24,76 @@ from xformer.generation.logits_processors import (
     SuppressTokens,
     build_logits_processors,
     log_sum_exp,
-    mask_tokens,
-    repeating_tokens,
+    takes_rows,
 )
+from xformer.random import Rng
 
 INFINITY = math.inf
 LOGITS = np.asarray([[1.0, -2.0, 0.5, 3.0], [0.0, 4.0, -1.0, 2.0]])
 
 
-def rows(*histories, indices=None):
-    return Histories(map(list, histories), indices or range(len(histories)))
+def apply(processor, histories, logits, indices=None, prefixes=None):
+    """Apply a processor to rows with these tokens; `indices` are those of their inputs."""
+    inputs = list(indices or range(len(histories)))
+    starts = {index: len(prefix) for index, prefix in enumerate(prefixes or [()] * (max(inputs) + 1))}
+    rows = Rows.first(histories, inputs, 1, is_normalized=False)
+    rows = dataclasses.replace(rows, inputs=np.asarray(inputs), starts=np.asarray([starts[each] for each in inputs]))
+    xp = array_namespace(logits)
+    arrays = (from_host(xp, x, device=device(logits)) for x in (rows.tokens, rows.lengths))
+    return processor(*arrays, logits, **({"rows": rows} if takes_rows(processor) else {}))
 
 
-def test_tokens_are_masked_in_all_rows_or_in_some(xp):
+def test_tokens_are_masked_in_all_rows(xp):
     expected = [[1.0, -INFINITY, 0.5, -INFINITY], [0.0, -INFINITY, -1.0, -INFINITY]]
     suppress = SuppressTokens([1, 3])
     for _ in range(2):  # the second step reuses the mask
-        np.testing.assert_array_equal(to_host(suppress(rows([], []), from_host(xp, LOGITS))), expected)
-    masked = to_host(mask_tokens(from_host(xp, LOGITS), [{3, 0}, set()]))
-    np.testing.assert_array_equal(masked, [[-INFINITY, -2.0, 0.5, -INFINITY], LOGITS[1]])
-    logits = from_host(xp, LOGITS)
-    assert mask_tokens(logits, [[], []]) is logits
+        np.testing.assert_array_equal(to_host(apply(suppress, [[], []], from_host(xp, LOGITS))), expected)
 
 
 def test_eos_is_masked_below_the_minimum_length(xp):
     lengths = LengthLimits([LengthRange(0, 9), LengthRange(2, 9)])
-    masked = to_host(MinLength(lengths, [2])(rows([4], [4]), from_host(xp, LOGITS)))
+    masked = to_host(apply(MinLength(lengths, [2]), [[4], [4]], from_host(xp, LOGITS)))
     np.testing.assert_array_equal(masked, [LOGITS[0], [0.0, 4.0, -INFINITY, 2.0]])
 
 
 def test_repetition_penalty_is_the_formula(xp):
     penalize = RepetitionPenalty(2.0)
-    found = penalize(rows([0, 1, 1], [3]), from_host(xp, LOGITS))
+    found = apply(penalize, [[0, 1, 1], [3]], from_host(xp, LOGITS))
     assert_close(found, [[0.5, -4.0, 0.5, 3.0], [0.0, 4.0, -1.0, 1.0]], xp=xp)
-    assert_close(penalize(rows([], []), from_host(xp, LOGITS)), LOGITS, xp=xp)
-    start = RepetitionPenalty(2.0, [3])
-    assert_close(start(rows([], [2]), from_host(xp, LOGITS)), [[1.0, -2.0, 0.5, 1.5], [0.0, 4.0, -2.0, 1.0]], xp=xp)
+    assert_close(apply(penalize, [[], []], from_host(xp, LOGITS)), LOGITS, xp=xp)
+    found = apply(RepetitionPenalty(2.0, [3]), [[], [2]], from_host(xp, LOGITS))
+    assert_close(found, [[1.0, -2.0, 0.5, 1.5], [0.0, 4.0, -2.0, 1.0]], xp=xp)
+
+
+def test_frequency_and_presence_penalties_count_generated_tokens(xp):
+    histories, prefixes = [[1, 0, 3, 3], [2]], [[1], [2]]
+    found = apply(FrequencyPenalty(0.5, 0.25), histories, from_host(xp, LOGITS), prefixes=prefixes)
+    assert_close(found, LOGITS - np.asarray([[0.75, 0.0, 0.0, 1.25], [0.0] * 4]), xp=xp)
+    assert_close(apply(FrequencyPenalty(1.0, 1.0), [[], []], from_host(xp, LOGITS)), LOGITS, xp=xp)
+
+
+def test_a_bias_is_added_to_the_logits_of_tokens(xp):
+    expected = LOGITS + np.asarray([0.0, -100.0, 0.0, 2.5])
+    assert_close(apply(LogitBias({3: 2.5, 1: -100.0}), [[], []], from_host(xp, LOGITS)), expected, xp=xp)
 
 
 def test_sequence_bias_belongs_to_the_input_of_a_row(xp):
     bias = SequenceBias([[], [[(1, 3)]]], 1.5)
-    found = bias(rows([1], [0], indices=[1, 0]), from_host(xp, LOGITS))
+    found = apply(bias, [[1], [0]], from_host(xp, LOGITS), indices=[1, 0])
     assert_close(found, LOGITS + np.asarray([[0.0, 1.5, 0.0, 3.0], [0.0] * 4]), xp=xp)
-    assert_close(bias(rows([], [], indices=[0, 0]), from_host(xp, LOGITS)), LOGITS, xp=xp)
+    assert_close(apply(bias, [[], []], from_host(xp, LOGITS), indices=[0, 0]), LOGITS, xp=xp)
+
+
+def test_stop_sequences_end_rows_of_any_length(xp):
+    stop = StopSequences([[7], [9, 8], [4] * 6])
+    for histories, expected in (
+        ([[7], [9, 8, 3], [5, 9, 8]], [True, False, True]),
+        ([[8], [9, 9, 8], [3, 3]], [False, True, False]),
+        ([[], []], [False, False]),
+        ([[4] * 5, [4] * 7], [False, True]),
+    ):
+        rows = Rows.first(histories, range(len(histories)), 1, is_normalized=False)
+        assert to_host(stop(from_host(xp, rows.tokens), from_host(xp, rows.lengths))).tolist() == expected
 
 
 def test_log_sum_exp(xp):
@@ -71,41 +102,36 @@ def test_log_sum_exp(xp):
     assert_close(log_sum_exp(from_host(xp, one)), [[0.0]], xp=xp)
 
 
-@pytest.mark.parametrize(
-    ("history", "size", "expected"),
-    [
-        ([], 1, set()),
-        ([4, 5, 4], 1, {4, 5}),
-        ([], 2, set()),
-        ([4], 2, set()),
-        ([4, 5, 4], 2, {5}),
-        ([4, 4], 2, {4}),
-        ([4, 5, 6, 4, 5, 7, 4, 5], 3, {6, 7}),
-        ([4, 5], 3, set()),
-    ],
-)
-def test_tokens_that_would_repeat_an_ngram(history, size, expected):
-    assert repeating_tokens(history, size) == expected
+def repeating_tokens(xp, size, *histories):
+    """Return the tokens that are masked in each row; one further token always stays."""
+    logits = from_host(xp, np.zeros((len(histories), 9)))
+    return [set(np.flatnonzero(row == -INFINITY)) for row in to_host(apply(NoRepeatNGram(size), histories, logits))]
 
 
-@settings(max_examples=50, deadline=None)
-@given(history=st.lists(st.integers(0, 3), max_size=12), size=st.integers(1, 4))
-def test_exactly_the_tokens_that_repeat_an_ngram(history, size):
+def test_tokens_that_would_repeat_an_ngram(xp):
+    assert repeating_tokens(xp, 1, [], [4, 5, 4]) == [set(), {4, 5}]
+    assert repeating_tokens(xp, 2, [], [4], [4, 5, 4], [4, 4]) == [set(), set(), {5}, {4}]
+    assert repeating_tokens(xp, 3, [4, 5, 6, 4, 5, 7, 4, 5], [4, 5], [1, 2, 3, 1, 2]) == [{6, 7}, set(), {3}]
+    assert repeating_tokens(xp, 12, [4] * 5) == [set()]
+
+
+@given(histories=st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=4), size=st.integers(1, 4))
+def test_exactly_the_tokens_that_repeat_an_ngram(histories, size):
     def ngrams(tokens):
         return [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
 
-    seen = ngrams(history)
-    expected = {token for token in range(4) if len(ngrams([*history, token])) > len(seen)
-                and ngrams([*history, token])[-1] in seen}  # fmt: skip
-    assert repeating_tokens(history, size) == expected
+    expected = [
+        {token for token in range(4) if ngrams([*history, token])[-1:] and ngrams([*history, token])[-1]
+         in ngrams(history)}
+        for history in histories
+    ]  # fmt: skip
+    assert repeating_tokens(np, size, *histories) == expected
 
 
 # --- All together -----------------------------------------------------------------------------------------------------
 
 
-def process(
-    logits, histories, indices=None, *, ranges=((0, 9),), prefixes=((),), sequence_bias=None, user=(), **config
-):
+def process(logits, histories, indices=None, *, ranges=((0, 9),), prefixes=None, sequence_bias=None, user=(), **config):
     """Apply the processors of a batch in which 0 and 1 are suppressed and 2 is eos."""
     processors = build_logits_processors(
         GenerationConfig(**config),
@@ -115,12 +141,12 @@ def process(
         suppressed=frozenset((0, 1)),
         start=[1],
         lengths=LengthLimits([LengthRange(*limits) for limits in ranges]),
-        prefixes=prefixes,
+        prefixes=prefixes or [()] * len(ranges),
         sequence_bias=sequence_bias,
         user_processors=user,
     )
     for processor in processors:
-        logits = processor(Histories(histories, indices or [0] * len(histories)), logits)
+        logits = apply(processor, histories, logits, indices or [0] * len(histories), prefixes)
     return logits
 
 
@@ -149,7 +175,7 @@ def test_processors_apply_in_order(num_beams):
     expected[0, 3] *= 1.5 if expected[0, 3] < 0 else 1 / 1.5
     seen = []
     found = process(logits, [[3]], repetition_penalty=1.5, sequence_bias=[[[[4]]]], num_beams=num_beams,
-                    user=[lambda histories, logits: seen.append(logits) or logits - 1.0])  # fmt: skip
+                    user=[lambda tokens, lengths, logits: seen.append(logits) or logits - 1.0])  # fmt: skip
     assert_close(found[:, 2:], expected[:, 2:] - 1.0)
     assert_close(seen[0][:, 2:], expected[:, 2:])
     assert allowed(found) == [{2, 3, 4, 5}]
@@ -158,7 +184,7 @@ def test_processors_apply_in_order(num_beams):
 def test_scores_of_beams_never_increase():
     logits = normal(0, 2, 6)
     found = process(
-        logits, [[3], [4]], num_beams=2, user=[lambda histories, logits: logits + np.asarray([[9.0], [-9.0]])]
+        logits, [[3], [4]], num_beams=2, user=[lambda tokens, lengths, logits: logits + np.asarray([[9.0], [-9.0]])]
     )
     suppressed = np.where([True, True, *[False] * 4], -INFINITY, logits)
     log_probs = log_softmax(suppressed)
@@ -188,8 +214,78 @@ def test_ngrams_may_repeat_if_no_other_token_is_left():
     # Not eos: the minimum length holds.
     assert allowed(process(logits, [[3, 4, 5]], ranges=[(9, 9)], **settings)) == [{3, 4, 5}]
     assert allowed(process(logits, [[3, 4, 5]], **settings)) == [{2}]
-    assert allowed(NoRepeatNGram(1)(rows([0, 1], [0, 1, 2, 3]), LOGITS)) == [{2, 3}, {0, 1, 2, 3}]
+    assert allowed(apply(NoRepeatNGram(1), [[0, 1], [0, 1, 2, 3]], LOGITS)) == [{2, 3}, {0, 1, 2, 3}]
 
 
 def test_eos_is_allowed_below_the_minimum_if_no_other_token_is():
     assert allowed(process(normal(0, 1, 3), [[]], ranges=[(4, 9)])) == [{2}]
+
+
+# --- Options and functions of the user --------------------------------------------------------------------------------
+
+
+MODEL = small_language_model(seed=3)
+SETTINGS = [{}, {"num_beams": 3}, {"temperature": 1.0, "rng": Rng(0), "num_return_sequences": 2}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_penalties_and_biases_change_the_tokens(settings):
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, **settings}
+    for prompt in ([[3, 4, 5]], [[6, 7], [3]]):
+        forced = generate(MODEL, prompt, logit_bias={"9": 100.0}, **options)
+        assert all(each.tokens == [9] * 8 for row in forced for each in row)
+        distinct = generate(MODEL, prompt, presence_penalty=100.0, **options)
+        assert all(len(set(each.tokens)) == 8 for row in distinct for each in row)
+        equal = generate(MODEL, prompt, frequency_penalty=-100.0, **options)
+        assert all(len(set(each.tokens)) == 1 for row in equal for each in row)
+
+
+@pytest.mark.parametrize(
+    "bias", [{"a": 1.0}, {3: math.nan}, {3: "1"}, {-1: 1.0}, {3: True}, {True: 1.0}, {1.5: 1.0}], ids=str
+)
+def test_invalid_biases_are_refused(bias):
+    with raises_line(ConfigError, "logit_bias has .*; expected finite numbers by token id"):
+        GenerationConfig(logit_bias=bias)
+
+
+def test_a_bias_outside_the_vocabulary_is_refused():
+    with raises_line(DataError, "token id 999 is suppressed, biased or ends outputs; expected 0 to "):
+        generate(MODEL, [[3]], logit_bias={999: 1.0})
+    config = GenerationConfig(logit_bias={3: 1})
+    assert GenerationConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_functions_of_arrays_see_prompt_and_output(settings):
+    prompts = [[3, 4, 5], [6]]
+
+    def check(tokens, lengths, rows):
+        for row in range(len(rows.lengths)):
+            history = rows.history(row)
+            assert history[: rows.starts[row]] == prompts[rows.inputs[row]]
+            assert tokens[row].tolist() == [-1] * (tokens.shape[1] - lengths[row]) + history
+            assert len(history) == lengths[row]
+
+    def processor(tokens, lengths, logits, rows):
+        check(tokens, lengths, rows)
+        return logits
+
+    def criterion(tokens, lengths, rows):
+        check(tokens, lengths, rows)
+        assert (lengths > rows.starts).all()
+        return tokens[:, -1] == 7
+
+    generate(MODEL, prompts, max_new_tokens=9, logits_processors=[processor], stopping_criteria=[criterion], **settings)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ({"logits_processors": [lambda histories, logits: logits]}, r"logits processor <lambda> has the parameters"),
+        ({"logits_processors": [3]}, "logits processor is 3; expected a function .tokens, lengths, logits."),
+        ({"stopping_criteria": [lambda tokens: [True]]}, "stopping criterion <lambda> has the parameters .tokens.;"),
+    ],
+)
+def test_functions_with_other_parameters_are_refused(hooks, message):
+    with raises_line(ConfigError, message):
+        generate(MODEL, [[3]], max_new_tokens=2, **hooks)

@@ -1,6 +1,6 @@
 from tests.reference import raises_line
 from xformer.errors import DataError
-from xformer.generation.sequence_bias import check_sequence_bias, phrase_weights
+from xformer.generation.processors import check_sequence_bias, phrase_weights
 
 
 def weights(history, *phrases):

@@ -288,10 +288,8 @@ def test_a_character_that_the_prompt_splits_is_streamed_as_a_whole(generator, mo
     monkeypatch.setattr(generator.tokenizer, "decode", decode)
     monkeypatch.setattr(generator.tokenizer, "decode_batch", lambda rows: [*map(decode, rows)])
 
-    def force(histories, logits):
-        return np.where(
-            [[token == ids[len(row)] for token in range(logits.shape[1])] for row in histories], 0.0, -np.inf
-        )
+    def force(tokens, lengths, logits):
+        return np.where(np.arange(logits.shape[1]) == np.asarray(ids)[lengths][:, None], 0.0, -np.inf)
 
     for split in range(2, len(ids) - 1):
         settings = {"max_new_tokens": len(ids) - split, "do_sample": False, "logits_processors": [force]}

@@ -18,7 +18,7 @@ import tokenizers
 from tests.pipelines.test_checkpoints import checkpoint
 from xformer.errors import ConfigError
 from xformer.generation import alignments
-from xformer.generation.decoding_steps import DecodingSteps
+from xformer.generation.steps import DecodingSteps
 from xformer.models import (
     Encoder,
     EncoderConfig,

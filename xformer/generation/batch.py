@@ -1,11 +1,11 @@
-"""A batch of inputs with everything that a search needs to know about them."""
+"""A batch of inputs with everything that a search needs to know about them, and what a search asks for."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xformer.backends import (
     Array,
@@ -16,16 +16,18 @@ from xformer.backends import (
     device,
     from_host,
     index_dtype,
+    to_host,
 )
 from xformer.errors import DataError, ShapeError
-from xformer.generation.beam_history import BeamHistory
-from xformer.generation.config import GenerationConfig
-from xformer.generation.decoding_steps import DecodingSteps
-from xformer.generation.lengths import LengthLimits
-from xformer.generation.logits_processors import Histories, LogitsProcessor
-from xformer.generation.stopping_criteria import StoppingCriteria
+from xformer.generation.config import GenerationConfig, LengthLimits
+from xformer.generation.processors import LogitsProcessor, Rows, StoppingCriteria, name_of, takes_rows
+from xformer.generation.results import Hypothesis, UnscoredHypothesis, length_penalty
+from xformer.generation.steps import DecodingSteps
 from xformer.layers.kv_cache import with_size
 from xformer.models.token_ids import check_one_each, check_tokens
+
+if TYPE_CHECKING:
+    from xformer.generation.beams import BeamHistory
 
 
 class Sources(NamedTuple):
@@ -40,6 +42,41 @@ class Sources(NamedTuple):
     ids: Array
     mask: Array | None
     lengths: list[int] | None
+
+
+class Move(NamedTuple):
+    """The next step of a search.
+
+    Attributes:
+        tokens: Next token of each row.
+        parents: Row of the step before that each row continues; None: the same rows.
+        inputs: Inputs that remain; None: all.
+    """
+
+    tokens: list[int]
+    parents: Sequence[int] | None = None
+    inputs: Sequence[int] | None = None
+
+
+class Choice(NamedTuple):
+    """A request for one token of each row; the search receives the tokens and their log-probabilities, two lists.
+
+    Attributes:
+        logits: Logits (rows, vocabulary).
+        config: Settings of sampling.
+        uniforms: Random number in [0, 1) of each row; None: the most probable token is chosen.
+    """
+
+    logits: Array
+    config: GenerationConfig
+    uniforms: list[float] | None
+
+    @property
+    def key(self) -> Any:
+        """Settings and dtype that choices made together share."""
+        config = self.config
+        sampling = (config.temperature, config.top_k, config.top_p, config.min_p)
+        return self.uniforms is not None and sampling, self.logits.dtype
 
 
 @dataclass(frozen=True)
@@ -104,42 +141,77 @@ class GenerationBatch:
         """Move host data to the device of the model."""
         return from_host(self.xp, data, dtype=dtype, device=device(self.parameter))
 
-    def process(self, logits: Array, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Array:
+    def rows(self, count: int) -> Rows:
+        """Return the rows of the first step, `count` for each input."""
+        return Rows.first(self.prefixes, self.indices, count, is_normalized=self.config.method == "beam")
+
+    def process(self, logits: Array, rows: Rows) -> Array:
         """Apply the logits processors, in float32 or wider."""
         xp = array_namespace(logits)
         logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
-        rows = self._histories(histories, input_indices)
-        for processor in self.logits_processors:
-            shape, logits = logits.shape, processor(rows, logits)
+        arrays = self._arrays(rows) if self.logits_processors else ()
+        for processor, has_rows in self._hooks[0]:
+            shape, logits = logits.shape, processor(*arrays, logits, **({"rows": rows} if has_rows else {}))
             if getattr(logits, "shape", None) != shape:
                 returned = f"shape {tuple(logits.shape)}" if hasattr(logits, "shape") else repr(logits)
                 raise ShapeError(
-                    f"logits processor {_name(processor)} returned {returned}; expected logits {tuple(shape)}"
+                    f"logits processor {name_of(processor)} returned {returned}; expected logits {tuple(shape)}"
                 )
         return logits
 
-    def should_stop(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> list[bool]:
+    def should_stop(self, rows: Rows) -> list[bool]:
         """Return for each row whether a stopping criterion ends it."""
-        if not self.stopping_criteria or not histories:
-            return [False] * len(histories)
-        rows = self._histories(histories, input_indices)
-        flags = [criterion(rows) for criterion in self.stopping_criteria]
-        for criterion, column in zip(self.stopping_criteria, flags, strict=True):
-            if not hasattr(column, "__len__") or len(column) != len(rows):
+        num_rows, stops = len(rows.lengths), [False] * len(rows.lengths)
+        if not self.stopping_criteria or not num_rows:
+            return stops
+        arrays = self._arrays(rows)
+        for criterion, has_rows in self._hooks[1]:
+            flags = criterion(*arrays, **({"rows": rows} if has_rows else {}))
+            found = to_host(flags).tolist() if hasattr(flags, "shape") else flags
+            if not isinstance(found, list) or len(found) != num_rows or any(isinstance(x, list) for x in found):
+                name = name_of(criterion)
                 raise ShapeError(
-                    f"stopping criterion {_name(criterion)} returned {column!r}; expected one bool per row "
-                    f"({len(rows)})"
+                    f"stopping criterion {name} returned {flags!r}; expected one bool per row ({num_rows})"
                 )
-        return [any(column) for column in zip(*flags, strict=True)]
+            stops = [stop or bool(flag) for stop, flag in zip(stops, found, strict=True)]
+        return stops
 
-    def _histories(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Histories:
-        indices = [self.indices[index] for index in input_indices]
-        return Histories(histories, input_indices, indices, normalized=self.config.method == "beam")
+    @functools.cached_property
+    def _hooks(self) -> list[list[tuple[Any, bool]]]:
+        """Processors and stopping criteria, and whether they have a parameter `rows`."""
+        return [
+            [(each, takes_rows(each)) for each in hooks] for hooks in (self.logits_processors, self.stopping_criteria)
+        ]
 
-    def no_token_error(self, index: int, tokens: Sequence[int]) -> DataError:
+    def _arrays(self, rows: Rows) -> tuple[Array, Array]:
+        dtype = index_dtype(self.xp)
+        return self.to_device(rows.tokens, dtype), self.to_device(rows.lengths, dtype)
+
+    def score_bound(self, hypothesis: UnscoredHypothesis) -> float:
+        """Return the score without the coverage penalty, which is at most zero."""
+        length = self.lengths.output_length(hypothesis.input_index, len(hypothesis.tokens)) + int(hypothesis.has_eos)
+        config = self.config
+        return hypothesis.log_probability / length_penalty(length, config.length_penalty, config.length_penalty_base)
+
+    def score(self, hypotheses: Sequence[UnscoredHypothesis]) -> list[Hypothesis]:
+        """Score hypotheses."""
+        penalties = [0.0] * len(hypotheses)
+        if self.coverage_penalties is not None and hypotheses:
+            penalties = self.coverage_penalties(hypotheses)
+        return [
+            Hypothesis(
+                each.tokens[len(each.tokens) - self.lengths.output_length(each.input_index, len(each.tokens)) :],
+                each.log_probability,
+                self.score_bound(each) + penalty,
+                each.finished,
+            )
+            for each, penalty in zip(hypotheses, penalties, strict=True)
+        ]
+
+    def no_token_error(self, index: int, length: int) -> DataError:
         """Return the error for a row of input `index` whose next token has no finite score."""
         return DataError(
-            f"input {self.indices[index] + 1} has no possible token at position {len(tokens) + 1}: all logits are -inf "
+            f"input {self.indices[index] + 1} has no possible token at position {length + 1}: all logits are -inf "
             "or one is NaN; expected logits processors and suppress_tokens to leave at least one token"
         )
 
@@ -214,7 +286,3 @@ def check_prefixes(
                 raise DataError(f"prefix {number} has {special[token]} {token}; expected ordinary tokens only")
         lengths.check_prefix(index, checked[-1], number)
     return checked
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", type(function).__name__)

@@ -11,51 +11,11 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from xformer.backends import Array, array_namespace, device, from_host, index_dtype, to_host
-from xformer.generation.batch import GenerationBatch, prefill
-from xformer.generation.config import GenerationConfig
-from xformer.generation.logits_processors import log_sum_exp
-from xformer.generation.sampling import draw, truncate
-
-
-class Move(NamedTuple):
-    """The next step of a search.
-
-    Attributes:
-        tokens: Next token of each row.
-        parents: Row of the step before that each row continues; None: the same rows.
-        inputs: Inputs that remain; None: all.
-    """
-
-    tokens: list[int]
-    parents: Sequence[int] | None = None
-    inputs: Sequence[int] | None = None
-
-
-class Choice(NamedTuple):
-    """A request for one token of each row; the search receives the tokens and their log-probabilities, two lists.
-
-    Attributes:
-        logits: Logits (rows, vocabulary).
-        config: Settings of sampling.
-        uniforms: Random number in [0, 1) of each row; None: the most probable token is chosen.
-    """
-
-    logits: Array
-    config: GenerationConfig
-    uniforms: list[float] | None
-
-    @property
-    def key(self) -> Any:
-        """Settings and dtype that choices made together share."""
-        config = self.config
-        sampling = (config.temperature, config.top_k, config.top_p, config.min_p)
-        return self.uniforms is not None and sampling, self.logits.dtype
-
+from xformer.backends import Array, array_namespace, device, from_host, index_dtype
+from xformer.generation.batch import Choice, GenerationBatch, Move, prefill
+from xformer.generation.sampling import choose
 
 Algorithm = Callable[[GenerationBatch, Array], Generator[Move | Choice, Any, Any]]
 """Function of a batch and the first logits, (inputs, vocabulary), that makes the generator of a search."""
@@ -214,7 +174,7 @@ def _make_choices(searches: Sequence[Search]) -> None:
     for group in groups.values():
         choices = [choice for _, choice in group]
         try:
-            tokens, log_probs = _choose(choices)
+            tokens, log_probs = choose(choices)
         except Exception as error:  # noqa: BLE001 - searches with other settings must go on
             for search, _ in group:
                 search.end(error=error)
@@ -224,23 +184,6 @@ def _make_choices(searches: Sequence[Search]) -> None:
             rows = slice(start, start + choice.logits.shape[0])
             start = rows.stop
             search.advance((tokens[rows], log_probs[rows]))
-
-
-@np.errstate(invalid="ignore")  # searches report rows without a finite score
-def _choose(choices: Sequence[Choice]) -> tuple[list[int], list[float]]:
-    """Return the next token of each row and its log-probability, on the host."""
-    first = choices[0]
-    xp = array_namespace(first.logits)
-    logits = first.logits if len(choices) == 1 else xp.concat([choice.logits for choice in choices], axis=0)
-    if first.uniforms is None:
-        chosen, scores = xp.argmax(logits, axis=-1), xp.max(logits, axis=-1, keepdims=True)
-    else:
-        uniforms = [uniform for choice in choices for uniform in choice.uniforms or ()]
-        chosen = draw(truncate(logits, first.config), uniforms)
-        scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
-    log_probs = scores - log_sum_exp(logits)
-    # The first copy waits for the step; the second one is then immediate.
-    return to_host(chosen).tolist(), to_host(log_probs)[:, 0].tolist()
 
 
 def _rows_of(logits: Array, rows: list[int]) -> Array:

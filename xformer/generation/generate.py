@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -14,24 +15,48 @@ from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.generation.batch import GenerationBatch, Sources, check_prefixes
-from xformer.generation.beam_history import BeamHistory
-from xformer.generation.beam_search import beam_search
-from xformer.generation.config import GenerationConfig
+from xformer.generation.beams import BeamHistory, beam_search
+from xformer.generation.config import (
+    GenerationConfig,
+    LengthLimits,
+    LengthRange,
+    length_ranges,
+    target_ranges,
+    unit_limits,
+)
 from xformer.generation.engine import Engine, Search, run_search
-from xformer.generation.greedy_sampling import Sample, extend_samples, greedy_or_sample, start_samples
-from xformer.generation.hypothesis import Hypothesis
-from xformer.generation.lengths import LengthLimits, LengthRange, length_ranges, target_ranges, unit_limits
-from xformer.generation.logits_processors import LogitsProcessor, build_logits_processors
-from xformer.generation.sampling import uniform_streams
-from xformer.generation.scoring import CoveragePenalty
-from xformer.generation.sequence_bias import Phrase, check_sequence_bias
-from xformer.generation.stopping_criteria import StoppingCriteria
+from xformer.generation.processors import (
+    LogitsProcessor,
+    Phrase,
+    StoppingCriteria,
+    build_logits_processors,
+    check_function,
+    check_sequence_bias,
+)
+from xformer.generation.results import CoveragePenalty, Hypothesis
+from xformer.generation.sampling import Sample, extend_samples, greedy_or_sample, start_samples, uniform_streams
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
 from xformer.random import Rng
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
-def generate(
+
+def _with_parameters_of(
+    function: Callable[Parameters, Any],
+) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:
+    """Give a function that passes its arguments on the signature of another."""
+
+    def decorate(decorated: Callable[..., Result]) -> Callable[Parameters, Result]:
+        result = inspect.signature(decorated).return_annotation
+        decorated.__signature__ = inspect.signature(function).replace(return_annotation=result)  # type: ignore[attr-defined]
+        return decorated
+
+    return decorate
+
+
+def make_batch(
     model: Transformer | LanguageModel,
     inputs: Any,
     config: GenerationConfig | None = None,
@@ -49,6 +74,86 @@ def generate(
     indices: Sequence[int] | None = None,
     beam_history: BeamHistory | None = None,
     **overrides: Any,
+) -> GenerationBatch:
+    """Check the arguments of `generate` and return them as a batch."""
+    config = GenerationConfig.resolve(config, overrides)
+    model_config = getattr(model, "config", None)
+    if model_config is None or not hasattr(model, "decode_step"):
+        raise ConfigError(f"model is {model!r}; expected a Transformer or LanguageModel")
+    for processor in logits_processors:
+        check_function(processor, "logits processor", "tokens", "lengths", "logits")
+    for criterion in stopping_criteria:
+        check_function(criterion, "stopping criterion", "tokens", "lengths")
+    if attention_mask is not None:
+        inputs = _without_padding(inputs, attention_mask)
+    coverage_penalties = None
+    if isinstance(model, Transformer):
+        source, source_mask = _source_ids(model, inputs)
+        indices = _check_indices(indices, source.shape[0])
+        lengths = _source_limits(model, source, source_mask.get("source_mask"), config, target_lengths, length_fn)
+        length_condition = target_lengths if length_condition is None else length_condition
+        conditions = _length_conditions(model, length_condition, len(indices))
+        prefixes = check_prefixes(prefix, lengths, model, indices)
+        start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
+        sources = Sources(source, source_mask.get("source_mask"), conditions)
+        if config.coverage_penalty:
+            coverage_penalties = CoveragePenalty(model, source, config.coverage_penalty, conditions, **source_mask)
+    else:
+        options = {"prefix": prefix, "target_lengths": target_lengths, "length_condition": length_condition}
+        for name in (name for name, value in options.items() if value is not None):
+            raise ConfigError(f"{name} applies to encoder-decoders only; omit it for a language model")
+        if config.coverage_penalty:
+            raise ConfigError("coverage_penalty applies to encoder-decoders only; omit it for a language model")
+        prefixes = _check_prompts(inputs, model.vocab_size, model_config.pad_id if special_tokens else None)
+        indices = _check_indices(indices, len(prefixes))
+        lengths = _prompt_limits(model, [len(prompt) for prompt in prefixes], config)
+        sources, start, eos_id = None, [], model_config.eos_id if special_tokens else None
+        suppressed = model_config.suppressed_ids if special_tokens else frozenset()
+
+    end_ids = frozenset(config.stop_token_ids).union([] if eos_id is None else [eos_id])
+    eos_id = min(end_ids, default=None) if eos_id is None else eos_id
+    suppress_tokens = suppressed.union(config.suppress_tokens)
+    if suppress_tokens and max(suppress_tokens) >= model.vocab_size:
+        raise DataError(f"suppress_tokens has token id {max(suppress_tokens)}; expected 0 to {model.vocab_size - 1}")
+    if len(suppress_tokens) >= model.vocab_size:
+        raise ConfigError(f"suppress_tokens excludes all {model.vocab_size} tokens; expected at least one other token")
+    others = *config.begin_suppress_tokens, *config.stop_token_ids, *(config.logit_bias or ())
+    if extra := [each for each in others if each >= model.vocab_size]:
+        raise DataError(
+            f"token id {extra[0]} is suppressed, biased or ends outputs; expected 0 to {model.vocab_size - 1}"
+        )
+    return GenerationBatch(
+        model=model,
+        config=config,
+        sources=sources,
+        start=start,
+        prefixes=prefixes,
+        lengths=lengths,
+        indices=indices,
+        eos_id=eos_id,
+        end_ids=end_ids,
+        logits_processors=build_logits_processors(
+            config,
+            vocab_size=model.vocab_size,
+            eos_id=eos_id,
+            end_ids=end_ids,
+            suppressed=suppressed,
+            start=start,
+            lengths=lengths,
+            prefixes=prefixes,
+            sequence_bias=check_sequence_bias(sequence_bias, len(prefixes), model.vocab_size),
+            user_processors=logits_processors,
+        ),
+        stopping_criteria=stopping_criteria,
+        uniforms=_uniforms(config, rng, indices, lengths.ranges),
+        coverage_penalties=coverage_penalties,
+        beam_history=beam_history,
+    )
+
+
+@_with_parameters_of(make_batch)
+def generate(
+    model: Any, inputs: Any, config: GenerationConfig | None = None, **overrides: Any
 ) -> list[list[Hypothesis]]:
     """Generate outputs for a batch of inputs: `generate(model, source_ids, num_beams=5, length_penalty=1.0)`.
 
@@ -60,9 +165,9 @@ def generate(
             lists of any lengths; for a `SpeechTransformer` frames (inputs, frames, features). Language model: prompts,
             lists of ids of any lengths, at least one token each, or an array with its attention_mask.
         config: Settings. Default: greedy search.
-        logits_processors: Additional processors: functions (histories, logits) -> logits, see `LogitsProcessor`. They
-            run after those of the config.
-        stopping_criteria: Functions (histories) -> one bool per row; True ends the row, see `StoppingCriteria`.
+        logits_processors: Additional processors: functions (tokens, lengths, logits) -> logits, see `LogitsProcessor`.
+            They run after those of the config.
+        stopping_criteria: Functions (tokens, lengths) -> one bool per row; True ends it, see `StoppingCriteria`.
         rng: Source of samples; required if the config samples. A sample depends on the rng, the index of the input and
             the position, never on other inputs.
         prefix: Encoder-decoder: ids that each output begins with, one list per input.
@@ -91,29 +196,12 @@ def generate(
         ConfigError: For invalid or contradictory settings.
         DataError: For invalid ids.
     """
-    batch = make_batch(
-        model,
-        inputs,
-        config,
-        logits_processors=logits_processors,
-        stopping_criteria=stopping_criteria,
-        rng=rng,
-        prefix=prefix,
-        sequence_bias=sequence_bias,
-        target_lengths=target_lengths,
-        length_fn=length_fn,
-        length_condition=length_condition,
-        special_tokens=special_tokens,
-        attention_mask=attention_mask,
-        indices=indices,
-        beam_history=beam_history,
-        **overrides,
-    )
-    return search(batch)
+    return search(make_batch(model, inputs, config, **overrides))
 
 
+@_with_parameters_of(make_batch)
 def stream(
-    model: Transformer | LanguageModel, inputs: Any, config: GenerationConfig | None = None, **options: Any
+    model: Any, inputs: Any, config: GenerationConfig | None = None, **options: Any
 ) -> Iterator[list[list[int]]]:
     """Generate token by token, by greedy search or sampling; one output per input.
 
@@ -173,94 +261,6 @@ def stream_samples(batch: GenerationBatch, samples: list[list[Sample]]) -> Itera
             engine.step()
     _ = search.result  # which raises an error of the search
     yield
-
-
-def make_batch(
-    model: Any,
-    inputs: Any,
-    config: GenerationConfig | None,
-    *,
-    logits_processors: Sequence[LogitsProcessor] = (),
-    stopping_criteria: Sequence[StoppingCriteria] = (),
-    rng: Rng | None = None,
-    prefix: Sequence[Sequence[int]] | None = None,
-    sequence_bias: Sequence[Sequence[Phrase]] | None = None,
-    target_lengths: Sequence[int] | None = None,
-    length_fn: Callable[[Sequence[int]], int] | None = None,
-    length_condition: Sequence[int] | None = None,
-    special_tokens: bool = True,
-    attention_mask: Any = None,
-    indices: Sequence[int] | None = None,
-    beam_history: BeamHistory | None = None,
-    **overrides: Any,
-) -> GenerationBatch:
-    """Check the arguments of `generate` and return them as a batch."""
-    config = GenerationConfig.resolve(config, overrides)
-    model_config = getattr(model, "config", None)
-    if model_config is None or not hasattr(model, "decode_step"):
-        raise ConfigError(f"model is {model!r}; expected a Transformer or LanguageModel")
-    if attention_mask is not None:
-        inputs = _without_padding(inputs, attention_mask)
-    coverage_penalties = None
-    if isinstance(model, Transformer):
-        source, source_mask = _source_ids(model, inputs)
-        indices = _check_indices(indices, source.shape[0])
-        lengths = _source_limits(model, source, source_mask.get("source_mask"), config, target_lengths, length_fn)
-        length_condition = target_lengths if length_condition is None else length_condition
-        conditions = _length_conditions(model, length_condition, len(indices))
-        prefixes = check_prefixes(prefix, lengths, model, indices)
-        start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
-        sources = Sources(source, source_mask.get("source_mask"), conditions)
-        if config.coverage_penalty:
-            coverage_penalties = CoveragePenalty(model, source, config.coverage_penalty, conditions, **source_mask)
-    else:
-        options = {"prefix": prefix, "target_lengths": target_lengths, "length_condition": length_condition}
-        for name in (name for name, value in options.items() if value is not None):
-            raise ConfigError(f"{name} applies to encoder-decoders only; omit it for a language model")
-        if config.coverage_penalty:
-            raise ConfigError("coverage_penalty applies to encoder-decoders only; omit it for a language model")
-        prefixes = _check_prompts(inputs, model.vocab_size, model_config.pad_id if special_tokens else None)
-        indices = _check_indices(indices, len(prefixes))
-        lengths = _prompt_limits(model, [len(prompt) for prompt in prefixes], config)
-        sources, start, eos_id = None, [], model_config.eos_id if special_tokens else None
-        suppressed = model_config.suppressed_ids if special_tokens else frozenset()
-
-    end_ids = frozenset(config.stop_token_ids).union([] if eos_id is None else [eos_id])
-    eos_id = min(end_ids, default=None) if eos_id is None else eos_id
-    suppress_tokens = suppressed.union(config.suppress_tokens)
-    if suppress_tokens and max(suppress_tokens) >= model.vocab_size:
-        raise DataError(f"suppress_tokens has token id {max(suppress_tokens)}; expected 0 to {model.vocab_size - 1}")
-    if len(suppress_tokens) >= model.vocab_size:
-        raise ConfigError(f"suppress_tokens excludes all {model.vocab_size} tokens; expected at least one other token")
-    if extra := [each for each in (*config.begin_suppress_tokens, *config.stop_token_ids) if each >= model.vocab_size]:
-        raise DataError(f"token id {extra[0]} is suppressed or ends outputs; expected 0 to {model.vocab_size - 1}")
-    return GenerationBatch(
-        model=model,
-        config=config,
-        sources=sources,
-        start=start,
-        prefixes=prefixes,
-        lengths=lengths,
-        indices=indices,
-        eos_id=eos_id,
-        end_ids=end_ids,
-        logits_processors=build_logits_processors(
-            config,
-            vocab_size=model.vocab_size,
-            eos_id=eos_id,
-            end_ids=end_ids,
-            suppressed=suppressed,
-            start=start,
-            lengths=lengths,
-            prefixes=prefixes,
-            sequence_bias=check_sequence_bias(sequence_bias, len(prefixes), model.vocab_size),
-            user_processors=logits_processors,
-        ),
-        stopping_criteria=stopping_criteria,
-        uniforms=_uniforms(config, rng, indices, lengths.ranges),
-        coverage_penalties=coverage_penalties,
-        beam_history=beam_history,
-    )
 
 
 def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, dict[str, Array]]:

@@ -18,16 +18,15 @@ from xformer.families.gguf_tokenizer import read_tokenizer
 from xformer.generation import (
     BeamHistory,
     GenerationConfig,
-    Histories,
     Hypothesis,
     LogitsProcessor,
     StoppingCriteria,
     generate,
 )
 from xformer.generation.generate import stream_batch, stream_samples
-from xformer.generation.greedy_sampling import start_samples
-from xformer.generation.hypothesis import best_first, length_penalty
 from xformer.generation.pretrained import PretrainedGeneration, read_generation
+from xformer.generation.results import best_first, length_penalty
+from xformer.generation.sampling import start_samples
 from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabulary
@@ -208,8 +207,8 @@ class TextGenerator(Pipeline):
                 raise DataError(f"prompt {number} has {len(prompt)} tokens; expected at most {window - 1}")
         limit = min(config.max_new_tokens or DEFAULT_MAX_NEW_TOKENS, window - min(map(len, prompts)))
 
-        def ends(histories: Histories) -> list[bool]:
-            return [len(tokens) >= window for tokens in histories]
+        def ends(tokens: Any, lengths: Any) -> Any:
+            return lengths >= window
 
         hypotheses = generate(
             self.model,
@@ -345,17 +344,13 @@ class TextGenerator(Pipeline):
         logits_processors: Sequence[LogitsProcessor],
         stopping_criteria: Sequence[StoppingCriteria],
     ) -> Iterator[str]:
-        def stop(histories: Histories) -> list[bool]:
-            text.stopped = any(criterion(histories)[0] for criterion in stopping_criteria)
-            return [text.stopped]
-
         decoder = DecodeStream(self.tokenizer.decode, text.prompt)
         for number in itertools.count():
             if text.is_done:
                 break
             chunk = self._chunk(text)
             options = self._chunk_options([chunk], config, Rng(seed).fold_in("chunk", number))
-            options |= {"logits_processors": logits_processors, "stopping_criteria": [stop]}
+            options |= {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
             batch = stream_batch(self.model, [chunk.context], **options)
             ((sample,),) = samples = start_samples(batch)
             length = len(chunk.context)
@@ -365,7 +360,7 @@ class TextGenerator(Pipeline):
                 text.tokens += new
                 if decoded := decoder.step(*new):
                     yield decoded
-            text.stopped |= sample.status == "eos"
+            text.stopped = sample.status in ("eos", "stopped")
         if rest := decoder.finish():
             yield rest
 

@@ -22,7 +22,7 @@ from xformer.generation import (
     BeamCandidate,
     BeamHistory,
     GenerationConfig,
-    Histories,
+    Rows,
     TokenAlternatives,
     TokenRecord,
     alignments,
@@ -281,36 +281,36 @@ class ServedModel:
         """Generate the outputs of a job."""
         (job,), tokenizer, is_seq2seq = jobs, self.target_tokenizer, isinstance(self.pipeline, TextToText)
         generation: Generation = job.request
-        rows = [
+        texts = [
             Row(job, generation, number, ids, TextStream(tokenizer.decode, () if is_seq2seq else ids, generation.stop))
             for number, ids in enumerate(generation.sources)
         ]
         record = None if generation.num_alternatives is None else TokenRecord(generation.num_alternatives)
-        counts = [0] * len(rows)
+        counts = [0] * len(texts)
 
-        def observe(histories: Histories) -> list[bool]:
-            for tokens, index in zip(histories, histories.indices, strict=True):
-                row = rows[index]
-                output = tokens if is_seq2seq else tokens[len(row.ids) :]
+        def observe(tokens: Any, lengths: Any, rows: Rows) -> list[bool]:
+            for number, index in enumerate(rows.indices.tolist()):
+                row, output = texts[index], rows.history(number)
+                output = output if is_seq2seq else output[len(row.ids) :]
                 new = row.text.push(output[counts[index] :])
                 counts[index] = max(counts[index], len(output))
                 if new and generation.stream:
                     job.emit("text", (row.number, new))
-            return [rows[index].is_done for index in histories.indices]
+            return [texts[index].is_done for index in rows.indices.tolist()]
 
-        def stop(histories: Histories) -> list[bool]:
-            return [job.is_stopped] * len(histories)
+        def stop(tokens: Any, lengths: Any) -> list[bool]:
+            return [job.is_stopped] * lengths.shape[0]
 
         # Beams and samples are several sequences for each row; stop strings are applied after the search.
         hooks: dict[str, Any] = {"stopping_criteria": [observe if generation.is_single else stop]}
         if record is not None:
             hooks["stopping_criteria"].insert(0, record.observe)
             hooks["logits_processors"] = [record]
-        for row, outputs in zip(rows, self._search(generation, hooks), strict=True):
+        for row, outputs in zip(texts, self._search(generation, hooks), strict=True):
             row.outputs = [self._finish(row, output, number == 0) for number, output in enumerate(outputs)]
             if record is not None and outputs:
                 row.steps = record.steps(row.number, () if is_seq2seq else row.ids, row.outputs[0].tokens)
-        job.finish(rows)
+        job.finish(texts)
 
     def _search(self, generation: Generation, hooks: dict[str, Any]) -> list[list[Output]]:
         """Return the outputs of each row."""
@@ -380,18 +380,19 @@ class ServedModel:
                 step = self._candidates_json(candidates)
                 job.emit("step", {"index": index, "candidates": step, "best": text})
 
-        def observe(histories: Histories) -> list[bool]:
+        def observe(tokens: Any, lengths: Any, rows: Rows) -> list[bool]:
             nonlocal sent
-            record.observe(histories)
+            record.observe(tokens, lengths, rows)
             if request.stream and config.method != "beam":
-                for tokens, index in zip(histories, histories.indices, strict=True):
-                    steps = record.steps(index, prompt, tokens[len(prompt) :]) if index == 0 else []
+                for number, index in enumerate(rows.indices.tolist()):
+                    output = rows.history(number)[len(prompt) :]
+                    steps = record.steps(index, prompt, output) if index == 0 else []
                     # Several samples of one input have different histories; the first one is streamed.
                     if config.num_return_sequences == 1 and len(steps) > sent:
                         for step in steps[sent:]:
                             job.emit("token", {"index": index, **streamed.step(step)})
                         sent = len(steps)
-            return [job.is_stopped] * len(histories)
+            return [job.is_stopped] * lengths.shape[0]
 
         history = BeamHistory(on_step)
         hooks = {"logits_processors": [record], "stopping_criteria": [observe], "beam_history": history}

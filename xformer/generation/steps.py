@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import JitError
-from xformer.generation.kept_programs import KeptPrograms
 from xformer.models.cache import StaticCache
-from xformer.threads import available_threads
+from xformer.threads import available_threads, fork_safe_lock
 from xformer.tracing.program import compiler
 from xformer.tree import flatten
 
@@ -20,8 +21,42 @@ _MIN_LENGTH = 6  # of the longest output: shorter searches use no static cache
 # tokens and at most 128 for a single row, where attention takes little of the time.
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 
-# Programs of steps, and caches with the arrays that they change.
-_kept: KeptPrograms[tuple[StaticCache, Any]] = KeptPrograms(max_entries=64, max_bytes=2**28)
+
+class KeptPrograms:
+    """Programs of steps by model and shapes, and the caches with the arrays that they change, for later searches.
+
+    An entry is checked out while in use, so that no two threads share one. The least recently used entries of a model
+    are dropped first; all are freed with the model.
+
+    Args:
+        max_entries: Maximum number of entries of a model.
+        max_bytes: Maximum size of the arrays of a model's entries together.
+    """
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._models: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, tuple[StaticCache, Any, int]]]
+        self._models = weakref.WeakKeyDictionary()
+        self._lock = fork_safe_lock()
+
+    def take(self, model: Any, key: Hashable) -> tuple[StaticCache, Any] | None:
+        """Remove and return the cache and the program of a key, or return None."""
+        with self._lock:
+            entry = self._models.get(model, OrderedDict()).pop(key, None)
+            return None if entry is None else entry[:2]
+
+    def keep(self, model: Any, key: Hashable, cache: StaticCache, program: Any) -> None:
+        """Keep a program and its cache."""
+        nbytes = program.nbytes + sum(array.nbytes for array in cache.arrays() if array is not None)  # type: ignore[attr-defined]
+        with self._lock:
+            entries = self._models.setdefault(model, OrderedDict())
+            entries.pop(key, None)
+            entries[key] = cache, program, nbytes
+            while len(entries) > self._max_entries or sum(entry[2] for entry in entries.values()) > self._max_bytes:
+                entries.popitem(last=False)
+
+
+_kept = KeptPrograms(max_entries=64, max_bytes=2**28)
 
 
 class DecodingSteps:
@@ -104,10 +139,7 @@ class DecodingSteps:
     def close(self) -> None:
         """Keep the last program for other searches."""
         if self._used is not None:
-            key, cache, program = self._used
-            arrays: Any = (array for array in cache.arrays() if array is not None)
-            size = sum(array.nbytes for array in arrays)
-            _kept.keep(self._model, key, (cache, program), program.nbytes + size)
+            _kept.keep(self._model, *self._used)
         self._used = None
 
     @property

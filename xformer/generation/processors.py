@@ -1,0 +1,598 @@
+"""Logits processors change the logits before a token is chosen; stopping criteria end rows after one is.
+
+Both are functions of arrays on the device of the model. As in Hugging Face, greedy search and sampling normalize the
+logits after the processors; beam search normalizes them before, so the processors get log-probabilities and their
+results are added up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xformer.backends import Array, array_namespace, device, extra, from_host, index_dtype, to_host
+from xformer.errors import ConfigError, DataError
+from xformer.generation.config import GenerationConfig, LengthLimits
+from xformer.models.token_ids import check_one_each, check_tokens
+
+Tokens = Sequence[int]
+Phrase = Sequence[Tokens]
+"""Alternative tokenizations of one phrase: at the start of a text, after a space, capitalized, ..."""
+
+LogitsProcessor = Callable[..., Array]
+"""Function (tokens, lengths, logits) -> logits, called at each step with the samples or beams of all inputs as rows.
+
+tokens: Integers (rows, longest): the ids of each row so far, prompt and forced prefix included, bos excluded. Rows end
+at the last column; shorter ones begin with -1. lengths: Integers (rows,), the number of ids of each row. logits:
+(rows, vocabulary), at least float32. -inf masks a token; at least one token of each row must stay finite.
+
+In beam search the logits are log-probabilities. If a processor raises one above zero, the row is shifted so that its
+largest is zero: scores never increase. A function with a parameter `rows` receives the `Rows` of the step, too.
+"""
+
+StoppingCriteria = Callable[..., Any]
+"""Function (tokens, lengths) -> one bool per row, called after each step with the rows that got a token; True ends one.
+
+Arguments are those of `LogitsProcessor`; the result may be an array or a list. A row that it ends counts as finished;
+it has no eos.
+"""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a step, as NumPy arrays, for a processor or criterion with a parameter `rows`.
+
+    Attributes:
+        tokens: Ids of each row, (rows, longest); shorter rows begin with -1.
+        lengths: Number of ids of each row, (rows,).
+        inputs: Index of the input of each row, (rows,); rows of finished inputs leave the batch.
+        indices: Index of that input in the list that the pipeline received, or `indices` of `generate`, (rows,).
+        starts: Number of ids of the prompt or prefix of each row, (rows,).
+        parents: Row of the step before that each row continues, (rows,).
+        is_normalized: Whether the logits are log-probabilities, as in beam search.
+        state: Values that a processor keeps during a search.
+    """
+
+    tokens: Any
+    lengths: Any
+    inputs: Any
+    indices: Any
+    starts: Any
+    parents: Any
+    is_normalized: bool = False
+    state: dict[Any, Any] = field(default_factory=dict)
+
+    @classmethod
+    def first(cls, prefixes: Sequence[Tokens], indices: Sequence[int], count: int, *, is_normalized: bool) -> Rows:
+        """Return the first rows, `count` for each prefix."""
+        lengths = np.asarray([len(prefix) for prefix in prefixes], dtype=np.int64)
+        tokens = np.full((len(prefixes), max(lengths, default=0)), -1, dtype=np.int64)
+        for row, prefix in enumerate(prefixes):
+            tokens[row, tokens.shape[1] - len(prefix) :] = prefix
+        inputs = np.arange(len(prefixes))
+        rows = cls(tokens, lengths, inputs, np.asarray(indices, dtype=np.int64), lengths, inputs, is_normalized)
+        return rows if count == 1 else rows.take(np.repeat(inputs, count))
+
+    def extend(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Rows:
+        """Return rows with one more token, which continue the rows `parents` (default: all, in order)."""
+        rows = self if parents is None else self.take(parents)
+        order = np.arange(len(tokens)) if parents is None else np.asarray(parents, dtype=np.int64)
+        extended = np.concatenate([rows.tokens, np.asarray(tokens, dtype=np.int64)[:, None]], axis=1)
+        return dataclasses.replace(rows, tokens=extended, lengths=rows.lengths + 1, parents=order)
+
+    def take(self, rows: Any) -> Rows:
+        """Return some of the rows, by their indices."""
+        names = ("tokens", "lengths", "inputs", "indices", "starts", "parents")
+        return dataclasses.replace(self, **{name: getattr(self, name)[list(rows)] for name in names})
+
+    def history(self, row: int) -> list[int]:
+        """Return the ids of a row as a list."""
+        tokens: list[int] = self.tokens[row, self.tokens.shape[1] - self.lengths[row] :].tolist()
+        return tokens
+
+
+def check_function(function: Any, subject: str, *names: str) -> None:
+    """Raise ConfigError for a processor or criterion that does not take arguments of these names."""
+    if not callable(function):
+        raise ConfigError(f"{subject} is {function!r:.100}; expected a function ({', '.join(names)})")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions of C have none
+        return
+    try:
+        signature.bind(*names, **({"rows": None} if takes_rows(function) else {}))
+    except TypeError as error:
+        raise ConfigError(
+            f"{subject} {name_of(function)} has the parameters {signature}; expected ({', '.join(names)})"
+        ) from error
+
+
+def takes_rows(function: Any) -> bool:
+    """Return whether a processor or criterion has a parameter `rows`."""
+    try:
+        return "rows" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function or of the class of a callable object."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def build_logits_processors(
+    config: GenerationConfig,
+    *,
+    vocab_size: int,
+    eos_id: int | None,
+    end_ids: frozenset[int],
+    suppressed: frozenset[int],
+    start: Tokens,
+    lengths: LengthLimits,
+    prefixes: Sequence[Tokens],
+    sequence_bias: Sequence[Sequence[Phrase]] | None = None,
+    user_processors: Iterable[LogitsProcessor] = (),
+) -> list[LogitsProcessor]:
+    """Return the logits processors of a batch, in the order in which they apply.
+
+    What is added to logits, and tokens that the model cannot generate, change the distribution of the model: beam
+    search normalizes after them.
+    """
+    processors: list[LogitsProcessor] = []
+    user_processors, is_beam_search = list(user_processors), config.method == "beam"
+    if sequence_bias is not None and config.sequence_bias_strength:
+        processors.append(SequenceBias(sequence_bias, config.sequence_bias_strength))
+    if config.logit_bias:
+        processors.append(LogitBias(config.logit_bias))
+    if config.frequency_penalty or config.presence_penalty:
+        processors.append(FrequencyPenalty(config.frequency_penalty, config.presence_penalty))
+    if suppressed:
+        processors.append(SuppressTokens(suppressed))
+    if is_beam_search:
+        processors.append(normalize)
+    if config.repetition_penalty != 1.0:
+        processors.append(RepetitionPenalty(config.repetition_penalty, start))
+    if config.suppress_tokens:
+        processors.append(SuppressTokens(config.suppress_tokens))
+    if config.begin_suppress_tokens:
+        processors.append(SuppressAtBegin(config.begin_suppress_tokens))
+    has_minimum = lengths.unit_ranges is not None or any(
+        limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, prefixes, strict=True)
+    )
+    # If every other token is suppressed, outputs may end.
+    if has_minimum and len(end_ids.union(suppressed, config.suppress_tokens)) < vocab_size:
+        processors.append(MinLength(lengths, end_ids))
+    if config.no_repeat_ngram_size:
+        processors.append(NoRepeatNGram(config.no_repeat_ngram_size))
+    processors += user_processors
+    if is_beam_search and eos_id is not None and len(end_ids) > 1:
+        processors.append(StopTokens(end_ids - {eos_id}, eos_id))
+    if is_beam_search and user_processors:
+        processors.append(limit_to_zero)
+    return processors
+
+
+# --- Tokens that have occurred ----------------------------------------------------------------------------------------
+
+
+class RepetitionPenalty:
+    """Lower the logits of tokens in the history (Keskar et al., 2019, section 4.1).
+
+    Positive logits are divided by the penalty. Negative ones are multiplied, since dividing would raise them; the paper
+    leaves that case open. The start tokens of an encoder-decoder count as earlier tokens, as in Hugging Face.
+    """
+
+    def __init__(self, penalty: float, start: Tokens = ()) -> None:
+        self.penalty, self.start = penalty, _TokenMask(start)
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+        """Return the changed logits."""
+        xp = array_namespace(logits)
+        seen = count_tokens(tokens, tokens >= 0, logits) > 0.0
+        if self.start.tokens:
+            seen = seen | self.start.array(logits)
+        return xp.where(seen, xp.where(logits > 0.0, logits / self.penalty, logits * self.penalty), logits)
+
+
+class FrequencyPenalty:
+    """Lower the logits of generated tokens as in OpenAI's API: frequency * count + presence * (count > 0)."""
+
+    def __init__(self, frequency: float, presence: float) -> None:
+        self.frequency, self.presence = frequency, presence
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+        """Return the changed logits."""
+        xp, longest = array_namespace(logits), tokens.shape[1]
+        starts = from_host(xp, longest - rows.lengths + rows.starts, dtype=lengths.dtype, device=device(logits))
+        columns = xp.arange(longest, dtype=lengths.dtype, device=device(logits))
+        counts = count_tokens(tokens, columns[None, :] >= starts[:, None], logits)
+        return logits - self.frequency * counts - self.presence * xp.astype(counts > 0.0, logits.dtype)
+
+
+class NoRepeatNGram:
+    """Mask tokens that would repeat an n-gram of the history (Paulus et al., 2018).
+
+    Rows in which no token would be left stay as they are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+        """Return the changed logits."""
+        xp, last = array_namespace(logits), self.size - 1
+        count = tokens.shape[1] - last  # of n-grams
+        if count < 1:
+            return logits
+        repeats = tokens[:, :count] >= 0
+        for column in range(last):  # the beginning of each n-gram, compared with the last tokens
+            end = count + column
+            repeats = repeats & (tokens[:, column : column + count] == tokens[:, end : end + 1])
+        masked = xp.where(count_tokens(tokens[:, last:], repeats, logits) > 0.0, -math.inf, logits)
+        return xp.where(xp.max(masked, axis=-1, keepdims=True) > -math.inf, masked, logits)
+
+
+def count_tokens(tokens: Array, is_counted: Array, logits: Array) -> Array:
+    """Count the tokens of each row.
+
+    Args:
+        tokens: Ids (rows, tokens).
+        is_counted: Boolean of the same shape.
+        logits: (rows, vocabulary), for the size and dtype of the result.
+
+    Returns:
+        Counts (rows, vocabulary).
+    """
+    xp, (num_rows, vocabulary) = array_namespace(logits), logits.shape
+    counts = xp.zeros((num_rows * vocabulary,), dtype=logits.dtype, device=device(logits))
+    if not tokens.shape[1]:
+        return xp.reshape(counts, (num_rows, vocabulary))
+    starts = xp.arange(num_rows, dtype=tokens.dtype, device=device(logits))[:, None] * vocabulary
+    at = xp.reshape(starts + xp.where(is_counted, tokens, 0), (-1,))
+    counts = extra.scatter_add(counts, at, xp.reshape(xp.astype(is_counted, logits.dtype), (-1,)))
+    return xp.reshape(counts, (num_rows, vocabulary))
+
+
+# --- Favored and masked tokens ----------------------------------------------------------------------------------------
+
+
+class _TokenMask:
+    """A set of tokens, as a mask (1, vocabulary) on the device that is made once."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self.tokens = sorted(tokens)
+        self._array: Any = None
+
+    def array(self, logits: Array) -> Any:
+        if self._array is None:
+            mask = np.zeros((1, logits.shape[-1]), dtype=np.bool_)
+            mask[0, self.tokens] = True
+            self._array = from_host(array_namespace(logits), mask, device=device(logits))
+        return self._array
+
+    def suppress(self, logits: Array, rows: Any = None) -> Array:
+        """Mask the tokens in all rows, or in those that a boolean array (rows,) of NumPy selects."""
+        xp, mask = array_namespace(logits), self.array(logits)
+        if rows is not None:
+            mask = mask & from_host(xp, rows[:, None], device=device(logits))
+        return xp.where(mask, -math.inf, logits)
+
+
+class SuppressTokens:
+    """Mask tokens in all rows."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self.mask = _TokenMask(tokens)
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+        """Return the changed logits."""
+        return self.mask.suppress(logits)
+
+
+class SuppressAtBegin(SuppressTokens):
+    """Mask tokens at the first position after the prompt or prefix."""
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:  # type: ignore[override]
+        """Return the changed logits."""
+        is_first = rows.lengths == rows.starts
+        return self.mask.suppress(logits, is_first) if is_first.any() else logits
+
+
+class MinLength:
+    """Mask the tokens that end an output in rows that are shorter than their minimum length."""
+
+    def __init__(self, lengths: LengthLimits, end_ids: Iterable[int]) -> None:
+        self.lengths, self.mask = lengths, _TokenMask(end_ids)
+        self.minima = np.asarray([limits.minimum for limits in lengths.ranges])
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+        """Return the changed logits."""
+        is_short = rows.lengths < self.minima[rows.inputs]
+        if self.lengths.unit_ranges is not None:
+            is_short |= [
+                not self.lengths.may_end(index, rows.history(row)) for row, index in enumerate(rows.inputs.tolist())
+            ]
+        return self.mask.suppress(logits, is_short) if is_short.any() else logits
+
+
+class StopTokens:
+    """Let further tokens end a beam: eos gets the largest of their log-probabilities, and they are masked."""
+
+    def __init__(self, tokens: Iterable[int], eos_id: int) -> None:
+        self.mask, self.eos = _TokenMask(tokens), _TokenMask([eos_id])
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+        """Return the changed logits."""
+        xp, is_eos = array_namespace(logits), self.eos.array(logits)
+        ends = xp.where(self.mask.array(logits) | is_eos, logits, -math.inf)
+        return xp.where(is_eos, xp.max(ends, axis=-1, keepdims=True), self.mask.suppress(logits))
+
+
+class LogitBias:
+    """Add a bias to the logits of some tokens, as in OpenAI's API."""
+
+    def __init__(self, biases: Mapping[Any, float]) -> None:
+        self.biases = biases
+        self._array: Any = None
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+        """Return the changed logits."""
+        if self._array is None:
+            bias = np.zeros((1, logits.shape[-1]))
+            bias[0, list(self.biases)] = list(self.biases.values())
+            self._array = from_host(array_namespace(logits), bias, dtype=logits.dtype, device=device(logits))
+        return logits + self._array
+
+
+class SequenceBias:
+    """Raise the logits of tokens that begin or continue a favored phrase."""
+
+    def __init__(self, phrases: Sequence[Sequence[Phrase]], strength: float) -> None:
+        self.phrases, self.strength = phrases, strength
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+        """Return the changed logits."""
+        bias = np.zeros(tuple(logits.shape), dtype=np.float32)
+        for row, index in enumerate(rows.inputs.tolist()):
+            for token, weight in phrase_weights(self.phrases[index], rows.history(row)).items():
+                bias[row, token] = self.strength * weight
+        return logits + from_host(array_namespace(logits), bias, dtype=logits.dtype, device=device(logits))
+
+
+def check_sequence_bias(
+    sequence_bias: Sequence[Sequence[Phrase]] | None, num_inputs: int, vocab_size: int
+) -> list[list[Phrase]] | None:
+    """Return the phrases of each input, or None; raise DataError for empty ones and for ids outside the vocabulary."""
+    if sequence_bias is None:
+        return None
+    check_one_each("sequence_bias", sequence_bias, num_inputs)
+    try:
+        rows = [[list(phrase) for phrase in phrases] for phrases in sequence_bias]
+    except TypeError as error:
+        raise DataError(f"sequence_bias is {sequence_bias!r}; expected a list of phrases for each input") from error
+    for phrase in itertools.chain.from_iterable(rows):
+        phrase[:] = [check_tokens("sequence_bias", tokens, vocab_size) for tokens in phrase]
+        if not phrase or not all(phrase):
+            raise DataError(f"sequence_bias has the phrase {phrase!r}; expected at least one token id")
+    return [[[tuple(tokens) for tokens in phrase] for phrase in phrases] for phrases in rows]
+
+
+def phrase_weights(phrases: Sequence[Phrase], history: Tokens) -> dict[int, float]:
+    """Return the tokens to favor after `history`, with their weights.
+
+    A phrase that is already present has no effect; only tokens are compared, so it counts as present even if later
+    tokens turn its last word into a longer one. A token that begins a phrase has weight 1. If the history ends with the
+    beginning of a phrase, the token that continues it has weight 2: half a word is useless, and its beginning shows
+    that it fits. If several phrases favor a token, it has the largest weight, not the sum.
+    """
+    weights: dict[int, float] = {}
+    for phrase in phrases:
+        if any(_contains(history, tokens) for tokens in phrase):
+            continue
+        for tokens in phrase:
+            weights[tokens[0]] = max(weights.get(tokens[0], 0.0), 1.0)
+            matched = _matched_length(history, tokens)
+            if matched:
+                weights[tokens[matched]] = 2.0
+    return weights
+
+
+def _contains(history: Tokens, tokens: Tokens) -> bool:
+    size = len(tokens)
+    return tokens[0] in history and any(
+        tuple(history[start : start + size]) == tokens for start in range(len(history) - size + 1)
+    )
+
+
+def _matched_length(history: Tokens, tokens: Tokens) -> int:
+    """Return the length of the longest proper beginning of `tokens` that the history ends with."""
+    for size in range(min(len(tokens) - 1, len(history)), 0, -1):
+        if tuple(history[len(history) - size :]) == tokens[:size]:
+            return size
+    return 0
+
+
+# --- Log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def normalize(tokens: Array, lengths: Array, logits: Array) -> Array:
+    """Return log-probabilities."""
+    return logits - log_sum_exp(logits)
+
+
+def limit_to_zero(tokens: Array, lengths: Array, log_probs: Array) -> Array:
+    """Shift rows with a log-probability above zero so that their largest is zero."""
+    xp = array_namespace(log_probs)
+    top = xp.max(log_probs, axis=-1, keepdims=True)
+    return log_probs - xp.where(top > 0.0, top, 0.0)
+
+
+def log_sum_exp(logits: Array) -> Array:
+    """Return the log of the sum of exponentials over the vocabulary: (rows, vocabulary) -> (rows, 1).
+
+    It is at least the largest logit, in floating point too, so log-probabilities are never above zero.
+    """
+    xp = array_namespace(logits)
+    top = xp.max(logits, axis=-1, keepdims=True)
+    return top + xp.log(xp.sum(xp.exp(logits - top), axis=-1, keepdims=True, dtype=logits.dtype))
+
+
+class TopTokens(NamedTuple):
+    """The best tokens of each row, as NumPy arrays.
+
+    Attributes:
+        tokens: (rows, n), best first.
+        log_probs: (rows, n).
+        eos_log_probs: (rows,), or None without eos.
+    """
+
+    tokens: Any
+    log_probs: Any
+    eos_log_probs: Any
+
+
+def top_tokens(log_probs: Array, count: int, eos_id: int | None) -> TopTokens:
+    """Return the `count` best tokens of each row of log-probabilities (rows, vocabulary)."""
+    values, tokens = extra.top_k(log_probs, min(count, int(log_probs.shape[-1])))
+    if eos_id is not None:
+        values = array_namespace(values).concat([values, log_probs[:, eos_id : eos_id + 1]], axis=-1)
+    # The first copy waits for the step; the second one is then immediate.
+    host_tokens, host_log_probs = to_host(tokens), to_host(values).astype("float64")
+    if eos_id is None:
+        return TopTokens(host_tokens, host_log_probs, None)
+    return TopTokens(host_tokens, host_log_probs[:, :-1], host_log_probs[:, -1])
+
+
+# --- Stopping criteria ------------------------------------------------------------------------------------------------
+
+
+class StopSequences:
+    """Stop after any of several token sequences, which stay part of the output.
+
+    Args:
+        sequences: Token ids of each sequence.
+
+    Raises:
+        ConfigError: For an empty sequence.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        self.sequences = [list(sequence) for sequence in sequences]
+        if not all(self.sequences):
+            raise ConfigError(f"stop sequences are {self.sequences!r}; expected at least one token each")
+
+    def __call__(self, tokens: Array, lengths: Array) -> Array:
+        """Return for each row whether it ends with one of the sequences."""
+        xp, longest = array_namespace(tokens), tokens.shape[1]
+        ends = lengths < 0
+        for sequence in (each for each in self.sequences if len(each) <= longest):
+            stop = from_host(xp, [sequence], dtype=index_dtype(xp), device=device(tokens))
+            ends = ends | xp.all(tokens[:, longest - len(sequence) :] == stop, axis=1)
+        return ends
+
+
+# --- A record of what was chosen --------------------------------------------------------------------------------------
+
+
+class TokenAlternatives(NamedTuple):
+    """A generated token.
+
+    Attributes:
+        token: Its id.
+        log_probability: Its log-probability.
+        alternatives: The most probable tokens at this step with their log-probabilities, best first.
+    """
+
+    token: int
+    log_probability: float
+    alternatives: list[tuple[int, float]]
+
+
+class TokenRecord:
+    """The log-probability of each generated token, and the most probable alternatives at each step.
+
+    It changes nothing. Log-probabilities are those that scores are made of: after the logits processors of the config,
+    before temperature, top_k, top_p and min_p. On a GPU every step waits for the device.
+
+    Args:
+        num_alternatives: Alternatives per step.
+
+    Example:
+        >>> from xformer import LanguageModel, LanguageModelConfig, generate
+        >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1)
+        >>> record = TokenRecord(3)
+        >>> options = {"logits_processors": [record], "stopping_criteria": [record.observe], "max_new_tokens": 4}
+        >>> ((output,),) = generate(LanguageModel(config), [[5, 4]], **options)
+        >>> steps = record.steps(0, [5, 4], output.tokens)
+        >>> [step.token for step in steps] == output.tokens, len(steps[0].alternatives)
+        (True, 3)
+    """
+
+    def __init__(self, num_alternatives: int = 10) -> None:
+        self.num_alternatives = num_alternatives
+        self._roots: dict[int, _Node] = {}
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+        """Record the alternatives of a step; a logits processor."""
+        log_probs = logits if rows.is_normalized else logits - log_sum_exp(logits)
+        top = top_tokens(log_probs, max(1, self.num_alternatives), None)
+        if self in rows.state:
+            nodes = self._children(rows)
+        else:
+            found = zip(rows.indices.tolist(), rows.lengths.tolist(), strict=True)
+            nodes = [self._roots.setdefault(index, _Node(length)) for index, length in found]
+        for node, best, scores in zip(nodes, top.tokens.tolist(), top.log_probs.tolist(), strict=True):
+            node.alternatives = node.alternatives or list(zip(best, scores, strict=True))[: self.num_alternatives]
+        rows.state[self] = nodes, log_probs
+        return logits
+
+    def observe(self, tokens: Array, lengths: Array, rows: Rows) -> list[bool]:
+        """Record the tokens that a step chose; a stopping criterion that never ends a row."""
+        self._children(rows)
+        return [False] * len(rows.lengths)
+
+    def _children(self, rows: Rows) -> list[_Node]:
+        """Return the nodes of the last tokens of rows."""
+        nodes, log_probs = rows.state[self]
+        chosen = zip(rows.parents.tolist(), rows.tokens[:, -1].tolist(), strict=True)
+        return [nodes[parent].child(token, log_probs, parent) for parent, token in chosen]
+
+    def steps(self, index: int, prompt: Sequence[int], tokens: Sequence[int]) -> list[TokenAlternatives]:
+        """Return the record of an output.
+
+        Args:
+            index: Index of its input.
+            prompt: Prompt of a language model; empty for an encoder-decoder.
+            tokens: Tokens of the output. Those of a forced prefix are left out if they entered the model in one step.
+        """
+        recorded, history, node = [], [*prompt, *tokens], self._roots.get(index, _Node(0))
+        for position, token in enumerate(history[node.length :], start=node.length):
+            if token not in node.children:
+                break
+            parent, node = node, node.children[token]
+            if position >= len(prompt):
+                recorded.append(TokenAlternatives(token, node.log_probability, parent.alternatives))
+        return recorded
+
+
+@dataclass
+class _Node:
+    """A token in the tree of the histories of an input, or the tokens that entered the model in one step."""
+
+    length: int
+    log_probability: float = 0.0
+    alternatives: list[tuple[int, float]] = field(default_factory=list)
+    children: dict[int, _Node] = field(default_factory=dict)
+
+    def child(self, token: int, log_probs: Array, row: int) -> _Node:
+        """Return the node of the next token, whose log-probability is in a row of `log_probs`."""
+        if token not in self.children:
+            self.children[token] = _Node(self.length + 1, float(to_host(log_probs[row, token])))
+        return self.children[token]

@@ -1,0 +1,161 @@
+"""Results of generation: hypotheses, their scores, and their alignment with the source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from xformer.backends import Array, array_namespace, device, from_host, to_host
+from xformer.errors import ConfigError, DataError
+from xformer.models import Transformer
+from xformer.models.token_ids import ids_of, pad, padding_mask
+
+_MIN_ATTENTION = 1e-30  # for weights that underflowed: keeps the logarithm finite
+
+
+class Hypothesis(NamedTuple):
+    """One output of a model for one input.
+
+    Attributes:
+        tokens: Token ids without bos and eos; includes a forced prefix, excludes the prompt of a language model.
+        log_probability: Log-probability of the tokens, and of eos if the output ended, in nats. Beam search adds up the
+            log-probabilities that the logits processors return, which are not normalized again; greedy search and
+            sampling normalize after the processors, and before temperature, top_k, top_p and min_p. A forced token
+            has probability 1.
+        score: Score that outputs are ranked by: log_probability / lp + cp, see `GenerationConfig`.
+        finished: Whether the output ended by eos or a stopping criterion; False if it was truncated at the maximum
+            length.
+    """
+
+    tokens: list[int]
+    log_probability: float
+    score: float
+    finished: bool
+
+
+def length_penalty(length: int, alpha: float, base: str = "wu") -> float:
+    """Return lp of Wu et al. (2016, equation 14): ((5 + length) / 6)^alpha.
+
+    Args:
+        length: Tokens of the output, eos included.
+        alpha: Exponent.
+        base: "wu", or "length" for length^alpha.
+
+    >>> length_penalty(7, 1.0)
+    2.0
+    """
+    return float((length if base == "length" else (5.0 + length) / 6.0) ** alpha)
+
+
+def best_first(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Sort by score, finished hypotheses before truncated ones."""
+    return sorted(hypotheses, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score))
+
+
+class UnscoredHypothesis(NamedTuple):
+    """A hypothesis before scoring; tokens include a prompt, has_eos says whether eos followed them."""
+
+    input_index: int
+    tokens: list[int]
+    log_probability: float
+    finished: bool
+    has_eos: bool
+
+
+class CoveragePenalty:
+    """Coverage penalty of hypotheses, at most zero: beta * sum_i log(min(sum_j p_ij, 1)).
+
+    i is a source token, j an output token, and p the attention of one teacher-forced pass, averaged over heads and
+    layers.
+
+    Args:
+        model: Encoder-decoder.
+        source: Source ids (inputs, source length).
+        beta: Weight.
+        lengths: Output lengths for a length encoding, eos included; None without one.
+        source_mask: Boolean (inputs, 1, 1, source length), True = a token. Default: ids other than pad_id.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        source: Array,
+        beta: float,
+        lengths: Sequence[int] | None,
+        source_mask: Array | None = None,
+    ) -> None:
+        self.model, self.source, self.beta, self.lengths = model, source, beta, lengths
+        self.source_mask = source_mask
+
+    def __call__(self, hypotheses: Sequence[UnscoredHypothesis]) -> list[float]:
+        """Return the penalty of each hypothesis."""
+        config, xp = self.model.config, array_namespace(self.source)
+        rows = from_host(xp, [each.input_index for each in hypotheses], dtype="int64", device=device(self.source))
+        source = xp.take(self.source, rows, axis=0)
+        # The last token predicts nothing unless eos follows.
+        targets = [[config.bos_id, *each.tokens][: len(each.tokens) + int(each.has_eos)] for each in hypotheses]
+        lengths = None if self.lengths is None else [self.lengths[each.input_index] for each in hypotheses]
+        options, mask = {}, padding_mask(source, config.source_padding_id)
+        if self.source_mask is not None:
+            mask = options["source_mask"] = xp.take(self.source_mask, rows, axis=0)
+        padded = pad(targets, config.pad_id)
+        weights = mean_attention(self.model.cross_attention_weights(source, padded, lengths=lengths, **options))
+        if mask is not None:  # padding has received enough attention
+            weights = xp.where(mask[:, 0, :, :], weights, 1.0)
+        is_token = from_host(xp, pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
+        received = to_host(xp.sum(xp.where(xp.expand_dims(is_token, axis=-1), weights, 0.0), axis=1)).tolist()
+        return [
+            self.beta * sum(math.log(max(min(attention, 1.0), _MIN_ATTENTION)) for attention in attentions)
+            for attentions in received
+        ]
+
+
+def mean_attention(layers: Sequence[Array]) -> Array:
+    """Return the mean over layers and heads: each (batch, heads, target, source) -> (batch, target, source)."""
+    xp = array_namespace(layers[0])
+    return xp.mean(xp.stack([xp.mean(weights, axis=1) for weights in layers]), axis=0)
+
+
+def alignments(
+    model: Transformer,
+    source: Any,
+    outputs: Sequence[Sequence[int]],
+    *,
+    layer: int | None = None,
+    lengths: Sequence[int] | None = None,
+) -> list[Any]:
+    """Return the attention of each output token over the source tokens, from one teacher-forced pass.
+
+    Args:
+        model: Encoder-decoder.
+        source: Source ids (inputs, source length), padded with pad_id.
+        outputs: Output ids of each input without bos and eos, such as `Hypothesis.tokens`.
+        layer: Decoder layer whose attention is averaged over heads. Default: the last but one, whose attention is
+            closest to word alignments (Garg et al., 2019).
+        lengths: Output lengths for a model with a length encoding, eos included. Default: lengths of the outputs.
+
+    Returns:
+        One NumPy array (output tokens, source tokens) per input; padding is left out, rows sum to one.
+
+    Raises:
+        ConfigError: For a layer that the model does not have.
+        DataError: If the number of outputs differs from the number of inputs.
+    """
+    source, config = ids_of(model.source_ids(source)), model.config
+    if len(outputs) != source.shape[0]:
+        raise DataError(f"got {len(outputs)} outputs for {source.shape[0]} inputs; expected one each")
+    depth = config.num_decoder_layers
+    layer = max(0, depth - 2) if layer is None else layer
+    if not 0 <= layer < depth:
+        raise ConfigError(f"layer is {layer}; expected 0 to {depth - 1} for a decoder of {depth} layers")
+    if not outputs:
+        return []
+    # A token is predicted by the query of the token before it.
+    inputs = [[config.bos_id, *output[:-1]] for output in outputs]
+    weights = model.cross_attention_weights(source, pad(inputs, config.pad_id), lengths=lengths)[layer]
+    attention = to_host(array_namespace(weights).mean(weights, axis=1))  # (sentences, target, source)
+    return [
+        attention[row, : len(output)][:, [token != config.source_padding_id for token in ids]]
+        for row, (output, ids) in enumerate(zip(outputs, to_host(source).tolist(), strict=True))
+    ]
