@@ -71,6 +71,7 @@ _EXTRAS = {
     **{name: name for name in ("ctranslate2", "cudnn", "gguf", "jax", "torch")},
     **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "distributed": "dask",
+    "llguidance": "grammar",
     "mpi4py": "mpi",
     "cupy": "cuda",
     "tensorboardX": "tensorboard",

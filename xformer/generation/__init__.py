@@ -3,6 +3,7 @@
 from xformer.generation.beams import BeamCandidate, BeamHistory
 from xformer.generation.config import GenerationConfig, default_max_length
 from xformer.generation.generate import generate, stream
+from xformer.generation.grammar import Grammar, token_bytes
 from xformer.generation.pretrained import PretrainedGeneration, read_generation
 from xformer.generation.processors import (
     LogitsProcessor,
@@ -18,6 +19,7 @@ __all__ = [
     "BeamCandidate",
     "BeamHistory",
     "GenerationConfig",
+    "Grammar",
     "Hypothesis",
     "LogitsProcessor",
     "PretrainedGeneration",
@@ -32,4 +34,5 @@ __all__ = [
     "length_penalty",
     "read_generation",
     "stream",
+    "token_bytes",
 ]

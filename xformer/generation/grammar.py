@@ -1,0 +1,180 @@
+"""Structured output: a logits processor that leaves only tokens that a grammar allows.
+
+The package llguidance compiles JSON schemas, regular expressions and Lark grammars, and computes the allowed tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xformer.backends import Array, array_namespace, device, from_host
+from xformer.config import integers
+from xformer.errors import ConfigError, DataError
+from xformer.generation.processors import Rows
+from xformer.text.extras import require
+
+# As json.dumps writes JSON: one line, so that no model can go on with white space for ever.
+_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Grammar:
+    """A logits processor: outputs are complete texts of a grammar, unless they reach the maximum length.
+
+    An output ends once the grammar allows nothing else, or where the model ends it. Works with samples and beams; one
+    object may serve several searches at a time. Give exactly one of json_schema, regex and lark.
+
+    Args:
+        tokens: Bytes of each token, in the order of the ids; empty for special tokens. See `token_bytes`.
+        eos_id: Id of the token that ends an output, or a list of ids.
+        json_schema: JSON schema, as a dictionary or a string; {} allows any JSON. Output is written as by `json.dumps`.
+        regex: Regular expression that matches the whole output, in the syntax of Rust's regex.
+        lark: Grammar in the syntax of Lark, with the rule `start`.
+        encode: Function that splits a text that the grammar requires into ids, as the model expects it. Default: the
+            longest tokens that fit.
+
+    Raises:
+        ConfigError: For none or several grammars, and an invalid one or keywords that llguidance does not support.
+        DataError: For an eos_id outside the vocabulary.
+        BackendError: If the package llguidance is missing.
+
+    Example:
+        >>> from xformer import LanguageModel, LanguageModelConfig, generate
+        >>> tokens = [b"", b"", b"", *(bytes([byte]) for byte in range(256))]
+        >>> config = LanguageModelConfig(vocab_size=259, d_model=8, num_heads=2, d_ff=16, num_layers=1)
+        >>> grammar = Grammar(tokens, eos_id=2, regex="yes|no")
+        >>> ((output,),) = generate(LanguageModel(config), [[5, 4]], logits_processors=[grammar])
+        >>> b"".join(tokens[token] for token in output.tokens) in (b"yes", b"no")
+        True
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        eos_id: int | Sequence[int],
+        *,
+        json_schema: Mapping[str, Any] | bool | str | None = None,
+        regex: str | None = None,
+        lark: str | None = None,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        given = {"json_schema": json_schema, "regex": regex, "lark": lark}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) != 1:
+            raise ConfigError(
+                f"a grammar has {', '.join(names) or 'none'} of json_schema, regex and lark; expected one"
+            )
+        guidance = require("llguidance")
+        ends = integers("eos_id", [eos_id] if np.isscalar(eos_id) else eos_id)
+        if not ends or not all(0 <= end < len(tokens) for end in ends):
+            raise DataError(f"eos_id is {eos_id!r}; expected ids from 0 to {len(tokens) - 1}")
+        vocabulary = _Vocabulary(tokens, ends, encode)
+        for _ in range(2):  # the first one splits texts for the second one
+            wrapper = guidance.TokenizerWrapper(vocabulary)
+            tokenizer = guidance.LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=ends)
+            vocabulary.split = tokenizer.greedy_tokenize
+        grammar = _source(guidance.LLMatcher, names[0], given[names[0]])
+        has_error, messages = guidance.LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
+        if has_error:
+            raise ConfigError(f"{names[0]} is not valid: {_one_line(messages[0])}")
+        self._matcher = guidance.LLMatcher(tokenizer, grammar, log_level=0)
+        self._num_tokens = len(tokens)
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+        """Mask the tokens that the grammar does not allow."""
+        num_rows, vocab_size = logits.shape
+        if vocab_size < self._num_tokens:
+            raise ConfigError(f"a grammar has {self._num_tokens} tokens and the model {vocab_size}; expected as many")
+        if self not in rows.state:
+            matchers = [self._matcher.deep_copy() for _ in range(num_rows)]
+        else:
+            before, parents = rows.state[self], rows.parents.tolist()
+            matchers = [
+                before[parent].deep_copy() if parent in parents[:row] else before[parent]
+                for row, parent in enumerate(parents)
+            ]
+            for matcher, token in zip(matchers, rows.tokens[:, -1].tolist(), strict=True):
+                if not matcher.is_stopped():  # the row of a sample that has ended stays in the batch
+                    matcher.consume_token(token)
+        rows.state[self] = matchers
+        masks = np.zeros((num_rows, -(-self._num_tokens // 32)), dtype=np.int32)
+        for matcher, mask in zip(matchers, masks, strict=True):
+            if matcher.is_error():
+                raise DataError(f"the grammar cannot continue: {_one_line(matcher.get_error())}")
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        allowed = np.zeros((num_rows, vocab_size), dtype=np.bool_)
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, count=self._num_tokens, bitorder="little")
+        allowed[:, : self._num_tokens] = bits
+        xp = array_namespace(logits)
+        return xp.where(from_host(xp, allowed, device=device(logits)), logits, -np.inf)
+
+
+def token_bytes(tokenizer: Any) -> list[bytes]:
+    """Return the bytes of each token of a `PretrainedTokenizer`; those of special tokens are empty."""
+    is_byte_level = "byte-level" in tokenizer.model
+    found = []
+    for index in range(tokenizer.vocab_size):
+        token = None if index in tokenizer.special_ids else tokenizer.id_to_token(index)
+        if token is None:
+            found.append(b"")
+        elif is_byte_level and all(character in _BYTES for character in token):
+            found.append(bytes(_BYTES[character] for character in token))
+        elif re.fullmatch("<0x[0-9A-F]{2}>", token):
+            found.append(bytes([int(token[3:5], 16)]))
+        else:
+            found.append(token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
+    return found
+
+
+def _byte_characters() -> dict[str, int]:
+    """Return the byte that each character of a byte-level token stands for."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()
+
+
+class _Vocabulary:
+    """The tokens as llguidance expects them."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], ends: Sequence[int], encode: Callable[[str], list[int]] | None) -> None:
+        self.tokens, self.eos_token_id = [bytes(token) for token in tokens], ends[0]
+        self.special_token_ids = sorted({*ends, *(index for index, token in enumerate(self.tokens) if not token)})
+        self.split: Any = lambda text: []
+        self._encode = encode
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):  # llguidance tries bytes first
+            raise TypeError("expected a string")
+        ids = [] if self._encode is None else self._encode(text)
+        if b"".join(self.tokens[index] for index in ids) != text.encode():  # e.g. a space at the start
+            ids = self.split(text)
+        return ids
+
+
+def _source(matcher: Any, name: str, value: Any) -> str:
+    """Return a grammar in the notation of llguidance."""
+    if name != "json_schema":
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} is {value!r:.100}; expected a string")
+        return str(matcher.grammar_from_regex(value) if name == "regex" else matcher.grammar_from_lark(value))
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        text = json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"json_schema is not valid JSON: {_one_line(str(error))}") from error
+    if not isinstance(schema, Mapping | bool):
+        raise ConfigError(f"json_schema is {value!r:.100}; expected an object")
+    return str(matcher.grammar_from_json_schema(text, defaults=_JSON_OPTIONS))
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split("<state>")[0].split())[:300]
