@@ -9,7 +9,7 @@ import pytest
 
 import xformer as xf
 from tests.generation.definitions import SOURCES, varied_model
-from xformer.errors import DataError
+from xformer.errors import ConfigError, DataError
 from xformer.generation.beams import beam_search
 from xformer.generation.engine import Engine, Search, shared_engine
 from xformer.generation.generate import make_batch
@@ -147,3 +147,98 @@ def test_a_long_prompt_may_end_first():
     prompts = [[3] * 100, *[[4, 5]] * 8]
     found = xf.generate(model, prompts, max_new_tokens=9, stopping_criteria=[ends])
     assert [len(row[0].tokens) for row in found] == [1, *[9] * 8]
+
+
+def test_a_prefill_that_fails_ends_its_own_search_only(monkeypatch):
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
+    step = xf.LanguageModel.decode_step
+
+    def fail(self, tokens, cache, lengths=None):
+        if (np.asarray(tokens) == 7).any():
+            raise MemoryError("no memory")
+        return step(self, tokens, cache) if lengths is None else step(self, tokens, cache, lengths)
+
+    expected = [xf.generate(model, [[number]], max_new_tokens=6, suppress_tokens=[7]) for number in (3, 5)]
+    monkeypatch.setattr(xf.LanguageModel, "decode_step", fail)
+    engine = Engine(is_shared=True)
+    searches = [new_search(model, [[number]], max_new_tokens=6, suppress_tokens=[7]) for number in (3, 7, 5)]
+    engine.add(searches)
+    while not all(search.is_done for search in searches):
+        engine.step()
+    assert_alike(searches[0].result, expected[0])
+    assert_alike(searches[2].result, expected[1])
+    with pytest.raises(MemoryError, match=r"^no memory$"):
+        _ = searches[1].result
+
+
+def test_a_long_prompt_does_not_pad_short_ones(monkeypatch):
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
+    shapes, step = [], xf.LanguageModel.decode_step
+    monkeypatch.setattr(
+        xf.LanguageModel,
+        "decode_step",
+        lambda self, tokens, *args, **options: shapes.append(tokens.shape) or step(self, tokens, *args, **options),
+    )
+    Engine(is_shared=True).add([new_search(model, [[3] * length], max_new_tokens=4) for length in (100, 4, 90, 5, 7)])
+    assert sorted(shapes) == [(2, 100), (3, 7)]
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_the_cache_of_an_engine_shrinks(positions):
+    config = xf.LanguageModelConfig(
+        vocab_size=23, num_layers=1, positions=positions, **(SIZES | {"max_positions": 1024})
+    )
+    model = xf.LanguageModel(config)
+    engine = Engine(is_shared=True)
+    short, long = (
+        new_search(model, prompt, max_new_tokens=count, min_new_tokens=count)
+        for prompt, count in (([[3, 4]], 100), ([[5] * 600], 3))
+    )
+    engine.add([short])
+    engine.step()
+    engine.add([long])
+    sizes = []
+    while not short.is_done:
+        engine.step()
+        sizes += [group.steps.cache.layers[0].self_attention.key.shape[2] for group in engine._groups.values()]
+    assert max(sizes) >= 600
+    assert sizes[-1] <= 256
+    assert_alike(short.result, xf.generate(model, [[3, 4]], max_new_tokens=100, min_new_tokens=100))
+    assert_alike(long.result, xf.generate(model, [[5] * 600], max_new_tokens=3, min_new_tokens=3))
+
+
+def test_a_processor_may_generate_in_a_shared_engine():
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
+    found = []
+
+    def processor(tokens, lengths, logits):
+        found.append(xf.generate(model, [[4, 5]], max_new_tokens=2))
+        return logits
+
+    with shared_engine(Engine(is_shared=True)):
+        outputs = xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3, logits_processors=[processor])
+    assert_alike(outputs, xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3))
+    assert len(found) == 4
+    assert all(each == xf.generate(model, [[4, 5]], max_new_tokens=2) for each in found)
+
+
+class OwnModel:
+    """A model of the user: anything with these three attributes."""
+
+    def __init__(self, model):
+        self.model, self.config, self.vocab_size = model, model.config, model.vocab_size
+        self.init_cache, self.named_parameters = model.init_cache, model.named_parameters
+
+    def decode_step(self, tokens, cache):
+        return self.model.decode_step(tokens, cache)
+
+
+def test_models_of_the_user_need_no_static_cache():
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
+    prompts = [[3, 4], [5, 6]]
+    with shared_engine(Engine(is_shared=True)):
+        assert_alike(
+            xf.generate(OwnModel(model), prompts, max_new_tokens=9), xf.generate(model, prompts, max_new_tokens=9)
+        )
+    with pytest.raises(ConfigError, match="prompts have different lengths and OwnModel has no to_static"):
+        xf.generate(OwnModel(model), [[3, 4], [5]], max_new_tokens=9)

@@ -165,3 +165,55 @@ def test_a_static_cache_with_windows_equals_a_growing_one(xp, positions, types):
     for i in range(2, 9):
         expected = model.decode_step(tokens[:, i : i + 1], cache)
         assert_close(model.decode_step(tokens[:, i : i + 1], static), expected, xp=xp)
+
+
+@pytest.mark.parametrize("lengths", [None, [2, 1]])
+def test_a_full_static_cache_raises(lengths):
+    model = small_language_model()
+    cache = model.init_cache(2)
+    model.decode_step(np.asarray([[5, 4], [3, 0]]), cache, None if lengths is None else np.asarray(lengths))
+    static = model.to_static(cache, 4)
+    for _ in range(2):
+        model.decode_step(np.asarray([[5], [6]]), static)
+    with raises_line(ConfigError, r"the cache is full: it holds 4 tokens; use model.to_static\(cache, max_length\)"):
+        model.decode_step(np.asarray([[5], [6]]), static)
+    model.decode_step(np.asarray([[5], [6]]), model.to_static(static, 5))
+
+
+def test_a_static_cache_is_linear_in_its_capacity():
+    for positions in ("alibi", "relative", "rotary"):
+        model = small_language_model(positions=positions)
+        cache = model.init_cache(1)
+        model.decode_step(np.asarray([[5, 4]]), cache)
+        size, large = (
+            sum(array.size for array in model.to_static(cache, capacity).arrays() if array is not None)
+            for capacity in (512, 2048)
+        )
+        assert large < 4.1 * size
+
+
+def test_scaled_positions_depend_on_the_length_of_their_own_row_only():
+    """Longrope changes the wavelengths of texts with more than 8 tokens."""
+    features = small_language_model(positions="rotary").positions.features
+    scaling = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * (features // 2),
+        "long_factor": [7.0] * (features // 2),
+        "original_max_position_embeddings": 8,
+        "factor": 4.0,
+    }
+    model = small_language_model(positions="rotary", rope_scaling=scaling, dtype="float64")
+    rows = [[5, 4, 3], [3, 4, 5, 6, 7, 8, 9, 3, 4, 5, 6]]
+    further = np.random.default_rng(0).integers(3, 13, (2, 12))
+    expected = []
+    for row, tokens in zip(rows, further, strict=True):
+        cache = model.init_cache(1)
+        logits = [model.decode_step(np.asarray([row]), cache)]
+        logits += [model.decode_step(np.asarray([[token]]), cache) for token in tokens]
+        expected.append(np.concatenate(logits))
+    cache = model.init_cache(2)
+    found = [model.decode_step(np.asarray([[*rows[0], *[0] * 8], rows[1]]), cache, np.asarray([3, 11]))]
+    for capacity in (24, 64):
+        static = model.to_static(cache, capacity)
+        logits = [*found, *(model.decode_step(tokens[:, None], static) for tokens in further.T)]
+        np.testing.assert_allclose(np.stack(logits, axis=1), expected, rtol=1e-9)

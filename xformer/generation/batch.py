@@ -127,6 +127,12 @@ class GenerationBatch:
         """Number of inputs."""
         return len(self.prefixes)
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the longest input."""
+        source = 0 if self.sources is None else int(self.sources.ids.shape[1])
+        return max([source, *map(len, self.prefixes)])
+
     @functools.cached_property
     def parameter(self) -> Array:
         """A parameter of the model, for its dtype and device."""

@@ -16,6 +16,7 @@ from typing import Any
 from xformer.backends import Array, array_namespace, device, from_host, index_dtype
 from xformer.generation.batch import Choice, GenerationBatch, Move, prefill
 from xformer.generation.sampling import choose
+from xformer.generation.steps import DecodingSteps
 
 Algorithm = Callable[[GenerationBatch, Array], Generator[Move | Choice, Any, Any]]
 """Function of a batch and the first logits, (inputs, vocabulary), that makes the generator of a search."""
@@ -80,12 +81,15 @@ class _Group:
 
     Args:
         searches: New searches.
+        steps: Steps after their prefixes.
+        logits: Logits of the next token of each input.
         has_free_places: Whether to keep free places.
     """
 
-    def __init__(self, searches: Sequence[Search], *, has_free_places: bool) -> None:
-        self.searches, self._has_free_places = list(searches), False
-        self.steps, logits = prefill([search.batch for search in searches])
+    def __init__(
+        self, searches: Sequence[Search], steps: DecodingSteps, logits: Array, *, has_free_places: bool
+    ) -> None:
+        self.searches, self.steps, self._has_free_places = list(searches), steps, False
         self.num_places, self._rows = 0, searches[0].batch.rows_per_input
         for search in self.searches:
             first, self.num_places = self.num_places, self.num_places + search.batch.num_inputs
@@ -210,20 +214,33 @@ class Engine:
         self._groups: dict[int, _Group] = {}  # by the number of rows for each input
         self._waiting: list[Search] = []
         self._condition = threading.Condition()
-        self._has_leader = False
+        self._leader: int | None = None  # the thread that makes the steps
 
     def add(self, searches: Sequence[Search]) -> None:
-        """Read the prefixes of searches and let them join the next step."""
-        for count in sorted({search.batch.rows_per_input for search in searches}):
-            equal = [search for search in searches if search.batch.rows_per_input == count]
-            group = _Group(equal, has_free_places=self._is_shared)
-            if not group.searches:
-                continue
-            if count in self._groups:
-                self._groups[count].add(group)
-            else:
-                self._groups[count] = group
-                group.reserve()
+        """Read the prefixes of searches, those of similar lengths together, and let them join the next step."""
+        alike: dict[tuple[int, int], list[Search]] = {}
+        for search in searches:
+            alike.setdefault((search.batch.rows_per_input, search.batch.num_tokens.bit_length()), []).append(search)
+        for (count, _), each in alike.items():
+            self._add(count, each)
+
+    def _add(self, count: int, searches: Sequence[Search]) -> None:
+        try:
+            prefilled = prefill([search.batch for search in searches])
+        except Exception as error:  # noqa: BLE001 - the other searches must go on
+            for search in searches if len(searches) > 1 else ():
+                self._add(count, [search])
+            if len(searches) == 1:
+                searches[0].end(error=error)
+            return
+        group = _Group(searches, *prefilled, has_free_places=self._is_shared)
+        if not group.searches:
+            return
+        if count in self._groups:
+            self._groups[count].add(group)
+        else:
+            self._groups[count] = group
+            group.reserve()
 
     def step(self) -> None:
         """Extend all searches by one token."""
@@ -237,12 +254,14 @@ class Engine:
 
         One thread makes the steps for all: when its own search has ended, another takes over.
         """
+        if self._leader == threading.get_ident():  # a processor that generates within a step
+            return Engine().run(search)
         with self._condition:
             self._waiting.append(search)
-            self._condition.wait_for(lambda: search.is_done or not self._has_leader)
+            self._condition.wait_for(lambda: search.is_done or self._leader is None)
             if search.is_done:
                 return search.result
-            self._has_leader = True
+            self._leader = threading.get_ident()
         try:
             while not search.is_done:
                 changed = self._add_waiting()
@@ -256,7 +275,7 @@ class Engine:
             raise
         finally:
             with self._condition:
-                self._has_leader = False
+                self._leader = None
                 self._condition.notify_all()
         return search.result
 
@@ -298,4 +317,5 @@ def shared_engine(engine: Engine | None) -> Iterator[None]:
 
 def run_search(batch: GenerationBatch, algorithm: Algorithm) -> Any:
     """Run a search in the shared engine of the thread, or in a new one."""
-    return (_SHARED.get() or Engine()).run(Search(batch, algorithm))
+    engine = _SHARED.get() if hasattr(batch.model, "to_static") else None
+    return (engine or Engine()).run(Search(batch, algorithm))

@@ -105,6 +105,11 @@ def make_batch(
         if config.coverage_penalty:
             raise ConfigError("coverage_penalty applies to encoder-decoders only; omit it for a language model")
         prefixes = _check_prompts(inputs, model.vocab_size, model_config.pad_id if special_tokens else None)
+        if len(set(map(len, prefixes))) > 1 and not hasattr(model, "to_static"):
+            raise ConfigError(
+                f"prompts have different lengths and {type(model).__name__} has no to_static(cache, max_length); "
+                "expected prompts of equal length"
+            )
         indices = _check_indices(indices, len(prefixes))
         lengths = _prompt_limits(model, [len(prompt) for prompt in prefixes], config)
         sources, start, eos_id = None, [], model_config.eos_id if special_tokens else None

@@ -85,7 +85,6 @@ class DecodingSteps:
         self._used: tuple[Hashable, StaticCache, Any] | None = None  # the last program, with its arrays
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
-        self._has_any_length = False  # whether rows with fewer tokens may be put into the cache
 
     def prefill(self, tokens: Array, lengths: list[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
@@ -115,11 +114,10 @@ class DecodingSteps:
         for row, length in zip(rows, other._lengths, strict=True):
             self._lengths[row] = length
         self._max_length = max(self._max_length, other._max_length)
-        if not self._has_any_length or self._is_full:
-            self._convert(start=0)
-            self._has_any_length, self._is_static = True, True
+        self._is_static = True
+        self._fit()
         before = self._shapes()
-        self.cache.put(rows, inputs, self._model.to_static(other.cache, self._size, 0))
+        self.cache.put(rows, inputs, other.cache)
         if before != self._shapes():
             self._program, self._num_repeats = None, 0
         other.close()
@@ -142,23 +140,13 @@ class DecodingSteps:
             _kept.keep(self._model, *self._used)
         self._used = None
 
-    @property
-    def _size(self) -> int:
-        """Number of tokens that the arrays of the cache hold."""
-        return int(self.cache.layers[0].self_attention.key.shape[2])
-
-    @property
-    def _is_full(self) -> bool:
-        return max(self._lengths) >= self._size
-
     def _shapes(self) -> list[Any]:
         """Return the shape and dtype of each array of the cache."""
         return [None if array is None else (array.shape, array.dtype) for array in self.cache.arrays()]
 
     def _static_step(self, tokens: Array) -> Array:
         """Make a step with a static cache, by a program if there is one or the step should be traced."""
-        if not isinstance(self.cache, StaticCache) or self._is_full:
-            self._convert(start=0 if self._has_any_length else None)
+        self._fit()
         if self._program is None:
             key = self._key()
             kept = _kept.take(self._model, key)
@@ -170,20 +158,23 @@ class DecodingSteps:
             return self._model.decode_step(tokens, self.cache)
         return self._program.run((tokens,))
 
-    def _convert(self, start: int | None) -> None:
-        """Make the cache static, with space for at least one more token."""
+    def _fit(self) -> None:
+        """Make the cache static, with space for at least one more token and not for many times as many."""
+        longest_row = max(self._lengths)
         # In steps of 32, since limits often depend on the input.
         longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
         first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // len(self._lengths)))
-        # Inputs that have ended may have been longer than those that are left.
-        capacity = max(first, self._size, 2 ** math.ceil(math.log2(max(self._lengths) + 1)))
-        self.cache = self._model.to_static(self.cache, capacity, start)
-        self._program = None  # of the smaller cache
+        capacity = max(first, 2 ** math.ceil(math.log2(longest_row + 1)))
+        size = self.cache.layers[0].self_attention.key.shape[2]  # of rows that have ended, too
+        if not isinstance(self.cache, StaticCache) or not longest_row < size < 4 * capacity:
+            self.cache = self._model.to_static(self.cache, capacity)
+            self._program = None
+        self.cache.length = longest_row
 
     def _key(self) -> Hashable:
         """Return a key that searches with the same program share."""
         parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
-        return type(self._model).decode_step, available_threads(), self.cache.start, *parameters, *self._shapes()
+        return type(self._model).decode_step, available_threads(), *parameters, *self._shapes()
 
     def _use(self, key: Hashable, cache: StaticCache, program: Any) -> None:
         """Continue with a kept program, whose arrays get the values of the cache."""

@@ -139,6 +139,16 @@ class StaticKVCache(KVCache):
         super().__init__(with_size(cache.key, max_length), with_size(cache.value, max_length))
         self.is_own = is_writable(cache.key)
 
+    def put(self, rows: Sequence[int], other: KVCache) -> None:
+        """Replace the first tokens of rows by those of another cache."""
+        pairs: Any = (self._key, other.key), (self._value, other.value)
+        for x, new in pairs if self.is_own else ():
+            size = min(x.shape[2], new.shape[2])  # longer rows may have ended
+            at = from_host(array_namespace(x), list(rows), dtype="int64", device=device(x))
+            x[at, :, :size, :] = new[:, :, :size, :]
+        if not self.is_own:
+            self._key, self._value = (put_rows(x, rows, with_size(new, x.shape[2])) for x, new in pairs)
+
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Write the key and value of one new token, (rows, heads, 1, head_dim); return the whole arrays."""
         self._key, self._value = self._put(self._key, key), self._put(self._value, value)
@@ -156,8 +166,10 @@ class StaticKVCache(KVCache):
 
 
 def with_size(x: Any, size: int, axis: int = 2, fill: int = 0) -> Any:
-    """Return a copy padded to a size."""
+    """Return a copy that is cut or padded to a size."""
     xp, shape = array_namespace(x), list(x.shape)
+    if size <= shape[axis]:
+        return xp.asarray(x[(*[slice(None)] * axis, slice(size), ...)], copy=True)
     shape[axis] = size - shape[axis]
     return xp.concat([x, xp.full(tuple(shape), fill, dtype=x.dtype, device=device(x))], axis=axis)
 

@@ -226,7 +226,7 @@ class Rotation(NamedTuple):
 
     Attributes:
         cosine: Cosines (length, features / 2), where features is the number of rotated features of a head; or
-            (batch, 1, features / 2) for one position of each row.
+            (batch, length, features / 2) if they differ between rows.
         sine: Sines of the same shape.
     """
 
@@ -244,9 +244,12 @@ class Rotation(NamedTuple):
         """
         if len(self.cosine.shape) == 2:
             return rotate(x, self.cosine, self.sine)
-        xp = array_namespace(x)  # the rows become the positions of one text
-        rows = rotate(xp.permute_dims(x, (2, 1, 0, 3)), self.cosine[:, 0, :], self.sine[:, 0, :])
-        return xp.permute_dims(rows, (2, 1, 0, 3))
+        xp, (batch, heads, length, head_dim) = array_namespace(x), x.shape
+        # The positions of all rows become those of one text.
+        text = xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (1, heads, batch * length, head_dim))
+        angles = (xp.reshape(angle, (batch * length, angle.shape[2])) for angle in self)
+        rows = xp.reshape(rotate(text, *angles), (heads, batch, length, head_dim))
+        return xp.permute_dims(rows, (1, 0, 2, 3))
 
 
 class PositionTerms(NamedTuple):
@@ -264,20 +267,24 @@ class PositionTerms(NamedTuple):
 class RelativePositions(Protocol):
     """Protocol of relative positional encodings."""
 
-    def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
-        """Return the terms of self-attention.
+    def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
+        """Return the terms of self-attention; a bias depends only on the distance.
 
         Args:
             queries: Number of queries; the last one is at the position of the last key.
             keys: Number of keys.
             like: Array of the library, dtype and device.
+            sizes: Length of the text that each query is part of, integers of a shape that broadcasts to
+                (rows, queries, 1) or (queries, 1); default `keys`.
         """
         ...
 
 
-def position_terms(positions: RelativePositions | None, queries: int, keys: int, like: Array) -> PositionTerms:
+def position_terms(
+    positions: RelativePositions | None, queries: int, keys: int, like: Array, sizes: Array | None = None
+) -> PositionTerms:
     """Return the terms of an encoding, or empty terms for None; arguments are those of `RelativePositions.terms`."""
-    return PositionTerms() if positions is None else positions.terms(queries, keys, like)
+    return PositionTerms() if positions is None else positions.terms(queries, keys, like, sizes)
 
 
 class Rotary(Module):
@@ -326,17 +333,18 @@ class Rotary(Module):
         if not is_valid:
             raise ConfigError(f"rotary positions of base {base} and scaling {scaling!r:.200} have infinite wavelengths")
 
-    def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
+    def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the rotation of the last `queries` of `keys` positions; see `RelativePositions.terms`."""
-        return PositionTerms(rotation=self.rotation(queries, start=keys - queries, like=like))
+        return PositionTerms(rotation=self.rotation(queries, start=keys - queries, like=like, sizes=sizes))
 
-    def rotation(self, length: int, *, start: int = 0, like: Array) -> Rotation:
+    def rotation(self, length: int, *, start: int = 0, like: Array, sizes: Array | None = None) -> Rotation:
         """Return the angles of consecutive positions.
 
         Args:
             length: Number of positions.
             start: First position.
             like: Array of the library, dtype and device.
+            sizes: Length of the text of each position, as for `RelativePositions.terms`; default start + length.
         """
         xp, end = base_namespace(array_namespace(like)), start + length
         name = "float64" if is_half_precision(like.dtype) else dtype_name(like.dtype)
@@ -351,7 +359,8 @@ class Rotary(Module):
         if self.scaling is None or self.scaling.get("rope_type") != "longrope":
             return Rotation(rows("cos", 1), rows("sin", 1))
         short = self.scaling["original_max_position_embeddings"]
-        is_long = xp.asarray(end, device=device(like)) > short  # an array: other lengths may use the same graph
+        # An array: other lengths may use the same graph.
+        is_long = (xp.asarray(end, device=device(like)) if sizes is None else sizes) > short
         cosine, sine = (
             xp.where(is_long, rows(function, short + 1), rows(function, short)) for function in ("cos", "sin")
         )
@@ -496,7 +505,7 @@ class ALiBi(Module):
         between = [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power + 1, 2)]
         return slopes + between[: self.num_heads - power]
 
-    def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
+    def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
         xp = base_namespace(array_namespace(like))
         arguments = _table_rows(keys), tuple(self.slopes), dtype_name(like.dtype)
@@ -551,7 +560,7 @@ class RelativeBias(Module):
         self.bidirectional = bidirectional
         self.max_distance = max_distance
 
-    def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
+    def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
         xp, rows = array_namespace(self.weight), _table_rows(keys)
         base, at = base_namespace(xp), device(self.weight)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.backends import Array, array_namespace, assign, device, from_host, to_host
+from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import ConfigError
 from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
 from xformer.layers.kv_cache import put_rows, with_size
-from xformer.layers.positions import PositionTerms, RelativePositions, Rotary, Rotation, position_terms
+from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
 from xformer.ops import embedding
 from xformer.tree import check_array
 
@@ -98,10 +98,15 @@ class DecodingCache:
         return layer(x, start=self.length)
 
     def position_terms(
-        self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
+        self,
+        positions: Sequence[RelativePositions | None],
+        num_tokens: int,
+        like: Array,
+        lengths: Array | None = None,
     ) -> list[PositionTerms]:
-        """Return the terms of each of the model's relative positions for new tokens."""
-        return [position_terms(each, num_tokens, self.length + num_tokens, like) for each in positions]
+        """Return the terms of each of the model's relative positions for new tokens; `lengths` if rows differ."""
+        sizes = None if lengths is None else lengths[:, None, None]
+        return [position_terms(each, num_tokens, self.length + num_tokens, like, sizes) for each in positions]
 
     def positions(self, num_tokens: int, like: Array) -> Array:
         """Return the positions of new tokens, (num_tokens,) or (rows, 1), in the integer dtype of `like`."""
@@ -167,7 +172,6 @@ class StaticCache(DecodingCache):
         max_length: Capacity in tokens.
         layer: Input embedding of the decoder.
         positions: Relative positions of the decoder's layers.
-        start: First position that the tables of relative positions have; default that of the next tokens.
 
     Attributes:
         lengths: Number of tokens of each row, which is the position of its next token, integers (rows,).
@@ -181,7 +185,6 @@ class StaticCache(DecodingCache):
         max_length: int,
         layer: InputEmbedding,
         positions: Sequence[RelativePositions | None],
-        start: int | None = None,
     ) -> None:
         like = cache._like
         xp, like_device = array_namespace(like), device(like)
@@ -195,17 +198,14 @@ class StaticCache(DecodingCache):
             LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
         ]
         self._position_embeddings = layer.position_embeddings(max_length, like)
-        # Rotations from the first position on do not depend on the length; biases that did would be quadratic.
-        is_rotary = all(each is None or isinstance(each, Rotary) for each in positions)
-        next_position = int(to_host(xp.min(self.lengths))) if start is None and not is_rotary else 0
-        self.start = next_position if start is None else start
+        self._range = xp.arange(max_length, dtype=xp.int64, device=like_device)
         self._position_terms = []
         for each in positions:
-            rotation, bias = position_terms(each, max_length - self.start, max_length, like)
-            if rotation is not None:  # rows of a table that other caches use
-                rotation = Rotation(*(xp.asarray(angle, copy=True) for angle in rotation))
+            rotation, bias = position_terms(each, 1, max_length, like)
+            if rotation is not None:  # of all positions, each the last one of its text
+                rotation = position_terms(each, max_length, max_length, like, self._range[:, None] + 1).rotation
+                rotation = Rotation(*(xp.asarray(angle, copy=True) for angle in rotation or ()))  # others use the table
             self._position_terms.append(PositionTerms(rotation, bias))
-        self._range = xp.arange(max_length, dtype=xp.int64, device=like_device)
 
     def arrays(self) -> list[Array | None]:
         """Return the arrays that a step reads or writes; another cache of these shapes can be copied into them."""
@@ -215,9 +215,12 @@ class StaticCache(DecodingCache):
         keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
         return [self.lengths, *memory, *keys_and_values, self._position_embeddings, *terms]
 
-    def put(self, rows: Sequence[int], sentences: Sequence[int], other: StaticCache) -> None:
-        """Replace rows and sentences by those of a cache of the same model, capacity and start."""
-        self.lengths = put_rows(self.lengths, rows, other.lengths)
+    def put(self, rows: Sequence[int], sentences: Sequence[int], other: DecodingCache) -> None:
+        """Replace rows and sentences by those of a cache of the same model."""
+        xp = array_namespace(self.lengths)
+        lengths: Any = [other.length] * len(rows) if other.lengths is None else other.lengths
+        lengths = xp.asarray(lengths, dtype=self.lengths.dtype, device=device(self.lengths))
+        self.lengths = put_rows(self.lengths, rows, lengths)
         for layer, new in zip(self.layers, other.layers, strict=True):
             layer.self_attention.put(rows, new.self_attention)
             layer.cross_attention.put(sentences, new.cross_attention)
@@ -245,6 +248,10 @@ class StaticCache(DecodingCache):
         # Where the layers write the keys and values of the new tokens, in an array of (rows * heads * tokens) vectors.
         key: Any = self._caches[0].key
         rows, heads, max_length, _ = key.shape
+        if self.length >= max_length:
+            raise ConfigError(
+                f"the cache is full: it holds {max_length} tokens; use model.to_static(cache, max_length)"
+            )
         starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * max_length
         columns = self._rows_of(max_length)
         slots = xp.reshape(xp.reshape(starts, (rows, heads)) + columns[:, None], (rows * heads,))
@@ -260,16 +267,24 @@ class StaticCache(DecodingCache):
         return layer(x, position_embeddings=embedding(table, self._rows_of(table.shape[0])[:, None]))
 
     def position_terms(
-        self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
+        self,
+        positions: Sequence[RelativePositions | None],
+        num_tokens: int,
+        like: Array,
+        lengths: Array | None = None,
     ) -> list[PositionTerms]:
         """Return the terms of each of the model's relative positions for one new token of each row."""
-        xp, rows = array_namespace(like), self._rows_of(self._range.shape[0]) - self.start
-        terms = []
+        xp, size = array_namespace(like), self._range.shape[0]
+        rows, terms = self._rows_of(size), []
         for rotation, bias in self._position_terms:
             if rotation is not None:
                 rotation = Rotation(*(xp.take(angle, rows, axis=0)[:, None, :] for angle in rotation))
             if bias is not None:
-                bias = xp.permute_dims(xp.take(bias, rows, axis=1), (1, 0, 2))[:, :, None, :]
+                # The table is that of the last position; others see its keys at the same distances.
+                keys = xp.clip(self._range + (size - 1 - rows)[:, None], max=size - 1)
+                bias = xp.take(bias[:, 0, :], xp.reshape(keys, (-1,)), axis=1)
+                bias = xp.reshape(bias, (bias.shape[0], *keys.shape))
+                bias = xp.permute_dims(bias, (1, 0, 2))[:, :, None, :]
             terms.append(PositionTerms(rotation, bias))
         return terms
 
@@ -287,6 +302,7 @@ class StaticCache(DecodingCache):
 
     def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
         """Count one new token of each row."""
+        self.length += num_tokens
         key: Any = self._caches[0].key
         lengths = array_namespace(self.lengths).clip(self.lengths + num_tokens, max=key.shape[2])
         self.lengths = assign(self.lengths, lengths)

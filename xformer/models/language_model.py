@@ -117,7 +117,7 @@ class LanguageModel(BaseModel, init=False):
         """
         _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
         x = cache.embed(self.input, self.embedding(tokens))
-        terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x)]
+        terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x, lengths)]
         mask = cache.mask()
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             options = self._terms_of(layer, terms)
@@ -125,12 +125,9 @@ class LanguageModel(BaseModel, init=False):
         cache.advance(num_tokens, lengths)
         return self._logits(cache.last(x))[:, 0, :]
 
-    def to_static(self, cache: DecodingCache, max_length: int, start: int | None = None) -> StaticCache:
-        """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes.
-
-        `start` is the first position that a row may have later; default that of the next tokens.
-        """
-        return StaticCache(cache, max_length, self.input, self._all_positions, start)
+    def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
+        """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
+        return StaticCache(cache, max_length, self.input, self._all_positions)
 
     def token_ids(self, data: Any) -> Array:
         """Check ids and convert them to the model's library; arguments and errors are those of a call."""

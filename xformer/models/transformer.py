@@ -301,19 +301,16 @@ class Transformer(BaseModel, init=False):
         options: dict[str, Any] = {
             "mask": cache.mask(),
             "memory_mask": memory.mask,
-            **cache.position_terms([self.decoder_positions], num_tokens, x)[0]._asdict(),
+            **cache.position_terms([self.decoder_positions], num_tokens, x, lengths)[0]._asdict(),
         }
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             x = layer.decode_step(x, layer_cache, **options)
         cache.advance(num_tokens, lengths)
         return self._logits(cache.last(x), memory)[:, 0, :]
 
-    def to_static(self, cache: DecodingCache, max_length: int, start: int | None = None) -> StaticCache:
-        """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes.
-
-        `start` is the first position that a row may have later; default that of the next tokens.
-        """
-        return StaticCache(cache, max_length, self.decoder_input, [self.decoder_positions], start)
+    def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
+        """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
+        return StaticCache(cache, max_length, self.decoder_input, [self.decoder_positions])
 
     # --- Inputs and outputs -------------------------------------------------------------------------------------------
 

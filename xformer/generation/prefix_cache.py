@@ -1,0 +1,127 @@
+"""Keys and values of the beginnings of prompts, for later prompts that begin alike."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xformer.backends import Array, array_namespace
+from xformer.config import check_count
+from xformer.models import LanguageModel
+from xformer.models.cache import DecodingCache
+from xformer.threads import fork_safe_lock
+
+CHUNK = 64
+"""Tokens that enter the model together. Every prompt enters it in the same chunks, cached or not, so that each product
+has the same shape, and a cached prompt gives the same bits."""
+
+_Block = list[tuple[Array, Array]]  # keys and values of each layer, (1, heads, CHUNK, head_dim)
+
+
+class PrefixCache:
+    """Keys and values of prompts of one model, so that a system prompt or the turns of a chat are computed once.
+
+    Pass it to `generate(..., prefix_cache=...)`; a `TextGenerator` has one. It serves calls with a single prompt of
+    more than 64 tokens, and threads may share it. The blocks that were not used for the longest time are dropped first.
+    Call `clear` after changing weights in place; the blocks of another model are dropped anyway.
+
+    Args:
+        max_bytes: Maximum size of the keys and values.
+    """
+
+    def __init__(self, max_bytes: int = 2**28) -> None:
+        check_count("max_bytes", max_bytes)
+        self.max_bytes = max_bytes
+        self._blocks: OrderedDict[bytes, tuple[_Block, int]] = OrderedDict()
+        self._model: Any = None
+        self._lock = fork_safe_lock()
+
+    def __reduce__(self) -> Any:
+        return PrefixCache, (self.max_bytes,)  # copies are empty
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the keys and values."""
+        return sum(size for _, size in list(self._blocks.values()))
+
+    def clear(self) -> None:
+        """Drop all blocks."""
+        with self._lock:
+            self._blocks.clear()
+
+    def serves(self, model: Any, prompts: Sequence[Sequence[int]]) -> bool:
+        """Return whether the cache can be used for these prompts."""
+        if len(prompts) != 1 or len(prompts[0]) <= CHUNK or not isinstance(model, LanguageModel):
+            return False
+        scaling = model.config.rope_scaling or {}
+        # The rotations of a long text differ from those of its beginning.
+        return scaling.get("rope_type") != "longrope" or len(prompts[0]) <= scaling["original_max_position_embeddings"]
+
+    def prefill(
+        self, model: Any, prompt: Sequence[int], cache: DecodingCache, to_device: Callable[[Any], Array]
+    ) -> int:
+        """Enter the beginning of a prompt into an empty cache, and return its number of tokens.
+
+        Args:
+            model: The model.
+            prompt: Ids; at least one of them is left.
+            cache: Cache with one row.
+            to_device: Moves nested lists of ids to the device of the model.
+        """
+        end = (len(prompt) - 1) // CHUNK * CHUNK
+        chunks = [list(prompt[start : start + CHUNK]) for start in range(0, end, CHUNK)]
+        keys, digest = [], b""
+        for chunk in chunks:
+            digest = hashlib.sha256(digest + np.asarray(chunk, dtype=np.int64).tobytes()).digest()
+            keys.append(digest)
+        known = self._find(model, keys)
+        if known:
+            for layer, pairs in zip(cache.layers, zip(*known, strict=True), strict=True):
+                xp = array_namespace(pairs[0][0])
+                layer.self_attention.append(*(xp.concat(list(arrays), axis=2) for arrays in zip(*pairs, strict=True)))
+            cache.advance(len(known) * CHUNK)
+        for chunk, key in list(zip(chunks, keys, strict=True))[len(known) :]:
+            model.decode_step(to_device([chunk]), cache)
+            self._keep(model, key, [_last(layer.self_attention) for layer in cache.layers])
+        return end
+
+    def _find(self, model: Any, keys: Sequence[bytes]) -> list[_Block]:
+        """Return the blocks of the longest known beginning."""
+        with self._lock:
+            if self._model is None or self._model() is not model:
+                self._blocks.clear()
+                self._model = weakref.ref(model)
+            count = next((count for count, key in enumerate(keys) if key not in self._blocks), len(keys))
+            for key in reversed(keys[:count]):  # a block is of no use without those before it
+                self._blocks.move_to_end(key)
+            return [self._blocks[key][0] for key in keys[:count]]
+
+    def _keep(self, model: Any, key: bytes, block: _Block) -> None:
+        """Keep a block; of several threads that computed it, any may be the last."""
+        nbytes = sum(_nbytes(array) for pair in block for array in pair)
+        with self._lock:
+            if self._model() is not model:
+                return
+            self._blocks[key] = block, nbytes
+            self._blocks.move_to_end(key, last=False)  # later blocks are dropped before earlier ones
+            for other in [key, *(each for each in self._blocks if each != key)]:
+                if self.num_bytes <= self.max_bytes:
+                    return
+                del self._blocks[other]
+
+
+def _last(cache: Any) -> tuple[Array, Array]:
+    """Return copies of the keys and values of the last chunk."""
+    xp = array_namespace(cache.key)
+    key, value = (xp.asarray(x[:, :, x.shape[2] - CHUNK :, :], copy=True) for x in (cache.key, cache.value))
+    return key, value
+
+
+def _nbytes(array: Array) -> int:
+    return math.prod(array.shape) * array_namespace(array).finfo(array.dtype).bits // 8
