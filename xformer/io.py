@@ -220,6 +220,20 @@ def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
     return value
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of the lines of a log, without a last line that a crash truncated; [] without a log."""
+    events = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                events.append(event)
+    return events
+
+
 # --- Arrays -----------------------------------------------------------------------------------------------------------
 
 # Names of dtypes, and their codes in safetensors files.

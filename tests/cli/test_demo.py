@@ -11,8 +11,8 @@ import pytest
 
 from xformer.cli import demo
 from xformer.cli.main import exit_code
+from xformer.families.run_directory import RunDirectory
 from xformer.models import TransformerConfig
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import numbers_task, reverse_task
 
 ORIGINAL = demo.DEMOS

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import events, state, wait_for_state, write
+from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
-from xformer.runs.run_directory import RunDirectory
 
 STOPPING = "stopping as soon as the state is saved; a second Ctrl-C ends at once\n"
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.cli.conftest import RECIPE
 from xformer.cli.main import exit_code
+from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Summarizer
-from xformer.runs.run_directory import RunDirectory
 
 DOCUMENTS = [
     "We count words. One two three four. The end is near.",

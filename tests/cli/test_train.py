@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import RECIPE, events, write
+from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import Tokenizer
 from xformer.training.checkpoint import TrainingFiles
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.conftest import events, state, write
 from xformer.cli.train_lm import split
+from xformer.families.run_directory import RunDirectory
 from xformer.models import LanguageModel
-from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask
 from xformer.text import numbers_task
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig, generate, sampling
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Summarizer, Tokenizers, Translator, seq2seq
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import Tokenizer, numbers_task
 from xformer.tree import map_arrays
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from xformer.errors import CheckpointError
+from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Tokenizers
 from xformer.runs.recipe import Recipe
-from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import build_model
 from xformer.text import ParallelCorpus
 

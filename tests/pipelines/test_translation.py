@@ -6,10 +6,10 @@ import pytest
 
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families.run_directory import RunDirectory
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers, Translator, check_source_lengths
 from xformer.pipelines.batching import run_batches
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import Tokenizer, numbers_task
 
 TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)

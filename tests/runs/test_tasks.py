@@ -12,10 +12,10 @@ from tests.reference import raises_line, small_language_model, small_model
 from xformer.backends import backend_of
 from xformer.backends.cupy import CupyBackend
 from xformer.errors import DataError
+from xformer.families.run_directory import RunDirectory
 from xformer.models import LanguageModel
 from xformer.random import Rng
 from xformer.runs.config import TrainingConfig
-from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask, TranslationTask
 from xformer.runs.trainer import Trainer
 from xformer.training import TokenPairs

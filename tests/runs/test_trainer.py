@@ -9,11 +9,11 @@ import pytest
 
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.errors import TrainingError
+from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
 from xformer.models import Transformer, TransformerConfig
 from xformer.runs.checkpoints import average_models
 from xformer.runs.config import TrainingConfig
-from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import TranslationTask
 from xformer.runs.trainer import Average, Trainer
 from xformer.training import Step, TokenPairs, Validation

@@ -22,11 +22,11 @@ from xformer.cli._options import option_name, parse_recipe_overrides
 from xformer.config import field_names
 from xformer.distributed import Communicator, SingleProcess, abort_on_error, connect
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families.run_directory import COMMANDS, RunDirectory, sha256
 from xformer.models import BaseModel
 from xformer.pipelines import Attention
 from xformer.runs.initial_model import InitialModel, check_init_settings
 from xformer.runs.recipe import Recipe, check_training, error_context, read_tables
-from xformer.runs.run_directory import COMMANDS, RunDirectory, sha256
 from xformer.runs.tasks import TASKS, Task
 from xformer.runs.trainer import Trainer
 from xformer.text.extras import require

@@ -17,9 +17,10 @@ from xformer.cli._plots import save
 from xformer.cli._training import train_job
 from xformer.cli.train import ParallelTrainingJob
 from xformer.errors import CheckpointError, ConfigError
-from xformer.pipelines import Translator, ValidationScore, show_attention
+from xformer.families.run_directory import RunDirectory
+from xformer.pipelines import Translator, show_attention
+from xformer.runs.evaluation import ValidationScore
 from xformer.runs.recipe import Recipe
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import DemoTask, copy_task, exact_match, numbers_task, reverse_task
 from xformer.text import bleu as word_bleu
 from xformer.training import Event, Validation

@@ -28,9 +28,9 @@ from xformer.cli._options import (
 )
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError
+from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, Prompt, TextGenerator
-from xformer.runs.run_directory import RunDirectory
 
 HELP = """Continue prompts with a public language model (a directory in the Hugging Face format, or a GGUF file) or \
 with the best model of a run of train-lm, and print prompt and continuation.

@@ -20,15 +20,14 @@ from xformer.errors import CheckpointError, ConfigError, abbreviate
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import GGUFFile
 from xformer.families.gguf_tokenizer import read_tokenizer
+from xformer.families.run_directory import RunDirectory
 from xformer.families.tensor_files import DTYPE_NAMES, TensorEntry, read_header
 from xformer.generation.pretrained import read_generation
-from xformer.io import read_json
+from xformer.io import read_json, read_log
 from xformer.models import Encoder, ImageEncoder, LanguageModel
 from xformer.pipelines import Tokenizers
-from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import TASKS
 from xformer.text import PretrainedTokenizer, load_tokenizer
-from xformer.training.checkpoint import TrainingFiles
 
 HELP = """Show a training run, a public checkpoint or a GGUF file, without reading its weights: the model and its \
 size, the tokenizer, the generation settings, and the settings of model and training that differ from the defaults; \
@@ -116,7 +115,7 @@ def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, A
     run = RunDirectory(directory)
     config = run.read_config()
     task = config.get("task", "translation")
-    log = TrainingFiles(directory).read_log()
+    log = read_log(RunDirectory(directory).log)
     entries = read_header(run.model) if run.model.exists() else {}
     pretrained = run.pretrained_files()
     tokenizers = Tokenizers.load(run).by_side() if pretrained is None else {}

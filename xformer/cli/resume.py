@@ -21,11 +21,11 @@ from xformer.cli._training import (
 from xformer.cli.train import ParallelTrainingJob
 from xformer.cli.train_lm import LanguageModelTrainingJob
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families.run_directory import RunDirectory
 from xformer.io import write_json
 from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.initial_model import InitialModel
 from xformer.runs.recipe import Recipe
-from xformer.runs.run_directory import RunDirectory
 from xformer.training.data_parallel import check_shards
 
 HELP = """Continue a training run that was stopped or interrupted, or train a finished one longer.

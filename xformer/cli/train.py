@@ -29,14 +29,14 @@ from xformer.cli._options import (
 from xformer.cli._training import INIT_HELP, TrainingJob, initial_tokenizer_files, load_initial_model, start_run
 from xformer.distributed import Communicator
 from xformer.errors import ConfigError
+from xformer.families.run_directory import RunDirectory
 from xformer.models import Transformer
-from xformer.pipelines import Attention, EncodedCorpus, Tokenizers, ValidationScore, show_attention
+from xformer.pipelines import Attention, Tokenizers, show_attention
 from xformer.pipelines.base import check_vocabulary
-from xformer.pipelines.evaluation import PIPELINES
 from xformer.pipelines.tokenizers import CheckpointTokenizers
 from xformer.runs.config import TokenizerConfig, TrainingConfig
+from xformer.runs.evaluation import PIPELINES, EncodedCorpus, ValidationScore
 from xformer.runs.recipe import Recipe, error_context
-from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import TASKS, TranslationTask, build_model
 from xformer.text import ParallelCorpus, read_parallel
 from xformer.text.metrics import bleu_tokenizer

@@ -25,12 +25,12 @@ from xformer.cli._options import (
 from xformer.cli._training import INIT_HELP, TrainingJob, initial_tokenizer_files, load_initial_model, start_run
 from xformer.distributed import Communicator
 from xformer.errors import ConfigError
+from xformer.families.run_directory import RunDirectory
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import Attention, TextGenerator, show_attention
 from xformer.pipelines.base import check_vocabulary
 from xformer.runs.config import LanguageModelTrainingConfig
 from xformer.runs.recipe import Recipe, error_context
-from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask
 from xformer.text import UNK_ID, PretrainedTokenizer, Tokenizer, load_tokenizer, read_text
 from xformer.training.data_parallel import default_num_workers

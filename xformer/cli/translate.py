@@ -27,9 +27,9 @@ from xformer.cli._options import (
     parse_generation_settings,
 )
 from xformer.config import Config, field_names, option
+from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check_source_lengths
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import MAX_CHARACTERS
 from xformer.text.corpus import one_line
 

@@ -12,10 +12,10 @@ from xformer.backends import array_namespace, backend_of, dtype_name
 from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, for_inference, is_public
+from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
 from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import PretrainedTokenizer, Tokenizer, load_tokenizer
 
 # Description and pipelines of each class of models.

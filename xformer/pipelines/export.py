@@ -11,11 +11,11 @@ from xformer.errors import ConfigError, how_to_install
 from xformer.export import export_ctranslate2, export_onnx
 from xformer.families import load_pretrained, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
+from xformer.families.run_directory import RunDirectory, copy_pretrained
 from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
 from xformer.io import atomic_directory, atomic_write, read_json, write_json
 from xformer.models import BaseModel, ImageEncoder, Transformer, load
-from xformer.runs.run_directory import RunDirectory, copy_pretrained
 from xformer.text import (
     BOS_ID,
     EOS_ID,

@@ -8,13 +8,13 @@ from pathlib import Path
 from xformer.errors import CheckpointError
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import find_gguf
+from xformer.families.run_directory import RunDirectory, sha256
 from xformer.io import read_json
 from xformer.models import Encoder, LanguageModel, Transformer
 from xformer.pipelines.base import Pipeline
 from xformer.pipelines.encoders import Classifier, Embedder, EncoderPipeline
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.text_generation import TextGenerator
-from xformer.runs.run_directory import RunDirectory, sha256
 
 _TASKS: dict[str, type[Pipeline]] = {each.task: each for each in (Translator, Summarizer, TextGenerator)}
 _PUBLIC_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "vocab.txt", "merges.txt", "*_*/config.json")

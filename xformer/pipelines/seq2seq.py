@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
+from xformer.families.run_directory import RunDirectory
 from xformer.generation import (
     BeamHistory,
     GenerationConfig,
@@ -27,7 +28,6 @@ from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabula
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
 from xformer.random import Rng
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import UNK_ID, normalize_text
 from xformer.text.tokenizer_models import check_texts
 

@@ -15,6 +15,7 @@ from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.families.gguf_file import find_gguf
 from xformer.families.gguf_tokenizer import read_tokenizer
+from xformer.families.run_directory import RunDirectory
 from xformer.generation import (
     BeamHistory,
     GenerationConfig,
@@ -32,7 +33,6 @@ from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, run_batches
 from xformer.random import Rng
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import SPECIAL_TOKENS, UNK_ID, DecodeStream, PretrainedTokenizer, Tokenizer, load_tokenizer
 from xformer.text.streaming import text_after
 

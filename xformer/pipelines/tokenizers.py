@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from xformer.data.pairs import TokenPairs
+from xformer.families.run_directory import RunDirectory
 from xformer.generation.pretrained import read_generation
 from xformer.io import read_json
-from xformer.runs.run_directory import RunDirectory
 from xformer.text import ParallelCorpus, PretrainedTokenizer, Tokenizer, load_tokenizer, split_sentences
 
 

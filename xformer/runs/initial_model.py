@@ -9,8 +9,8 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import check_exists, is_public
 from xformer.families.gguf_file import find_gguf
+from xformer.families.run_directory import RunDirectory, sha256
 from xformer.models import BaseModel
-from xformer.runs.run_directory import RunDirectory, sha256
 
 # Settings of [model] that do not change the parameters.
 MODEL_SETTINGS = frozenset({"dropout", "attention_dropout", "activation_dropout", "rematerialize"})

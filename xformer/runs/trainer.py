@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, broadcast
+from xformer.families.run_directory import RunDirectory
 from xformer.random import Rng
 from xformer.runs.checkpoints import Checkpoints, average_models
 from xformer.runs.config import BaseTrainingConfig
-from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import Task
 from xformer.training.callbacks import Validator, early_stopping, time_limit
 from xformer.training.checkpoint import save_parameters

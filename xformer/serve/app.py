@@ -27,6 +27,7 @@ from starlette.staticfiles import StaticFiles
 
 import xformer
 from xformer.errors import DataError, XformerError
+from xformer.io import read_log
 from xformer.pipelines import Classifier, Embedder, Summarizer, TextGenerator, TextToText, Translator
 from xformer.serve import requests
 from xformer.serve.config import LOOPBACK, ServeConfig
@@ -34,7 +35,6 @@ from xformer.serve.jobs import Event, Job, JobError
 from xformer.serve.models import Row, ServedModel, usage
 from xformer.serve.openapi import docs_page, openapi
 from xformer.serve.tokens import Json, bytes_of_token, candidate_text, finite, texts_of_tokens
-from xformer.training.checkpoint import TrainingFiles
 
 STATIC = Path(__file__).parent / "static"
 _WILDCARDS = ("0.0.0.0", "::", "")
@@ -415,7 +415,7 @@ def show_run(server: Server, request: Request) -> Json:
     model = server.models.get(name)
     if model is None or model.log is None:
         raise JobError(f"model {name[:80]!r} has no training log", 404)
-    log = TrainingFiles(model.log.parent).read_log()
+    log = read_log(model.log)
     steps = [event for event in log if event.get("event") == "step"]
     steps = steps[:: max(1, math.ceil(len(steps) / _MAX_POINTS))]
     columns = ("step", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "minutes")

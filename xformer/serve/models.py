@@ -18,6 +18,7 @@ import numpy as np
 
 from xformer.backends import to_host
 from xformer.errors import ConfigError, DataError
+from xformer.families.run_directory import RunDirectory
 from xformer.generation import (
     BeamCandidate,
     BeamHistory,
@@ -40,7 +41,6 @@ from xformer.pipelines import (
     check_source_lengths,
 )
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
-from xformer.runs.run_directory import RunDirectory
 from xformer.serve.jobs import Job, Worker
 from xformer.serve.requests import AttentionRequest, ExploreRequest, Settings, check_phrases, check_unsupported, resolve
 from xformer.serve.tokens import Json, TextStream, TokenJson, candidate_text, finite, pieces, tokens_json

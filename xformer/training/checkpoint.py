@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError
-from xformer.io import atomic_write, load_arrays, lock_directory, restore_like, save_arrays
+from xformer.io import atomic_write, load_arrays, lock_directory, read_log, restore_like, save_arrays
 from xformer.tree import replace
 
 
@@ -71,17 +71,8 @@ class TrainingFiles:
             raise CheckpointError(f"cannot write {self.log}: {error.strerror or error}") from error
 
     def read_log(self) -> list[dict[str, Any]]:
-        """Return all events of the log, without a last line that a crash truncated."""
-        events = []
-        if self.log.exists():
-            for line in self.log.read_text(encoding="utf-8", errors="replace").split("\n"):
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(event, dict):
-                    events.append(event)
-        return events
+        """Return all events of the log."""
+        return read_log(self.log)
 
     def rewind_log(self, step: int) -> None:
         """Remove events after `step`, which a resumed run logs again."""

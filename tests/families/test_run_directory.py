@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from xformer.errors import CheckpointError, ConfigError
+from xformer.families.run_directory import FORMAT, RunDirectory, sha256
 from xformer.io import load_arrays
 from xformer.models import Transformer, TransformerConfig
-from xformer.runs.run_directory import FORMAT, RunDirectory, sha256
 from xformer.text import Tokenizer
 from xformer.tree import map_arrays
 
