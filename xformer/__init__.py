@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         show_attention,
     )
     from xformer.random import Rng
+    from xformer.runs.launch import TrainedRun, resume, train, train_lm
     from xformer.threads import num_threads, set_num_threads
     from xformer.tracing import remat, stop_gradient, value_and_grad, vjp
     from xformer.tracing.grad import grad
@@ -131,6 +132,7 @@ __all__ = [
     "Summarizer",
     "TextGenerator",
     "Tokenizers",
+    "TrainedRun",
     "Transcriber",
     "Transformer",
     "TransformerConfig",
@@ -157,6 +159,7 @@ __all__ = [
     "ops",
     "print_every",
     "remat",
+    "resume",
     "save_parameters",
     "save_pretrained",
     "schedules",
@@ -167,6 +170,8 @@ __all__ = [
     "tensorboard",
     "text",
     "time_limit",
+    "train",
+    "train_lm",
     "train_step",
     "translation_loss",
     "validate",
@@ -179,7 +184,7 @@ if not TYPE_CHECKING:  # or checkers would accept every name
     # Searched for a name in this order, in which each imports little besides the ones before it.
     _HOMES = (
         *("tree", "random", "threads", "backends", "ops", "tracing", "layers", "models", "generation", "families"),
-        *("pipelines", "training"),
+        *("pipelines", "training", "runs.launch"),
     )
 
     def __getattr__(name: str) -> Any:

@@ -8,9 +8,11 @@ import sys
 import pytest
 from rich.console import Console
 
-from xformer.cli import _console
-from xformer.cli._console import TrainingProgress, make_console, plural, program
+from xformer.cli._console import program
+from xformer.runs import progress
 from xformer.runs.config import TrainingConfig
+from xformer.runs.console import make_console, plural
+from xformer.runs.progress import TrainingProgress
 from xformer.runs.trainer import Average
 from xformer.training import Start, Step, Validation
 
@@ -86,7 +88,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr(_console.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
 
 
 def print_events(settings, events, *, terminal=False, first_step=0, clock=None, seconds=0.0):
@@ -177,5 +179,5 @@ def test_a_terminal_gets_a_bar_with_the_last_validation():
 
 def test_a_huge_loss_is_printed_in_short():
     event = dataclasses.replace(VALIDATION, loss=7e21, perplexity=1e304)
-    assert "loss 7e+21  perplexity 1e+304  BLEU 21.50" in _console.describe_validation(event)
-    assert "loss 1.5000  perplexity 4.48  BLEU" in _console.describe_validation(VALIDATION)
+    assert "loss 7e+21  perplexity 1e+304  BLEU 21.50" in progress.describe_validation(event)
+    assert "loss 1.5000  perplexity 4.48  BLEU" in progress.describe_validation(VALIDATION)

@@ -60,7 +60,7 @@ def test_the_demo_from_text_to_plot(finished):
     assert "train --source train.de" in printed
     assert (directory / "attention.png").read_bytes().startswith(b"\x89PNG")
     config = RunDirectory(directory).read_config()
-    assert config["data"] == {"demo": "numbers", "seed": 3}
+    assert (config["data"]["source"]["path"], config["seed"]) == (str(directory / "data" / "source"), 3)
     assert config["recipe"]["training"]["max_minutes"] == 1.5
 
 
@@ -72,30 +72,25 @@ def test_another_task_for_other_seconds(xformer, tmp_path):
     assert RunDirectory(tmp_path / "demo").read_config()["recipe"]["training"]["max_minutes"] == 0.5
 
 
-def test_the_result_is_a_run_like_any_other(xformer, refused, earlier):
+def test_the_result_is_a_run_like_any_other(xformer, earlier):
     assert xformer("inspect", earlier).code == 0
     assert xformer("translate", "--model", earlier, stdin=b"forty-two\n").code == 0
-    assert "contains a demo, which cannot be resumed" in refused("resume", earlier, untouched=earlier)
+    assert xformer("resume", earlier, "--max-steps", 5).code == 0
 
 
 def test_a_perfect_validation_ends_training(xformer, tmp_path, monkeypatch):
-    class Perfect(demo.ValidationScore):
-        def __call__(self, model):
-            self.outputs = list(self.corpus.text.target)
-            return 100.0
-
-    monkeypatch.setattr(demo, "ValidationScore", Perfect)
+    monkeypatch.setattr("xformer.runs.jobs.ValidationScore.__call__", lambda self, model: 100.0)
     done = xformer("demo", "--out", tmp_path / "demo")
     assert "ended after step 2: all validation outputs are correct" in done.out
 
 
 def test_an_earlier_demo_is_replaced(xformer, earlier):
     assert xformer("demo", "--out", earlier, "--task", "reverse").code == 0
-    assert RunDirectory(earlier).read_config()["data"]["demo"] == "reverse"
+    assert " " in (earlier / "data" / "target").read_text()
 
 
 def test_a_stopped_demo_says_so(xformer, tmp_path, monkeypatch):
-    monkeypatch.setattr("xformer.cli._training.Trainer.run", lambda self: "stopped by SIGINT")
+    monkeypatch.setattr("xformer.runs.trainer.Trainer.run", lambda self: "stopped by SIGINT")
     done = xformer("demo", "--out", tmp_path / "demo")
     assert done.code == 128 + signal.SIGINT
     assert "start it again" in done.out
@@ -148,9 +143,3 @@ def test_the_recipes_of_the_demo_are_recipes(name):
 )
 def test_the_plot_shows_a_crossing(tokens, clear):
     assert demo._shows_crossing(tokens) == clear
-
-
-def test_bleu_of_single_words_counts_characters():
-    assert demo._bleu(["zweiundvierzig"], ["zweiundvierzig"]) == pytest.approx(100)
-    assert 0 < demo._bleu(["zweiundvierzig"], ["zweiundfünfzig"]) < 100
-    assert demo._bleu(["4 3 9 7"], ["4 3 9 7"]) == pytest.approx(100)

@@ -164,5 +164,5 @@ def test_other_errors_are_raised(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (7, 7), (130, 130)])
 def test_commands_return_exit_codes(monkeypatch, result, code):
-    monkeypatch.setattr("xformer.cli.train.start_run", lambda *arguments, **options: result)
-    assert main.exit_code(["train", "--out", "run"]) == code
+    monkeypatch.setattr("xformer.cli.demo.demo", lambda: result)
+    assert main.exit_code(["demo"]) == code

@@ -5,15 +5,15 @@ import types
 
 import pytest
 
-from xformer.cli import _options
 from xformer.cli._options import parse_assignments, parse_recipe_overrides
 from xformer.errors import BackendError, ConfigError
+from xformer.runs import backend
 
 
 def test_numpy_is_opened_without_trimming_memory(monkeypatch):
     called = []
-    monkeypatch.setattr(_options, "disable_malloc_trim", lambda: called.append(True))
-    assert _options.open_backend("numpy").zeros(2).shape == (2,)
+    monkeypatch.setattr(backend, "disable_malloc_trim", lambda: called.append(True))
+    assert backend.open_backend("numpy").zeros(2).shape == (2,)
     assert called == [True]
 
 
@@ -22,7 +22,7 @@ def test_jax_gets_float64_where_the_model_needs_it(monkeypatch, dtype, wanted):
     jax = pytest.importorskip("jax")
     updates = []
     monkeypatch.setattr(jax.config, "update", lambda *setting: updates.append(setting))
-    _options.open_backend("jax", dtype)
+    backend.open_backend("jax", dtype)
     assert updates == ([("jax_enable_x64", True)] if wanted else [])
 
 
@@ -33,7 +33,7 @@ def test_torch_uses_no_more_threads_than_allowed(monkeypatch, before, setting, w
     monkeypatch.setenv("XFORMER_NUM_THREADS", setting)
     monkeypatch.setattr(torch, "get_num_threads", lambda: before)
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    _options.open_backend("torch")
+    backend.open_backend("torch")
     assert set(set_to) == {wanted}
 
 
@@ -42,9 +42,9 @@ def test_a_library_without_a_device(monkeypatch):
         raise RuntimeError("CUDA driver\nis insufficient")
 
     library = types.SimpleNamespace(__name__="numpy", float32=None, zeros=zeros)
-    monkeypatch.setattr(_options, "resolve", lambda name: library)
+    monkeypatch.setattr(backend, "resolve", lambda name: library)
     with pytest.raises(BackendError, match="'cupy' is installed but cannot compute here: CUDA driver is insufficient"):
-        _options.open_backend("cupy")
+        backend.open_backend("cupy")
 
 
 @pytest.mark.parametrize("name", ["XFORMER_KERNELS", "XFORMER_CHECK_KERNELS", "XFORMER_NUM_THREADS"])
@@ -59,7 +59,7 @@ def test_an_invalid_environment_variable_is_reported_before_training(
 
 def test_an_unknown_library():
     with pytest.raises(BackendError, match="'tensorflow' is unknown"):
-        _options.open_backend("tensorflow")
+        backend.open_backend("tensorflow")
     assert "tensorflow" not in sys.modules
 
 

@@ -191,7 +191,7 @@ def test_changed_data_is_refused(refused, xformer, trained, text, tmp_path):
     assert xformer("resume", run.path).code == 0
     source.unlink()
     error = refused("resume", run.path, untouched=tmp_path)
-    assert f"{source} does not exist; if the data was moved, add --data DIR" in error
+    assert f"{source} does not exist; restore it, or name the directory with the data (data, --data)" in error
 
 
 def test_a_run_resumes_with_data_that_was_moved(refused, xformer, trained, text, tmp_path):
@@ -203,7 +203,7 @@ def test_a_run_resumes_with_data_that_was_moved(refused, xformer, trained, text,
         entry["path"] = str(tmp_path / "old" / Path(entry["path"]).name)
     run.config.write_text(json.dumps(config))
     (tmp_path / "old").rename(tmp_path / "new")
-    assert "--data DIR" in refused("resume", run.path, untouched=tmp_path)
+    assert "(data, --data)" in refused("resume", run.path, untouched=tmp_path)
     assert xformer("resume", run.path, "--data", tmp_path / "new", "--max-steps", 8).code == 0
     assert xformer("resume", run.path, "--max-steps", 10).code == 0  # the run knows the directory
     write(tmp_path / "new" / "train.en", "one\n")

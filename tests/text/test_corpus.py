@@ -1,14 +1,16 @@
 import io
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xformer.errors import ConfigError, DataError
+from xformer.errors import DataError
 from xformer.text.corpus import (
-    TRUNCATION_MODES,
     ParallelCorpus,
-    fit_lengths,
+    ParallelFiles,
+    TextPart,
     iter_lines,
     one_line,
     read_lines,
@@ -202,74 +204,37 @@ def test_select_keeps_line_numbers_and_counts():
     assert half.select([1]) == ParallelCorpus(["d"], ["D"], num_dropped=3, line_numbers=[4])
 
 
-# --- Lengths -------------------------------------------------------------------------------------
+# --- Several files -------------------------------------------------------------------------------
 
 
-def test_long_lines_are_counted_and_the_first_is_named():
-    encoded = [[5] * 3, [5] * 7, [5], [5] * 9]
-    with pytest.raises(DataError) as caught:
-        fit_lengths(encoded, encoded, 3, names=("train.de", "train.en"))
-    assert str(caught.value) == (
-        "train.de has 2 lines of more than 3 tokens, the first on line 2 (7 tokens); raise the limit with "
-        "--max-length, or omit such lines with --truncation drop"
-    )
-    with pytest.raises(DataError, match=r"has 1 line of more than 7 tokens, the first on line 4 \(9 tokens\)"):
-        fit_lengths(encoded, encoded, 7)
+def test_pairs_of_files_are_read_in_chunks(write, monkeypatch):
+    monkeypatch.setattr("xformer.text.corpus._CHUNK_LINES", 2)
+    source, target = write("1.en", "a\n\nb\nc\n"), write("1.de", "A\nX\n\nC")
+    others = write("2.en", "d"), write("2.de", "D\n")
+    files = ParallelFiles([source, others[0]], [target, others[1]])
+    chunks = list(files)
+    assert [chunk.source for chunk in chunks] == [["a"], ["c"], ["d"]]
+    assert [list(chunk.line_numbers) for chunk in chunks] == [[1], [4], [1]]
+    assert [chunk.num_dropped for chunk in chunks] == [1, 1, 0]
+    assert (list(files.source), list(files.target)) == (["a", "c", "d"], ["A", "C", "D"])
+    with pytest.raises(DataError, match="got 1 source and 0 target files"):
+        ParallelFiles([source], [])
+    with pytest.raises(DataError, match=r"1.en has 4 lines and .*2.de has 1; expected the same number"):
+        list(ParallelFiles([source], [others[1]]))
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1), st.integers(1, 6))
-def test_dropping_keeps_the_pairs_that_fit_on_both_sides(sizes, limit):
-    source, target = ([[5] * size for size in column] for column in zip(*sizes, strict=True))
-    fits = [max(pair) <= limit for pair in sizes]
-    if not any(fits):
-        with pytest.raises(DataError, match=f"all {len(sizes)} lines have more than {limit} tokens"):
-            fit_lengths(source, target, limit, truncation="drop")
-        return
-    fitted = fit_lengths(source, target, limit, truncation="drop")
-    assert fitted.rows == [row for row, fit in enumerate(fits) if fit]
-    assert fitted.num_dropped == len(sizes) - len(fitted.rows)
-    assert fit_lengths(fitted.source, fitted.target, limit)[1:3] == fitted[1:3]
-
-
-# --- Ways to meet the limit ----------------------------------------------------------------------
-
-LONG_SOURCE = [[5, 6, 7, 8], [5], [9, 8, 7]]
-TARGETS = [[5], [6, 7], [8]]
-
-
-def test_fit_lengths_raises_by_default():
-    with pytest.raises(DataError, match=r"^train.de has 2 lines of more than 2 tokens, the first on line 4"):
-        fit_lengths(LONG_SOURCE, TARGETS, 2, names=("train.de", "train.en"), line_numbers=[4, 5, 6])
-    with pytest.raises(DataError, match=r"^train.en has 1 line of more than 1 tokens, the first on line 2"):
-        fit_lengths([[5], [5], [5]], TARGETS, 1, names=("train.de", "train.en"))
-    assert fit_lengths(LONG_SOURCE, TARGETS, 4) == ([0, 1, 2], LONG_SOURCE, TARGETS, 0, 0)
-
-
-def test_fit_lengths_drops():
-    assert fit_lengths(LONG_SOURCE, TARGETS, 3, truncation="drop") == ([1, 2], [[5], [9, 8, 7]], [[6, 7], [8]], 1, 0)
-    with pytest.raises(DataError, match="all 3 lines have more than 1 tokens"):
-        fit_lengths(LONG_SOURCE, [[5, 5]] * 3, 1, truncation="drop")
-
-
-def test_fit_lengths_cuts_the_end_of_sources():
-    fitted = fit_lengths(LONG_SOURCE, TARGETS, 2, truncation="cut")
-    assert fitted == ([0, 1, 2], [[5, 6], [5], [9, 8]], TARGETS, 0, 2)
-    assert LONG_SOURCE[0] == [5, 6, 7, 8]
-
-
-def test_fit_lengths_never_cuts_a_target():
-    with pytest.raises(DataError, match=r"^target has 1 line of more than 1 tokens, the first on line 2"):
-        fit_lengths(LONG_SOURCE, TARGETS, 1, truncation="cut")
-
-
-def test_fit_lengths_checks_its_settings():
-    with pytest.raises(ConfigError, match=r"^truncation is 'trim'; expected one of: error, drop, cut$"):
-        fit_lengths(LONG_SOURCE, TARGETS, 2, truncation="trim")
-    for way in TRUNCATION_MODES:
-        with pytest.raises(ConfigError, match="limit is 0 tokens"):
-            fit_lengths(LONG_SOURCE, TARGETS, 0, truncation=way)
-        with pytest.raises(DataError, match="source has 3 lines and target 1"):
-            fit_lengths(LONG_SOURCE, [[5]], 9, truncation=way)
+@given(st.text(alphabet="ab \n", min_size=1).filter(str.strip), st.integers(1, 9), st.floats(0.1, 0.9))
+def test_the_pieces_of_a_text_are_the_text(text, size, share):
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "text"
+        path.write_text(text)
+        whole = TextPart([path], size=size)
+        pieces = list(whole)
+        assert ("".join(pieces), len(whole)) == (text, len(text))
+        assert all(piece.startswith(" ") for piece in pieces[1:])
+        first, second = whole.split(share)
+        assert "".join(first) + "".join(second) == text
+        assert ("".join(first), len(first)) == (text[: len(first)], max(1, int(len(text) * (1 - share))))
 
 
 # --- Whole texts ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import xformer
 from xformer.cli import _io
-from xformer.cli._console import corpus_progress, format_duration, format_speed, make_console, plural
+from xformer.cli._console import corpus_progress, format_speed
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import option_name
 from xformer.config import Config, field_names, option
@@ -28,6 +28,7 @@ from xformer.pipelines import (
     process_corpus,
 )
 from xformer.pipelines.encoders import EncoderPipeline
+from xformer.runs.console import format_duration, make_console, plural
 from xformer.text.extras import require
 
 

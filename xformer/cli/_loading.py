@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from xformer.cli._console import loading_progress
-from xformer.cli._options import open_backend
 from xformer.families.checkpoint import is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Pipeline
 from xformer.pipelines.encoders import EncoderPipeline
+from xformer.runs.backend import open_backend
 
 Loaded = TypeVar("Loaded", bound=Pipeline | EncoderPipeline)
 

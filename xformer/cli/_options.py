@@ -12,14 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.backends import BACKENDS, backend_of, resolve
+from xformer.backends import BACKENDS
 from xformer.config import Config, check_keys, check_value, field_names, options_of
-from xformer.errors import BackendError, ConfigError
+from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists
 from xformer.generation import GenerationConfig
-from xformer.ops.operation import load_kernels
-from xformer.threads import disable_malloc_trim, num_threads
-from xformer.training.precision import check_precision
 
 DATA, RECIPE, COMPUTING, ADVANCED = "Files", "Recipe", "Computing", "Advanced"
 _TYPES: dict[str, Any] = {
@@ -251,27 +248,11 @@ def parse_recipe_overrides(assignments: Sequence[str] | None) -> dict[str, dict[
     return overrides
 
 
-def open_backend(name: str, dtype: str | None = None, precision: str = "float32") -> Any:
-    """Return the namespace of an array library and prepare the process for computing with it.
-
-    Args:
-        name: Name of the library.
-        dtype: Data type of the model, if known.
-        precision: Precision of training.
-
-    Raises:
-        BackendError: If the library is unknown, not installed, finds no device, or does not support the precision.
-        ConfigError: If XFORMER_KERNELS, XFORMER_CHECK_KERNELS or XFORMER_NUM_THREADS is invalid.
-    """
-    xp = resolve(name)
-    disable_malloc_trim()
-    backend_of(xp).configure(dtype=dtype, num_threads=num_threads())
-    try:
-        array = xp.zeros(1, dtype=xp.float32)
-    except (RuntimeError, OSError) as error:
-        # A library without a usable device fails at the first array.
-        reason = " ".join(str(error).split())
-        raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
-    check_precision(precision, array)
-    load_kernels(xp)
-    return xp
+def recipe_settings(
+    settings: dict[str, Any], assignments: Sequence[str] | None, init: dict[str, Any], task: str | None = None
+) -> dict[str, Any]:
+    """Return the keywords of `xformer.train` for the options of a command; values of --set override the others."""
+    tables = parse_recipe_overrides(assignments)
+    given = {name: str(value) for name, value in init.items() if value is not None}
+    tables |= {"init": {**tables.get("init", {}), **given}} if given else {}
+    return {**settings, **tables, **({"task": task} if task else {})}

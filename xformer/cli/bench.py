@@ -27,12 +27,12 @@ from xformer.benchmarks import (
 from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.report import machine_line
 from xformer.benchmarks.suites import AXES
-from xformer.cli._console import make_console
 from xformer.cli._options import config_options, option_name
 from xformer.cli._plots import check_plot
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError
 from xformer.io import unwritable_parent, write_json
+from xformer.runs.console import make_console
 from xformer.text.extras import require
 from xformer.threads import num_threads
 

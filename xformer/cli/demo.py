@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from xformer.cli._console import make_console, program
-from xformer.cli._options import BackendOption, open_backend
+from xformer.cli._console import program
+from xformer.cli._options import BackendOption
 from xformer.cli._plots import save
-from xformer.cli._training import train_job
-from xformer.cli.train import ParallelTrainingJob
-from xformer.errors import CheckpointError, ConfigError
+from xformer.cli._training import exit_code
+from xformer.errors import ConfigError
 from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Translator, show_attention
-from xformer.runs.evaluation import ValidationScore
+from xformer.runs.backend import open_backend
+from xformer.runs.console import make_console
+from xformer.runs.launch import train
 from xformer.runs.recipe import Recipe
-from xformer.text import DemoTask, copy_task, exact_match, numbers_task, reverse_task
-from xformer.text import bleu as word_bleu
-from xformer.training import Event, Validation
-from xformer.training.interrupt import check_stop
+from xformer.text import DemoTask, bleu, copy_task, exact_match, numbers_task, reverse_task
+from xformer.training import Event, Start, Validation
+from xformer.training.fit import TrainingLoop
 
 HELP = """Train a small translator on made-up text and show what it learned, in about a minute on two cores.
 
@@ -37,8 +36,9 @@ German puts the units before the tens ("forty-two" is "zweiundvierzig"), so atte
 alignment; a plot of it is written to DIR (attention.png). DIR is a training run like any other: translate with it, \
 or inspect it.
 """
-PICTURE = "attention.png"
+PICTURE, MARK = "attention.png", "demo"
 _SAMPLES = 6
+_PERFECT = 99.99  # BLEU
 
 
 def demo(
@@ -61,38 +61,48 @@ def demo(
     xp = open_backend(backend)
     text = chosen.task(seed=seed)
     recipe = chosen.recipe(text, seconds, seed)
-    names = [f"the demo's {column}" for column in ("source", "target", "validation source", "validation target")]
-    job = ParallelTrainingJob.make(recipe, text.train, text.valid, xp=xp, backend=backend, names=names)
     with run.lock() if earlier else contextlib.nullcontext():
         for path in earlier:
-            path.unlink()
-    run.start(job.config({"demo": task, "seed": seed}), job.tokenizers())
+            path.rmdir() if path.is_dir() else path.unlink()
+
+    def mark(event: Event, loop: TrainingLoop) -> str | None:
+        """Mark the directory as a demo, which may be replaced, and stop when all outputs are right."""
+        if isinstance(event, Start):
+            (out / MARK).touch()
+        perfect = isinstance(event, Validation) and event.score is not None and event.score > _PERFECT
+        return "all validation outputs are correct" if perfect else None
 
     console = make_console()
     console.print(f"task: {text.description}, for example {text.test.source[0]} -> {text.test.target[0]}")
-    job.describe(console)
-    score = ValidationScore(job.valid, job.tokenizer_pair, measure=_bleu, on_batch=check_stop)
-
-    def stop_when_perfect(event: Event, loop: object) -> str | None:
-        perfect = isinstance(event, Validation) and score.outputs == text.valid.target
-        return "all validation outputs are correct" if perfect else None
-
-    with run.lock():
-        outcome = train_job(job, run, console, task=job.task(score), callbacks=[stop_when_perfect])
-    console.print(f"ended after step {outcome.trainer.loop.step:,}: {outcome.reason}")
-    if outcome.exit_code:
+    trained = train(
+        recipe,
+        source=text.train.source,
+        target=text.train.target,
+        valid_source=text.valid.source,
+        valid_target=text.valid.target,
+        out=out,
+        xp=xp,
+        callbacks=[mark],
+    )
+    if code := exit_code(trained):
         console.print(f"the demo was interrupted; start it again with: {program()} demo --task {task}")
-        return outcome.exit_code
-    _show_result(chosen, text, Translator.from_pretrained(out, xp=xp), run, console)
+        return code
+    _show_result(chosen, text, trained.pipeline, run, console)
     return 0
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A task and a recipe that learns it in `seconds`; `is_clear` selects source tokens for the attention plot."""
+    """A task and a recipe that learns it in `seconds`.
+
+    Attributes:
+        bleu: Tokenizer of sacreBLEU: characters if each line is one word.
+        is_clear: Selects source tokens for the attention plot.
+    """
 
     task: Callable[..., DemoTask]
     seconds: float
+    bleu: str
     model: dict[str, Any]
     training: dict[str, Any]
     is_clear: Callable[[list[str]], bool]
@@ -100,14 +110,10 @@ class Demo:
     def recipe(self, task: DemoTask, seconds: float | None, seed: int) -> Recipe:
         """Return the recipe."""
         minutes = (self.seconds if seconds is None else seconds) / 60.0
-        return Recipe.from_dict(
-            {
-                "model": self.model,
-                "tokenizer": {"model": task.tokenizer_model, "vocab_size": task.vocab_size},
-                "training": self.training | {"max_minutes": minutes, "seed": seed},
-            },
-            "the demo",
-        )
+        settings = {"max_minutes": minutes, "seed": seed, "bleu_tokenize": self.bleu}
+        tokenizer = {"model": task.tokenizer_model, "vocab_size": task.vocab_size}
+        tables = {"model": self.model, "tokenizer": tokenizer, "training": self.training | settings}
+        return Recipe.from_dict(tables, "the demo")
 
 
 def _shows_crossing(tokens: list[str]) -> bool:
@@ -127,9 +133,9 @@ _SHORT = {
 _SHALLOW = {**_SMALL, "num_encoder_layers": 1, "num_decoder_layers": 1}
 _SEQUENCES = {**_SHORT, "learning_rate_factor": 0.4, "max_steps": 500}
 DEMOS = {
-    "numbers": Demo(numbers_task, 90.0, _SMALL, _SHORT, _shows_crossing),
-    "reverse": Demo(reverse_task, 60.0, _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
-    "copy": Demo(copy_task, 60.0, _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
+    "numbers": Demo(numbers_task, 90.0, "char", _SMALL, _SHORT, _shows_crossing),
+    "reverse": Demo(reverse_task, 60.0, "13a", _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
+    "copy": Demo(copy_task, 60.0, "13a", _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
 }
 
 
@@ -141,27 +147,23 @@ def earlier_demo(run: RunDirectory) -> list[Path]:
     """
     if not run.path.exists() or (run.path.is_dir() and not any(run.path.iterdir())):
         return []
-    demo_files = {run.config, run.model, run.last, run.log, run.path / PICTURE}
-    demo_files |= {run.tokenizer(side) for side in ("joint", "source", "target")}
-    try:
-        is_demo = "demo" in run.read_config()["data"]
-    except (CheckpointError, KeyError):
-        is_demo = False
-    files = set(run.path.iterdir()) if run.path.is_dir() else set()
-    if not is_demo or not files <= demo_files:
+    names = {"config.json", "model.safetensors", "last.safetensors", "log.jsonl", "tokenizer.json", PICTURE, MARK}
+    names |= {"data", *(f"data/{name}" for name in ("source", "target", "valid_source", "valid_target"))}
+    paths = {str(path.relative_to(run.path)): path for path in run.path.rglob("*")}
+    if MARK not in paths or not paths.keys() <= names:
         raise ConfigError(f"{run.path} contains other files than an earlier demo; choose another --out")
-    # The configuration last: as long as it exists, the directory is recognized as a demo.
-    return sorted(files, key=lambda path: path == run.config)
+    # The mark last: as long as it exists, the directory is recognized as a demo.
+    return sorted(paths.values(), key=lambda path: (path.name == MARK, -len(path.parts)))
 
 
-def _show_result(demo: Demo, task: DemoTask, translator: Translator, run: RunDirectory, console: Console) -> None:
+def _show_result(demo: Demo, task: DemoTask, translator: Translator, run: RunDirectory, console: Any) -> None:
     sources, references = task.test.source, task.test.target
     translations = translator(sources)
     exact = exact_match(translations, references)
-    unit = "" if _has_words(references) else " (of characters, since each line is one word)"
+    unit = " (of characters, since each line is one word)" if demo.bleu == "char" else ""
     console.print(
         f"\n{len(sources):,} unseen sources: {exact:.1f} % exactly right, "
-        f"BLEU {_bleu(translations, references):.1f}{unit}\n"
+        f"BLEU {bleu(translations, references, tokenize=demo.bleu).value:.1f}{unit}\n"
     )
     _show_samples(sources, translations, references, console)
     row = _row_to_draw(demo, translator, task, translations)
@@ -175,18 +177,7 @@ def _show_result(demo: Demo, task: DemoTask, translator: Translator, run: RunDir
     )
 
 
-def _bleu(translations: list[str], references: list[str]) -> float:
-    """Return the BLEU of words, or of characters if each line is a single word."""
-    if not _has_words(references):
-        translations, references = ([" ".join(line) for line in lines] for lines in (translations, references))
-    return word_bleu(translations, references).value
-
-
-def _has_words(references: list[str]) -> bool:
-    return any(" " in reference for reference in references)
-
-
-def _show_samples(sources: list[str], translations: list[str], references: list[str], console: Console) -> None:
+def _show_samples(sources: list[str], translations: list[str], references: list[str], console: Any) -> None:
     """Print a few translations, among them wrong ones if there are any."""
     right = [row for row in range(len(sources)) if translations[row] == references[row]]
     wrong = [row for row in range(len(sources)) if translations[row] != references[row]]

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from xformer.cli._console import make_console
 from xformer.errors import ConfigError
 from xformer.pipelines.export import FORMATS, export_run
+from xformer.runs.console import make_console
 
 HELP = """Write the best model of a run, and its tokenizer, in the format of another library.
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from xformer.cli import _io
-from xformer.cli._console import make_console
 from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
@@ -31,6 +30,7 @@ from xformer.errors import ConfigError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, Prompt, TextGenerator
+from xformer.runs.console import make_console
 
 HELP = """Continue prompts with a public language model (a directory in the Hugging Face format, or a GGUF file) or \
 with the best model of a run of train-lm, and print prompt and continuation.

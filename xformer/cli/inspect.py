@@ -15,7 +15,6 @@ from rich.table import Table
 
 from xformer.benchmarks import describe_machine
 from xformer.cli import _plots
-from xformer.cli._console import format_number, make_console, plural
 from xformer.errors import CheckpointError, ConfigError, abbreviate
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import GGUFFile
@@ -26,6 +25,7 @@ from xformer.generation.pretrained import read_generation
 from xformer.io import read_json, read_log
 from xformer.models import Encoder, ImageEncoder, LanguageModel
 from xformer.pipelines import Tokenizers
+from xformer.runs.console import format_number, make_console, plural
 from xformer.runs.tasks import TASKS
 from xformer.text import PretrainedTokenizer, load_tokenizer
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from xformer.cli import _io
-from xformer.cli._console import make_console
 from xformer.errors import ConfigError, DataError
+from xformer.runs.console import make_console
 from xformer.text import Score, bleu, chrf, read_lines, rouge, ter
 from xformer.text.metrics import bleu_tokenizer
 

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._console import make_console, program
+from xformer.cli._console import program
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import DATA, BackendOption, QuantizeOption, config_options
 from xformer.config import field_names
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists, is_public
 from xformer.pipelines import pipeline_class
+from xformer.runs.console import make_console
 from xformer.serve.config import ServeConfig
 from xformer.text.extras import require
 

@@ -16,7 +16,6 @@ from xformer.cli._options import (
     SetOption,
     config_options,
     file_option,
-    open_backend,
     parse_generation_settings,
 )
 from xformer.config import Config, option
@@ -25,6 +24,7 @@ from xformer.generation import GenerationConfig
 from xformer.io import check_no_overwrite
 from xformer.pipelines import Transcriber
 from xformer.pipelines.transcription import TASKS
+from xformer.runs.backend import open_backend
 from xformer.text.corpus import one_line
 
 HELP = """Write the text of WAV files with a public speech model such as whisper-tiny, one line per file.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._console import line_progress, make_console, plural
+from xformer.cli._console import line_progress
 from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
@@ -30,6 +30,7 @@ from xformer.config import Config, field_names, option
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check_source_lengths
+from xformer.runs.console import make_console, plural
 from xformer.text import MAX_CHARACTERS
 from xformer.text.corpus import one_line
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 
@@ -13,16 +14,21 @@ def fill_batches(rows: Iterable[int], lengths: Sequence[int], batch_tokens: int)
         lengths: Tokens of each row.
         batch_tokens: Limit of the rows of a batch times its longest one. A longer row gets a batch of its own.
     """
-    batches: list[list[int]] = []
+    rows = list(rows)
+    starts = batch_starts((lengths[row] for row in rows), batch_tokens)
+    return [rows[start:stop] for start, stop in itertools.pairwise([*starts, len(rows)])]
+
+
+def batch_starts(lengths: Iterable[int], batch_tokens: int) -> list[int]:
+    """Return the index of the first row of each batch; `lengths` are those of the rows in their order."""
+    starts: list[int] = []
     longest = 0
-    for row in rows:
-        longest = max(longest, lengths[row])
-        if batches and longest * (len(batches[-1]) + 1) <= batch_tokens:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-            longest = lengths[row]
-    return batches
+    for index, length in enumerate(lengths):
+        longest = max(longest, length)
+        if not starts or longest * (index - starts[-1] + 1) > batch_tokens:
+            starts.append(index)
+            longest = length
+    return starts
 
 
 def bucket_size(size: int, multiple: int = 1) -> int:

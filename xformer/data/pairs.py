@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from xformer.backends import Array, Device, Namespace, array_namespace, from_host
 from xformer.config import check_count
-from xformer.data.bucketing import bucket_size, fill_batches
+from xformer.data.bucketing import batch_starts, bucket_size
+from xformer.data.token_rows import row_lengths
 from xformer.errors import DataError
 from xformer.models.token_ids import pad
 from xformer.random import Rng
 
 # Range (in tokens) of the noise added to lengths before sorting, so that batches differ from epoch to epoch.
 _LENGTH_NOISE = 4.0
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -136,19 +140,27 @@ def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[
         batch_tokens: Largest padded size of a batch: rows times the longest side. A longer pair gets its own batch.
         rng: Source of the noise on lengths and of the order of batches; None keeps them sorted, for validation.
     """
+    order, bounds = _plan(pairs, batch_tokens, rng)
+    return [order[start:stop].tolist() for start, stop in bounds]
+
+
+def _plan(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> tuple[Any, list[tuple[int, int]]]:
+    """Return the row numbers sorted by length, and where each batch starts and stops in them."""
     check_count("batch_tokens", batch_tokens)
-    lengths = [max(len(s), len(t)) + 1 for s, t in zip(pairs.source, pairs.target, strict=True)]
-    totals = [len(s) + len(t) for s, t in zip(pairs.source, pairs.target, strict=True)]
-    noise = (
-        rng.fold_in("lengths").uniform((len(pairs),), 0.0, _LENGTH_NOISE).tolist()
-        if rng is not None
-        else [0.0] * len(pairs)
-    )
-    order = sorted(range(len(pairs)), key=lambda row: (totals[row] + noise[row], row))
-    batches = fill_batches(order, lengths, batch_tokens)
-    if rng is None:
-        return batches
-    return [batches[index] for index in rng.fold_in("order").permutation(len(batches))]
+    source, target = row_lengths(pairs.source), row_lengths(pairs.target)
+    keys = (source + target).astype(np.float64)
+    if rng is not None:
+        keys += rng.fold_in("lengths").uniform((len(pairs),), 0.0, _LENGTH_NOISE)
+    order = np.argsort(keys, kind="stable")
+    lengths = np.maximum(source, target)[order] + 1
+    del source, target, keys  # millions of numbers
+    # In blocks, since a list takes several times the memory of an array.
+    blocks = (lengths[start : start + _BLOCK].tolist() for start in range(0, len(lengths), _BLOCK))
+    starts = batch_starts(itertools.chain.from_iterable(blocks), batch_tokens)
+    bounds = list(itertools.pairwise([*starts, len(order)]))
+    if rng is not None:
+        bounds = [bounds[index] for index in rng.fold_in("order").permutation(len(bounds))]
+    return order, bounds
 
 
 def epochs(pairs: TokenPairs, batch_tokens: int, rng: Rng, skip: int = 0) -> Iterator[tuple[int, list[int]]]:
@@ -159,13 +171,11 @@ def epochs(pairs: TokenPairs, batch_tokens: int, rng: Rng, skip: int = 0) -> Ite
     """
     if not len(pairs):
         raise DataError("there are no sentence pairs to train on; expected at least one")
-    epoch = 0
-    while True:
-        plan = plan_batches(pairs, batch_tokens, rng.fold_in("epoch", epoch))
-        for rows in plan[skip:]:
-            yield epoch, rows
-        skip = max(0, skip - len(plan))
-        epoch += 1
+    for epoch in itertools.count():
+        order, bounds = _plan(pairs, batch_tokens, rng.fold_in("epoch", epoch))
+        for start, stop in bounds[skip:]:
+            yield epoch, order[start:stop].tolist()
+        skip = max(0, skip - len(bounds))
 
 
 def split_rows(rows: Sequence[int], count: int) -> list[list[int]]:

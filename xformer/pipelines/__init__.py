@@ -4,6 +4,7 @@ from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import Output, Pipeline
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction
+from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
 from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Prompt, TextGenerator
@@ -20,6 +21,7 @@ __all__ = [
     "Corpus",
     "CorpusProgress",
     "Embedder",
+    "EncodedCorpus",
     "Output",
     "Pipeline",
     "Prediction",
@@ -31,6 +33,7 @@ __all__ = [
     "Tokenizers",
     "Transcriber",
     "Translator",
+    "ValidationScore",
     "WorkerProcesses",
     "check_source_lengths",
     "model_digests",

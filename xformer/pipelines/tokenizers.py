@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,6 +12,7 @@ from xformer.families.run_directory import RunDirectory
 from xformer.generation.pretrained import read_generation
 from xformer.io import read_json
 from xformer.text import ParallelCorpus, PretrainedTokenizer, Tokenizer, load_tokenizer, split_sentences
+from xformer.text.corpus import ParallelFiles
 
 
 class CheckpointTokenizers(NamedTuple):
@@ -84,7 +86,7 @@ class Tokenizers(NamedTuple):
     @classmethod
     def train(
         cls,
-        corpus: ParallelCorpus,
+        corpus: ParallelCorpus | ParallelFiles,
         *,
         vocab_size: int = 8000,
         model: str = "bpe",
@@ -101,7 +103,9 @@ class Tokenizers(NamedTuple):
         """
         settings: dict[str, Any] = {"lowercase": lowercase, "model": model, "unicode_form": unicode_form}
         if joint:
-            both = Tokenizer.train([*corpus.source, *corpus.target], vocab_size, separator=documents, **settings)
+            both = Tokenizer.train(
+                itertools.chain(corpus.source, corpus.target), vocab_size, separator=documents, **settings
+            )
             return cls(both, both, language)
         source = Tokenizer.train(corpus.source, vocab_size, separator=documents, **settings)
         return cls(source, Tokenizer.train(corpus.target, vocab_size, **settings), language)

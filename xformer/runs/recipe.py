@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 from xformer.config import check_keys, field_names
 from xformer.errors import ConfigError
 from xformer.runs.config import BaseTrainingConfig, InitConfig, TokenizerConfig, TrainingConfig
+from xformer.runs.initial_model import InitialModel, check_init_settings
 from xformer.runs.tasks import TASKS, TaskSpec
 
+DEFAULT_MINUTES = 30.0
 FINE_TUNING_RATE = 5e-5  # default peak of runs that start from a model, as in transformers
 
 
@@ -111,6 +113,72 @@ class Recipe:
         """Return the recipe with other training options; None leaves an option as it is."""
         changes = {name: value for name, value in changes.items() if value is not None}
         return dataclasses.replace(self, training=dataclasses.replace(self.training, **changes))
+
+
+RecipeSource = Recipe | str | os.PathLike[str] | Mapping[str, Any] | None
+"""A recipe, its TOML file, or its tables."""
+
+
+def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequence[str]) -> Recipe:
+    """Return the recipe of a run.
+
+    Args:
+        source: The recipe, its file or its tables.
+        settings: Values that override it: tables by name, and keys of tables. `init` may be a path.
+        tasks: Tasks that are allowed, the default first.
+
+    Raises:
+        ConfigError: For unknown keys, invalid values, and settings that conflict.
+    """
+    if not isinstance(source, Recipe | str | os.PathLike | Mapping | None):
+        raise ConfigError(f"recipe is a {type(source).__name__}; expected a Recipe, a TOML file or a dictionary")
+    if isinstance(source, str | os.PathLike):
+        name, tables = str(source), read_tables(source)
+    else:
+        name = "the options" if source is None else "the recipe"
+        tables = source.to_dict() if isinstance(source, Recipe) else dict(source or {})
+    task = settings.get("task") or tables.get("task", tasks[0])
+    if task not in tasks:
+        other = f"; use: xformer {TASKS[task].train_command}" if task in list(TASKS) else ""
+        raise ConfigError(f"task is {task!r} in {name}; expected {' or '.join(tasks)}{other}")
+    overrides = _by_table(settings, TASKS[task])
+    for table, values in overrides.items():
+        if isinstance(tables.get(table, {}), dict):
+            tables[table] = {**tables.get(table, {}), **values}
+    init = tables["init"].get("path") if isinstance(tables.get("init"), dict) else None
+    if init is not None:
+        check_init_settings(overrides if isinstance(source, Recipe) else tables, name)
+        initial = InitialModel(Path(os.path.abspath(init)))
+        initial.check_task(task)
+        tables["init"] = {**tables["init"], "path": str(initial.path)}
+        for table, values in initial.tables().items():
+            tables[table] = {**values, **tables.get(table, {})}
+    changed = " with the options given" if overrides and source is not None else ""
+    recipe = Recipe.from_dict({**tables, "task": task}, f"{name}{changed}")
+    if recipe.training.max_minutes is None and recipe.training.max_steps is None:
+        recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
+    return recipe
+
+
+def _by_table(settings: Mapping[str, Any], spec: TaskSpec) -> dict[str, dict[str, Any]]:
+    """Return settings by table; raise ConfigError for a key that is in no table."""
+    configs = {**spec.tables, "init": InitConfig}
+    places = {key: table for table, config in configs.items() for key in field_names(config)}
+    places = {key: table for key, table in places.items() if key not in spec.from_tokenizer | {"path"}}
+    places |= dict.fromkeys(set(field_names(spec.tokenizer)) & spec.from_tokenizer, "tokenizer")
+    tables: dict[str, dict[str, Any]] = {}
+    nested = {}
+    for key, value in settings.items():
+        if key == "init" and isinstance(value, str | os.PathLike):
+            value = {"path": os.fspath(value)}
+        if key in configs and isinstance(value, Mapping):
+            nested[key] = value
+        elif key != "task":
+            check_keys([key], {*places, *configs, "task"}, "the options")
+            tables.setdefault(places.get(key, key), {})[key] = value
+    for table, values in nested.items():
+        tables[table] = {**tables.get(table, {}), **values}
+    return tables
 
 
 def read_tables(path: str | os.PathLike[str]) -> dict[str, Any]:

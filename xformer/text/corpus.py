@@ -7,22 +7,22 @@ inside a sentence and silently shift one side of a parallel corpus against the o
 from __future__ import annotations
 
 import codecs
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
-from xformer.errors import ConfigError, DataError
+from xformer.errors import DataError
 
 PathName = str | os.PathLike[str]
 
 # Far above any sentence; a longer line means that the file does not have one sentence per line.
 MAX_CHARACTERS = 100_000
-
-# Treatments of lines with too many tokens.
-TRUNCATION_MODES = ("error", "drop", "cut")
+_CHUNK_LINES = 10_000
+_TEXT_SIZE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class ParallelCorpus:
         target: Target sentences.
         num_dropped: Number of pairs left out by `read_parallel` (one side blank) or `select`.
         line_numbers: Line of each pair in its files, from 1; empty means 1, 2, 3, ...
+        names: Names of the two sides in errors.
 
     Raises:
         DataError: If the columns differ in length.
@@ -43,6 +44,7 @@ class ParallelCorpus:
     target: list[str]
     num_dropped: int = 0
     line_numbers: Sequence[int] = ()
+    names: tuple[str, str] = ("source", "target")
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
@@ -66,6 +68,7 @@ class ParallelCorpus:
             [self.target[index] for index in indices],
             self.num_dropped + len(self) - len(indices),
             [numbers[index] for index in indices],
+            self.names,
         )
 
 
@@ -132,8 +135,18 @@ def _decode(raw: bytes, name: PathName, number: int) -> str:
         ) from error
 
 
-def _cannot_read(path: PathName, error: OSError) -> str:
-    return f"cannot read {path}: {error.strerror or error}; expected a UTF-8 text file; check the path"
+@contextlib.contextmanager
+def _open(path: PathName) -> Iterator[IO[bytes]]:
+    try:
+        with Path(path).open("rb") as file:
+            yield file
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"cannot read {path}: {reason}; expected a UTF-8 text file; check the path") from error
+
+
+def _is_empty(path: PathName) -> DataError:
+    return DataError(f"{path} is empty; expected UTF-8 text, one sentence per line")
 
 
 def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[str]:
@@ -150,13 +163,10 @@ def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[
         DataError: For a missing, unreadable or empty file, and (with the line number) for invalid UTF-8 and lines of
             more than `max_characters`.
     """
-    try:
-        with Path(path).open("rb") as file:
-            lines = list(iter_lines(file, path, max_characters=max_characters))
-    except OSError as error:
-        raise DataError(_cannot_read(path, error)) from error
+    with _open(path) as file:
+        lines = list(iter_lines(file, path, max_characters=max_characters))
     if not lines:
-        raise DataError(f"{path} is empty; expected UTF-8 text, one sentence per line")
+        raise _is_empty(path)
     return lines
 
 
@@ -168,16 +178,72 @@ def read_text(path: PathName) -> str:
     Raises:
         DataError: For a missing, unreadable or blank file, and (with the line number) for invalid UTF-8.
     """
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(_cannot_read(path, error)) from error
-    _reject_binary_formats(raw, path)
-    lines = raw.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").split(b"\n")
-    text = "\n".join(_decode(line, path, number) for number, line in enumerate(lines, start=1))
-    if not text.strip():
-        raise DataError(f"{path} is empty; expected UTF-8 text")
-    return text
+    return "".join(TextPart([path]))
+
+
+class TextPart:
+    """A part of the text that is the content of files, as `read_text` reads them. Iterating it yields pieces.
+
+    A piece begins with a space, as far as possible, so that the tokens of the pieces are those of the text.
+
+    Args:
+        paths: The files.
+        start: First character.
+        stop: End of the characters; None for all.
+        size: Approximate number of characters of a piece.
+
+    Raises:
+        DataError: For a missing, unreadable or blank file, and (with the line number) for invalid UTF-8.
+    """
+
+    def __init__(
+        self, paths: Sequence[PathName], start: int = 0, stop: int | None = None, size: int = _TEXT_SIZE
+    ) -> None:
+        self.paths, self.start, self.size = paths, start, size
+        self.stop = sum(map(len, self._pieces())) if stop is None else stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def split(self, share: float) -> tuple[TextPart, TextPart]:
+        """Split off the end, a fraction of the characters, for validation, as nanoGPT does."""
+        middle = self.start + max(1, int(len(self) * (1.0 - share)))
+        first = TextPart(self.paths, self.start, middle, self.size)
+        return first, TextPart(self.paths, middle, self.stop, self.size)
+
+    def __iter__(self) -> Iterator[str]:
+        end = 0
+        for piece in self._pieces():
+            begin, end = end, end + len(piece)
+            if begin < self.stop and end > self.start:
+                yield piece[max(0, self.start - begin) : self.stop - begin]
+
+    def _pieces(self) -> Iterator[str]:
+        text = ""
+        for path in self.paths:
+            is_blank = True
+            for lines in _read_blocks(path, self.size):
+                text += lines
+                is_blank = is_blank and not lines.strip()
+                if len(text) > self.size and (end := text.rfind(" ")) > 0:
+                    yield text[:end]
+                    text = text[end:]
+            if is_blank:
+                raise DataError(f"{path} is empty; expected UTF-8 text")
+        yield text
+
+
+def _read_blocks(path: PathName, size: int) -> Iterator[str]:
+    """Yield lines of a file, with their ends, joined to about `size` characters."""
+    number = 1
+    with _open(path) as file:
+        while lines := file.readlines(size):
+            if number == 1:
+                _reject_binary_formats(lines[0], path)
+                lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+            decoded = [_decode(line, path, index) for index, line in enumerate(lines, start=number)]
+            yield "".join(decoded).replace("\r\n", "\n")
+            number += len(lines)
 
 
 def read_parallel(
@@ -195,93 +261,74 @@ def read_parallel(
     Raises:
         DataError: If `read_lines` rejects a file, the line counts differ, or no pair remains.
     """
-    source = read_lines(source_path, max_characters=max_characters)
-    target = read_lines(target_path, max_characters=max_characters)
-    if len(source) != len(target):
-        raise DataError(
-            f"{source_path} has {len(source)} lines and {target_path} has {len(target)}; "
-            "expected the same number: line n of one translates line n of the other"
-        )
-    corpus = ParallelCorpus(source, target)
-    nonblank = [i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)]
-    if not nonblank:
-        raise DataError(
-            f"{source_path} and {target_path} have no line with text on both sides; expected one sentence per line"
-        )
-    return corpus.select(nonblank)
+    chunks = list(ParallelFiles([source_path], [target_path], max_characters=max_characters))
+    columns = zip(*((chunk.source, chunk.target, chunk.line_numbers) for chunk in chunks), strict=True)
+    source, target, numbers = (list(itertools.chain.from_iterable(column)) for column in columns)
+    return ParallelCorpus(source, target, sum(chunk.num_dropped for chunk in chunks), numbers, chunks[0].names)
 
 
-class FittedPairs(NamedTuple):
-    """Encoded pairs within a limit of tokens.
-
-    Attributes:
-        rows: Indices of the remaining pairs, from 0.
-        source: Source ids.
-        target: Target ids.
-        num_dropped: Number of pairs left out.
-        num_cut: Number of shortened sources.
-    """
-
-    rows: list[int]
-    source: list[list[int]]
-    target: list[list[int]]
-    num_dropped: int
-    num_cut: int
-
-
-def fit_lengths(
-    source: Sequence[list[int]],
-    target: Sequence[list[int]],
-    limit: int,
-    *,
-    truncation: str = "error",
-    names: Sequence[PathName] = ("source", "target"),
-    line_numbers: Sequence[int] = (),
-    cut: Callable[[list[int], int], list[int]] = lambda ids, limit: ids[:limit],
-) -> FittedPairs:
-    """Restrict encoded pairs to a number of tokens per line.
+class ParallelFiles:
+    """Pairs of lines of one or more pairs of files, as `read_parallel` reads them. Iterating it yields chunks.
 
     Args:
-        source: Source ids of each line, without special ids.
-        target: Target ids of each line, without special ids.
-        limit: Largest number of tokens.
-        truncation: "error" raises for longer lines; "drop" omits pairs with a longer line; "cut" keeps the first
-            `limit` tokens of a source and raises for longer targets.
-        names: Names of the two sides in errors.
-        line_numbers: As in `ParallelCorpus`.
-        cut: Function (ids, limit) -> ids that shortens a source.
-
-    Raises:
-        DataError: For lines that are too long, or if no pair remains.
-        ConfigError: For a limit below 1 or another truncation.
+        sources: Files of source sentences.
+        targets: Files of target sentences.
+        max_characters: Largest length of a line.
     """
-    if limit < 1:
-        raise ConfigError(f"limit is {limit} tokens per line; expected at least 1")
-    if truncation not in TRUNCATION_MODES:
-        raise ConfigError(f"truncation is {truncation!r}; expected one of: {', '.join(TRUNCATION_MODES)}")
-    if len(source) != len(target):
-        raise DataError(f"source has {len(source)} lines and target {len(target)}; expected one target for each source")
-    if truncation == "drop":
-        rows = [row for row, pair in enumerate(zip(source, target, strict=True)) if max(map(len, pair)) <= limit]
-        if source and not rows:
-            raise DataError(f"all {len(source)} lines have more than {limit} tokens; raise the limit with --max-length")
-        kept = [source[row] for row in rows], [target[row] for row in rows]
-        return FittedPairs(rows, *kept, num_dropped=len(source) - len(rows), num_cut=0)
-    num_cut = 0
-    if truncation == "cut":
-        num_cut = sum(len(ids) > limit for ids in source)
-        source = [cut(ids, limit) for ids in source]
-    for encoded, name in zip((source, target), names, strict=True):
-        _check_lengths(encoded, limit, name, line_numbers)
-    return FittedPairs(list(range(len(source))), list(source), list(target), 0, num_cut)
+
+    def __init__(
+        self, sources: Sequence[PathName], targets: Sequence[PathName], *, max_characters: int = MAX_CHARACTERS
+    ) -> None:
+        if len(sources) != len(targets):
+            raise DataError(f"got {len(sources)} source and {len(targets)} target files; expected equal numbers")
+        self.names = list(zip(map(str, sources), map(str, targets), strict=True))
+        self.max_characters = max_characters
+
+    @property
+    def source(self) -> Iterator[str]:
+        """Source sentences."""
+        return itertools.chain.from_iterable(chunk.source for chunk in self)
+
+    @property
+    def target(self) -> Iterator[str]:
+        """Target sentences."""
+        return itertools.chain.from_iterable(chunk.target for chunk in self)
+
+    def __iter__(self) -> Iterator[ParallelCorpus]:
+        for names in self.names:
+            num_pairs = 0
+            for chunk in _read_chunks(names, self.max_characters):
+                pairs = enumerate(zip(chunk.source, chunk.target, strict=True))
+                nonblank = [index for index, pair in pairs if all(line.strip() for line in pair)]
+                num_pairs += len(nonblank)
+                yield chunk.select(nonblank)
+            if not num_pairs:
+                raise DataError(
+                    f"{names[0]} and {names[1]} have no line with text on both sides; expected one sentence per line"
+                )
 
 
-def _check_lengths(encoded: Sequence[list[int]], limit: int, name: PathName, line_numbers: Sequence[int]) -> None:
-    long = [index for index, ids in enumerate(encoded) if len(ids) > limit]
-    if long:
-        number = line_numbers[long[0]] if line_numbers else long[0] + 1
-        raise DataError(
-            f"{name} has {len(long)} line{'s' if len(long) > 1 else ''} of more than {limit} tokens, the first on line "
-            f"{number} ({len(encoded[long[0]])} tokens); raise the limit with --max-length, or omit such lines with "
-            "--truncation drop"
-        )
+def _read_chunks(names: tuple[str, str], max_characters: int) -> Iterator[ParallelCorpus]:
+    """Yield the lines of two files, blank ones included."""
+    with _open(names[0]) as source, _open(names[1]) as target:
+        readers = [
+            iter_lines(file, name, max_characters=max_characters)
+            for file, name in zip((source, target), names, strict=True)
+        ]
+        counts = [0, 0]
+        while True:
+            first = counts[0] + 1
+            lines = [list(itertools.islice(reader, _CHUNK_LINES)) for reader in readers]
+            counts = [count + len(each) for count, each in zip(counts, lines, strict=True)]
+            for name, count in zip(names, counts, strict=True):
+                if not count:
+                    raise _is_empty(name)
+            if counts[0] != counts[1]:
+                counts = [count + sum(1 for _ in reader) for count, reader in zip(counts, readers, strict=True)]
+                raise DataError(
+                    f"{names[0]} has {counts[0]} lines and {names[1]} has {counts[1]}; "
+                    "expected the same number: line n of one translates line n of the other"
+                )
+            if not lines[0]:
+                return
+            yield ParallelCorpus(lines[0], lines[1], 0, range(first, counts[0] + 1), names)

@@ -37,7 +37,6 @@ def learn(
     if isinstance(lines, str) or not isinstance(lines, Iterable):
         received = "one string" if isinstance(lines, str) else f"a {type(lines).__name__}"
         raise DataError(f"lines is {received}; expected a list of lines, such as read_lines(path) gives")
-    lines = list(lines)
     package = require(PACKAGE)
     steps = [getattr(package.normalizers, unicode_form)()]
     steps += [package.normalizers.Lowercase()] if lowercase else []
@@ -47,7 +46,7 @@ def learn(
         raise_not_text(error)
     learned = inner.get_vocab_size()
     if learned == len(special):
-        raise DataError(f"cannot learn a tokenizer from {len(lines)} lines without text; expected sentences")
+        raise DataError("cannot learn a tokenizer from lines without text; expected sentences")
     if learned > vocab_size:
         raise ConfigError(
             f"vocab_size is {vocab_size}; expected at least {learned}, for {len(special)} special "
@@ -75,17 +74,17 @@ def raise_not_text(error: Exception) -> NoReturn:
 # --- The three models ---------------------------------------------------------------------------------------
 
 
-def _learn_bpe(package: Any, lines: list[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
+def _learn_bpe(package: Any, lines: Iterable[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
     inner = package.Tokenizer(package.models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
     inner.normalizer = normalizer
     inner.pre_tokenizer = package.pre_tokenizers.Metaspace()
     inner.decoder = package.decoders.Metaspace()
     trainer = package.trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(special), show_progress=False)
-    inner.train_from_iterator(lines, trainer, length=len(lines))
+    inner.train_from_iterator(lines, trainer)
     return inner
 
 
-def _learn_words(package: Any, lines: list[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
+def _learn_words(package: Any, lines: Iterable[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
     splitter = package.pre_tokenizers.WhitespaceSplit()
     counts = Counter(word for line in lines for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line)))
     inner = _word_level(package, counts, vocab_size, special)
@@ -94,7 +93,9 @@ def _learn_words(package: Any, lines: list[str], normalizer: Any, vocab_size: in
     return inner
 
 
-def _learn_characters(package: Any, lines: list[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
+def _learn_characters(
+    package: Any, lines: Iterable[str], normalizer: Any, vocab_size: int, special: Sequence[str]
+) -> Any:
     counts = Counter(character for line in lines for character in normalizer.normalize_str(line))
     # Keep all of them: `learn` raises if they are too many, while truncation would lose the rare ones.
     inner = _word_level(package, counts, len(special) + len(counts), special)
@@ -119,7 +120,7 @@ def _word_level(package: Any, counts: Counter[str], vocab_size: int, special: Se
     return inner
 
 
-_MODELS: dict[str, Callable[[Any, list[str], Any, int, Sequence[str]], Any]] = {
+_MODELS: dict[str, Callable[[Any, Iterable[str], Any, int, Sequence[str]], Any]] = {
     "bpe": _learn_bpe,
     "characters": _learn_characters,
     "words": _learn_words,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from xformer.data.pairs import TokenPairs
+from xformer.data.token_rows import TokenWriter, row_lengths
 from xformer.distributed import Communicator, SingleProcess
+from xformer.errors import DataError
 from xformer.models import Transformer
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
-from xformer.text import ParallelCorpus, Tokenizer, bleu, fit_lengths, rouge
+from xformer.text import ParallelCorpus, Tokenizer, bleu, rouge
 from xformer.text.extras import require
 from xformer.text.metrics import make_bleu
 
@@ -24,49 +27,98 @@ PIPELINES = {pipeline.task: pipeline for pipeline in (Translator, Summarizer)}
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """Pairs of texts with their token ids.
+    """Token ids of pairs of texts.
 
     Attributes:
-        text: The texts.
-        pairs: Their token ids.
-        num_long: Pairs that were dropped because of their length.
+        pairs: The token ids.
+        text: The texts, if they were kept.
+        num_blank: Pairs that were left out because one side is blank.
+        num_long: Pairs that were left out because of their length.
         num_cut: Sources that were cut to the maximum length.
+        num_target_words: Words of the targets, separated by white space.
     """
 
-    text: ParallelCorpus
     pairs: TokenPairs
-    num_long: int = 0
-    num_cut: int = 0
+    text: ParallelCorpus
+    num_blank: int
+    num_long: int
+    num_cut: int
+    num_target_words: int
 
     @classmethod
     def encode(
         cls,
-        corpus: ParallelCorpus,
+        chunks: Iterable[ParallelCorpus],
         tokenizers: Tokenizers | CheckpointTokenizers,
+        directory: Path,
         *,
         max_length: int,
         truncation: str = "error",
-        names: Sequence[Any] = ("source", "target"),
+        keep_text: bool = True,
     ) -> EncodedCorpus:
-        """Encode texts of at most `max_length` tokens; arguments and errors are those of `fit_lengths`."""
-        pairs = tokenizers.encode(corpus)
-        fitted = fit_lengths(
-            [list(ids) for ids in pairs.source],
-            [list(ids) for ids in pairs.target],
-            max_length,
-            truncation=truncation,
-            names=names,
-            line_numbers=corpus.line_numbers,
-            cut=tokenizers.cut_source,
+        """Encode pairs of texts, chunk after chunk, into temporary files.
+
+        Args:
+            chunks: The pairs.
+            tokenizers: Tokenizers of source and target.
+            directory: Directory of the files.
+            max_length: Largest number of tokens of a text.
+            truncation: "error" refuses longer texts; "drop" omits their pairs; "cut" keeps the first `max_length`
+                tokens of a source and refuses longer targets.
+            keep_text: Keep the texts in memory.
+
+        Raises:
+            DataError: For texts that are too long, or if no pair remains.
+        """
+        counts: Counter[str] = Counter()
+        kept: tuple[list[str], list[str]] = ([], [])
+        with (
+            TokenWriter(tokenizers.source.vocab_size, directory) as source_ids,
+            TokenWriter(tokenizers.target.vocab_size, directory) as target_ids,
+        ):
+            for chunk in chunks:
+                pairs = tokenizers.encode(chunk)
+                source, target = list(pairs.source), list(pairs.target)
+                if truncation == "cut":
+                    counts["cut"] += sum(len(ids) > max_length for ids in source)
+                    source = [tokenizers.cut_source(list(ids), max_length) for ids in source]
+                fits = [max(len(s), len(t)) <= max_length for s, t in zip(source, target, strict=True)]
+                if truncation != "drop" and not all(fits):
+                    raise _too_long(chunk, (source, target), fits.index(False), max_length)
+                counts.update(blank=chunk.num_dropped, long=fits.count(False), pairs=fits.count(True))
+                source_ids.write(itertools.compress(source, fits))
+                target_ids.write(itertools.compress(target, fits))
+                targets = list(itertools.compress(chunk.target, fits))
+                counts["words"] += sum(len(line.split()) for line in targets)
+                if keep_text:
+                    kept[0].extend(itertools.compress(chunk.source, fits))
+                    kept[1].extend(targets)
+            rows = source_ids.finish(), target_ids.finish()
+        if not counts["pairs"]:
+            raise DataError(f"all {counts['long']} lines have more than {max_length} tokens; raise max_length")
+        has_eos = isinstance(tokenizers, CheckpointTokenizers)
+        return cls(
+            TokenPairs(rows[0], rows[1], source_has_eos=has_eos),
+            ParallelCorpus(*kept),
+            num_blank=counts["blank"],
+            num_long=counts["long"],
+            num_cut=counts["cut"],
+            num_target_words=counts["words"],
         )
-        text = corpus.select(fitted.rows) if fitted.num_dropped else corpus
-        pairs = dataclasses.replace(pairs, source=fitted.source, target=fitted.target)
-        return cls(text, pairs, fitted.num_dropped, fitted.num_cut)
 
     @property
     def num_tokens(self) -> tuple[int, int]:
         """Number of source and target tokens, special tokens excluded."""
-        return sum(map(len, self.pairs.source)), sum(map(len, self.pairs.target))
+        return int(row_lengths(self.pairs.source).sum()), int(row_lengths(self.pairs.target).sum())
+
+
+def _too_long(chunk: ParallelCorpus, sides: Any, row: int, max_length: int) -> DataError:
+    side = int(len(sides[0][row]) <= max_length)
+    number = chunk.line_numbers[row] if chunk.line_numbers else row + 1
+    return DataError(
+        f"line {number} of {chunk.names[side]} has {len(sides[side][row])} tokens; expected at most {max_length}; "
+        "raise max_length, or omit longer texts with truncation 'drop'"
+    )
 
 
 class ValidationScore:

@@ -1,5 +1,8 @@
+import dataclasses
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +11,8 @@ from tests.text.test_metrics import CHINESE
 from xformer.errors import ConfigError, DataError
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers
+from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
 from xformer.pipelines.seq2seq import Output, Result, TextToText
-from xformer.runs.evaluation import EncodedCorpus, ValidationScore
 from xformer.text import ParallelCorpus, bleu, rouge
 from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
 from xformer.tree import replace
@@ -18,43 +21,56 @@ CORPUS = ParallelCorpus(["a b", "a b c d", "b", "c"], ["A", "B", "A B C D E", "C
 WORDS = {"vocab_size": 30, "model": "words"}
 
 
+def encode(corpus, tokenizers, **options):
+    return EncodedCorpus.encode([corpus], tokenizers, Path(tempfile.gettempdir()), **options)
+
+
 @pytest.fixture(scope="module")
 def tokenizers():
     return Tokenizers.train(CORPUS, **WORDS)
 
 
 def test_pairs_within_the_limit_are_encoded(tokenizers):
-    encoded = EncodedCorpus.encode(CORPUS, tokenizers, max_length=5)
-    assert encoded.text == CORPUS
-    assert encoded.num_long == 0
-    assert encoded.num_tokens == (8, 8)
-    assert encoded.pairs == tokenizers.encode(CORPUS)
+    encoded = encode(CORPUS, tokenizers, max_length=5)
+    assert (encoded.text.source, encoded.text.target) == (CORPUS.source, CORPUS.target)
+    assert (encoded.num_long, encoded.num_tokens, encoded.num_target_words) == (0, (8, 8), 8)
+    assert [*encoded.pairs.source] == tokenizers.encode(CORPUS).source
+    assert [*encoded.pairs.target] == tokenizers.encode(CORPUS).target
 
 
-def test_long_sentences_are_reported_with_their_file(tokenizers):
-    with pytest.raises(DataError, match=r"train.en has 1 line of more than 3 tokens, the first on line 3 \(4 tokens\)"):
-        EncodedCorpus.encode(CORPUS, tokenizers, max_length=3, names=("train.en", "train.de"))
-    with pytest.raises(DataError, match=r"train.de has 1 line of more than 4 tokens, the first on line 4"):
-        EncodedCorpus.encode(CORPUS, tokenizers, max_length=4, names=("train.en", "train.de"))
+def test_chunks_are_encoded_like_a_whole(tokenizers):
+    chunks = [CORPUS.select([0, 2]), CORPUS.select([]), CORPUS.select([1, 3])]
+    encoded = EncodedCorpus.encode(chunks, tokenizers, Path(tempfile.gettempdir()), max_length=5, keep_text=False)
+    whole = encode(CORPUS, tokenizers, max_length=5)
+    assert [*encoded.pairs.source] == [whole.pairs.source[row] for row in (0, 2, 1, 3)]
+    assert [*encoded.pairs.target] == [whole.pairs.target[row] for row in (0, 2, 1, 3)]
+    assert (len(encoded.text), encoded.num_blank) == (0, 8)
+
+
+def test_a_long_sentence_is_reported_with_its_file(tokenizers):
+    corpus = dataclasses.replace(CORPUS, names=("train.en", "train.de"))
+    with pytest.raises(DataError, match=r"line 3 of train.en has 4 tokens; expected at most 3; raise max_length, or"):
+        encode(corpus, tokenizers, max_length=3)
+    with pytest.raises(DataError, match=r"line 4 of train.de has 5 tokens; expected at most 4"):
+        encode(corpus, tokenizers, max_length=4)
 
 
 def test_long_sentences_can_be_dropped_with_their_partners(tokenizers):
-    encoded = EncodedCorpus.encode(CORPUS, tokenizers, max_length=3, truncation="drop")
+    encoded = encode(CORPUS, tokenizers, max_length=3, truncation="drop")
     assert (encoded.text.source, encoded.text.target) == (["a b", "c"], ["A", "C"])
-    assert encoded.text.line_numbers == [1, 6]
-    assert (encoded.num_long, encoded.text.num_dropped) == (2, 2)
-    assert encoded.pairs == tokenizers.encode(encoded.text)
-    assert EncodedCorpus.encode(CORPUS, tokenizers, max_length=5, truncation="drop").num_long == 0
+    assert encoded.num_long == 2
+    assert [*encoded.pairs.source] == tokenizers.encode(encoded.text).source
+    assert encode(CORPUS, tokenizers, max_length=5, truncation="drop").num_long == 0
 
 
 def test_long_sources_can_be_cut(tokenizers):
     corpus = ParallelCorpus(["a b c d", "b"], ["A", "B"])
-    encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=3, truncation="cut")
+    encoded = encode(corpus, tokenizers, max_length=3, truncation="cut")
     assert (encoded.num_cut, encoded.num_long) == (1, 0)
     assert [len(ids) for ids in encoded.pairs.source] == [3, 1]
     assert encoded.text == corpus
-    with pytest.raises(DataError, match="target has 1 line of more than 3 tokens"):
-        EncodedCorpus.encode(CORPUS, tokenizers, max_length=3, truncation="cut")
+    with pytest.raises(DataError, match="line 4 of target has 5 tokens"):
+        encode(CORPUS, tokenizers, max_length=3, truncation="cut")
 
 
 def test_documents_are_split_into_sentences():
@@ -69,7 +85,7 @@ def test_documents_are_split_into_sentences():
 def test_dropping_everything_is_an_error(tokenizers):
     corpus = ParallelCorpus(["a b c d"], ["A"])
     with pytest.raises(DataError, match="all 1 lines have more than 3 tokens"):
-        EncodedCorpus.encode(corpus, tokenizers, max_length=3, truncation="drop")
+        encode(corpus, tokenizers, max_length=3, truncation="drop")
 
 
 def make_model(tokenizers, **settings):
@@ -93,7 +109,7 @@ def write_always(monkeypatch, text):
 def test_validation_scores_the_outputs_of_the_model(lowercase, monkeypatch):
     corpus = ParallelCorpus(["a b c d e"], ["The dog runs across the field"])
     tokenizers = Tokenizers.train(corpus, vocab_size=30, model="words", lowercase=lowercase)
-    encoded, text = EncodedCorpus.encode(corpus, tokenizers, max_length=9), "the dog runs across a field"
+    encoded, text = encode(corpus, tokenizers, max_length=9), "the dog runs across a field"
     write_always(monkeypatch, text)
     score = ValidationScore(encoded, tokenizers)
     assert score(make_model(tokenizers)) == bleu([text], corpus.target, lowercase=lowercase).value
@@ -110,7 +126,7 @@ def test_validation_has_the_tokenizer_of_the_language(monkeypatch):
     (output, _), (reference, _) = CHINESE
     corpus = ParallelCorpus(["a"], [reference])
     tokenizers = Tokenizers.train(corpus, vocab_size=60, model="characters")
-    encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=50)
+    encoded = encode(corpus, tokenizers, max_length=50)
     write_always(monkeypatch, output)
     score = ValidationScore(encoded, tokenizers, bleu_tokenize="zh")
     assert score(make_model(tokenizers)) == bleu([output], [reference], tokenize="zh").value > 50
@@ -122,7 +138,7 @@ def test_validation_takes_texts_of_any_length():
     """The maximum length applies when the corpus is read."""
     corpus = ParallelCorpus(["a " * 1100], ["A"])
     tokenizers = Tokenizers.train(corpus, **WORDS)
-    encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=1200)
+    encoded = encode(corpus, tokenizers, max_length=1200)
     score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: 1.0)
     model = make_model(tokenizers, output_bias=True)
     ends = np.where(np.arange(model.vocab_size) == model.config.eos_id, 1e3, 0.0).astype("float32")
@@ -134,7 +150,7 @@ def test_a_validation_can_be_stopped_after_the_current_batch():
     tokenizers = Tokenizers.train(corpus, **WORDS)
     measured = []
     score = ValidationScore(
-        EncodedCorpus.encode(corpus, tokenizers, max_length=9), tokenizers, measure=measured.append, on_batch=check_stop
+        encode(corpus, tokenizers, max_length=9), tokenizers, measure=measured.append, on_batch=check_stop
     )
     with stop_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)

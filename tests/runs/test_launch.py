@@ -1,0 +1,207 @@
+"""`xformer.train`, `train_lm` and `resume`: what the command line does, from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from xformer.cli.main import exit_code
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families.run_directory import RunDirectory
+from xformer.io import load_arrays
+from xformer.runs.recipe import Recipe, make_recipe
+from xformer.runs.tasks import TASKS
+from xformer.text import numbers_task
+
+TASK = numbers_task(num_train=300, num_valid=8, num_test=8, largest=999)
+MODEL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+TRAINING = {"batch_tokens": 256, "max_steps": 4, "validate_every": 2}
+TABLES = {"model": MODEL, "tokenizer": {"vocab_size": 100}, "training": TRAINING}
+TEXTS = {
+    "source": TASK.train.source,
+    "target": TASK.train.target,
+    "valid_source": TASK.valid.source,
+    "valid_target": TASK.valid.target,
+}
+LM = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1, "context_length": 12, "max_steps": 3}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The texts as files, and the recipe."""
+    directory = tmp_path_factory.mktemp("text")
+    for name, lines in TEXTS.items():
+        (directory / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    settings = ["[model]", *(f"{name} = {value}" for name, value in MODEL.items()), "[tokenizer]", "vocab_size = 100"]
+    settings += ["[training]", *(f"{name} = {value}" for name, value in TRAINING.items())]
+    (directory / "recipe.toml").write_text("\n".join(settings))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def commanded(files, tmp_path_factory):
+    """A run of the command line."""
+    out = tmp_path_factory.mktemp("commanded") / "run"
+    options = [option for name in TEXTS for option in (f"--{name.replace('_', '-')}", str(files / name))]
+    assert exit_code(["train", *options, "--recipe", str(files / "recipe.toml"), "--out", str(out)]) == 0
+    return out
+
+
+def state(run):
+    return {name: array.tobytes() for name, array in load_arrays(Path(run) / "last.safetensors")[0].items()}
+
+
+def train(out, recipe=TABLES, **arguments):
+    return xf.train(recipe, **{**TEXTS, "out": out, "progress": False, **arguments})
+
+
+@pytest.mark.parametrize("form", ["path", "recipe", "tables", "keywords"])
+def test_a_run_has_the_bits_of_the_command_line(files, commanded, tmp_path, form):
+    recipes = {"path": files / "recipe.toml", "recipe": Recipe.from_dict(TABLES), "tables": TABLES, "keywords": None}
+    texts = {name: str(files / name) if form == "path" else iter(lines) for name, lines in TEXTS.items()}
+    settings = {**MODEL, **TRAINING, "vocab_size": 100} if form == "keywords" else {}
+    run = xf.train(recipes[form], **texts, **settings, out=str(tmp_path / "run"), progress=False)
+    assert state(run.directory) == state(commanded)
+    assert (run.directory / "tokenizer.json").read_bytes() == (commanded / "tokenizer.json").read_bytes()
+    assert run.reason == "4 steps"
+    assert [event["step"] for event in run.history if event["event"] == "validation"] == [2, 4]
+    assert isinstance(run.pipeline, xf.Translator)
+    assert len(run.pipeline(TASK.test.source[:3])) == 3
+    assert run.pipeline is run.pipeline
+
+
+def test_several_files_are_one_text(files, commanded, tmp_path):
+    parts = {}
+    for name, lines in TEXTS.items():
+        paths = [tmp_path / f"{name}{part}" for part in range(2)]
+        for path, some in zip(paths, (lines[:5], lines[5:]), strict=True):
+            path.write_text("\n".join(some) + "\n", encoding="utf-8")
+        parts[name] = paths
+    run = train(tmp_path / "run", **parts)
+    assert state(run.directory) == state(commanded)
+    assert len(RunDirectory(run.directory).read_config()["data"]) == 8
+    assert xf.resume(run.directory, max_steps=5, progress=False).reason == "5 steps"
+
+
+def test_progress_is_printed_unless_turned_off(tmp_path, capsys):
+    train(tmp_path / "quiet")
+    assert capsys.readouterr().out == ""
+    train(tmp_path / "loud", progress=True)
+    printed = capsys.readouterr().out
+    assert "training: 300 sentence pairs\n" in printed
+    assert "the best model (step " in printed
+    assert "next:" not in printed
+
+
+def test_a_run_in_memory_is_resumed_also_from_another_place(commanded, tmp_path):
+    run = train(tmp_path / "run", max_steps=2)
+    run.directory.rename(tmp_path / "moved")
+    resumed = xf.resume(tmp_path / "moved", max_steps=4, progress=False)
+    assert state(resumed.directory) == state(commanded)
+    assert xf.resume(tmp_path / "moved", progress=False).reason == "nothing left to do: 4 steps"
+    (tmp_path / "moved" / "data" / "source").write_text("changed\n")
+    with pytest.raises(DataError, match="source has changed since the run started"):
+        xf.resume(tmp_path / "moved", max_steps=6, progress=False)
+
+
+def test_callbacks_see_events_and_end_a_run(tmp_path):
+    run = train(tmp_path / "run", callbacks=[lambda event, loop: event.name == "step" and event.step == 3])
+    assert run.reason.startswith("stopped by")
+    assert max(event["step"] for event in run.history) == 3
+
+
+def test_a_summarizer(tmp_path):
+    run = train(tmp_path / "run", task="summarization", max_steps=1, vocab_size=100)
+    assert isinstance(run.pipeline, xf.Summarizer)
+    tuned = train(tmp_path / "tuned", {"task": "summarization"}, init=run.directory, max_steps=1)
+    assert isinstance(tuned.pipeline, xf.Summarizer)
+
+
+def test_a_language_model_has_the_bits_of_the_command_line(tmp_path):
+    lines = TASK.train.source
+    (tmp_path / "text").write_text("\n".join(lines) + "\n")
+    run = xf.train_lm(text=lines, out=tmp_path / "a", progress=False, **LM)
+    training = ("context_length", "max_steps")
+    settings = [f"{'training' if name in training else 'model'}.{name}={value}" for name, value in LM.items()]
+    options = [word for setting in settings for word in ("--set", setting)]
+    assert exit_code(["train-lm", "--text", str(tmp_path / "text"), "--out", str(tmp_path / "b"), *options]) == 0
+    assert state(tmp_path / "a") == state(tmp_path / "b")
+    assert isinstance(run.pipeline, xf.TextGenerator)
+    assert len(run.pipeline(["one"], max_new_tokens=3)) == 1
+    assert xf.resume(run.directory, max_steps=4, progress=False).reason == "4 steps"
+    whole = xf.train_lm(text=["\n".join(lines)], valid_text=tmp_path / "text", out=tmp_path / "c", progress=False, **LM)
+    assert RunDirectory(whole.directory).read_config()["counts"]["train_characters"] == len("\n".join(lines)) + 1
+
+
+# --- Bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"source": "nowhere.de"}, DataError, "cannot read nowhere.de: No such file or directory; expected a UTF-8"),
+        ({"source": []}, DataError, "source is empty; expected the path of a text file"),
+        ({"source": None}, DataError, "source is a NoneType; expected the path of a text file"),
+        ({"source": 3}, DataError, "source is a int; expected"),
+        ({"source": b"text"}, DataError, "source is a bytes; expected"),
+        ({"source": {"a": 1}}, DataError, "source is a dict; expected"),
+        ({"source": [3]}, DataError, "source has a int at index 0; expected"),
+        ({"source": np.zeros(3)}, DataError, "source has a float64 at index 0"),
+        ({"source": ["a"]}, DataError, "source has 1 lines and target has 300; expected the same number"),
+        ({"source": ["a\nb"] * 300}, DataError, "source has a line break inside the text at index 0"),
+        ({"source": ["\ud800"] * 300}, DataError, "the text at index 0 of source is not valid Unicode"),
+        ({"source": "a\nb"}, DataError, r"source is a text of 3 characters; expected .* pass \[text\]"),
+        ({"source": [__file__] * 300}, DataError, "source is a list of strings, which are lines, but .* is a file"),
+        ({"source": [Path(__file__)] * 2}, DataError, "got 2 source and 1 target files"),
+        ({"valid_source": [" "] * 8}, DataError, "valid_source and valid_target have no line with text on both sides"),
+        ({"max_step": 3}, ConfigError, "unknown key 'max_step' in the options; did you mean 'max_steps'"),
+        ({"modle": {"d_model": 8}}, ConfigError, "unknown key 'modle' in the options; did you mean 'model'"),
+        ({"model": {"d_modle": 8}}, ConfigError, "unknown key 'd_modle' in .model. of the recipe with the options"),
+        ({"pad_id": 8}, ConfigError, "unknown key 'pad_id' in the options"),
+        ({"path": "x"}, ConfigError, "unknown key 'path' in the options"),
+        ({"max_steps": -3}, ConfigError, "max_steps is -3; expected at least 1"),
+        ({"task": "poetry"}, ConfigError, "task is 'poetry' in the recipe; expected translation or summarization"),
+        ({"task": "language_modeling"}, ConfigError, "use: xformer train-lm"),
+        ({"recipe": "nowhere.toml"}, ConfigError, "cannot read recipe nowhere.toml"),
+        ({"recipe": {"modle": {}}}, ConfigError, "unknown key 'modle' in the recipe; did you mean 'model'"),
+        ({"recipe": 3}, ConfigError, "recipe is a int; expected a Recipe, a TOML file or a dictionary"),
+        ({"init": "nowhere", "recipe": None}, CheckpointError, "nowhere does not exist"),
+        ({"loggers": ["tensorbord"]}, ConfigError, r"loggers is \['tensorbord'\]; expected a list of 'tensorboard', "),
+        ({"loggers": "mlflow"}, ConfigError, "loggers is 'mlflow'; expected a list"),
+        ({"distributed": "mpy"}, ConfigError, "communicator is 'mpy'; expected 'mpi' or 'nccl'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, change, error, message):
+    with pytest.raises(error, match=message) as caught:
+        train(tmp_path / "run", **change)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_in_use_is_refused(commanded):
+    with pytest.raises(ConfigError, match="holds a run"):
+        train(commanded)
+
+
+def test_two_validation_texts_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="valid_text and valid_share are both given"):
+        xf.train_lm(text=["a"], valid_text=["b"], valid_share=0.2, out=tmp_path / "run")
+
+
+def test_every_key_of_a_recipe_is_a_keyword():
+    for task, spec in TASKS.items():
+        recipe = Recipe.from_dict({"task": task})
+        for table in ("tokenizer", "training"):
+            values = json.loads(json.dumps(recipe.to_dict()[table]))
+            values = {name: value for name, value in values.items() if name != "max_minutes"}
+            made = make_recipe(None, {**values, "max_steps": 3, "task": task}, [task])
+            assert made.to_dict()[table] == {
+                **recipe.to_dict()[table],
+                **({"max_steps": 3} if table == "training" else {}),
+            }
+        keys = [set(config.__dataclass_fields__) - spec.from_tokenizer for config in spec.tables.values()]
+        assert not keys[0] & keys[2]

@@ -1,0 +1,366 @@
+"""Training from text to a model in a run directory: `train`, `train_lm` and `resume`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xformer.distributed import Communicator, abort_on_error, connect
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families.run_directory import RunDirectory
+from xformer.io import read_log, write_json
+from xformer.pipelines import pipeline_class
+from xformer.runs.backend import open_backend
+from xformer.runs.console import make_console, plural
+from xformer.runs.initial_model import InitialModel
+from xformer.runs.inputs import Text, file_digest, open_texts
+from xformer.runs.jobs import PairsJob, TextJob, TrainingJob
+from xformer.runs.progress import TrainingProgress, summarize
+from xformer.runs.recipe import Recipe, RecipeSource, make_recipe
+from xformer.runs.tasks import Task
+from xformer.runs.trainer import Trainer
+from xformer.text.extras import require
+from xformer.training import Callback, Logger, MLflow, TensorBoard, WeightsAndBiases
+from xformer.training.data_parallel import check_shards, default_num_workers
+from xformer.training.precision import check_precision
+
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
+_JOBS: Sequence[type[TrainingJob]] = (PairsJob, TextJob)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A training run that has ended.
+
+    Attributes:
+        directory: The run directory. `xformer.resume` continues it.
+        reason: Why training ended.
+        xp: Array library of the pipeline.
+        rank: Number of this process, if several trained together.
+    """
+
+    directory: Path
+    reason: str
+    xp: Any
+    rank: int = 0
+
+    @functools.cached_property
+    def pipeline(self) -> Any:
+        """The best model as a `Translator`, `Summarizer` or `TextGenerator`, loaded when it is first used."""
+        return pipeline_class(self.directory).from_pretrained(self.directory, xp=self.xp)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The events of log.jsonl: each 10th step, validations, checkpoints and the end."""
+        return read_log(RunDirectory(self.directory).log)
+
+
+def train(
+    recipe: RecipeSource = None,
+    *,
+    source: Text,
+    target: Text,
+    valid_source: Text,
+    valid_target: Text,
+    out: str | os.PathLike[str],
+    xp: Any = "numpy",
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str] = (),
+    distributed: str | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> TrainedRun:
+    """Train a translator, or a summarizer, on pairs of texts, as `xformer train` does.
+
+    A text is the path of a file with one text per line, a list of `pathlib.Path`, or an iterable of strings. Line n of
+    the target belongs to line n of the source. The vocabulary is learned from the training text. Token ids are kept in
+    temporary files near `out` that are mapped into memory, so the text may be larger than the memory.
+
+    Args:
+        recipe: TOML file, dictionary of its tables, or `Recipe`. Default: a small model for half an hour.
+        source: Training text, source side.
+        target: Training text, target side.
+        valid_source: Validation text, source side.
+        valid_target: Validation text, target side.
+        out: Directory of the run: new or empty.
+        xp: Array library, as a module or by name.
+        callbacks: Functions (event, loop) as for `fit`.
+        loggers: Names of tools to log to: "tensorboard", "mlflow", "wandb".
+        distributed: "mpi" or "nccl" to train with all processes that mpiexec has started.
+        progress: Print data, model, validations and progress.
+        **settings: Keys of a recipe, which override those of `recipe`: `task="summarization"`, `d_model=512`,
+            `max_minutes=10`, `init="opus-mt-de-en"`, or whole tables: `model={"dropout": 0.1}`.
+
+    Returns:
+        The run, whose `pipeline` is ready to use.
+
+    Raises:
+        ConfigError: For an unknown key, suggesting the nearest known one, or an invalid value.
+        DataError: For text that is missing, empty or invalid, or does not fit the recipe.
+        CheckpointError: If the directory cannot be written.
+
+    The input is checked before anything is written to `out`.
+    """
+    texts = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
+    options: dict[str, Any] = {"callbacks": callbacks, "loggers": loggers, "progress": progress}
+    return _start(PairsJob, recipe, settings, texts, out, xp, distributed, **options)
+
+
+def train_lm(
+    recipe: RecipeSource = None,
+    *,
+    text: Text,
+    valid_text: Text | None = None,
+    out: str | os.PathLike[str],
+    xp: Any = "numpy",
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str] = (),
+    distributed: str | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> TrainedRun:
+    """Train a language model on one text, as `xformer train-lm` does.
+
+    Args:
+        recipe: TOML file, dictionary of its tables, or `Recipe`.
+        text: Training text: the path of a file, a list of `pathlib.Path`, or an iterable of strings, each of which
+            ends a line.
+        valid_text: Validation text. Default: the end of the text (`valid_share`).
+        out: As for `train`.
+        xp: As for `train`.
+        callbacks: As for `train`.
+        loggers: As for `train`.
+        distributed: As for `train`.
+        progress: As for `train`.
+        **settings: As for `train`.
+
+    Returns:
+        The run, whose `pipeline` is a `TextGenerator`.
+
+    Raises:
+        XformerError: As `train`.
+    """
+    if valid_text is not None and "valid_share" in settings:
+        raise ConfigError("valid_text and valid_share are both given; expected only one of them")
+    options: dict[str, Any] = {"callbacks": callbacks, "loggers": loggers, "progress": progress}
+    texts = {"text": text, "valid_text": valid_text} if valid_text is not None else {"text": text}
+    return _start(TextJob, recipe, settings, texts, out, xp, distributed, **options)
+
+
+def resume(
+    run: str | os.PathLike[str],
+    *,
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    data: str | os.PathLike[str] | None = None,
+    xp: Any = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str] | None = None,
+    distributed: str | None = None,
+    progress: bool = True,
+) -> TrainedRun:
+    """Continue a run that was stopped, or train a finished one longer, as `xformer resume` does.
+
+    Args:
+        run: Directory of the run.
+        max_steps: Replaces the number of steps of the recipe.
+        max_minutes: Replaces the minutes of the recipe.
+        data: Directory of the data files, if they were moved.
+        xp: Array library; default that of the run.
+        callbacks: As for `train`.
+        loggers: As for `train`; default those of the run.
+        distributed: As for `train`.
+        progress: As for `train`.
+
+    Raises:
+        CheckpointError: If there is no run, or it is damaged.
+        DataError: If the data has changed.
+        ConfigError: For invalid values.
+    """
+    directory = RunDirectory(run)
+    directory.read_config()
+    with _open_communicator(distributed) as ranks, _lock(directory, ranks):
+        config = directory.read_config()
+        directory.check_resumable()
+        job_type, recipe, files = _read_run(directory, config)
+        loggers = config.get("loggers", []) if loggers is None else loggers
+        _check_loggers(loggers)
+        changes = {"max_steps": max_steps, "max_minutes": max_minutes}
+        recipe = Recipe.from_dict(recipe.with_training(**changes).to_dict(), str(directory.config))
+        paths = _find_files(files, directory, data)
+        init = recipe.init.path
+        if init is not None and InitialModel(Path(init)).digests() != config.get("init"):
+            raise CheckpointError(f"{init} has changed since the run started (a SHA-256 differs); restore it")
+        xp = _open_backend(xp or config["backend"], recipe)
+        job = job_type.prepare(recipe, xp, paths, directory.path, directory)
+        resumed = {**config, "recipe": recipe.to_dict(), "loggers": list(loggers)}
+        resumed["backend"] = job.config({})["backend"]
+        resumed["data"] = {name: {"path": str(path), "sha256": files[name][1]} for name, path in paths.items()}
+        check_shards(recipe.training.data_parallel or 1, ranks)
+        _check_agreement(ranks, resumed)
+        if ranks.rank == 0 and resumed != config:
+            write_json(directory.config, resumed)
+        return _train(job, directory, ranks, callbacks=callbacks, loggers=loggers, progress=progress, resumed=True)
+
+
+def _start(
+    job_type: type[TrainingJob],
+    recipe: RecipeSource,
+    settings: dict[str, Any],
+    texts: Mapping[str, Any],
+    out: str | os.PathLike[str],
+    xp: Any,
+    distributed: str | None,
+    *,
+    loggers: Sequence[str],
+    **options: Any,
+) -> TrainedRun:
+    """Train in a new run directory, after checking everything."""
+    run = RunDirectory(out)
+    with _open_communicator(distributed) as ranks:
+        if ranks.rank == 0:
+            run.check_is_free()
+        _check_loggers(loggers)
+        made = make_recipe(recipe, settings, job_type.tasks)
+        xp = _open_backend(xp, made)
+        with open_texts(texts, run) as files:
+            data = files.describe()
+            directory = next(path for path in (run.path.absolute(), *run.path.absolute().parents) if path.is_dir())
+            job = job_type.prepare(made, xp, files.paths, directory)
+            if distributed is not None and not made.training.data_parallel:
+                num_shards = default_num_workers(job.model, ranks)
+                job = dataclasses.replace(job, recipe=job.recipe.with_training(data_parallel=num_shards))
+            check_shards(job.recipe.training.data_parallel, ranks)
+            config = {**job.config(data), "loggers": list(loggers)}
+            _check_agreement(ranks, config)
+            if ranks.rank == 0:
+                run.start(config, job.tokenizers())
+                files.keep()
+        with _lock(run, ranks):
+            return _train(job, run, ranks, loggers=loggers, **options)
+
+
+def _train(
+    job: TrainingJob,
+    run: RunDirectory,
+    ranks: Communicator,
+    *,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[str],
+    progress: bool,
+    resumed: bool = False,
+) -> TrainedRun:
+    """Train in a run directory that is locked, and print the progress and the result on rank 0."""
+    console = make_console(quiet=ranks.rank > 0 or not progress)
+    for line in job.describe():
+        console.print(line)
+    if ranks.size > 1:
+        console.print(
+            f"{ranks.size} ranks with {plural(job.recipe.training.data_parallel // ranks.size, 'shard')} each"
+        )
+    shown, task = TrainingProgress(console, job.recipe.training, unit=job.unit), job.task(ranks)
+    names = dict.fromkeys(loggers) if ranks.rank == 0 else ()
+    callbacks = [shown, *callbacks, *(_make_logger(name, job, task, run) for name in names)]
+    trainer = Trainer(job.model, task, job.recipe.training, run, callbacks=callbacks, communicator=ranks)
+    if resumed and not run.last.exists():
+        console.print("nothing was saved yet; starting from the first step")
+    with shown:
+        reason = trainer.run()
+    if not shown.is_used and not reason.startswith("stopped by SIG"):
+        reason = f"nothing left to do: {reason}"
+    for line in summarize(trainer, reason):
+        console.print(line)
+    return TrainedRun(run.path, reason, job.xp, ranks.rank)
+
+
+def _make_logger(name: str, job: TrainingJob, task: Task, run: RunDirectory) -> Logger:
+    options: dict[str, Any] = {"samples": lambda model: job.samples(model, task), "figures": job.figures}
+    if name == "tensorboard":
+        return TensorBoard(run.path / name, **options)
+    options["run_name"] = run.path.resolve().name
+    return MLflow(**options) if name == "mlflow" else WeightsAndBiases(directory=run.path, **options)
+
+
+def _check_loggers(names: Sequence[str]) -> None:
+    """Raise ConfigError for an unknown logger, BackendError if its package is missing."""
+    for name in [names] if isinstance(names, str) else names:
+        if name not in LOGGERS or isinstance(names, str):
+            raise ConfigError(f"loggers is {names!r}; expected a list of {', '.join(map(repr, LOGGERS))}")
+        require(LOGGERS[name].package)
+        require("matplotlib")
+
+
+def _open_backend(xp: Any, recipe: Recipe) -> Any:
+    xp = open_backend(xp, recipe.training.dtype)
+    check_precision(recipe.training.precision, xp.zeros(1, dtype=xp.float32))
+    return xp
+
+
+@contextlib.contextmanager
+def _open_communicator(name: str | None) -> Iterator[Communicator]:
+    """Connect the ranks; an error on one of them is reported and ends all. Rank 0 alone prints anything else."""
+    communicator = connect(name)
+    if communicator.rank > 0:
+        logging.getLogger("xformer").setLevel(logging.ERROR)
+    with abort_on_error(communicator):
+        yield communicator
+
+
+def _lock(run: RunDirectory, ranks: Communicator) -> contextlib.AbstractContextManager[None]:
+    return run.lock() if ranks.rank == 0 else contextlib.nullcontext()
+
+
+def _check_agreement(communicator: Communicator, config: dict[str, Any]) -> None:
+    """Raise ConfigError unless all ranks have the same configuration, which has the digests of their data."""
+    first, *others = (dict(_items(each)) for each in communicator.all_gather(config))
+    for rank, other in enumerate(others, start=1):
+        for name, value in first.items():
+            if other.get(name) != value:
+                raise ConfigError(f"{name} is {other.get(name)!r} on rank {rank}; expected {value!r}, as on rank 0")
+
+
+def _items(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dicts with their names, e.g. ("recipe.training.seed", 1)."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _items(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _read_run(
+    run: RunDirectory, config: dict[str, Any]
+) -> tuple[type[TrainingJob], Recipe, dict[str, tuple[Path, str]]]:
+    """Return the job of a run, its recipe, and path and SHA-256 of its data files."""
+    try:
+        job_type = {task: job for job in _JOBS for task in job.tasks}[config["task"]]
+        files = {name: (Path(entry["path"]), str(entry["sha256"])) for name, entry in config["data"].items()}
+        return job_type, Recipe.from_dict(config["recipe"], str(run.config)), files
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{run.config} is incomplete ({error!r}); restore it") from error
+
+
+def _find_files(files: Mapping[str, tuple[Path, str]], run: RunDirectory, moved_to: Any) -> dict[str, Path]:
+    """Return the data files of a run, which may have moved, after checking that they have not changed."""
+    names = [path.name for path, _ in files.values()]
+    if moved_to is not None and len({*names}) < len(names):
+        raise ConfigError(f"data: two files are called {max(names, key=names.count)}; expected other names")
+    found = {}
+    for name, (path, digest) in files.items():
+        if path.parent.name == "data" and not path.exists():
+            path = run.path.absolute() / "data" / path.name
+        if moved_to is not None:
+            path = Path(moved_to).absolute() / path.name
+        if not path.exists():
+            raise DataError(f"{path} does not exist; restore it, or name the directory with the data (data, --data)")
+        if file_digest(path) != digest:
+            raise DataError(f"{path} has changed since the run started (its SHA-256 differs); restore it")
+        found[name] = path
+    return found

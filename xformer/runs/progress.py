@@ -1,0 +1,133 @@
+"""Terminal output of training: its progress and its result."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from xformer.runs.config import BaseTrainingConfig
+from xformer.runs.console import SECONDS_BETWEEN_LINES, format_duration, format_number
+from xformer.runs.trainer import Average, Trainer
+from xformer.training import Event, Start, Step, Validation
+
+_SMOOTHING = 0.9  # of the loss and the speed shown
+
+
+class TrainingProgress:
+    """A callback that shows steps and validations: in a progress bar on a terminal, otherwise every ten seconds.
+
+    Args:
+        console: Console to print on.
+        config: Configuration of the training, which says when it ends.
+        unit: Unit of the speed shown.
+    """
+
+    def __init__(self, console: Any, config: BaseTrainingConfig, *, unit: str = "target tokens") -> None:
+        self.console, self.config, self.unit = console, config, unit
+        self._first_step: int | None = None
+        self._start_time = time.monotonic()
+        self._loss = self._speed = 0.0
+        self._num_smoothed = 0
+        self._last_line_time = self._start_time
+        self._validation = ""
+        self._bar: Any = None
+        self.is_used = False  # until the first step or validation
+
+    def __enter__(self) -> Self:
+        self._start_time = time.monotonic()
+        if self.console.is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            # Refresh rarely: the thread that draws the bar competes with the computation.
+            columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
+            endless = self.config.max_steps is None and self.config.max_minutes is None
+            self._task = self._bar.add_task("first step ...", total=None if endless else 1.0)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            with contextlib.suppress(OSError):
+                self._bar.stop()
+
+    def __call__(self, event: Event, loop: object = None) -> None:
+        """Show an event. Training continues if the terminal or pipe has been closed."""
+        self.is_used |= isinstance(event, Step | Validation)
+        with contextlib.suppress(OSError):
+            if isinstance(event, Start) and event.step:
+                self.console.print(f"resuming after step {event.step:,}")
+            elif isinstance(event, Validation):
+                self._validation = _summarize_validation(event)
+                self.console.print(describe_validation(event))
+            elif isinstance(event, Step):
+                self._show_step(event)
+
+    def _show_step(self, step: Step) -> None:
+        self._num_smoothed += 1
+        decay = min(_SMOOTHING, 1.0 - 1.0 / self._num_smoothed)
+        self._loss = decay * self._loss + (1.0 - decay) * step.loss
+        self._speed = decay * self._speed + (1.0 - decay) * step.tokens_per_second
+        fraction, seconds_left = self._remaining(step)
+        text = f"step {step.step:,}  loss {format_number(self._loss, 3)}  {self._speed:,.0f} {self.unit}/s"
+        if seconds_left is not None:
+            text += f"  {format_duration(seconds_left)} left"
+        if self._bar is not None:
+            text += f"  {self._validation}" if self._validation else ""
+            self._bar.update(self._task, description=text, completed=fraction)
+        elif time.monotonic() - self._last_line_time >= SECONDS_BETWEEN_LINES:
+            self._last_line_time = time.monotonic()
+            self.console.print(text)
+
+    def _remaining(self, step: Step) -> tuple[float, float | None]:
+        """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
+        max_steps, max_minutes = self.config.max_steps, self.config.max_minutes
+        fraction, seconds_left = 0.0, None
+        if self._first_step is None:  # it does not count: jit traces, and JAX compiles
+            self._first_step, self._start_time = step.step, time.monotonic()
+        if max_steps is not None:
+            fraction = step.step / max_steps
+            if (num_steps := step.step - self._first_step) > 0:
+                seconds_left = (time.monotonic() - self._start_time) / num_steps * (max_steps - step.step)
+        if max_minutes is not None:
+            fraction = max(fraction, step.minutes / max_minutes)
+            by_clock = max(0.0, 60.0 * (max_minutes - step.minutes))
+            seconds_left = by_clock if seconds_left is None else min(seconds_left, by_clock)
+        return min(fraction, 1.0), seconds_left
+
+
+def _summarize_validation(validation: Validation) -> str:
+    score = "" if validation.score is None else f", {validation.metric} {validation.score:.2f}"
+    return f"valid: perplexity {format_number(validation.perplexity)}{score}"
+
+
+def describe_validation(validation: Validation) -> str:
+    """Return one line about a validation."""
+    score = "" if validation.score is None else f"  {validation.metric} {validation.score:.2f}"
+    best = "  (best so far)" if validation.best else ""
+    averaged = f"average of {len(validation.steps)} checkpoints: " if isinstance(validation, Average) else ""
+    return (
+        f"{averaged}validation after step {validation.step:,}  epoch {validation.epoch + 1}  "
+        f"{format_duration(60.0 * validation.minutes)}  loss {format_number(validation.loss, 4)}  "
+        f"perplexity {format_number(validation.perplexity)}{score}{best}"
+    )
+
+
+def summarize(trainer: Trainer, reason: str) -> Iterator[str]:
+    """Yield lines about why training ended, where the model is, and its score."""
+    progress, best, path = trainer.progress, trainer.validator.best, trainer.directory.path
+    yield f"ended after step {trainer.loop.step:,}: {reason}"
+    if best is None:
+        yield f"the model is in {path}; it has not been validated"
+        return
+    averaged = progress.averaged_score
+    name = f"the best model (step {progress.best_step:,})" if averaged is None else "the averaged model"
+    value = best[0] if averaged is None else averaged
+    by_score = trainer.config.metric_for_best == "score"
+    score = f"{trainer.task.metric} {value:.2f}" if by_score else f"loss {format_number(-value, 4)}"
+    yield f"{name} is in {path}: validation {score}"
