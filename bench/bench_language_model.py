@@ -32,7 +32,8 @@ def texts() -> tuple[list[int], list[int], int]:
     """Return the training and validation text as token ids, and the vocabulary size."""
     from xformer.cli.train_lm import split
     from xformer.runs.recipe import Recipe
-    from xformer.text import Tokenizer, read_text
+    from xformer.text import read_text
+    from xformer.tokenizers import Tokenizer
 
     if not (DATA / "input.txt").is_file():
         import numpy as np

@@ -28,7 +28,7 @@ SIDES = ("train.de", "train.en")
 
 def multi30k(settings: dict[str, Any]) -> list[list[list[int]]]:
     """Return the sentences of Multi30k as token ids of a joint vocabulary: [source, target]."""
-    from xformer.text import Tokenizer
+    from xformer.tokenizers import Tokenizer
 
     texts = [(DATA / name).read_text(encoding="utf-8").splitlines() for name in SIDES]
     tokenizer = Tokenizer.train(texts[0] + texts[1], settings["vocab_size"], lowercase=settings["lowercase"])

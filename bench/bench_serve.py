@@ -42,7 +42,7 @@ def make_run(directory: Path, sizes: dict[str, int] = SIZES) -> list[str]:
     """Write a run with a random model, which generates up to the maximum length, and return texts for it."""
     from xformer.families.run_directory import RunDirectory
     from xformer.models import Transformer, TransformerConfig
-    from xformer.text import Tokenizer
+    from xformer.tokenizers import Tokenizer
 
     task = numbers_task(num_train=2000, num_valid=1, num_test=500, largest=999_999)
     tokenizer = Tokenizer.train([*task.train.source, *task.train.target], 5000)

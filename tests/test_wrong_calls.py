@@ -91,7 +91,7 @@ CASES = {
     "path is 3; expected a string or a Path": lambda: MODEL.save(3),
     "norm is 8; expected a layer": lambda: xf.PostNorm(8),
     "tokenizer is a Tokenizer; expected an instance of PretrainedTokenizer": lambda: xf.Classifier(
-        ENCODER, xf.text.Tokenizer.train(["a b"], 30)
+        ENCODER, xf.tokenizers.Tokenizer.train(["a b"], 30)
     ),
     "model is None; expected a Transformer or LanguageModel": lambda: xf.generate(None, [[1]]),
     "; expected a Transformer or LanguageModel": lambda: xf.generate(ENCODER, [[1]]),

@@ -7,7 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xformer import backends, errors, layers, masks, ops, text
+    from xformer import backends, errors, layers, masks, ops, text, tokenizers
     from xformer.backends import array_namespace
     from xformer.families import load_pretrained, save_pretrained
     from xformer.generation import (
@@ -170,6 +170,7 @@ __all__ = [
     "tensorboard",
     "text",
     "time_limit",
+    "tokenizers",
     "train",
     "train_lm",
     "train_step",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xformer.pipelines import Translator
-from xformer.text import load_tokenizer
+from xformer.tokenizers import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import RECIPE, events, write
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
-from xformer.text import Tokenizer
+from xformer.tokenizers import Tokenizer
 from xformer.training.checkpoint import TrainingFiles
 
 SIZE = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import xformer as xf
 from xformer.errors import CheckpointError
-from xformer.text import load_tokenizer
+from xformer.tokenizers import load_tokenizer
 
 DATA = Path(__file__).parent / "data"
 

@@ -16,7 +16,7 @@ import xformer as xf
 from tests.families import ctranslate2, torch_files
 from xformer.data.audio import log_mel_spectrogram
 from xformer.families import load_pretrained
-from xformer.families.gguf_tokenizer import read_tokenizer
+from xformer.tokenizers import load_tokenizer
 
 PACKAGES = os.environ.get("XFORMER_CHECKPOINTS")
 pytestmark = pytest.mark.skipif(PACKAGES is None, reason="run: nox -s checkpoints")
@@ -39,7 +39,7 @@ def smollm2():
 
 def test_smollm2_instruct_knows_the_capital_of_france(smollm2):
     (path,) = smollm2.glob("*.gguf")
-    model, tokenizer = load_pretrained(smollm2), read_tokenizer(path)
+    model, tokenizer = load_pretrained(smollm2), load_tokenizer(path)
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
     ids = tokenizer.encode(prompt + "<|im_start|>assistant\n")

@@ -8,7 +8,7 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families.run_directory import FORMAT, RunDirectory, sha256
 from xformer.io import load_arrays
 from xformer.models import Transformer, TransformerConfig
-from xformer.text import Tokenizer
+from xformer.tokenizers import Tokenizer
 from xformer.tree import map_arrays
 
 

@@ -8,7 +8,7 @@ import pytest
 from xformer.errors import ConfigError, DataError
 from xformer.models import Encoder, EncoderConfig, LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
 from xformer.pipelines import TextGenerator, Tokenizers, Translator, show_attention
-from xformer.text import Tokenizer
+from xformer.tokenizers import Tokenizer
 
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32}
 LINES = ["two & three", "zwei <drei>"]

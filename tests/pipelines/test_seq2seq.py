@@ -12,7 +12,8 @@ from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig, generate, sampling
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Summarizer, Tokenizers, Translator, seq2seq
-from xformer.text import Tokenizer, numbers_task
+from xformer.text import numbers_task
+from xformer.tokenizers import Tokenizer
 from xformer.tree import map_arrays
 
 TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)

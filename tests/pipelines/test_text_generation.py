@@ -14,7 +14,7 @@ from xformer.generation import GenerationConfig, StopSequences
 from xformer.generation import generate as search
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
-from xformer.text import SPECIAL_TOKENS, Tokenizer
+from xformer.tokenizers import SPECIAL_TOKENS, Tokenizer
 from xformer.tree import map_arrays
 
 TEXT = "the cat sat\non the mat\n" * 5

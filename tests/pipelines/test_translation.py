@@ -10,7 +10,8 @@ from xformer.families.run_directory import RunDirectory
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers, Translator, check_source_lengths
 from xformer.pipelines.batching import run_batches
-from xformer.text import Tokenizer, numbers_task
+from xformer.text import numbers_task
+from xformer.tokenizers import Tokenizer
 
 TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)
 LINES = TASK.test.source

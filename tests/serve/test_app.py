@@ -29,7 +29,8 @@ from xformer.models import (
     attention_maps,
 )
 from xformer.pipelines import Classifier, Embedder, TextGenerator, Tokenizers, Translator
-from xformer.text import Tokenizer, load_tokenizer, numbers_task
+from xformer.text import numbers_task
+from xformer.tokenizers import Tokenizer, load_tokenizer
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")

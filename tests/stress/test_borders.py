@@ -32,9 +32,9 @@ from xformer.ops.activations import ACTIVATIONS
 from xformer.runs.recipe import Recipe
 from xformer.runs.tasks import TASKS
 from xformer.text import bleu, chrf, exact_match, read_lines, read_parallel, read_text, rouge, ter
-from xformer.text.chat import render_chat_template
 from xformer.text.corpus import one_line
 from xformer.text.line_chunks import LineChunks
+from xformer.tokenizers.chat import render_chat_template
 
 SECONDS = 120  # for one call, the compilation of its kernels included
 
@@ -559,11 +559,11 @@ def tokenizers():
     lines = ["ein Satz", "Zwei Sätze.", "a b", "日本", "<s> -1", "\t\n", "\u2028e\u0301"] * 3
     for model in ("bpe", "words", "characters"):
         for separator in (False, True):
-            yield xf.text.Tokenizer.train(lines, 60, model=model, separator=separator, lowercase=separator)
+            yield xf.tokenizers.Tokenizer.train(lines, 60, model=model, separator=separator, lowercase=separator)
 
 
 TOKENIZERS = list(tokenizers())
-DIRECTORIES = sorted(path for path in (Path(__file__).parents[1] / "text" / "data").iterdir() if path.is_dir())
+DIRECTORIES = sorted(path for path in (Path(__file__).parents[1] / "tokenizers" / "data").iterdir() if path.is_dir())
 UNK = 3
 
 
@@ -591,7 +591,7 @@ def test_tokenizers(data):
         outcome(lambda odd=odd: tokenizer.encode_text(odd))
         outcome(lambda odd=odd: tokenizer.phrase_ids(odd))
         outcome(lambda odd=odd: tokenizer.normalize(odd))
-        outcome(lambda odd=odd: xf.text.Tokenizer.train(odd, 30))
+        outcome(lambda odd=odd: xf.tokenizers.Tokenizer.train(odd, 30))
     for odd in (*IDS, [10**30], np.asarray([3, 4]), np.asarray([3.0])):
         outcome(lambda odd=odd: tokenizer.decode(odd))
         outcome(lambda odd=odd: tokenizer.decode_batch([odd]))
@@ -608,12 +608,12 @@ def test_training_a_tokenizer(data):
         "unicode_form": data.draw(st.sampled_from(["NFC", "NFKC", "x"])),
         "separator": data.draw(st.booleans()),
     }
-    tokenizer = outcome(lambda: xf.text.Tokenizer.train(lines, size, **options))
+    tokenizer = outcome(lambda: xf.tokenizers.Tokenizer.train(lines, size, **options))
     if tokenizer is Refused:
         return
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save(Path(directory) / "tokenizer.json")
-        loaded = xf.text.Tokenizer.load(Path(directory) / "tokenizer.json")
+        loaded = xf.tokenizers.Tokenizer.load(Path(directory) / "tokenizer.json")
     assert loaded.encode_batch(lines) == tokenizer.encode_batch(lines)
     if options["model"] == "characters" and tokenizer.vocab_size < size:
         for line in lines:
@@ -638,7 +638,7 @@ def test_pretrained_tokenizers(data):
 
 @functools.cache
 def load_pretrained_tokenizer(directory):
-    return xf.text.load_tokenizer(directory)
+    return xf.tokenizers.load_tokenizer(directory)
 
 
 TEMPLATE = """{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] | trim }}
@@ -922,8 +922,8 @@ ATTENTION = xf.MultiHeadAttention(8, 2, init=0)
         lambda: text_generator(0).outputs(["a"], sequence_bias=[None]),
         lambda: text_generator(0).outputs(["a"], sequence_bias=3),
         lambda: translator(0).outputs(["a"], prefix=3),
-        lambda: xf.text.Tokenizer.train(None, 30),
-        lambda: xf.text.Tokenizer.train(["a"], "30"),
+        lambda: xf.tokenizers.Tokenizer.train(None, 30),
+        lambda: xf.tokenizers.Tokenizer.train(["a"], "30"),
         lambda: bleu(None, ["a"]),
         lambda: bleu([None], ["a"]),
         lambda: xf.LanguageModelConfig(vocab_size=9, num_layers=1, layer_types=1.5),

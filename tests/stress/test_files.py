@@ -23,18 +23,18 @@ from tests.families.test_gguf import convert, write_gguf
 from tests.stress.conftest import accepts_or_refuses, byte_mutations, contents, json_mutations
 from xformer.cli.main import exit_code
 from xformer.data.audio import read_wav
-from xformer.families.gguf_tokenizer import read_tokenizer
 from xformer.io import load_arrays, save_arrays
 from xformer.pipelines import ChunkOutput, process_corpus
 from xformer.pipelines.loading import pipeline_class
 from xformer.runs.recipe import read_tables
-from xformer.text import load_tokenizer, numbers_task
+from xformer.text import numbers_task
 from xformer.text.corpus import read_lines, read_parallel, read_text
+from xformer.tokenizers import load_tokenizer
 from xformer.training.checkpoint import TrainingFiles
 
 TESTS = Path(__file__).parents[1]
 CHECKPOINTS = TESTS / "families" / "data"
-TOKENIZERS = TESTS / "text" / "data"
+TOKENIZERS = TESTS / "tokenizers" / "data"
 
 
 class Format(NamedTuple):
@@ -166,7 +166,7 @@ FORMATS = {
         lambda path: convert("llama", path / "model.gguf"), lambda path: xf.load_pretrained(path / "model.gguf")
     ),
     "gguf-quantized": Format(make_quantized, lambda path: xf.load_pretrained(path / "model.gguf")),
-    "gguf-tokenizer": Format(make_gguf_tokenizer, lambda path: read_tokenizer(path / "model.gguf")),
+    "gguf-tokenizer": Format(make_gguf_tokenizer, lambda path: load_tokenizer(path / "model.gguf")),
     "run": Format(
         make_run,
         lambda path: xf.Translator.from_pretrained(path / "run"),

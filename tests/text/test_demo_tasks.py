@@ -6,8 +6,8 @@ import pytest
 from xformer.errors import ConfigError
 from xformer.text.demo_tasks import copy_task, numbers_task, reverse_task
 from xformer.text.number_words import english, german
-from xformer.text.tokenizer import Tokenizer
-from xformer.text.tokenizer_models import UNK_ID
+from xformer.tokenizers.models import UNK_ID
+from xformer.tokenizers.ours import Tokenizer
 
 TASKS = [numbers_task, reverse_task, copy_task]
 NUMBER_OF = {english(number): number for number in range(100_000)}

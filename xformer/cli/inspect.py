@@ -18,7 +18,6 @@ from xformer.cli import _plots
 from xformer.errors import CheckpointError, ConfigError, abbreviate
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import GGUFFile
-from xformer.families.gguf_tokenizer import read_tokenizer
 from xformer.families.run_directory import RunDirectory
 from xformer.families.tensor_files import DTYPE_NAMES, TensorEntry, read_header
 from xformer.generation.pretrained import read_generation
@@ -27,7 +26,7 @@ from xformer.models import Encoder, ImageEncoder, LanguageModel
 from xformer.pipelines import Tokenizers
 from xformer.runs.console import format_number, make_console, plural
 from xformer.runs.tasks import TASKS
-from xformer.text import PretrainedTokenizer, load_tokenizer
+from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
 
 HELP = """Show a training run, a public checkpoint or a GGUF file, without reading its weights: the model and its \
 size, the tokenizer, the generation settings, and the settings of model and training that differ from the defaults; \
@@ -158,22 +157,18 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
     shapes = {name: x.shape for name, x in checkpoint.model.named_parameters()}
     report["parameters"] = _count_parts(shapes)  # counts tied tensors once
     eos_ids: tuple[int, ...] = ()
-    tokenizer: PretrainedTokenizer
     try:
-        if is_gguf:
-            tokenizer = read_tokenizer(checkpoint.config_path)
-            eos_ids = tokenizer.eos_ids
-        else:
-            tokenizer = load_tokenizer(directory)
+        tokenizer = load_tokenizer(directory)
+        eos_ids = tokenizer.eos_ids
         report["tokenizers"] = {"": _describe_tokenizer(tokenizer)}
-        report["languages"] = tokenizer.languages
+        report["languages"] = sorted(tokenizer.language_ids)
     except CheckpointError as error:  # models of images have no tokenizer
         report["tokenizers"], report["tokenizer_error"] = {}, str(error)
     if not isinstance(checkpoint.model, Encoder | ImageEncoder):
         encoder_decoder = not isinstance(checkpoint.model, LanguageModel)
-        generation = read_generation(directory, encoder_decoder=encoder_decoder) if not is_gguf else None
-        ends = eos_ids if generation is None else generation.eos_ids or (config.eos_id,)
-        report["generation"] = {} if generation is None else dict(generation.options)
+        generation = read_generation(directory, encoder_decoder=encoder_decoder)
+        ends = eos_ids or generation.eos_ids or (config.eos_id,)
+        report["generation"] = dict(generation.options)
         report["generation"]["eos_token_id"] = [index for index in ends if index is not None]
     return report, {"model": _changed(type(config), config.to_dict())}
 

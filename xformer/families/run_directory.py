@@ -13,7 +13,7 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families.checkpoint import describe_missing
 from xformer.families.gguf_file import find_gguf
 from xformer.io import atomic_write, lock_directory, read_json, unwritable_parent, write_json
-from xformer.text import PretrainedTokenizer, Tokenizer, load_tokenizer
+from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
 COMMANDS = {"translation": "translate", "summarization": "summarize", "language_modeling": "generate"}
@@ -56,7 +56,7 @@ class RunDirectory:
         models = [self.model, self.last, self.averaged, *self.checkpoints.glob("*.safetensors")]
         return [self.config, self.log, *tokenizers, *models]
 
-    def start(self, config: dict[str, Any], tokenizers: Mapping[str, Tokenizer | PretrainedTokenizer]) -> None:
+    def start(self, config: dict[str, Any], tokenizers: Mapping[str, BaseTokenizer]) -> None:
         """Create the directory of a new run: write its tokenizers and then its configuration.
 
         Args:
@@ -69,7 +69,7 @@ class RunDirectory:
         """
         self.check_is_free()
         for side, tokenizer in tokenizers.items():
-            if isinstance(tokenizer, PretrainedTokenizer):
+            if tokenizer.directory is not None:
                 copy_pretrained(tokenizer.directory, self.pretrained)
             else:
                 tokenizer.save(self.tokenizer(side))

@@ -16,7 +16,6 @@ from xformer.models import Transformer, attention_maps
 from xformer.pipelines.base import Pipeline
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.seq2seq import TextToText
-from xformer.text import Tokenizer
 from xformer.text.extras import new_figure
 
 _MAX_CELLS = 4_000_000  # of all heat maps in the HTML of one kind; beyond it, only means over heads
@@ -194,12 +193,7 @@ def _target_ids(model: Any, target: Any) -> list[int]:
         return _ids(target, "target")
     if not isinstance(model, TextToText):
         raise ConfigError("target is a text; expected token ids for a model, or a pipeline")
-    tokenizers = model.tokenizers
-    if isinstance(tokenizers.target, Tokenizer):
-        return tokenizers.target.encode(target)
-    ids = tokenizers.target.encode(target, special_tokens=False)
-    forced = getattr(tokenizers, "forced_bos_id", None)
-    return ids if forced is None else [forced, *ids]
+    return model.tokenizers.encode_target([target])[0]
 
 
 def _generate(model: Any, network: Any, ids: list[int]) -> list[int]:
@@ -230,10 +224,8 @@ def _labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return a label for each token: its text, or its id."""
     if tokenizer is None:
         return [str(token) for token in ids]
-    if isinstance(tokenizer, Tokenizer):
-        texts = tokenizer.tokens(ids)
-    else:
-        decoded = tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
-        pairs = zip(decoded, tokenizer.tokens(ids), strict=True)
-        texts = [token if "\N{REPLACEMENT CHARACTER}" in text else text for text, token in pairs]
-    return [text.removeprefix("▁").replace("\n", "⏎").strip() or "␣" for text in texts]
+    texts = []
+    for index, token in zip(ids, tokenizer.tokens(ids), strict=True):
+        text = tokenizer.token_bytes(index).decode(errors="replace")
+        texts.append(token if "\N{REPLACEMENT CHARACTER}" in text else text)
+    return [text.replace("\n", "⏎").strip() or "␣" for text in texts]

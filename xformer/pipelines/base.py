@@ -16,7 +16,7 @@ from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
 from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
-from xformer.text import PretrainedTokenizer, Tokenizer, load_tokenizer
+from xformer.tokenizers import BaseTokenizer, load_tokenizer
 
 # Description and pipelines of each class of models.
 _MODELS: dict[type[BaseModel], tuple[str, str]] = {
@@ -83,7 +83,7 @@ class CheckpointPipeline(Described):
 
     model_class: ClassVar[type[BaseModel]]
 
-    def __init__(self, model: Any, tokenizer: PretrainedTokenizer, **settings: Any) -> None:
+    def __init__(self, model: Any, tokenizer: BaseTokenizer, **settings: Any) -> None:
         raise NotImplementedError
 
     @classmethod
@@ -221,9 +221,9 @@ def check_class(name: str, value: Any, *classes: type) -> None:
         raise ConfigError(f"{name} is a {type(value).__name__}; expected an instance of {expected}")
 
 
-def check_vocabulary(name: str, tokenizer: Tokenizer | PretrainedTokenizer, vocab_size: int) -> None:
+def check_vocabulary(name: str, tokenizer: BaseTokenizer, vocab_size: int) -> None:
     """Raise CheckpointError unless a tokenizer fits its model; public ones may leave rows of the embedding unused."""
-    fits = isinstance(tokenizer, PretrainedTokenizer) and tokenizer.vocab_size <= vocab_size
+    fits = tokenizer.directory is not None and tokenizer.vocab_size <= vocab_size
     if tokenizer.vocab_size != vocab_size and not fits:
         raise CheckpointError(
             f"the {name} has {tokenizer.vocab_size} tokens, the model {vocab_size}; expected both from the same run"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from xformer.backends import array_namespace, backend_name
 from xformer.errors import DataError
-from xformer.text.tokenizer_models import check_texts
+from xformer.text.normalize import check_texts
 from xformer.threads import blas_threads, num_threads, parallel_map
 
 Batch = TypeVar("Batch")

@@ -18,8 +18,8 @@ from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import CheckpointPipeline, check_class
 from xformer.pipelines.batching import run_batches
-from xformer.text import PretrainedTokenizer
-from xformer.text.tokenizer_models import check_texts
+from xformer.text.normalize import check_texts
+from xformer.tokenizers import PretrainedTokenizer
 
 _MIN_LENGTH = 3  # two special tokens and one of the text
 

@@ -15,8 +15,8 @@ from xformer.distributed import Communicator, SingleProcess
 from xformer.errors import DataError
 from xformer.models import Transformer
 from xformer.pipelines.seq2seq import Summarizer, Translator
-from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
-from xformer.text import ParallelCorpus, Tokenizer, bleu, rouge
+from xformer.pipelines.tokenizers import Tokenizers
+from xformer.text import ParallelCorpus, bleu, rouge
 from xformer.text.extras import require
 from xformer.text.metrics import make_bleu
 
@@ -49,7 +49,7 @@ class EncodedCorpus:
     def encode(
         cls,
         chunks: Iterable[ParallelCorpus],
-        tokenizers: Tokenizers | CheckpointTokenizers,
+        tokenizers: Tokenizers,
         directory: Path,
         *,
         max_length: int,
@@ -96,9 +96,8 @@ class EncodedCorpus:
             rows = source_ids.finish(), target_ids.finish()
         if not counts["pairs"]:
             raise DataError(f"all {counts['long']} lines have more than {max_length} tokens; raise max_length")
-        has_eos = isinstance(tokenizers, CheckpointTokenizers)
         return cls(
-            TokenPairs(rows[0], rows[1], source_has_eos=has_eos),
+            TokenPairs(rows[0], rows[1], source_has_eos=tokenizers.source_has_eos),
             ParallelCorpus(*kept),
             num_blank=counts["blank"],
             num_long=counts["long"],
@@ -149,7 +148,7 @@ class ValidationScore:
     def __init__(
         self,
         corpus: EncodedCorpus,
-        tokenizers: Tokenizers | CheckpointTokenizers,
+        tokenizers: Tokenizers,
         task: str = "translation",
         measure: Callable[[list[str], list[str]], float] | None = None,
         on_batch: Callable[[], None] = lambda: None,
@@ -159,7 +158,7 @@ class ValidationScore:
         self._ranks = communicator or SingleProcess()
         self.corpus, self.tokenizers, self.task = corpus, tokenizers, task
         if measure is None and task == "translation":
-            lowercase = isinstance(tokenizers.target, Tokenizer) and tokenizers.target.lowercase
+            lowercase = tokenizers.target.lowercase
             make_bleu(lowercase, bleu_tokenize)  # refuses a tokenizer before training
             measure = lambda *lines: bleu(*lines, lowercase=lowercase, tokenize=bleu_tokenize).value  # noqa: E731
         elif measure is None:

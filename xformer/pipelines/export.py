@@ -16,7 +16,7 @@ from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
 from xformer.io import atomic_directory, atomic_write, read_json, write_json
 from xformer.models import BaseModel, ImageEncoder, Transformer, load
-from xformer.text import (
+from xformer.tokenizers import (
     BOS_ID,
     EOS_ID,
     PAD_ID,

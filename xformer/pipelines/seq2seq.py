@@ -26,10 +26,10 @@ from xformer.models import Transformer
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
-from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
+from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
-from xformer.text import UNK_ID, normalize_text
-from xformer.text.tokenizer_models import check_texts
+from xformer.text import normalize_text
+from xformer.text.normalize import check_texts
 
 NUM_BEAMS_FOR_LENGTHS = 4
 
@@ -64,7 +64,7 @@ class TextToText(Pipeline):
     def __init__(
         self,
         model: Transformer,
-        tokenizers: Tokenizers | CheckpointTokenizers,
+        tokenizers: Tokenizers,
         *,
         mean_length: float | None = None,
         tokens_per_word: float | None = None,
@@ -72,7 +72,7 @@ class TextToText(Pipeline):
         defaults: GenerationConfig | None = None,
     ) -> None:
         check_class("model", model, self.model_class)
-        check_class("tokenizers", tokenizers, Tokenizers, CheckpointTokenizers)
+        check_class("tokenizers", tokenizers, Tokenizers)
         if not model.decoder:
             raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot generate text")
         self.model = model
@@ -82,9 +82,7 @@ class TextToText(Pipeline):
         check_vocabulary("source tokenizer", tokenizers.source, model.config.source_vocab_size)
         check_vocabulary("target tokenizer", tokenizers.target, model.config.target_vocab_size)
         # Tokens at the end of sources. Those of public checkpoints are part of the encoded text.
-        is_public = isinstance(tokenizers, CheckpointTokenizers)
-        self.suffix: list[int] = [] if is_public else [model.config.eos_id]
-        self._separator = None if isinstance(tokenizers, CheckpointTokenizers) else tokenizers.target.sep_id
+        self.suffix: list[int] = [] if tokenizers.source_has_eos else [model.config.eos_id]
 
     @classmethod
     def _from_run(cls, model: Transformer, run: RunDirectory, config: dict[str, Any]) -> Self:
@@ -112,7 +110,7 @@ class TextToText(Pipeline):
         learned = model.config.positions == "learned"
         return cls(
             model,
-            CheckpointTokenizers.load(directory, cls.task, source_language, target_language),
+            Tokenizers.from_pretrained(directory, cls.task, source_language, target_language),
             max_source_tokens=model.config.max_positions if learned else None,
             defaults=read_generation(directory, encoder_decoder=True).config(model.config),
         )
@@ -208,8 +206,7 @@ class TextToText(Pipeline):
         config = self._resolve_config(config, target_length, length_unit)
         check_count("batch_tokens", batch_tokens)
         count, target, rng = len(encoded), self.tokenizers.target, Rng(seed)
-        if self._separator is not None:  # it separates sentences of sources only
-            config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, self._separator))
+        config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, *target.suppressed_ids))
         lengths = _target_lengths(target_length, length_unit, count)
         conditions = self._length_conditions(lengths, length_unit, count)
         columns: dict[str, Any] = {
@@ -308,14 +305,15 @@ class TextToText(Pipeline):
 
     def _prefixes(self, prefix: str | Sequence[str] | None, count: int) -> list[list[int]] | None:
         """Return the token ids that outputs begin with: the forced bos, and the text of the caller."""
-        tokenizers = self.tokenizers
-        if isinstance(tokenizers, Tokenizers):
-            return _encode_prefixes(prefix, tokenizers.target.encode, UNK_ID, count)
-        encode = functools.partial(tokenizers.target.encode, special_tokens=False)
-        encoded = _encode_prefixes(prefix, encode, tokenizers.target.unk_id, count)
-        if tokenizers.forced_bos_id is None:
-            return encoded
-        return [[tokenizers.forced_bos_id, *ids] for ids in encoded or [[]] * count]
+        if prefix is None:
+            forced = self.tokenizers.forced_bos_id
+            return None if forced is None else [[forced]] * count
+        texts = one_per_text("prefix", [prefix] * count if isinstance(prefix, str) else prefix, count)
+        encoded = self.tokenizers.encode_target(texts)
+        for text, ids in zip(texts, encoded, strict=True):
+            if self.tokenizers.target.unk_id in ids:
+                raise DataError(f"prefix {text!r} has characters that the tokenizer does not know")
+        return encoded
 
     def _outputs(self, hypotheses: Sequence[Hypothesis]) -> list[Output]:
         texts = self.tokenizers.target.decode_batch([hypothesis.tokens for hypothesis in hypotheses])
@@ -362,20 +360,6 @@ def _target_lengths(target_length: Any, unit: str, count: int) -> list[int] | No
     for length in lengths:
         check_count(f"target_length in {unit}", length)
     return [int(length) for length in one_per_text("target_length", lengths, count)]
-
-
-def _encode_prefixes(
-    prefix: str | Sequence[str] | None, encode: Callable[[str], list[int]], unk_id: int | None, count: int
-) -> list[list[int]] | None:
-    """Return the token ids of one prefix per text, or None."""
-    if prefix is None:
-        return None
-    texts = one_per_text("prefix", [prefix] * count if isinstance(prefix, str) else prefix, count)
-    encoded = [encode(text) for text in texts]
-    for text, ids in zip(texts, encoded, strict=True):
-        if unk_id in ids:
-            raise DataError(f"prefix {text!r} has characters that the tokenizer does not know")
-    return encoded
 
 
 def _word_counter(tokenizer: Any) -> Callable[[Sequence[int]], int]:

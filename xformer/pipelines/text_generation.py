@@ -13,8 +13,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
-from xformer.families.gguf_file import find_gguf
-from xformer.families.gguf_tokenizer import read_tokenizer
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import (
     BeamHistory,
@@ -25,7 +23,7 @@ from xformer.generation import (
     generate,
 )
 from xformer.generation.generate import stream_batch, stream_samples
-from xformer.generation.pretrained import PretrainedGeneration, read_generation
+from xformer.generation.pretrained import read_generation
 from xformer.generation.results import best_first, length_penalty
 from xformer.generation.sampling import start_samples
 from xformer.models import LanguageModel
@@ -33,8 +31,8 @@ from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, run_batches
 from xformer.random import Rng
-from xformer.text import SPECIAL_TOKENS, UNK_ID, DecodeStream, PretrainedTokenizer, Tokenizer, load_tokenizer
-from xformer.text.streaming import text_after
+from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
+from xformer.tokenizers.streaming import text_after
 
 # Defaults of nanoGPT's sampling script.
 DEFAULT_MAX_NEW_TOKENS = 500
@@ -78,14 +76,13 @@ class TextGenerator(Pipeline):
     def __init__(
         self,
         model: LanguageModel,
-        tokenizer: Tokenizer | PretrainedTokenizer,
+        tokenizer: BaseTokenizer,
         *,
         context_length: int | None = None,
         defaults: GenerationConfig | None = None,
     ) -> None:
         check_class("model", model, LanguageModel)
-        if not hasattr(tokenizer, "vocab_size"):  # one of the caller's own is accepted
-            check_class("tokenizer", tokenizer, Tokenizer, PretrainedTokenizer)
+        check_class("tokenizer", tokenizer, BaseTokenizer)
         if context_length is not None and not isinstance(context_length, Integral):
             raise ConfigError(f"context_length is {context_length!r}; expected an integer of at least 2")
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
@@ -104,12 +101,9 @@ class TextGenerator(Pipeline):
 
     @classmethod
     def _from_checkpoint(cls, model: LanguageModel, directory: Path) -> Self:
-        if gguf := find_gguf(directory):
-            tokenizer = read_tokenizer(gguf)
-            defaults = PretrainedGeneration(eos_ids=tokenizer.eos_ids).config(model.config)
-            return cls(model, tokenizer, defaults=defaults)
-        defaults = read_generation(directory, encoder_decoder=False).config(model.config)
-        return cls(model, load_tokenizer(directory), defaults=defaults)
+        tokenizer, generation = load_tokenizer(directory), read_generation(directory, encoder_decoder=False)
+        generation = dataclasses.replace(generation, eos_ids=tokenizer.eos_ids or generation.eos_ids)
+        return cls(model, tokenizer, defaults=generation.config(model.config))
 
     def outputs(  # type: ignore[override]
         self,
@@ -297,22 +291,9 @@ class TextGenerator(Pipeline):
         if not isinstance(prompt, str):
             if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Mapping):
                 return check_tokens(f"prompt {number}", prompt, self.model.vocab_size)
-            if isinstance(tokenizer, Tokenizer):
-                raise ConfigError(f"prompt {number} is a chat; expected a text: this model has no chat template")
             return tokenizer.encode(tokenizer.apply_chat_template(prompt), special_tokens=False)  # type: ignore[arg-type]
-        if isinstance(tokenizer, PretrainedTokenizer):
-            start = (self.model.config.bos_id, self.model.config.eos_id)
-            return tokenizer.encode(prompt) or [index for index in start if index is not None][:1]
-        ids = tokenizer.encode_text(prompt or "\n")
-        if not prompt and UNK_ID in ids:
-            raise DataError(f"prompt {number} is empty and the tokenizer has no line end; expected some text")
-        if UNK_ID in ids:
-            characters = dict.fromkeys(tokenizer.normalize(prompt))
-            unknown = [each for each in characters if UNK_ID in tokenizer.encode_text(each)]
-            raise DataError(
-                f"prompt {number} has characters that the tokenizer does not know: {', '.join(map(repr, unknown))}"
-            )
-        return ids
+        start = (self.model.config.bos_id, self.model.config.eos_id)
+        return tokenizer.encode_prompt(prompt, f"prompt {number}") or [each for each in start if each is not None][:1]
 
     def _texts(
         self, prompts: Sequence[Prompt], config: GenerationConfig, sequence_bias: Any, first_index: int, context: str
@@ -344,7 +325,7 @@ class TextGenerator(Pipeline):
         logits_processors: Sequence[LogitsProcessor],
         stopping_criteria: Sequence[StoppingCriteria],
     ) -> Iterator[str]:
-        decoder = DecodeStream(self.tokenizer.decode, text.prompt)
+        decoder = self.tokenizer.decode_stream(text.prompt)
         for number in itertools.count():
             if text.is_done:
                 break

@@ -21,7 +21,7 @@ from xformer.models import SpeechTransformer
 from xformer.pipelines.base import CheckpointPipeline, check_vocabulary
 from xformer.pipelines.batching import run_batches
 from xformer.random import Rng
-from xformer.text import PretrainedTokenizer
+from xformer.tokenizers import PretrainedTokenizer
 
 TASKS = ("transcribe", "translate")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")

@@ -18,15 +18,14 @@ from xformer.models import BaseModel, LanguageModel, LanguageModelConfig, Transf
 from xformer.pipelines import Attention, TextGenerator, Tokenizers, show_attention
 from xformer.pipelines.base import check_vocabulary
 from xformer.pipelines.evaluation import PIPELINES, EncodedCorpus, ValidationScore
-from xformer.pipelines.tokenizers import CheckpointTokenizers
 from xformer.runs.console import plural
 from xformer.runs.initial_model import InitialModel
 from xformer.runs.inputs import paths_of
 from xformer.runs.recipe import Recipe, check_training, error_context
 from xformer.runs.tasks import TASKS, LanguageModelTask, Task, TranslationTask, build_model
-from xformer.text import UNK_ID, PretrainedTokenizer, Tokenizer, load_tokenizer
 from xformer.text.corpus import ParallelFiles, TextPart
 from xformer.text.metrics import bleu_tokenizer
+from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from xformer.training.data_parallel import default_num_workers
 from xformer.training.interrupt import check_stop
 from xformer.training.loggers import Rows
@@ -138,7 +137,7 @@ class PairsJob(TrainingJob):
     tasks = ("translation", "summarization")
     unit = "target tokens"
 
-    tokenizer_pair: Tokenizers | CheckpointTokenizers
+    tokenizer_pair: Tokenizers
     train: EncodedCorpus
     valid: EncodedCorpus
 
@@ -258,7 +257,7 @@ class TextJob(TrainingJob):
     tasks = ("language_modeling",)
     unit = "tokens"
 
-    tokenizer: Tokenizer | PretrainedTokenizer
+    tokenizer: BaseTokenizer
     train: Any
     valid: Any
     num_characters: tuple[int, int]
@@ -314,7 +313,7 @@ class TextJob(TrainingJob):
     @property
     def num_unknown(self) -> int:
         """Number of tokens of the validation text that do not occur in the training text."""
-        unk_id = UNK_ID if isinstance(self.tokenizer, Tokenizer) else self.tokenizer.unk_id
+        unk_id = self.tokenizer.unk_id
         return 0 if unk_id is None else int((self.valid == unk_id).sum())
 
     def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
@@ -359,18 +358,18 @@ def _tokenizer_files(recipe: Recipe, run: RunDirectory | None) -> tuple[RunDirec
     return run, None if run is None else run.pretrained_files()
 
 
-def _initial_tokenizers(recipe: Recipe, run: RunDirectory | None) -> Tokenizers | CheckpointTokenizers | None:
+def _initial_tokenizers(recipe: Recipe, run: RunDirectory | None) -> Tokenizers | None:
     """Return the tokenizers of a run to be resumed, or of the model to start from; None for those to be trained."""
     init, (run, pretrained) = recipe.init, _tokenizer_files(recipe, run)
     if pretrained is not None:
-        return CheckpointTokenizers.load(pretrained, recipe.task, init.source_language, init.target_language)
+        return Tokenizers.from_pretrained(pretrained, recipe.task, init.source_language, init.target_language)
     for name in ("source_language", "target_language"):
         if getattr(init, name) is not None:
             raise ConfigError(f"{name} applies to public checkpoints; omit it for a run of xformer")
     return None if run is None else Tokenizers.load(run)
 
 
-def _initial_tokenizer(recipe: Recipe, run: RunDirectory | None) -> Tokenizer | PretrainedTokenizer | None:
+def _initial_tokenizer(recipe: Recipe, run: RunDirectory | None) -> BaseTokenizer | None:
     """Return the tokenizer of a run to be resumed, or of the model to start from; None for one to be trained."""
     run, pretrained = _tokenizer_files(recipe, run)
     if pretrained is not None:
@@ -378,12 +377,9 @@ def _initial_tokenizer(recipe: Recipe, run: RunDirectory | None) -> Tokenizer | 
     return None if run is None else run.load_tokenizer("joint")
 
 
-def _store(tokenizer: Tokenizer | PretrainedTokenizer, text: TextPart, directory: Path) -> Any:
+def _store(tokenizer: BaseTokenizer, text: TextPart, directory: Path) -> Any:
     """Return the token ids of a text, mapped into memory."""
     with TokenWriter(tokenizer.vocab_size, directory) as writer:
         for piece in text:
-            if isinstance(tokenizer, Tokenizer):
-                writer.write([tokenizer.encode_text(piece)])
-            else:
-                writer.write([tokenizer.encode(piece, special_tokens=False)])
+            writer.write([tokenizer.encode_text(piece)])
         return writer.finish().ids

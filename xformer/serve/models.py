@@ -44,7 +44,6 @@ from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.serve.jobs import Job, Worker
 from xformer.serve.requests import AttentionRequest, ExploreRequest, Settings, check_phrases, check_unsupported, resolve
 from xformer.serve.tokens import Json, TextStream, TokenJson, candidate_text, finite, pieces, tokens_json
-from xformer.text import PretrainedTokenizer
 
 MAX_ATTENTION_BYTES = 16_000_000  # of a response
 MAX_COMPUTED_BYTES = 512_000_000  # of all layers
@@ -207,10 +206,7 @@ class ServedModel:
     @property
     def has_chat(self) -> bool:
         """True if the model has a chat template."""
-        tokenizer = getattr(self.pipeline, "tokenizer", None)
-        return isinstance(self.pipeline, TextGenerator) and bool(
-            isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat_templates
-        )
+        return isinstance(self.pipeline, TextGenerator) and bool(self.pipeline.tokenizer.chat_templates)
 
     # --- Inputs -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.generation import TokenAlternatives
-from xformer.text import DecodeStream
+from xformer.tokenizers import DecodeStream
 
 Json = dict[str, Any]
 _LOWEST = -1e9  # JSON has no infinity

@@ -15,7 +15,6 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.text.corpus import ParallelCorpus
 from xformer.text.number_words import LARGEST, english, german
-from xformer.text.tokenizer_models import SPECIAL_TOKENS
 
 # The classic toy task has the vocabulary 0 to 9, of which 0, 1 and 2 are padding, start and end.
 _SYMBOLS = "3456789"
@@ -197,7 +196,7 @@ def _sequence_task(
     sequences, (_, num_valid, num_test) = list(drawn), sizes
     held_out = num_valid + num_test
     splits = sequences[held_out:], sequences[:num_valid], sequences[num_valid:held_out]
-    vocab_size = len(SPECIAL_TOKENS) + len(_SYMBOLS)
+    vocab_size = 4 + len(_SYMBOLS)  # with the special tokens of every tokenizer
     return _make_task(
         name, description, splits, lambda each: (" ".join(each), " ".join(each[::step])), "words", vocab_size
     )

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from xformer.errors import BackendError, ConfigError, DataError
 from xformer.text.extras import require
-from xformer.text.tokenizer_models import check_texts
+from xformer.text.normalize import check_texts
 
 References = Sequence[str] | Sequence[Sequence[str]]
 

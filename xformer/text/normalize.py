@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Literal, cast
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 from xformer.errors import ConfigError, DataError
 
@@ -57,3 +58,13 @@ def check_form(form: str) -> None:
     """Raise ConfigError for a Unicode form that is neither NFC nor NFKC."""
     if form not in _FORMS:
         raise ConfigError(f"the Unicode form is {form!r}; expected one of: {', '.join(_FORMS)}")
+
+
+def check_texts(texts: Any, name: str = "texts") -> None:
+    """Raise DataError for anything but a list, or another sequence of known length, of texts."""
+    if isinstance(texts, str):
+        raise DataError(f"{name} is a single text; expected a list of texts")
+    if isinstance(texts, type | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
+        raise DataError(f"{name} has type {type(texts).__name__}; expected a list of texts")
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise DataError(f"got something that is not text ({wrong[0]!r} in {name}); expected a list of str")

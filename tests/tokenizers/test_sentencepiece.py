@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from xformer.errors import CheckpointError
-from xformer.text.sentencepiece import build_tokenizer, read_sentencepiece
+from xformer.tokenizers.sentencepiece import build_tokenizer, read_sentencepiece
 
 MODEL = Path(__file__).parent / "data" / "t5" / "spiece.model"
 

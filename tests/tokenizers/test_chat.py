@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from xformer.errors import BackendError, CheckpointError, DataError
-from xformer.text.chat import _compiled, render_chat_template
+from xformer.tokenizers.chat import _compiled, render_chat_template
 
 pytest.importorskip("jinja2")
 

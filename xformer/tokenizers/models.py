@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import Any, NoReturn
+from typing import Any
 
 from xformer.errors import ConfigError, DataError
 from xformer.text.extras import require
 from xformer.text.normalize import check_form
+from xformer.tokenizers.base import PACKAGE, raise_not_text
 
 # Special tokens and their ids, the same in every tokenizer.
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
@@ -18,7 +19,6 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 # Separates the sentences of a document; optional, so its id is read from the file.
 SEPARATOR = "<sep>"
 
-PACKAGE = "tokenizers"
 _MAX_TOKENS = 10_000_000  # the library reserves memory for all of them, and aborts the process if it is short
 
 
@@ -53,22 +53,6 @@ def learn(
             f"tokens and {learned - len(special)} distinct characters of the text"
         )
     return inner
-
-
-def check_texts(texts: Any, name: str = "texts") -> None:
-    """Raise DataError for anything but a list, or another sequence of known length, of texts."""
-    if isinstance(texts, str):
-        raise DataError(f"{name} is a single text; expected a list of texts")
-    if isinstance(texts, type | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
-        raise DataError(f"{name} has type {type(texts).__name__}; expected a list of texts")
-    if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise DataError(f"got something that is not text ({wrong[0]!r} in {name}); expected a list of str")
-
-
-def raise_not_text(error: Exception) -> NoReturn:
-    """Raise DataError for input that the library rejects as text."""
-    # A str with lone surrogates gets here too: it is not valid Unicode.
-    raise DataError(f"got something that is not text ({error}); expected a list of str, each valid Unicode") from error
 
 
 # --- The three models ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tokenizers of public checkpoints, used as they are."""
+"""Tokenizers that are loaded from public checkpoints."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from xformer.config import integers
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
-from xformer.io import atomic_write, read_json
-from xformer.text.chat import CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template, template_files
+from xformer.io import atomic_write, read_json, write_json
 from xformer.text.extras import library_errors, read_bytes, require
-from xformer.text.tokenizer_models import PACKAGE, check_texts, raise_not_text
+from xformer.text.normalize import check_texts
+from xformer.tokenizers.base import PACKAGE, BaseTokenizer, add_affixes, raise_not_text
+from xformer.tokenizers.chat import CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template, template_files
 
 TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 _UNLIMITED = 10**9  # files spell "no limit" as 10**30
@@ -26,52 +27,14 @@ _FILES = (
 )
 
 
-class Affixes(NamedTuple):
-    """Ids before and after a text."""
-
-    prefix: list[int]
-    suffix: list[int]
-
-
-class Translation(NamedTuple):
-    """Tokenizers of a translation direction.
-
-    Attributes:
-        source: Tokenizer of source texts; it adds the language token that the model expects.
-        target: Tokenizer of target texts.
-        forced_bos_id: Id of the target language, which outputs begin with; None for models without such a token.
-    """
-
-    source: PretrainedTokenizer
-    target: PretrainedTokenizer
-    forced_bos_id: int | None
-
-
-class Languages(NamedTuple):
-    """Language tokens of a translation model.
-
-    Attributes:
-        ids: Id of the token of each language.
-        position: Position of the language token: "before" is `[language] x [eos]`, "after" `x [eos] [language]`,
-            "target" puts the token of the target language before the source.
-        source: Source language unless another one is requested.
-        target: Target language unless another one is requested.
-    """
-
-    ids: dict[str, int]
-    position: str
-    source: str | None = None
-    target: str | None = None
-
-
 def _id_of(role: str, description: str) -> Any:
     """Return a property of `PretrainedTokenizer`: the id of a special token."""
     documentation = f"Id of {description}; None if the files do not name it."
     return property(lambda tokenizer: tokenizer.token_to_id(tokenizer._special.get(role)), doc=documentation)
 
 
-class PretrainedTokenizer:
-    """Tokenizer of a public checkpoint. Use `load_tokenizer` or `PretrainedTokenizer.from_directory` to make one.
+class PretrainedTokenizer(BaseTokenizer):
+    """Tokenizer of a public checkpoint. Use `load_tokenizer` to make one.
 
     Encoding adds the special tokens of the checkpoint, such as `[CLS]` or `</s>`, unless `special_tokens=False`.
     A special token that is spelled out in a text becomes that token; chat templates rely on this.
@@ -81,10 +44,19 @@ class PretrainedTokenizer:
         settings: Contents of special_tokens_map.json, updated by those of tokenizer_config.json.
         directory: Directory of the files, or the GGUF file.
         vocab: Ids by token if they differ from those of `inner`.
-        affixes: Ids to add in place of those that `inner` adds.
-        languages: Language tokens.
+        language_ids: Ids of the tokens of languages by their codes; see `set_languages`.
+        language_position: Position of the language token: "before" is `[language] x [eos]`, "after"
+            `x [eos] [language]`, "target" puts the token of the target language before the source.
         target: Tokenizer of target texts if it is another one.
+        eos_ids: Ids that end a text or a turn; empty if generation_config.json has them.
+
+    Attributes:
+        language_ids: Ids of the tokens of languages by their codes; empty without such tokens.
+        target: Tokenizer of the outputs of a translation model.
+        forced_bos_id: Id of the target language, which outputs begin with; None for models without such a token.
     """
+
+    directory: Path
 
     def __init__(
         self,
@@ -93,33 +65,23 @@ class PretrainedTokenizer:
         directory: Path,
         *,
         vocab: dict[str, int] | None = None,
-        affixes: Affixes | None = None,
-        languages: Languages | None = None,
+        language_ids: Mapping[str, int] | None = None,
+        language_position: str = "before",
         target: PretrainedTokenizer | None = None,
+        eos_ids: tuple[int, ...] = (),
     ) -> None:
-        # The file may contain the truncation and padding of the program that wrote it.
-        inner.no_truncation()
-        inner.no_padding()
-        self._inner, self._settings, self.directory = inner, settings, directory
-        self._vocab, self._affixes, self._languages, self._target = vocab, affixes, languages, target
+        super().__init__(inner)
+        self._settings, self.directory, self._vocab, self.eos_ids = settings, directory, vocab, eos_ids
         self._tokens = None if vocab is None else {index: token for token, index in vocab.items()}
         self._special = {name: token for name in _NAMES if isinstance(token := settings.get(f"{name}_token"), str)}
         named = {*self._special.values(), *additional_tokens(settings)}
         added = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
         ids = {index for token in named | added if (index := self.token_to_id(token)) is not None}
-        self._special_ids = frozenset(ids.union(languages.ids.values() if languages else ()))
+        self.language_ids, self._language_position = dict(language_ids or {}), language_position
+        self.special_ids = frozenset(ids.union(self.language_ids.values()))
+        self.target: PretrainedTokenizer = self if target is None else target
+        self.forced_bos_id: int | None = None
         self._templates: dict[str, str] | None = None
-
-    @classmethod
-    def from_directory(cls, directory: str | os.PathLike[str]) -> Self:
-        """Read tokenizer.json of a directory, with tokenizer_config.json and special_tokens_map.json if present.
-
-        Raises:
-            CheckpointError: If a file is missing or damaged.
-            BackendError: If the package tokenizers is missing.
-        """
-        directory = Path(directory)
-        return cls(read_inner(directory / TOKENIZER_FILE), read_settings(directory), directory)
 
     # --- Vocabulary ---------------------------------------------------------------------------------------------------
 
@@ -163,11 +125,6 @@ class PretrainedTokenizer:
         return [token.content for _, token in sorted(self._inner.get_added_tokens_decoder().items())]
 
     @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of all special tokens, which `decode` skips."""
-        return self._special_ids
-
-    @property
     def model(self) -> str:
         """Type of the model, e.g. "byte-level BPE", "Unigram" or "WordPiece"."""
         content = json.loads(self._inner.to_str())
@@ -189,23 +146,15 @@ class PretrainedTokenizer:
 
     # --- Text to ids and back -----------------------------------------------------------------------------------------
 
-    def encode(self, text: str, *, pair: str | None = None, special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, or of two texts that a model reads together.
-
-        Args:
-            text: The text.
-            pair: Second text.
-            special_tokens: Add the special tokens of the checkpoint.
-
-        Raises:
-            DataError: If the input is not valid text.
-        """
-        return self.encode_batch([text], None if pair is None else [pair], special_tokens=special_tokens)[0]
-
     def encode_batch(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the token ids of each text, or of each pair of texts, without padding; see `encode`.
+        """Return the token ids of each text, or of each pair of texts that a model reads together, without padding.
+
+        Args:
+            texts: Texts.
+            pairs: Second texts.
+            special_tokens: Add the special tokens of the checkpoint.
 
         Raises:
             DataError: If an input is not valid text, or the numbers of texts differ.
@@ -214,24 +163,19 @@ class PretrainedTokenizer:
             check_texts(each)
         if pairs is not None and len(pairs) != len(texts):
             raise DataError(f"got {len(texts)} texts and {len(pairs)} second texts; expected one for each")
-        if pairs is not None and self._affixes is not None:
+        if pairs is not None and (self.language_ids or self._vocab):
             raise DataError("the tokenizer of this model accepts single texts only; omit the second texts")
         rows = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-        add = special_tokens and self._affixes is None
         with library_errors(f"the tokenizer of {self.directory} failed"):
             try:
-                encodings = self._inner.encode_batch(rows, add_special_tokens=add)
+                encodings = self._inner.encode_batch(rows, add_special_tokens=special_tokens)
             except (TypeError, UnicodeError) as error:
                 raise_not_text(error)
         if self._vocab is None:
-            encoded = [each.ids for each in encodings]
-        else:  # an unknown piece of one language may be a token of the other
-            vocab, unknown = self._vocab, self._vocab[self._special["unk"]]
-            encoded = [[vocab.get(token, unknown) for token in each.tokens] for each in encodings]
-        if special_tokens and self._affixes is not None:
-            prefix, suffix = self._affixes
-            encoded = [[*prefix, *row, *suffix] for row in encoded]
-        return encoded
+            return [each.ids for each in encodings]
+        # An unknown piece of one language may be a token of the other.
+        vocab, unknown = self._vocab, self._vocab[self._special["unk"]]
+        return [[vocab.get(token, unknown) for token in each.tokens] for each in encodings]
 
     def phrase_ids(self, phrase: str) -> list[list[int]]:
         """Return the spellings of a word or phrase after a space, e.g. to bias generation toward it.
@@ -257,21 +201,17 @@ class PretrainedTokenizer:
             raise DataError(f"phrase {phrase!r} has characters that the tokenizer does not know")
         return known
 
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids. Ids above the vocabulary, unused rows of an embedding, have no text.
+    def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids. Ids above the vocabulary, of unused embeddings, have no text.
 
         Args:
-            ids: Token ids.
+            batch: Rows of token ids.
             skip_special_tokens: Leave out special tokens.
 
         Raises:
             DataError: For a negative id.
         """
-        return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
-
-    def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """Return the text of each row of token ids; see `decode`."""
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+        skipped = self.special_ids if skip_special_tokens else frozenset()
         rows = [[index for index in integers("ids", ids) if index not in skipped] for ids in batch]
         lowest = min((min(row) for row in rows if row), default=0)
         if lowest < 0:
@@ -293,73 +233,38 @@ class PretrainedTokenizer:
 
     # --- Languages ----------------------------------------------------------------------------------------------------
 
-    @property
-    def languages(self) -> list[str]:
-        """Codes of the languages that have a token; empty for a tokenizer without language tokens."""
-        return sorted(self._languages.ids) if self._languages else []
+    def set_languages(self, source: str | None = None, target: str | None = None) -> None:
+        """Set the languages of a translation model: sources, and `forced_bos_id`, get the tokens that it expects.
 
-    def language_id(self, language: str) -> int:
-        """Return the id of the token of a language.
+        Args:
+            source: Code of the source language. Default: that of the files.
+            target: Code of the target language. Default: that of the files, if any.
 
         Raises:
             ConfigError: If the tokenizer has no such language.
+            CheckpointError: If it does not have the source language that the files name.
         """
-        if self._languages is None or not self._languages.ids:
-            raise ConfigError(f"language is {language!r}, but the tokenizer has no language tokens; omit it")
-        if language not in self._languages.ids:
-            raise ConfigError(f"language is {language!r}; {nearest_hint(language, self.languages)}")
-        return self._languages.ids[language]
+        before_source = self._language_position == "target"
+        for language in [target] if before_source else [source, target]:
+            if language is not None and not self.language_ids:
+                raise ConfigError(f"language is {language!r}, but the tokenizer has no language tokens; omit it")
+            if language is not None and language not in self.language_ids:
+                raise ConfigError(f"language is {language!r}; {nearest_hint(language, sorted(self.language_ids))}")
+        if not self.language_ids:
+            return
+        eos = [token for token in [self._special.get("eos")] if token is not None]
+        if before_source:
+            add_affixes(self._inner, [] if target is None else [self._language_token(target)], eos)
+            return
+        source, target = source or self._settings.get("src_lang"), target or self._settings.get("tgt_lang")
+        if not isinstance(source, str) or source not in self.language_ids:
+            raise CheckpointError(f"{CONFIG_FILE} of {self.directory} has src_lang {source!r}, which is not a language")
+        token = self._language_token(source)
+        add_affixes(self._inner, *(([token], eos) if self._language_position == "before" else ([], [*eos, token])))
+        self.forced_bos_id = self.language_ids.get(target) if isinstance(target, str) else None
 
-    def with_languages(self, languages: Languages) -> PretrainedTokenizer:
-        """Return the tokenizer with language tokens; sources begin or end with that of `languages.source`.
-
-        Raises:
-            ConfigError: If a default language has no token.
-        """
-        tokenizer = copy.copy(self)
-        tokenizer._languages = languages
-        tokenizer._special_ids = self._special_ids.union(languages.ids.values())
-        if languages.source is None or languages.position == "target":
-            return tokenizer
-        return tokenizer._for_language(tokenizer.language_id(languages.source))
-
-    def for_translation(self, source_language: str | None = None, target_language: str | None = None) -> Translation:
-        """Return the tokenizers of a translation direction. Default languages are those of the files.
-
-        Raises:
-            ConfigError: If the tokenizer has no such language, or needs one that is not given.
-        """
-        languages, target_tokenizer = self._languages, self._target or self
-        if languages is None:
-            for language in (source_language, target_language):
-                if language is not None:
-                    self.language_id(language)
-            return Translation(self, target_tokenizer, None)
-        if languages.position == "target":
-            if target_language is None:
-                return Translation(self, target_tokenizer, None)
-            token = self.language_id(target_language)
-            suffix = self._affixes.suffix if self._affixes else []
-            return Translation(self._with_affixes(Affixes([token], suffix)), target_tokenizer, None)
-        source, target = source_language or languages.source, target_language or languages.target
-        if source is None:
-            raise ConfigError(f"source_language is missing; expected one of: {', '.join(self.languages)}")
-        forced = None if target is None else self.language_id(target)
-        return Translation(
-            self._for_language(self.language_id(source)),
-            target_tokenizer if forced is None else target_tokenizer._for_language(forced),
-            forced,
-        )
-
-    def _for_language(self, token: int) -> PretrainedTokenizer:
-        eos = [] if self.eos_id is None else [self.eos_id]
-        is_before = self._languages is not None and self._languages.position == "before"
-        return self._with_affixes(Affixes([token], eos) if is_before else Affixes([], [*eos, token]))
-
-    def _with_affixes(self, affixes: Affixes) -> PretrainedTokenizer:
-        tokenizer = copy.copy(self)
-        tokenizer._affixes = affixes
-        return tokenizer
+    def _language_token(self, language: str) -> str:
+        return self.tokens([self.language_ids[language]])[0]
 
     # --- Chats --------------------------------------------------------------------------------------------------------
 
@@ -412,20 +317,31 @@ class PretrainedTokenizer:
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Copy the files of the tokenizer, as they are.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Copy the files of the tokenizer as they are; write that of a GGUF file in the Hugging Face format.
+
+        Call it after `save_pretrained`: generation_config.json, if present, gets all `eos_ids`.
 
         Raises:
             CheckpointError: If a file cannot be read or written.
         """
-        names = [name for name in _FILES if (self.directory / name).is_file()]
-        names += [str(path.relative_to(self.directory)) for path in template_files(self.directory)]
-        if not names:
-            raise CheckpointError(f"{self.directory} no longer has the files of its tokenizer")
-        for name in names:
-            content = read_bytes(self.directory / name)
-            with atomic_write(Path(directory) / name) as file:
+        output = Path(path)
+        if self.directory.is_file():
+            files = {TOKENIZER_FILE: self._inner.to_str().encode()}
+            write_json(output / CONFIG_FILE, {"tokenizer_class": "PreTrainedTokenizerFast", **self._settings})
+        else:
+            names = [name for name in _FILES if (self.directory / name).is_file()]
+            names += [str(path.relative_to(self.directory)) for path in template_files(self.directory)]
+            if not names:
+                raise CheckpointError(f"{self.directory} no longer has the files of its tokenizer")
+            files = {name: read_bytes(self.directory / name) for name in names}
+        for name, content in files.items():
+            with atomic_write(output / name) as file:
                 file.write(content)
+        generation = output / "generation_config.json"
+        if self.eos_ids and generation.exists():
+            values = read_json(generation, "generation settings")
+            write_json(generation, {**values, "eos_token_id": list(self.eos_ids)})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(vocab_size={self.vocab_size}, directory={str(self.directory)!r})"

@@ -6,17 +6,15 @@ follow from the scores. Texts are split as llama.cpp and the tokenizer.json of t
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.families.gguf_file import read_metadata
-from xformer.io import atomic_write, read_json, write_json
 from xformer.text.extras import library_errors, require
-from xformer.text.pretrained import CONFIG_FILE, TOKENIZER_FILE, PretrainedTokenizer
-from xformer.text.sentencepiece import BPE, SentencePieceModel, build_tokenizer
+from xformer.tokenizers.base import add_affixes
+from xformer.tokenizers.pretrained import PretrainedTokenizer
+from xformer.tokenizers.sentencepiece import BPE, SentencePieceModel, build_tokenizer
 
 # Types of tokens (tokenizer.ggml.token_type).
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -49,46 +47,13 @@ _IGNORE_MERGES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekk
 _END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
-class GGUFTokenizer(PretrainedTokenizer):
-    """The tokenizer of a GGUF file.
-
-    Args:
-        inner: A `tokenizers.Tokenizer`; encoding with special tokens adds bos and eos as the file requests.
-        settings: Special tokens by role, and the chat template.
-        path: The GGUF file.
-        eos_ids: Ids of the tokens that end a text or a turn.
-    """
-
-    def __init__(self, inner: Any, settings: Mapping[str, Any], path: Path, *, eos_ids: tuple[int, ...]) -> None:
-        super().__init__(inner, settings, path)
-        self.eos_ids = eos_ids
-
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the files of the tokenizer in the Hugging Face format.
-
-        Call it after `save_pretrained`: generation_config.json, if present, gets all `eos_ids`.
-
-        Raises:
-            CheckpointError: If a file cannot be written.
-        """
-        directory = Path(directory)
-        with atomic_write(directory / TOKENIZER_FILE) as file:
-            file.write(self._inner.to_str().encode())
-        write_json(directory / CONFIG_FILE, {"tokenizer_class": "PreTrainedTokenizerFast", **self._settings})
-        generation = directory / "generation_config.json"
-        if self.eos_ids and generation.exists():
-            values = read_json(generation, "generation settings")
-            write_json(generation, {**values, "eos_token_id": list(self.eos_ids)})
-
-
-def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
+def read_gguf(path: Path) -> PretrainedTokenizer:
     """Build the tokenizer of a GGUF file.
 
     Raises:
         CheckpointError: If the file is damaged, or has no tokenizer or one of an unknown type.
         BackendError: If the package tokenizers or gguf is missing.
     """
-    path = Path(path)
     metadata = read_metadata(path)
     values = {
         key.removeprefix("tokenizer.ggml."): value
@@ -114,14 +79,16 @@ def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
     ids: dict[str, int | None] = {key: values.get(f"{key}_token_id") for key in keys}
     adds_bos = values.get("add_bos_token", model == "llama" or pre in _IGNORE_MERGES)
     adds_eos = values.get("add_eos_token")
-    _add_bos_eos(tokenizer, values, ids["bos"] if adds_bos else None, ids["eos"] if adds_eos else None)
+    affixes = ids["bos"] if adds_bos else None, ids["eos"] if adds_eos else None
+    if affixes != (None, None):
+        add_affixes(tokenizer, *([] if i is None else [values["tokens"][i]] for i in affixes))
     end_ids = [ids[key] for key in ("eos", "eot", "eom")] + [tokenizer.token_to_id(token) for token in _END_TOKENS]
     eos_ids = tuple(dict.fromkeys(i for i in end_ids if i is not None))
     roles = {"bos": ids["bos"], "eos": next(iter(eos_ids), None), "pad": ids["padding"], "unk": ids["unknown"]}
     settings = {f"{role}_token": tokenizer.id_to_token(i) for role, i in roles.items() if i is not None}
     if "tokenizer.chat_template" in metadata:
         settings["chat_template"] = metadata["tokenizer.chat_template"]
-    return GGUFTokenizer(tokenizer, settings, path, eos_ids=eos_ids)
+    return PretrainedTokenizer(tokenizer, settings, path, eos_ids=eos_ids)
 
 
 def _byte_level(values: dict[str, Any]) -> Any:
@@ -173,15 +140,3 @@ def _add_tokens(tokenizer: Any, values: dict[str, Any], *, strips_right: bool) -
             plain.append(added(token, normalized=False, rstrip=rstrip))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)
-
-
-def _add_bos_eos(tokenizer: Any, values: dict[str, Any], bos_id: int | None, eos_id: int | None) -> None:
-    """Make encoding with special tokens add bos and eos."""
-    if bos_id is None and eos_id is None:
-        return
-    prefix, suffix = ([] if i is None else [values["tokens"][i]] for i in (bos_id, eos_id))
-    tokenizer.post_processor = require("tokenizers").processors.TemplateProcessing(
-        single=[*prefix, "$A", *suffix],
-        pair=[*prefix, "$A", *suffix, *prefix, "$B:1", *suffix],
-        special_tokens=[(values["tokens"][i], i) for i in dict.fromkeys((bos_id, eos_id)) if i is not None],
-    )

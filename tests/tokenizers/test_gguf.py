@@ -5,8 +5,7 @@ import json
 import pytest
 
 from xformer.errors import CheckpointError
-from xformer.families.gguf_tokenizer import read_tokenizer
-from xformer.text import load_tokenizer
+from xformer.tokenizers import load_tokenizer
 
 gguf = pytest.importorskip("gguf")
 tokenizers = pytest.importorskip("tokenizers")
@@ -67,7 +66,7 @@ def test_byte_level_bpe_gives_the_ids_of_the_tokenizer_that_was_stored(trained, 
     types = [CONTROL] * 3 + [NORMAL] * (len(tokens) - 3)
     options = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "chat_template": "{{ messages }}"}
     path = write(tmp_path / "a.gguf", "gpt2", tokens, pre="smollm", merges=merges, types=types, **options)
-    tokenizer = read_tokenizer(path)
+    tokenizer = load_tokenizer(path)
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id, tokenizer.unk_id) == (1, (2, 0), 2, None)
     assert tokenizer.chat_templates == {"default": "{{ messages }}"}
     for text in [*TEXTS, "<|im_start|>user\nhello<|im_end|>"]:
@@ -89,7 +88,7 @@ def test_byte_level_bpe_gives_the_ids_of_the_tokenizer_that_was_stored(trained, 
 )
 def test_the_pre_tokenizer_that_the_file_names_divides_the_text(pre, words, tmp_path):
     path = write(tmp_path / "model.gguf", "gpt2", [*byte_alphabet(), "ab"], pre=pre, merges=["a b"])
-    tokenizer = read_tokenizer(path)
+    tokenizer = load_tokenizer(path)
     assert [word for word, _ in tokenizer._inner.pre_tokenizer.pre_tokenize_str("It's 20245  CamelCase'LL.")] == words
 
 
@@ -97,11 +96,11 @@ def test_tokenizers_of_llama_3_begin_with_bos_and_take_whole_words_first(tmp_pat
     tokens = ["<|begin_of_text|>", "<|eot_id|>", *byte_alphabet(), "Ġcat", "ab"]
     types = [CONTROL, CONTROL, *[NORMAL] * (len(tokens) - 2)]
     options = {"pre": "llama-bpe", "merges": ["a b"], "types": types, "bos_token_id": 0, "eos_token_id": 1}
-    tokenizer = read_tokenizer(write(tmp_path / "model.gguf", "gpt2", tokens, **options))
+    tokenizer = load_tokenizer(write(tmp_path / "model.gguf", "gpt2", tokens, **options))
     assert tokenizer.tokens(tokenizer.encode("a cat")) == ["<|begin_of_text|>", "a", "Ġcat"]  # no merge gives " cat"
     assert tokenizer.tokens(tokenizer.encode("a", special_tokens=False)) == ["a"]
     path = write(tmp_path / "without.gguf", "gpt2", tokens, **options, add_bos_token=False)
-    assert read_tokenizer(path).encode("a") == tokenizer.encode("a", special_tokens=False)
+    assert load_tokenizer(path).encode("a") == tokenizer.encode("a", special_tokens=False)
 
 
 def sentencepiece(path, **options):
@@ -109,7 +108,7 @@ def sentencepiece(path, **options):
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "[x]", "<|end|>"]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces), USER_DEFINED, CONTROL]
     scores = [0.0] * 259 + [-9.0] * 6 + [-3.0, -2.0, -1.0] + [0.0, 0.0]
-    return read_tokenizer(
+    return load_tokenizer(
         write(
             path, "llama", tokens, scores=scores, types=types, bos_token_id=1, eos_token_id=2, unk_token_id=0, **options
         )
@@ -129,6 +128,8 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path):
     assert tokens("a[x]b</s>") == ["▁", "a", "[x]", "▁", "b", "</s>"]
     for text in ["ab", " a  b", "é\n"]:
         assert tokenizer.decode(tokenizer.encode(text)) == text
+        ids = tokenizer.encode(text, special_tokens=False)
+        assert b"".join(map(tokenizer.token_bytes, ids)) == f" {text}".encode()
 
 
 def test_sentencepiece_without_a_first_space(tmp_path):
@@ -172,4 +173,4 @@ def test_a_saved_tokenizer_loads_in_the_hugging_face_format(tmp_path):
 )
 def test_tokenizers_that_cannot_be_built_are_refused(options, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
-        read_tokenizer(write(tmp_path / "model.gguf", **{"tokens": ["a", "b"], **options}))
+        load_tokenizer(write(tmp_path / "model.gguf", **{"tokens": ["a", "b"], **options}))

@@ -11,39 +11,43 @@ from xformer.config import integers
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import atomic_write, read_json
 from xformer.text.extras import library_errors, require
-from xformer.text.tokenizer_models import (
+from xformer.text.normalize import check_texts
+from xformer.text.sentences import split_sentences
+from xformer.tokenizers.base import PACKAGE, BaseTokenizer, raise_not_text
+from xformer.tokenizers.models import (
+    BOS_ID,
     EOS_ID,
-    PACKAGE,
+    PAD_ID,
     UNK_ID,
-    check_texts,
     find_incompatibility,
     is_lowercasing,
     learn,
     model_name,
-    raise_not_text,
     separator_id,
 )
 
 
-class Tokenizer:
+class Tokenizer(BaseTokenizer):
     """Split lines into tokens learned from text. Use `Tokenizer.train` or `Tokenizer.load` to make one.
 
     Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`; a tokenizer for documents also has `<sep>` between sentences.
     Encoding adds no special ids except `<unk>`, even if the text spells them; batches and `encode_documents` do.
     """
 
+    adds_special_tokens = False
+    pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
+
     def __init__(self, inner: Any) -> None:
         """Wrap a `tokenizers.Tokenizer` that has these special tokens."""
+        super().__init__(inner)
         # Text that spells a special token stays text. The library does not save this setting.
         inner.encode_special_tokens = True
-        # Files of other programs may enable these, which would truncate lines silently.
-        inner.no_truncation()
-        inner.no_padding()
-        self._inner = inner
         content = json.loads(inner.to_str())
         self._model = model_name(content)
-        self._lowercase = is_lowercasing(content["normalizer"])
-        self._sep_id = separator_id(content)
+        self.lowercase = is_lowercasing(content["normalizer"])
+        self.sep_id = separator_id(content)
+        self.suppressed_ids = () if self.sep_id is None else (self.sep_id,)
+        self.special_ids = frozenset((PAD_ID, BOS_ID, EOS_ID, *self.suppressed_ids))  # `decode` shows <unk>
         self._character_ids: dict[str, int] = {}
 
     @classmethod
@@ -89,16 +93,6 @@ class Tokenizer:
         """Type of the tokens: "bpe", "words" or "characters"."""
         return self._model
 
-    @property
-    def lowercase(self) -> bool:
-        """True if text is lower-cased before it is split; decoded text is then lower-case too."""
-        return self._lowercase
-
-    @property
-    def sep_id(self) -> int | None:
-        """Id of `<sep>`; None if the tokenizer has no separator."""
-        return self._sep_id
-
     def normalize(self, line: str) -> str:
         """Return the line in the tokenizer's Unicode form, lower-cased if `lowercase` is set.
 
@@ -111,16 +105,12 @@ class Tokenizer:
         except (TypeError, UnicodeError) as error:
             raise_not_text(error)
 
-    def encode(self, line: str) -> list[int]:
-        """Return the token ids of a line, without special ids except `<unk>`; an empty list for an empty line.
+    def encode_batch(self, lines: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of each line, without special ids except `<unk>`; none for an empty line.
 
-        Raises:
-            DataError: If `line` is not valid text.
-        """
-        return self.encode_batch([line])[0]
-
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each line; several times faster than encoding them one by one.
+        Args:
+            lines: Lines of text.
+            special_tokens: Without effect, since `<s>` and `</s>` are added to batches.
 
         Raises:
             DataError: If a line is not valid text.
@@ -148,6 +138,27 @@ class Tokenizer:
         known = self._character_ids
         return [known.get(character, UNK_ID) for character in self.normalize(text)]
 
+    def encode_prompt(self, text: str, name: str = "prompt") -> list[int]:
+        """Return the token ids of a text that a language model continues; an empty one is treated as a line break.
+
+        Raises:
+            DataError: For unknown characters.
+        """
+        ids = self.encode_text(text or "\n")
+        if UNK_ID in ids and not text:
+            raise DataError(f"{name} is empty and the tokenizer has no line end; expected some text")
+        if UNK_ID in ids:
+            characters = dict.fromkeys(self.normalize(text))
+            unknown = ", ".join(repr(each) for each in characters if UNK_ID in self.encode_text(each))
+            raise DataError(f"{name} has characters that the tokenizer does not know: {unknown}")
+        return ids
+
+    def encode_source(self, texts: Sequence[str], language: str = "en") -> list[list[int]]:
+        """Return the token ids of texts, with `<sep>` between their sentences if the tokenizer has it."""
+        if self.sep_id is None:
+            return self.encode_batch(texts)
+        return self.encode_documents([split_sentences(text, language) for text in texts])
+
     def encode_documents(self, documents: Sequence[Sequence[str]]) -> list[list[int]]:
         """Return the token ids of documents, with `<sep>` between sentences. Blank sentences are left out.
 
@@ -158,7 +169,7 @@ class Tokenizer:
             ConfigError: If the tokenizer has no `<sep>`.
             DataError: If a document is not a list of text.
         """
-        if self._sep_id is None:
+        if self.sep_id is None:
             raise ConfigError("the tokenizer has no <sep>; expected one trained with separator=True; train it again")
         for sentences in [[], *documents] if hasattr(documents, "__len__") else [documents]:
             if isinstance(documents, str) or isinstance(sentences, str) or not hasattr(sentences, "__len__"):
@@ -169,7 +180,7 @@ class Tokenizer:
             ids: list[int] = []
             for sentence, row in zip(sentences, rows, strict=False):
                 if row and not sentence.isspace():
-                    ids += [self._sep_id, *row] if ids else row
+                    ids += [self.sep_id, *row] if ids else row
             encoded.append(ids)
         return encoded
 
@@ -202,25 +213,21 @@ class Tokenizer:
         spellings = map(self.encode, (inside, text, self.normalize(text[0].title() + text[1:])))
         return [list(ids) for ids in dict.fromkeys(map(tuple, spellings)) if UNK_ID not in ids]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids; special ids except `<unk>` are skipped.
+    def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids.
 
         `decode(encode(line)) == normalize(line)` for ordinary lines if every character is known. White space may
         change: "bpe" drops one leading space, "words" replaces every run by one space.
 
-        Raises:
-            DataError: For an id outside the vocabulary.
-        """
-        return self.decode_batch([ids])[0]
-
-    def decode_batch(self, batch: Iterable[Iterable[int]]) -> list[str]:
-        """Return the text of each row of token ids; special ids except `<unk>` are skipped.
+        Args:
+            batch: Rows of token ids.
+            skip_special_tokens: Leave out special tokens except `<unk>`.
 
         Raises:
             DataError: For an id outside the vocabulary.
         """
-        separator = self._sep_id
-        rows = [[token for token in self._checked(ids) if token > EOS_ID and token != separator] for ids in batch]
+        skipped = self.special_ids if skip_special_tokens else ()
+        rows = [[token for token in self._checked(ids) if token not in skipped] for ids in batch]
         return list(self._inner.decode_batch(rows, skip_special_tokens=False))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -264,10 +271,8 @@ class Tokenizer:
 
     def _without_control(self, ids: list[int]) -> list[int]:
         """Replace special tokens that the text spells by `<unk>`."""
-        separator = self._sep_id
-        if not ids or (min(ids) > EOS_ID and separator not in ids):
-            return ids
-        return [token if token > EOS_ID and token != separator else UNK_ID for token in ids]
+        control = self.special_ids
+        return ids if control.isdisjoint(ids) else [UNK_ID if token in control else token for token in ids]
 
     def _checked(self, ids: Iterable[int]) -> list[int]:
         # The library skips unknown ids silently.

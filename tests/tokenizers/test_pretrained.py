@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.text import DecodeStream, Tokenizer, load_tokenizer
+from xformer.tokenizers import DecodeStream, Tokenizer, load_tokenizer
 
 DATA = Path(__file__).parent / "data"
 REFERENCES = json.loads((DATA / "references.json").read_text(encoding="utf-8"))
@@ -26,7 +26,8 @@ def copy(case, directory):
 
 
 def for_source(tokenizer, reference):
-    return tokenizer.for_translation(*reference["languages"]).source if "languages" in reference else tokenizer
+    tokenizer.set_languages(*reference.get("languages", ()))
+    return tokenizer
 
 
 def test_ids_are_those_of_the_original_libraries(case):
@@ -78,13 +79,15 @@ def test_pairs_and_special_tokens(name):
 @pytest.mark.parametrize("name", TRANSLATORS)
 def test_language_tokens(name):
     tokenizer, reference = load_tokenizer(DATA / name), REFERENCES[name]
-    source, target, forced_bos_id = tokenizer.for_translation(*reference["languages"])
-    assert source.encode_batch(reference["texts"]) == reference["ids"]
-    assert target.encode_batch(reference["texts"]) == reference["target_ids"]
-    assert forced_bos_id == reference["forced_bos_id"] == tokenizer.language_id(reference["languages"][1])
-    assert set(reference["languages"]) <= set(tokenizer.languages)
+    source, target = reference["languages"]
+    tokenizer.set_languages(source, target)
+    assert tokenizer.encode_batch(reference["texts"]) == reference["ids"]
+    assert tokenizer.forced_bos_id == reference["forced_bos_id"] == tokenizer.language_ids[target]
+    assert {source, target} <= tokenizer.language_ids.keys()
+    assert load_tokenizer(DATA / name, source, target).encode_batch(reference["texts"]) == reference["ids"]
+    assert load_tokenizer(DATA / name, target).encode_batch(reference["texts"]) == reference["target_ids"]
     with pytest.raises(ConfigError, match="language is 'de_De'"):
-        tokenizer.for_translation("de_De")
+        tokenizer.set_languages("de_De")
 
 
 def test_nllb_puts_the_language_last_if_the_checkpoint_is_old(tmp_path):
@@ -93,17 +96,16 @@ def test_nllb_puts_the_language_last_if_the_checkpoint_is_old(tmp_path):
     (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "legacy_behaviour": True}))
     tokenizer = load_tokenizer(directory)
     plain = tokenizer.encode("hello world", special_tokens=False)
-    english = tokenizer.language_id("eng_Latn")
+    english = tokenizer.language_ids["eng_Latn"]
     assert tokenizer.encode("hello world") == [*plain, tokenizer.eos_id, english]
 
 
 def test_marian_has_two_models_and_language_tokens_of_the_target():
-    tokenizer, reference = load_tokenizer(DATA / "marian"), REFERENCES["marian"]
-    source, target, forced_bos_id = tokenizer.for_translation(target_language="fra")
-    assert [target.encode(text) for text in reference["texts"][:-1]] == reference["target_ids"]
-    assert source.encode("the teacher") == reference["ids"][-1]  # ">>fra<< the teacher"
-    assert forced_bos_id is None
-    assert tokenizer.languages == ["deu", "fra"]
+    tokenizer, reference = load_tokenizer(DATA / "marian", target_language="fra"), REFERENCES["marian"]
+    assert [tokenizer.target.encode(text) for text in reference["texts"][:-1]] == reference["target_ids"]
+    assert tokenizer.encode("the teacher") == reference["ids"][-1]  # ">>fra<< the teacher"
+    assert tokenizer.forced_bos_id is None
+    assert sorted(tokenizer.language_ids) == ["deu", "fra"]
     assert (tokenizer.eos_id, tokenizer.unk_id) == (0, 1)
     assert tokenizer.pad_id == tokenizer.vocab_size - 1
     # The source piece "▁th" is not in vocab.json.
@@ -128,9 +130,8 @@ def test_properties_come_from_the_files():
     assert tokenizer.id_to_token(10**6) is None
     assert load_tokenizer(DATA / "m2m100").model_max_length is None  # the file says 1e30
     assert load_tokenizer(DATA / "marian").model_max_length == 512
-    assert load_tokenizer(DATA / "marian").languages
     with pytest.raises(ConfigError, match="has no language tokens"):
-        tokenizer.for_translation("de")
+        tokenizer.set_languages("de")
 
 
 def test_saved_files_are_the_same_bytes(case, tmp_path):
@@ -150,7 +151,7 @@ def test_invalid_input_is_rejected():
     with pytest.raises(DataError, match="1 texts and 2 second texts"):
         tokenizer.encode_batch(["a"], ["b", "c"])
     with pytest.raises(DataError, match="accepts single texts only"):
-        load_tokenizer(DATA / "t5").encode("a", pair="b")
+        load_tokenizer(DATA / "marian").encode_batch(["a"], ["b"])
     with pytest.raises(DataError, match="token id is -1"):
         tokenizer.decode([-1])
     assert tokenizer.decode([*tokenizer.encode("a"), 10**6, 2**40]) == "a"
@@ -169,7 +170,8 @@ def test_tokenizers_that_xformer_trained(tmp_path, joint):
     ours = Tokenizer.train(["a small frog", "ein kleiner Frosch"], 40)
     for name in ("tokenizer.json",) if joint else ("source_tokenizer.json", "target_tokenizer.json"):
         ours.save(tmp_path / name)
-    source, target, _ = load_tokenizer(tmp_path).for_translation()
+    source = load_tokenizer(tmp_path)
+    target = source.target
     assert source.encode("small frog") == target.encode("small frog") == ours.encode("small frog")
     assert (source.pad_id, source.bos_id, source.eos_id, source.unk_id) == (0, 1, 2, 3)
     assert target.decode([1, *ours.encode("small frog"), 2]) == "small frog"
@@ -177,54 +179,53 @@ def test_tokenizers_that_xformer_trained(tmp_path, joint):
     assert {path.name for path in (tmp_path / "copy").iterdir()} == {path.name for path in tmp_path.glob("*.json")}
 
 
-def write_vocabulary(case, directory, **settings):
-    """Write the vocabulary of a tokenizer.json as vocab.txt, or as vocab.json and merges.txt."""
-    model = json.loads((DATA / case / "tokenizer.json").read_text(encoding="utf-8"))["model"]
-    if model["type"] == "WordPiece":
-        (directory / "vocab.txt").write_text(
-            "\n".join(sorted(model["vocab"], key=model["vocab"].get)), encoding="utf-8"
-        )
-    else:
-        (directory / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
-        merges = "\n".join(" ".join(pair) for pair in model["merges"])
-        (directory / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
+def write_vocabulary(directory, **settings):
+    """Write the vocabulary of the tokenizer.json of `byte_level` as vocab.json and merges.txt."""
+    model = json.loads((DATA / "byte_level" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (directory / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    merges = "\n".join(" ".join(pair) for pair in model["merges"])
+    (directory / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
+    special = {"bos_token": "<|endoftext|>", "additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}
+    settings = {"tokenizer_class": "GPT2Tokenizer", **special, **settings}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
 
 
-@pytest.mark.parametrize(("case", "name"), [("word_piece", "Bert"), ("byte_level", "GPT2")])
-def test_vocabularies_without_tokenizer_json(case, name, tmp_path):
-    special = ["<|im_start|>", "<|im_end|>"] if name == "GPT2" else []
-    settings = {"tokenizer_class": f"{name}Tokenizer", "additional_special_tokens": special}
-    tokenizer, reference = load_tokenizer(write_vocabulary(case, tmp_path, **settings)), REFERENCES[case]
+def test_byte_level_vocabularies_without_tokenizer_json(tmp_path):
+    tokenizer, reference = load_tokenizer(write_vocabulary(tmp_path)), REFERENCES["byte_level"]
     assert tokenizer.encode_batch(reference["texts"]) == reference["ids"]
     assert tokenizer.decode_batch(reference["ids"]) == reference["decoded"]
-    assert (
-        tokenizer.encode_batch(reference["texts"], ["the friends"] * len(reference["texts"])) == reference["pair_ids"]
-    )
+    pairs = ["the friends"] * len(reference["texts"])
+    assert tokenizer.encode_batch(reference["texts"], pairs) == reference["pair_ids"]
     tokenizer.save(tmp_path / "copy")
     assert load_tokenizer(tmp_path / "copy").encode_batch(reference["texts"]) == reference["ids"]
 
 
-def test_byte_level_tokenizers_of_other_families(tmp_path):
-    (tmp_path / "added_tokens.json").write_text('{"<s>": 400, "</s>": 401, "<mask>": 402}')
-    settings = {
-        "bos_token": "<s>",
-        "eos_token": "<|im_end|>",
-        "unk_token": "<|endoftext|>",
-        "pad_token": "<|endoftext|>",
-    }
-    directory = write_vocabulary("byte_level", tmp_path, **settings)
+def test_texts_of_opt_begin_with_bos(tmp_path):
+    directory = write_vocabulary(tmp_path, tokenizer_class="", add_bos_token=True)
+    (directory / "config.json").write_text('{"model_type": "opt"}')
+    tokenizer = load_tokenizer(directory)
     plain = load_tokenizer(DATA / "byte_level").encode("the frog")
-    for config in ({"tokenizer_class": "RobertaTokenizer"}, {"tokenizer_class": ""}):
-        (directory / "config.json").write_text('{"model_type": "bart"}')
-        (directory / "tokenizer_config.json").write_text(json.dumps({**settings, **config}))
-        tokenizer = load_tokenizer(directory)
-        assert tokenizer.encode("the frog <mask>") == [400, *plain, 402, 401]  # with the space before it
-        assert tokenizer.encode("the frog", pair="the frog") == [400, *plain, 401, 401, *plain, 401]
-    config = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True}
-    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, **config}))
-    assert load_tokenizer(directory).encode("the frog") == [400, *plain]
+    assert tokenizer.encode("the frog") == [tokenizer.bos_id, *plain]
+    assert tokenizer.encode("the frog", special_tokens=False) == plain
+
+
+def test_bytes_of_tokens_concatenate_to_the_text(case):
+    name, tokenizer, _ = case
+    for ids in map(tokenizer.encode, ["a small frog", "the teacher asked", "für köstliche grüße", "日本 and 😀!"]):
+        ids = [index for index in ids if index not in tokenizer.special_ids]
+        data = b"".join(map(tokenizer.token_bytes, ids))
+        assert data.decode().strip() == tokenizer.decode(ids).strip(), name
+    special = tokenizer.tokens(sorted(tokenizer.special_ids))
+    assert [*map(tokenizer.token_bytes, sorted(tokenizer.special_ids))] == [token.encode() for token in special]
+
+
+def test_bytes_of_parts_of_a_character():
+    tokenizer = load_tokenizer(DATA / "byte_level")
+    ids = tokenizer.encode("👨")
+    assert len(ids) > 1
+    assert b"".join(map(tokenizer.token_bytes, ids)) == "👨".encode()
+    assert [tokenizer.decode([index]) for index in ids] == ["\ufffd"] * len(ids)
 
 
 # --- Damaged and unsupported files ------------------------------------------------------------------------------------
@@ -238,29 +239,15 @@ def test_a_directory_without_a_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "file", "content", "message"),
+    ("file", "content", "message"),
     [
-        ("word_piece", "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n", "lacks the token '\\[MASK\\]'"),
-        ("word_piece", "vocab.txt", "version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
-        (
-            "word_piece",
-            "tokenizer_config.json",
-            '{"tokenizer_class": "MPNetTokenizer"}',
-            "vocab.txt of MPNet; expected",
-        ),
-        ("byte_level", "merges.txt", "a b c\n", "is not valid"),
-        ("byte_level", "added_tokens.json", '{"<ent>": 7}', "has the id 7 for '<ent>'; expected 400"),
-        (
-            "byte_level",
-            "tokenizer_config.json",
-            '{"tokenizer_class": "Qwen2Tokenizer"}',
-            "merges.txt of Qwen2; expected",
-        ),
+        ("vocab.json", "version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        ("merges.txt", "a b c\n", "is not valid"),
+        ("tokenizer_config.json", '{"tokenizer_class": "Qwen2Tokenizer"}', "merges.txt of Qwen2; expected"),
     ],
 )
-def test_damaged_vocabularies(case, file, content, message, tmp_path):
-    name = {"word_piece": "DistilBertTokenizer", "byte_level": "GPT2Tokenizer"}[case]
-    directory = write_vocabulary(case, tmp_path, tokenizer_class=name)
+def test_damaged_vocabularies(file, content, message, tmp_path):
+    directory = write_vocabulary(tmp_path)
     (directory / file).write_text(content)
     with pytest.raises(CheckpointError, match=message) as error:
         load_tokenizer(directory)
@@ -303,7 +290,7 @@ def test_a_tokenizer_that_fails_in_the_library(tmp_path, capfd):
         ("t5", "tokenizer_config.json", '{"tokenizer_class": "AlbertTokenizer"}', "spiece.model of Albert"),
         ("mbart", "tokenizer_config.json", '{"tokenizer_class": "CamembertTokenizer"}', "of Camembert"),
         ("mbart", "tokenizer_config.json", '{"tokenizer_class": "MBartTokenizer", "src_lang": [5]}', "src_lang"),
-        ("mbart", "tokenizer_config.json", '{"tokenizer_class": "NllbTokenizer"}', "additional_special_tokens"),
+        ("mbart", "tokenizer_config.json", '{"tokenizer_class": "MBart50Tokenizer"}', "additional_special_tokens"),
     ],
 )
 def test_damaged_settings(tmp_path, name, file, content, message):

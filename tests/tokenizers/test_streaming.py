@@ -1,4 +1,4 @@
-from xformer.text.streaming import DecodeStream
+from xformer.tokenizers.streaming import DecodeStream
 
 
 def decode_bytes(ids):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from xformer.errors import BackendError, CheckpointError, ConfigError, DataError
 from xformer.text.corpus import read_text
 from xformer.text.number_words import english, german
-from xformer.text.tokenizer import Tokenizer
-from xformer.text.tokenizer_models import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
+from xformer.tokenizers.models import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
+from xformer.tokenizers.ours import Tokenizer
 
 SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tinyshakespeare" / "input.txt"
 
@@ -219,7 +219,7 @@ def test_training_in_other_processes_gives_the_same_bytes(tmp_path):
     # All two-letter words once: every pair is a tie.
     code = """
 import sys
-from xformer.text import Tokenizer
+from xformer.tokenizers import Tokenizer
 lines = [a + b + " " + b + a for a in "abcdefghijkl" for b in "mnopqrstuvwx"]
 for model in ("bpe", "characters", "words"):
     Tokenizer.train(lines, 150, model=model).save(sys.argv[1] + model)

@@ -1,6 +1,6 @@
-"""Write tests/text/data: small tokenizers of every kind, with the ids and texts that the original libraries give.
+"""Write tests/tokenizers/data: small tokenizers of every kind, with the ids and texts that the original libraries give.
 
-Needs transformers, sentencepiece and tokenizers: python tests/text/make_references.py
+Needs transformers, sentencepiece and tokenizers: python tests/tokenizers/make_references.py
 The files are made from the sentences below. test_pretrained.py reads them without these libraries.
 """
 
@@ -159,13 +159,6 @@ def make_pegasus(directory: Path) -> dict:
     return {"texts": PLAIN, "ids": [[*row, 1] for row in ids], "decoded": decoded}
 
 
-def make_xlm_roberta(directory: Path) -> dict:
-    train(directory / "sentencepiece.bpe.model", ENGLISH + "\n" + GERMAN)
-    write(directory / "tokenizer_config.json", {"tokenizer_class": "XLMRobertaTokenizer"})
-    ids, decoded = original(directory / "sentencepiece.bpe.model", PLAIN, 1, {0: 3})
-    return {"texts": PLAIN, "ids": [[0, *row, 2] for row in ids], "decoded": decoded}
-
-
 def make_mbart(directory: Path) -> dict:
     train(directory / "sentencepiece.bpe.model", ENGLISH + "\n" + GERMAN)
     write(directory / "tokenizer_config.json", {"tokenizer_class": "MBartTokenizer"})
@@ -179,23 +172,6 @@ def make_mbart(directory: Path) -> dict:
         "forced_bos_id": first + 3,
         "decoded": decoded,
     }
-
-
-def make_llama(directory: Path) -> dict:
-    train(
-        directory / "tokenizer.model",
-        ENGLISH,
-        model_type="bpe",
-        vocab_size=400,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        split_digits=True,
-        user_defined_symbols=["<|x|>"],
-    )
-    write(directory / "tokenizer_config.json", {"add_bos_token": True, "bos_token": {"content": "<s>"}})
-    ids, decoded = original(directory / "tokenizer.model", PLAIN)
-    return {"texts": PLAIN, "ids": [[1, *row] for row in ids], "decoded": decoded}
 
 
 def save(tokenizer: tokenizers.Tokenizer, directory: Path, texts: list[str], **settings: object) -> dict:
