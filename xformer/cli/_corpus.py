@@ -27,7 +27,6 @@ from xformer.pipelines import (
     model_digests,
     process_corpus,
 )
-from xformer.pipelines.encoders import EncoderPipeline
 from xformer.runs.console import format_duration, make_console, plural
 from xformer.text.extras import require
 
@@ -88,7 +87,7 @@ _lock = threading.Lock()
 
 def process_file(
     process: Callable[..., ChunkOutput],
-    pipeline_type: type[Pipeline] | type[EncoderPipeline],
+    pipeline_type: type[Pipeline],
     model: Path,
     source: str | None,
     output: str,

@@ -9,10 +9,9 @@ from xformer.cli._console import loading_progress
 from xformer.families.checkpoint import is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Pipeline
-from xformer.pipelines.encoders import EncoderPipeline
 from xformer.runs.backend import open_backend
 
-Loaded = TypeVar("Loaded", bound=Pipeline | EncoderPipeline)
+Loaded = TypeVar("Loaded", bound=Pipeline)
 
 
 def load_pipeline(

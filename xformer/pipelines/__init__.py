@@ -1,7 +1,7 @@
 """Pipelines: from text to text, vectors or classes, and from speech to text."""
 
 from xformer.pipelines.attention import Attention, AttentionMap, show_attention
-from xformer.pipelines.base import Output, Pipeline
+from xformer.pipelines.base import GenerationPipeline, Output, Pipeline
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction
 from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
@@ -22,6 +22,7 @@ __all__ = [
     "CorpusProgress",
     "Embedder",
     "EncodedCorpus",
+    "GenerationPipeline",
     "Output",
     "Pipeline",
     "Prediction",

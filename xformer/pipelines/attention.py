@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,12 +10,9 @@ import numpy as np
 
 from xformer.backends import to_host
 from xformer.errors import ConfigError, DataError
-from xformer.generation import generate
+from xformer.generation.generate import generate
 from xformer.html import HeatMap, details, heat_maps, join
 from xformer.models import Transformer, attention_maps
-from xformer.pipelines.base import Pipeline
-from xformer.pipelines.encoders import EncoderPipeline
-from xformer.pipelines.seq2seq import TextToText
 from xformer.text.extras import new_figure
 
 _MAX_CELLS = 4_000_000  # of all heat maps in the HTML of one kind; beyond it, only means over heads
@@ -143,20 +140,21 @@ def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
         >>> show_attention(LanguageModel(config), [5, 4, 7])
         Attention(decoder=[3, 2, 3, 3])
     """
-    is_pipeline = isinstance(model, Pipeline | EncoderPipeline)
-    network: Any = model.model if is_pipeline else model
-    ids = _source_ids(model, source) if is_pipeline else _ids(source, "source")
+    network: Any = getattr(model, "model", model)
+    ids = _ids(source, "source") if model is network or _is_ids(source) else model.input_ids(source)
     if not ids:
         raise DataError("source is blank; expected at least one token")
-    source_tokens = _labels(_tokenizer(model, "source"), ids)
+    source_tokens = _labels(getattr(model, "source_tokenizer", None), ids)
     if not isinstance(network, Transformer) or not network.decoder:
         if target is not None:
             raise ConfigError(f"target was passed to a {type(network).__name__} without cross-attention; expected None")
         return _attention(attention_maps(network, [ids]), {"encoder": (source_tokens, source_tokens)})
     config = network.config
-    output = _generate(model, network, ids) if target is None else _target_ids(model, target)
+    output = _generate(model, ids) if target is None else _target_ids(model, target)
     inputs, predicted = [config.bos_id, *output], [*output, config.eos_id]
-    input_tokens, output_tokens = (_labels(_tokenizer(model, "target"), each) for each in (inputs, predicted))
+    input_tokens, output_tokens = (
+        _labels(getattr(model, "target_tokenizer", None), each) for each in (inputs, predicted)
+    )
     tokens = {
         "cross": (output_tokens, source_tokens),
         "decoder": (output_tokens, input_tokens),
@@ -177,29 +175,25 @@ def _attention(maps: dict[str, list[Any]], tokens: dict[str, tuple[list[str], li
     )
 
 
-def _source_ids(pipeline: Any, source: Any) -> list[int]:
-    """Return the token ids of a source as the model receives them."""
-    if not isinstance(pipeline, TextToText):
-        is_encoder_text = isinstance(pipeline, EncoderPipeline) and not isinstance(source, str)
-        return _ids(source, "source") if is_encoder_text else pipeline.encode([source])[0]
-    if not isinstance(source, str):
-        return _ids(source, "source")
-    (ids,), _ = pipeline.truncate(pipeline.encode([source]))
-    return [*ids, *pipeline.suffix] if ids else []
+def _is_ids(source: Any) -> bool:
+    """Return False for a text or a chat."""
+    return not isinstance(source, str) and not (
+        isinstance(source, list) and any(isinstance(each, Mapping) for each in source)
+    )
 
 
 def _target_ids(model: Any, target: Any) -> list[int]:
     if not isinstance(target, str):
         return _ids(target, "target")
-    if not isinstance(model, TextToText):
+    if not hasattr(model, "tokenizers"):
         raise ConfigError("target is a text; expected token ids for a model, or a pipeline")
     return model.tokenizers.encode_target([target])[0]
 
 
-def _generate(model: Any, network: Any, ids: list[int]) -> list[int]:
-    """Return the output of the model for a source."""
-    if not isinstance(model, TextToText):
-        return list(generate(network, [ids])[0][0].tokens)
+def _generate(model: Any, ids: list[int]) -> list[int]:
+    """Return the output of an encoder-decoder, or its pipeline, for a source."""
+    if not hasattr(model, "batches_of_ids"):
+        return list(generate(model, [ids])[0][0].tokens)
     encoded = ids[: len(ids) - len(model.suffix)]
     return next(result.outputs[0].tokens for batch in model.batches_of_ids([encoded]) for result in batch)
 
@@ -213,11 +207,6 @@ def _ids(data: Any, name: str) -> list[int]:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"{name} has shape {array.shape} and dtype {array.dtype}; expected integers of shape (length,)")
     return [int(token) for token in array]
-
-
-def _tokenizer(model: Any, side: str) -> Any:
-    """Return the tokenizer of a side of a pipeline, or None."""
-    return getattr(model, "tokenizer", None) or getattr(getattr(model, "tokenizers", None), side, None)
 
 
 def _labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:

@@ -49,10 +49,118 @@ class Output(NamedTuple):
     alignment: list[int] | None = None
 
 
-class Described:
-    """Base class of everything that has a `model` and other attributes worth showing, such as tokenizers."""
+class Pipeline:
+    """A model, of a public checkpoint or a training run, with its tokenizer: base class of all pipelines.
+
+    A subclass sets `task` and `model_class`. It overrides `_settings` or `_from_checkpoint`; one whose models xformer
+    trains also defines `_from_run`.
+    """
+
+    task: ClassVar[str]
+    model_class: ClassVar[type[BaseModel]]
+    generates_text: ClassVar[bool] = False
+    """True if outputs are texts that the model generates token by token."""
+    has_source: ClassVar[bool] = False
+    """True for an encoder-decoder, whose outputs are separate from its input."""
+    attention_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
+    """Kinds of attention that the model has: "encoder", "decoder", "cross"."""
 
     model: Any
+    tokenizer: Any
+
+    def __init__(self, model: Any, tokenizer: Any, **settings: Any) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | os.PathLike[str],
+        xp: Any = "numpy",
+        *,
+        dtype: Any = None,
+        quantize: str | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a public checkpoint, or the best model of a training run; nothing is downloaded.
+
+        Args:
+            directory: Directory of the checkpoint or the run, or a GGUF file.
+            xp: Array library of the model, as a module or by name.
+            dtype: dtype of the parameters. Default: that of the files.
+            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`. They are also
+                packed (`layers.pack`): to train the model, use `model.unpack()`.
+            progress: As for `load_pretrained`.
+            **options: `source_language` and `target_language`, for public translation checkpoints.
+
+        Raises:
+            CheckpointError: If a file is missing, damaged or from another run, or the model is of another class.
+            ConfigError: If the run is of another task, or for unknown options.
+        """
+        known = [*inspect.signature(cls._from_checkpoint).parameters][2:]  # after model and directory
+        for name in options.keys() - known:
+            raise ConfigError(
+                f"unknown argument {name!r}; {nearest_hint(name, [*known, 'xp', 'dtype', 'quantize', 'progress'])}"
+            )
+        if is_public(directory):
+            model = load_pretrained(directory, quantize=quantize, pack=True, xp=xp, dtype=dtype, progress=progress)
+            if type(model) is not cls.model_class:
+                name, pipelines = _MODELS[type(model)]
+                raise CheckpointError(
+                    f"{directory} has {name}; {cls.__name__} expects {_MODELS[cls.model_class][0]}; use {pipelines}"
+                )
+            return cls._from_checkpoint(model, Path(directory), **options)
+        run = RunDirectory(Path(directory))
+        config = run.read_config_for(cls.task)
+        pretrained = run.pretrained_files()
+        if options and pretrained is None:
+            raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
+        trained = for_inference(cls.model_class.load(run.model, xp=xp, dtype=dtype), quantize, pack=True)
+        if pretrained is None:
+            return cls._from_run(trained, run, config)
+        init = config["recipe"]["init"]
+        languages = {name: init.get(name) for name in known if init.get(name) is not None}
+        return cls._from_checkpoint(trained, pretrained, **{**languages, **options})
+
+    @classmethod
+    def _from_run(cls, model: Any, run: RunDirectory, config: dict[str, Any]) -> Self:
+        """Return the pipeline of a model, with the tokenizers and settings of its run."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
+        """Return the pipeline of a public checkpoint, with its tokenizers and settings."""
+        return cls(model, load_tokenizer(directory), **cls._settings(directory, model.config))
+
+    @classmethod
+    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
+        """Return the arguments of the constructor that the files of a checkpoint determine."""
+        return {}
+
+    @property
+    def source_tokenizer(self) -> Any:
+        """Tokenizer of sources, prompts or texts."""
+        return self.tokenizer
+
+    @property
+    def target_tokenizer(self) -> Any:
+        """Tokenizer of outputs."""
+        return self.tokenizer
+
+    @property
+    def has_chat(self) -> bool:
+        """True if prompts may be chats: the tokenizer has a chat template."""
+        return False
+
+    def encode(self, texts: Any) -> list[list[int]]:
+        """Return the token ids of each text."""
+        raise NotImplementedError
+
+    def input_ids(self, text: Any) -> list[int]:
+        """Return the token ids of one text as the model receives them; none for a blank text."""
+        return self.encode([text])[0]
+
+    # --- Descriptions -------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         lines = "".join(f"  {name}={value},\n" for name, value in self._describe().items())
@@ -78,113 +186,10 @@ class Described:
         }
 
 
-class CheckpointPipeline(Described):
-    """A model of a public checkpoint with its tokenizer. A subclass sets `model_class`."""
+class GenerationPipeline(Pipeline):
+    """A pipeline from text to text. A subclass defines `outputs`."""
 
-    model_class: ClassVar[type[BaseModel]]
-
-    def __init__(self, model: Any, tokenizer: BaseTokenizer, **settings: Any) -> None:
-        raise NotImplementedError
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        directory: str | os.PathLike[str],
-        xp: Any = "numpy",
-        *,
-        dtype: Any = None,
-        quantize: str | None = None,
-        progress: Progress | None = None,
-    ) -> Self:
-        """Load the model, the tokenizer and the settings of a checkpoint directory; nothing is downloaded.
-
-        Args:
-            directory: Directory of the checkpoint.
-            xp: Array library of the model, as a module or by name.
-            dtype: dtype of the parameters. Default: that of the files.
-            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`. They are also
-                packed (`layers.pack`): to train the model, use `model.unpack()`.
-            progress: As for `load_pretrained`.
-
-        Raises:
-            CheckpointError: If the checkpoint is damaged, or its model is of another class.
-        """
-        model = cls._load_model(directory, quantize, xp=xp, dtype=dtype, progress=progress)
-        return cls(model, load_tokenizer(directory), **cls._settings(Path(directory), model.config))
-
-    @classmethod
-    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
-        """Return the arguments of the constructor that the files of a checkpoint determine."""
-        return {}
-
-    @classmethod
-    def _load_model(cls, directory: str | os.PathLike[str], quantize: str | None, **options: Any) -> Any:
-        """Load a public model; raise CheckpointError if it is of another class."""
-        model = load_pretrained(directory, quantize=quantize, pack=True, **options)
-        if type(model) is not cls.model_class:
-            name, pipelines = _MODELS[type(model)]
-            raise CheckpointError(
-                f"{directory} has {name}; {cls.__name__} expects {_MODELS[cls.model_class][0]}; use {pipelines}"
-            )
-        return model
-
-
-class Pipeline(CheckpointPipeline):
-    """A model, of a public checkpoint or a training run, with its tokenizers.
-
-    A subclass sets `task` and `model_class`, and defines `outputs`, `_from_run` and `_from_checkpoint`.
-    """
-
-    task: ClassVar[str]
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        directory: str | os.PathLike[str],
-        xp: Any = "numpy",
-        *,
-        dtype: Any = None,
-        quantize: str | None = None,
-        progress: Progress | None = None,
-        **options: Any,
-    ) -> Self:
-        """Load a public checkpoint, or the best model of a training run; arguments are those of `CheckpointPipeline`.
-
-        The options are `source_language` and `target_language`, for public translation checkpoints.
-
-        Raises:
-            CheckpointError: If a file is missing, damaged or from another run, or the model is of another kind.
-            ConfigError: If the run is of another task, or for unknown options.
-        """
-        known = [*inspect.signature(cls._from_checkpoint).parameters][2:]  # after model and directory
-        for name in options.keys() - known:
-            raise ConfigError(
-                f"unknown argument {name!r}; {nearest_hint(name, [*known, 'xp', 'dtype', 'quantize', 'progress'])}"
-            )
-        if is_public(directory):
-            model = cls._load_model(directory, quantize, xp=xp, dtype=dtype, progress=progress)
-            return cls._from_checkpoint(model, Path(directory), **options)
-        run = RunDirectory(Path(directory))
-        config = run.read_config_for(cls.task)
-        pretrained = run.pretrained_files()
-        if options and pretrained is None:
-            raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
-        trained = for_inference(cls.model_class.load(run.model, xp=xp, dtype=dtype), quantize, pack=True)
-        if pretrained is None:
-            return cls._from_run(trained, run, config)
-        init = config["recipe"]["init"]
-        languages = {name: init.get(name) for name in known if init.get(name) is not None}
-        return cls._from_checkpoint(trained, pretrained, **{**languages, **options})
-
-    @classmethod
-    def _from_run(cls, model: Any, run: RunDirectory, config: dict[str, Any]) -> Self:
-        """Return the pipeline of a model, with the tokenizers and settings of its run."""
-        raise NotImplementedError
-
-    @classmethod
-    def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
-        """Return the pipeline of a public checkpoint, with its tokenizers and settings."""
-        raise NotImplementedError
+    generates_text = True
 
     def outputs(
         self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any

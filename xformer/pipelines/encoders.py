@@ -16,7 +16,7 @@ from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.io import read_json
 from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import CheckpointPipeline, check_class
+from xformer.pipelines.base import Pipeline, check_class
 from xformer.pipelines.batching import run_batches
 from xformer.text.normalize import check_texts
 from xformer.tokenizers import PretrainedTokenizer
@@ -24,7 +24,7 @@ from xformer.tokenizers import PretrainedTokenizer
 _MIN_LENGTH = 3  # two special tokens and one of the text
 
 
-class EncoderPipeline(CheckpointPipeline):
+class EncoderPipeline(Pipeline):
     """An encoder with its tokenizer: base class of `Embedder` and `Classifier`.
 
     Args:
@@ -103,6 +103,8 @@ class Embedder(EncoderPipeline):
     Raises:
         ConfigError: For an unknown pooling or default prompt, and a max_length above the positions of the model.
     """
+
+    task = "embedding"
 
     def __init__(
         self,
@@ -257,6 +259,8 @@ class Classifier(EncoderPipeline):
     Raises:
         ConfigError: If the model has no classifier, or the number of labels is wrong.
     """
+
+    task = "classification"
 
     def __init__(
         self,

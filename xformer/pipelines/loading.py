@@ -12,7 +12,7 @@ from xformer.families.run_directory import RunDirectory, sha256
 from xformer.io import read_json
 from xformer.models import Encoder, LanguageModel, Transformer
 from xformer.pipelines.base import Pipeline
-from xformer.pipelines.encoders import Classifier, Embedder, EncoderPipeline
+from xformer.pipelines.encoders import Classifier, Embedder
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.text_generation import TextGenerator
 
@@ -20,7 +20,7 @@ _TASKS: dict[str, type[Pipeline]] = {each.task: each for each in (Translator, Su
 _PUBLIC_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "vocab.txt", "merges.txt", "*_*/config.json")
 
 
-def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline] | type[EncoderPipeline]:
+def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
     """Return the class of pipelines that a model is for, without reading its weights.
 
     A public encoder-decoder is a `Summarizer` if its config.json has settings for summarization only, else a

@@ -24,12 +24,13 @@ from xformer.generation import (
 from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabulary
+from xformer.pipelines.base import GenerationPipeline, Output, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
 from xformer.text import normalize_text
 from xformer.text.normalize import check_texts
+from xformer.tokenizers import BaseTokenizer
 
 NUM_BEAMS_FOR_LENGTHS = 4
 
@@ -41,7 +42,7 @@ class Result(NamedTuple):
     outputs: list[Output]
 
 
-class TextToText(Pipeline):
+class TextToText(GenerationPipeline):
     """An encoder-decoder with its tokenizers: base class of `Translator` and `Summarizer`.
 
     Args:
@@ -60,6 +61,8 @@ class TextToText(Pipeline):
     """
 
     model_class = Transformer
+    has_source = True
+    attention_kinds = ("encoder", "decoder", "cross")
 
     def __init__(
         self,
@@ -114,6 +117,16 @@ class TextToText(Pipeline):
             max_source_tokens=model.config.max_positions if learned else None,
             defaults=read_generation(directory, encoder_decoder=True).config(model.config),
         )
+
+    @property
+    def source_tokenizer(self) -> BaseTokenizer:
+        """Tokenizer of sources."""
+        return self.tokenizers.source
+
+    @property
+    def target_tokenizer(self) -> BaseTokenizer:
+        """Tokenizer of outputs."""
+        return self.tokenizers.target
 
     @property
     def default_max_length(self) -> int | None:
@@ -252,6 +265,11 @@ class TextToText(Pipeline):
         encoded = self.tokenizers.encode_source(texts)
         return [ids if normalize_text(text) else [] for text, ids in zip(texts, encoded, strict=True)]
 
+    def input_ids(self, text: str) -> list[int]:
+        """Return the token ids of a source as the encoder receives them, eos included; none for a blank text."""
+        (ids,), _ = self.truncate(self.encode([text]))
+        return [*ids, *self.suffix] if ids else []
+
     def truncate(self, encoded: list[list[int]]) -> tuple[list[list[int]], int]:
         """Cut sources to the maximum length in training, if there was one; return them and how many were longer."""
         limit = self.max_source_tokens
@@ -345,6 +363,16 @@ class Summarizer(TextToText):
     """
 
     task = "summarization"
+
+    @property
+    def source_tokenizer(self) -> BaseTokenizer:
+        """Tokenizer of sources."""
+        return self.tokenizers.source
+
+    @property
+    def target_tokenizer(self) -> BaseTokenizer:
+        """Tokenizer of outputs."""
+        return self.tokenizers.target
 
     @property
     def default_max_length(self) -> int | None:

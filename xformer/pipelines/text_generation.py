@@ -28,7 +28,7 @@ from xformer.generation.results import best_first, length_penalty
 from xformer.generation.sampling import start_samples
 from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
-from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabulary
+from xformer.pipelines.base import GenerationPipeline, Output, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, run_batches
 from xformer.random import Rng
 from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
@@ -42,7 +42,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, its token ids, or the messages of a chat: `[{"role": "user", "content": "Hello"}]`."""
 
 
-class TextGenerator(Pipeline):
+class TextGenerator(GenerationPipeline):
     """A language model with its tokenizer: `TextGenerator.from_pretrained("run")(["ROMEO:"], seed=1)`.
 
     Language models that were trained with xformer never generate special tokens, so an output has the maximum length
@@ -61,6 +61,7 @@ class TextGenerator(Pipeline):
 
     task = "language_modeling"
     model_class = LanguageModel
+    attention_kinds = ("decoder",)
     unsupported_fields: ClassVar[frozenset[str]] = frozenset(
         {
             "length_penalty",
@@ -104,6 +105,11 @@ class TextGenerator(Pipeline):
         tokenizer, generation = load_tokenizer(directory), read_generation(directory, encoder_decoder=False)
         generation = dataclasses.replace(generation, eos_ids=tokenizer.eos_ids or generation.eos_ids)
         return cls(model, tokenizer, defaults=generation.config(model.config))
+
+    @property
+    def has_chat(self) -> bool:
+        """True if prompts may be chats: the tokenizer has a chat template."""
+        return bool(self.tokenizer.chat_templates)
 
     def outputs(  # type: ignore[override]
         self,
@@ -291,7 +297,7 @@ class TextGenerator(Pipeline):
         if not isinstance(prompt, str):
             if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Mapping):
                 return check_tokens(f"prompt {number}", prompt, self.model.vocab_size)
-            return tokenizer.encode(tokenizer.apply_chat_template(prompt), special_tokens=False)  # type: ignore[arg-type]
+            return tokenizer.encode(tokenizer.apply_chat_template(prompt), special_tokens=False)
         start = (self.model.config.bos_id, self.model.config.eos_id)
         return tokenizer.encode_prompt(prompt, f"prompt {number}") or [each for each in start if each is not None][:1]
 

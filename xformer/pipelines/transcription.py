@@ -18,7 +18,7 @@ from xformer.generation import GenerationConfig, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.io import read_json
 from xformer.models import SpeechTransformer
-from xformer.pipelines.base import CheckpointPipeline, check_vocabulary
+from xformer.pipelines.base import Pipeline, check_vocabulary
 from xformer.pipelines.batching import run_batches
 from xformer.random import Rng
 from xformer.tokenizers import PretrainedTokenizer
@@ -30,7 +30,7 @@ _ENGLISH_VOCABULARY = 51864  # of Whisper's models for English; all others have 
 AudioSource = str | os.PathLike[str] | Any
 
 
-class Transcriber(CheckpointPipeline):
+class Transcriber(Pipeline):
     """Turn speech into text: `Transcriber.from_pretrained("whisper-tiny")("speech.wav")` (Radford et al., 2023).
 
     The model reads 30 seconds at a time. Longer audio is cut at pauses into windows of 25 to 30 seconds, which are
@@ -47,6 +47,7 @@ class Transcriber(CheckpointPipeline):
         CheckpointError: If the tokenizer does not fit the model.
     """
 
+    task = "transcription"
     model_class = SpeechTransformer
 
     def __init__(

@@ -55,7 +55,6 @@ _EXAMPLES = {
     Embedder: "A man sleeps.",
     Classifier: "A great film.",
 }
-_TASKS = {Embedder: "embedding", Classifier: "classification"}
 AnyPipeline = TextToText | TextGenerator | Embedder | Classifier
 
 
@@ -150,7 +149,7 @@ class ServedModel:
     @property
     def task(self) -> str:
         """Task of the model: "translation", "language_modeling", "embedding", ..."""
-        return _TASKS.get(type(self.pipeline)) or self.pipeline.task  # type: ignore[union-attr]
+        return self.pipeline.task
 
     def describe(self) -> Json:
         """Return the entry of the list of models."""
