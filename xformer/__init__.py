@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from xformer.pipelines import (
         Classifier,
         Embedder,
+        Reranker,
         Summarizer,
         TextGenerator,
         Tokenizers,
@@ -124,6 +125,7 @@ __all__ = [
     "PostNorm",
     "PreNorm",
     "RMSNorm",
+    "Reranker",
     "Rng",
     "SpeechTransformer",
     "SpeechTransformerConfig",

@@ -211,6 +211,81 @@ def test_classes_have_names_and_probabilities(tmp_path):
     assert xf.Classifier.from_pretrained(tmp_path / "saved").labels == ["bad", "fair", "good"]
 
 
+QUERY = "where does a dog sleep"
+DOCUMENTS = ["a man sleeps on the bench", "a dog runs", "the dog sleeps on a bench and the man runs on", ""]
+
+
+@pytest.fixture
+def cross_encoder(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
+    directory = checkpoint(tmp_path, "bert", "[CLS] $A [SEP]", special)
+    path = directory / "tokenizer.json"
+    inner = tokenizers.Tokenizer.from_file(str(path))
+    inner.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    inner.save(str(path))
+    roles = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 12, **roles}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = {**json.loads((directory / "config.json").read_text()), "num_labels": 1, "initializer_range": 0.5}
+    torch.manual_seed(3)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**config))
+    model.save_pretrained(directory)
+    return directory
+
+
+def test_scores_of_pairs_are_those_of_transformers(cross_encoder):
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cross_encoder)
+    options = {"padding": True, "truncation": True, "return_tensors": "pt", "return_token_type_ids": True}
+    inputs = tokenizer([QUERY] * len(DOCUMENTS), DOCUMENTS, **options)
+    assert inputs.input_ids.shape[1] == 12  # one of them is cut
+    assert inputs.token_type_ids.max() == 1
+    with torch.no_grad():
+        expected = model(**inputs).logits[:, 0].numpy()
+    reranker = xf.Reranker.from_pretrained(cross_encoder)
+    ranked = reranker(QUERY, DOCUMENTS, batch_tokens=30)
+    assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)
+    np.testing.assert_allclose([each.score for each in sorted(ranked)], expected, rtol=1e-4, atol=1e-5)
+    assert reranker(QUERY, DOCUMENTS, top_k=2) == ranked[:2]
+    assert reranker(QUERY, []) == []
+
+
+def test_a_reranker_refuses_invalid_input(cross_encoder, tmp_path):
+    reranker = xf.Reranker.from_pretrained(cross_encoder)
+    for query, documents, message in [
+        (["a"], ["b"], "query has type list; expected a text"),
+        ("a", "b", "documents is a single text; expected a list of texts"),
+        ("a", [None], "got something that is not text"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            reranker(query, documents)
+    with pytest.raises(ConfigError, match="top_k is 0"):
+        reranker("a", ["b"], top_k=0)
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
+    with pytest.raises(ConfigError, match="the model has 3 labels; Reranker expects a model with one"):
+        xf.Reranker.from_pretrained(checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special))
+
+
+def test_rerank_writes_lines_best_first(cross_encoder, tmp_path, capsys):
+    source = tmp_path / "documents.txt"
+    source.write_text("\n".join(DOCUMENTS) + "\n")
+    arguments = ["rerank", "--model", str(cross_encoder), "--query", QUERY, "--input", str(source), "--top-k", "3"]
+    assert exit_code(arguments) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    ranked = xf.Reranker.from_pretrained(cross_encoder)(QUERY, DOCUMENTS, top_k=3)
+    expected = [[f"{score:.4f}", str(position + 1), DOCUMENTS[position]] for position, score in ranked]
+    assert lines == expected
+
+
 def test_checkpoints_are_quantized_when_loaded(llama, marian, bert):
     for pipeline, directory in ((xf.TextGenerator, llama), (xf.Translator, marian), (xf.Embedder, bert)):
         model = pipeline.from_pretrained(directory, quantize="int8").model

@@ -23,6 +23,7 @@ COMMANDS = {
     "transcribe": "Write the text of WAV files.",
     "generate": "Continue prompts, or answer them, with a language model.",
     "embed": "Compute a vector for each line of a file.",
+    "rerank": "Order the lines of a file by a query.",
     "score": "Score translations or summaries.",
     "inspect": "Show a run, a public checkpoint, or the environment.",
     "export": "Write the best model of a run for another library.",
@@ -35,6 +36,7 @@ HELP = """Run public checkpoints, and train translators, summarizers and languag
 \b
 Chat               xformer generate --model SmolLM2.gguf --chat --prompt "Hello"
 Vectors of texts   xformer embed --model all-MiniLM-L6-v2 --input texts --output vectors.npy
+Order passages     xformer rerank --model ms-marco-MiniLM-L6-v2 --query "..." --input texts
 Transcribe         xformer transcribe --model whisper-tiny speech.wav
 Inspect a model    xformer inspect all-MiniLM-L6-v2
 

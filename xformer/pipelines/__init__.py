@@ -3,7 +3,7 @@
 from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import GenerationPipeline, Output, Pipeline
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
-from xformer.pipelines.encoders import Classifier, Embedder, Prediction
+from xformer.pipelines.encoders import Classifier, Embedder, Prediction, Ranked, Reranker
 from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
 from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
@@ -27,6 +27,8 @@ __all__ = [
     "Pipeline",
     "Prediction",
     "Prompt",
+    "Ranked",
+    "Reranker",
     "Result",
     "Summarizer",
     "TextGenerator",

@@ -23,7 +23,7 @@ _MODELS: dict[type[BaseModel], tuple[str, str]] = {
     LanguageModel: ("a language model", "TextGenerator"),
     Transformer: ("an encoder-decoder", "Translator or Summarizer"),
     SpeechTransformer: ("a speech model", "Transcriber"),
-    Encoder: ("an encoder", "Embedder or Classifier"),
+    Encoder: ("an encoder", "Embedder, Classifier or Reranker"),
     ImageEncoder: ("an image encoder", "load_pretrained"),
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
-from xformer.errors import CheckpointError, ConfigError, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
 from xformer.io import read_json
 from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
@@ -25,7 +25,7 @@ _MIN_LENGTH = 3  # two special tokens and one of the text
 
 
 class EncoderPipeline(Pipeline):
-    """An encoder with its tokenizer: base class of `Embedder` and `Classifier`.
+    """An encoder with its tokenizer: base class of `Embedder`, `Classifier` and `Reranker`.
 
     Args:
         model: The model.
@@ -61,16 +61,21 @@ class EncoderPipeline(Pipeline):
         encoded = self.tokenizer.encode_batch(texts)
         return [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in encoded]  # the last is special
 
-    def _run(self, texts: Sequence[str], function: Callable[[Array, Array], Array], batch_tokens: int) -> Any:
+    def _run(
+        self,
+        encoded: Sequence[list[int]],
+        function: Callable[[Array, Array], Array],
+        batch_tokens: int,
+        types: Sequence[list[int]] | None = None,
+    ) -> Any:
         """Return function(states, is_token) for all texts as a NumPy array with one row per text."""
         check_count("batch_tokens", batch_tokens)
-        encoded, pad_id = self.encode(texts), self.model.config.pad_id
         xp = array_namespace(self.model._parameter)
 
         def run(rows: list[int]) -> tuple[list[int], Any]:
-            ids = pad([encoded[row] for row in rows], pad_id)
+            ids = pad([encoded[row] for row in rows], self.model.config.pad_id)
             is_token = pad([[1] * len(encoded[row]) for row in rows], 0)
-            states = self.model(ids)
+            states = self.model(ids, token_types=None if types is None else pad([types[row] for row in rows], 0))
             mask = from_host(xp, np.asarray(is_token), dtype=states.dtype)
             return rows, to_host(function(states, mask))
 
@@ -204,7 +209,9 @@ class Embedder(EncoderPipeline):
         if not len(texts):
             return np.zeros((0, self.model.config.d_model), np.float32)
         rows = [prompt + text for text in texts] if prompt else texts
-        return self._run(rows, lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens)
+        return self._run(
+            self.encode(rows), lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens
+        )
 
     def _prompt(self, prompt: str | None, name: str | None) -> str:
         """Return the prompt of a call."""
@@ -296,7 +303,7 @@ class Classifier(EncoderPipeline):
         check_texts(texts)
         if not len(texts):
             return []
-        logits = self._run(texts, lambda states, is_token: self.model.class_logits(states), batch_tokens)
+        logits = self._run(self.encode(texts), lambda states, _: self.model.class_logits(states), batch_tokens)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
         rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
         best = [max(range(len(row)), key=row.__getitem__) for row in rows]
@@ -304,6 +311,69 @@ class Classifier(EncoderPipeline):
             Prediction(self.labels[i], row[i], dict(zip(self.labels, row, strict=True)))
             for i, row in zip(best, rows, strict=True)
         ]
+
+
+class Ranked(NamedTuple):
+    """A document and how well it answers a query.
+
+    Attributes:
+        position: Its index among the documents.
+        score: Logit of the model; higher is better.
+    """
+
+    position: int
+    score: float
+
+
+class Reranker(EncoderPipeline):
+    """Order documents by a query: `Reranker.from_pretrained("ms-marco-MiniLM-L6-v2")(query, documents)`.
+
+    The model is a cross-encoder, which reads the query and a document together (Nogueira and Cho, 2019).
+
+    Args:
+        model: A model with a classifier of one label.
+        tokenizer: Its tokenizer.
+        max_length: Maximum tokens of a pair, special tokens included; the longer of both texts is cut.
+            Default: that of the tokenizer, or the positions of the model.
+
+    Raises:
+        ConfigError: If the model has another number of labels, or max_length exceeds its positions.
+    """
+
+    task = "reranking"
+
+    def __init__(self, model: Encoder, tokenizer: PretrainedTokenizer, *, max_length: int | None = None) -> None:
+        super().__init__(model, tokenizer, max_length=max_length)
+        if model.config.num_labels != 1:
+            raise ConfigError(f"the model has {model.config.num_labels} labels; Reranker expects a model with one")
+        self.tokenizer = tokenizer.truncated(self.max_length)
+
+    def __call__(
+        self, query: str, documents: Sequence[str], *, top_k: int | None = None, batch_tokens: int = 4096
+    ) -> list[Ranked]:
+        """Return the documents with their scores, best first.
+
+        Args:
+            query: The query.
+            documents: The documents.
+            top_k: Return only that many documents. Default: all.
+            batch_tokens: As for `Embedder`.
+
+        Raises:
+            DataError: If the query is not a text, or documents is not a list of texts.
+        """
+        if not isinstance(query, str):
+            raise DataError(f"query has type {type(query).__name__}; expected a text")
+        check_texts(documents, "documents")
+        check_count("top_k", len(documents) or 1 if top_k is None else top_k)
+        if not len(documents):
+            return []
+        rows = self.tokenizer.encode_pairs([query] * len(documents), documents)
+        types = [types for _, types in rows] if self.model.config.num_token_types > 1 else None
+        ids = [ids for ids, _ in rows]
+        scores = self._run(ids, lambda states, _: self.model.class_logits(states), batch_tokens, types)[:, 0].tolist()
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        return [Ranked(index, scores[index]) for index in order[:top_k]]
 
 
 def _read_modules(path: Path) -> list[dict[str, Any]]:

@@ -146,36 +146,48 @@ class PretrainedTokenizer(BaseTokenizer):
 
     # --- Text to ids and back -----------------------------------------------------------------------------------------
 
-    def encode_batch(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Return the token ids of each text, or of each pair of texts that a model reads together, without padding.
+    def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of each text, without padding.
 
         Args:
             texts: Texts.
-            pairs: Second texts.
             special_tokens: Add the special tokens of the checkpoint.
 
         Raises:
-            DataError: If an input is not valid text, or the numbers of texts differ.
+            DataError: If an input is not valid text.
         """
-        for each in [texts] if pairs is None else [texts, pairs]:
-            check_texts(each)
-        if pairs is not None and len(pairs) != len(texts):
-            raise DataError(f"got {len(texts)} texts and {len(pairs)} second texts; expected one for each")
-        if pairs is not None and (self.language_ids or self._vocab):
-            raise DataError("the tokenizer of this model accepts single texts only; omit the second texts")
-        rows = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-        with library_errors(f"the tokenizer of {self.directory} failed"):
-            try:
-                encodings = self._inner.encode_batch(rows, add_special_tokens=special_tokens)
-            except (TypeError, UnicodeError) as error:
-                raise_not_text(error)
+        check_texts(texts)
+        encodings = self._encode(texts, special_tokens)
         if self._vocab is None:
             return [each.ids for each in encodings]
         # An unknown piece of one language may be a token of the other.
         vocab, unknown = self._vocab, self._vocab[self._special["unk"]]
         return [[vocab.get(token, unknown) for token in each.tokens] for each in encodings]
+
+    def encode_pairs(self, texts: Sequence[str], pairs: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Return the token ids and the token types of each pair of texts that a model reads together.
+
+        Args:
+            texts: First texts.
+            pairs: Second texts.
+
+        Raises:
+            DataError: If an input is not valid text, the numbers of texts differ, or the model reads single texts only.
+        """
+        check_texts(texts)
+        check_texts(pairs)
+        if len(pairs) != len(texts):
+            raise DataError(f"got {len(texts)} texts and {len(pairs)} second texts; expected one for each")
+        if self.language_ids or self._vocab:
+            raise DataError("the tokenizer of this model accepts single texts only")
+        return [(each.ids, each.type_ids) for each in self._encode(list(zip(texts, pairs, strict=True)), True)]
+
+    def _encode(self, rows: Sequence[Any], special_tokens: bool) -> list[Any]:
+        with library_errors(f"the tokenizer of {self.directory} failed"):
+            try:
+                return list(self._inner.encode_batch(rows, add_special_tokens=special_tokens))
+            except (TypeError, UnicodeError) as error:
+                raise_not_text(error)
 
     def phrase_ids(self, phrase: str) -> list[list[int]]:
         """Return the spellings of a word or phrase after a space, e.g. to bias generation toward it.
@@ -225,10 +237,20 @@ class PretrainedTokenizer(BaseTokenizer):
 
     def lower_cased(self) -> Self:
         """Return the tokenizer with texts in lower case; tokens that are spelled out in a text keep their case."""
-        normalizers, tokenizer = require(PACKAGE).normalizers, copy.copy(self)
-        tokenizer._inner = copy.deepcopy(self._inner)
+        normalizers, tokenizer = require(PACKAGE).normalizers, self._copied()
         old = [] if self._inner.normalizer is None else [self._inner.normalizer]
         tokenizer._inner.normalizer = normalizers.Sequence([normalizers.Lowercase(), *old])
+        return tokenizer
+
+    def truncated(self, max_length: int) -> Self:
+        """Return the tokenizer with texts, or pairs, of at most max_length tokens; the longer of a pair is cut."""
+        tokenizer = self._copied()
+        tokenizer._inner.enable_truncation(max_length)
+        return tokenizer
+
+    def _copied(self) -> Self:
+        tokenizer = copy.copy(self)
+        tokenizer._inner = copy.deepcopy(self._inner)
         return tokenizer
 
     # --- Languages ----------------------------------------------------------------------------------------------------
