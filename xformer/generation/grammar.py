@@ -6,7 +6,6 @@ The package llguidance compiles JSON schemas, regular expressions and Lark gramm
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from xformer.config import integers
 from xformer.errors import ConfigError, DataError
 from xformer.generation.processors import Rows
 from xformer.text.extras import require
+from xformer.tokenizers import BaseTokenizer
 
 # As json.dumps writes JSON: one line, so that no model can go on with white space for ever.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -113,31 +113,10 @@ class Grammar:
         return xp.where(from_host(xp, allowed, device=device(logits)), logits, -np.inf)
 
 
-def token_bytes(tokenizer: Any) -> list[bytes]:
-    """Return the bytes of each token of a `PretrainedTokenizer`; those of special tokens are empty."""
-    is_byte_level = "byte-level" in tokenizer.model
-    found = []
-    for index in range(tokenizer.vocab_size):
-        token = None if index in tokenizer.special_ids else tokenizer.id_to_token(index)
-        if token is None:
-            found.append(b"")
-        elif is_byte_level and all(character in _BYTES for character in token):
-            found.append(bytes(_BYTES[character] for character in token))
-        elif re.fullmatch("<0x[0-9A-F]{2}>", token):
-            found.append(bytes([int(token[3:5], 16)]))
-        else:
-            found.append(token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
-    return found
-
-
-def _byte_characters() -> dict[str, int]:
-    """Return the byte that each character of a byte-level token stands for."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
+def token_bytes(tokenizer: BaseTokenizer) -> list[bytes]:
+    """Return the bytes of each token of a tokenizer; those of special tokens are empty."""
+    special = tokenizer.special_ids
+    return [b"" if index in special else tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size)]
 
 
 class _Vocabulary:

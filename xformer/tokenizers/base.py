@@ -131,13 +131,19 @@ class BaseTokenizer(ABC):
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the token of each id as the vocabulary spells it, e.g. "▁two"."""
 
-    def token_bytes(self, index: int) -> bytes:
-        """Return the bytes that a token adds to a text, e.g. b" two"; the name of a special token.
+    def id_to_token(self, index: int) -> str | None:
+        """Return the token of an id, or None if the vocabulary lacks it."""
+        return None if index < 0 else self._inner.id_to_token(index)
 
-        Unlike the texts of single tokens, the bytes of successive tokens always concatenate to the whole text, except
+    def token_bytes(self, index: int) -> bytes:
+        """Return the bytes that a token adds to a text, e.g. b" two"; for a special token its name.
+
+        An unused id has none. Unlike the texts of single tokens, the bytes of successive tokens always concatenate to the whole text, except
         for a space that `decode` drops at its start.
         """
-        (token,) = self.tokens([index])
+        token = self.id_to_token(index)
+        if token is None:
+            return b""
         if index in self.special_ids:
             return token.encode()
         if "ByteLevel" in self._decoder_types:

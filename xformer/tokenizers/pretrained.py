@@ -110,14 +110,7 @@ class PretrainedTokenizer(BaseTokenizer):
 
     def id_to_token(self, index: int) -> str | None:
         """Return the token of an id, or None if the vocabulary lacks it."""
-        if index < 0:
-            return None
-        return self._inner.id_to_token(index) if self._tokens is None else self._tokens.get(index)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Contents of tokenizer_config.json and special_tokens_map.json."""
-        return self._settings
+        return super().id_to_token(index) if self._tokens is None else self._tokens.get(index)
 
     @property
     def added_tokens(self) -> list[str]:
