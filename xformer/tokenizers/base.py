@@ -138,8 +138,8 @@ class BaseTokenizer(ABC):
     def token_bytes(self, index: int) -> bytes:
         """Return the bytes that a token adds to a text, e.g. b" two"; for a special token its name.
 
-        An unused id has none. Unlike the texts of single tokens, the bytes of successive tokens always concatenate to the whole text, except
-        for a space that `decode` drops at its start.
+        An unused id has none. Unlike the texts of single tokens, the bytes of successive tokens always concatenate to
+        the whole text, except for a space that `decode` drops at its start.
         """
         token = self.id_to_token(index)
         if token is None:
