@@ -11,7 +11,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig, generate, sampling
 from xformer.models import Transformer, TransformerConfig
-from xformer.pipelines import Summarizer, Tokenizers, Translator, seq2seq
+from xformer.pipelines import Embedder, Summarizer, Tokenizers, Transcriber, Translator, seq2seq
 from xformer.text import numbers_task
 from xformer.tokenizers import Tokenizer
 from xformer.tree import map_arrays
@@ -291,8 +291,9 @@ def test_a_run_of_another_task_is_refused(tmp_path):
     summarizer.model.save(run.model)
     loaded = Summarizer.from_pretrained(run.path)
     assert (loaded.mean_length, loaded.tokens_per_word) == (6.0, 2.0)
-    with pytest.raises(ConfigError, match="holds a model for summarization; expected one for translation"):
-        Translator.from_pretrained(run.path)
+    for pipeline, task in ((Translator, "translation"), (Embedder, "embedding"), (Transcriber, "transcription")):
+        with pytest.raises(ConfigError, match=f"holds a model for summarization; expected one for {task}"):
+            pipeline.from_pretrained(run.path)
     run.model.unlink()
     with pytest.raises(CheckpointError, match="has no model yet; continue with: xformer resume"):
         Summarizer.from_pretrained(run.path)
