@@ -15,6 +15,7 @@ from tests.reference import small_language_model
 from xformer import Rng, stream
 from xformer.generation import GenerationConfig, generate, steps
 from xformer.generation.steps import KeptPrograms
+from xformer.models.cache import StaticCache
 from xformer.tracing.program import Program
 from xformer.tree import map_arrays
 
@@ -152,6 +153,20 @@ def test_programs_share_no_arrays_that_steps_change(monkeypatch, positions, conf
     for number, arrays in enumerate(changed):
         for others in changed[:number]:
             assert not any(np.shares_memory(x, y) for x in arrays for y in others)
+
+
+def test_a_program_takes_over_the_keys_of_a_new_cache(monkeypatch):
+    shared, copy_cache = [], StaticCache.copy
+
+    def copied(cache, **options):
+        new = copy_cache(cache, **options)
+        keys = ((x.self_attention.key, y.self_attention.key) for x, y in zip(cache.layers, new.layers, strict=True))
+        shared.append({np.shares_memory(old, key) for old, key in keys})
+        return new
+
+    monkeypatch.setattr(StaticCache, "copy", copied)
+    generate(varied_model(1), padded(SOURCES), GenerationConfig(min_new_tokens=36, max_new_tokens=36))
+    assert shared == [{True}] * 2  # the first one, and one with a larger capacity
 
 
 def test_a_stream_that_is_stopped_returns_its_program(programs):

@@ -85,6 +85,7 @@ class DecodingSteps:
         self._used: tuple[Hashable, StaticCache, Any] | None = None  # the last program, with its arrays
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
+        self._is_own = False  # whether no program has the keys and values of the tokens
 
     def prefill(self, tokens: Array, lengths: list[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
@@ -168,7 +169,7 @@ class DecodingSteps:
         size = self.cache.layers[0].self_attention.key.shape[2]  # of rows that have ended, too
         if not isinstance(self.cache, StaticCache) or not longest_row < size < 4 * capacity:
             self.cache = self._model.to_static(self.cache, capacity)
-            self._program = None
+            self._program, self._is_own = None, True
         self.cache.length = longest_row
 
     def _key(self) -> Hashable:
@@ -181,13 +182,13 @@ class DecodingSteps:
         for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
             if target is not None and source is not None:
                 assign(target, source)
-        self.cache, self._program = cache.alias(), program
+        self.cache, self._program, self._is_own = cache.alias(), program, False
         self.close()  # nothing uses the arrays of the last program any more
         self._used = key, cache, program
 
     def _trace(self, key: Hashable, tokens: Array) -> Array:
         """Make a step and trace it, with arrays that no other program has."""
-        self.cache = self.cache.copy()
+        self.cache, self._is_own = self.cache.copy(shares_tokens=self._is_own), False
         xp = array_namespace(tokens)
         tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
         try:

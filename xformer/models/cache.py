@@ -238,9 +238,10 @@ class StaticCache(DecodingCache):
         ]
         return alias
 
-    def copy(self) -> StaticCache:
-        """Return a cache that shares no arrays with this one; former caches of a search share some."""
-        return copy.deepcopy(self, {id(self._like): self._like})
+    def copy(self, *, shares_tokens: bool) -> StaticCache:
+        """Return a cache that shares no arrays with this one, but the keys and values of the tokens on request."""
+        tokens = [x for cache in self._caches for x in (cache.key, cache.value)] if shares_tokens else []
+        return copy.deepcopy(self, {id(x): x for x in [self._like, *tokens]})
 
     def mask(self) -> Array:
         """Return a boolean mask of the tokens up to the new one, (rows, 1, 1, max_length)."""
