@@ -218,9 +218,11 @@ class Engine:
 
     def add(self, searches: Sequence[Search]) -> None:
         """Read the prefixes of searches, those of similar lengths together, and let them join the next step."""
-        alike: dict[tuple[int, int], list[Search]] = {}
+        alike: dict[Any, list[Search]] = {}
         for search in searches:
-            alike.setdefault((search.batch.rows_per_input, search.batch.num_tokens.bit_length()), []).append(search)
+            batch = search.batch
+            length = search if batch.uses_prefix_cache else batch.num_tokens.bit_length()
+            alike.setdefault((batch.rows_per_input, length), []).append(search)
         for (count, _), each in alike.items():
             self._add(count, each)
 

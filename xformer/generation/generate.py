@@ -25,6 +25,7 @@ from xformer.generation.config import (
     unit_limits,
 )
 from xformer.generation.engine import Engine, Search, run_search
+from xformer.generation.prefix_cache import PrefixCache
 from xformer.generation.processors import (
     LogitsProcessor,
     Phrase,
@@ -73,6 +74,7 @@ def make_batch(
     attention_mask: Any = None,
     indices: Sequence[int] | None = None,
     beam_history: BeamHistory | None = None,
+    prefix_cache: PrefixCache | None = None,
     **overrides: Any,
 ) -> GenerationBatch:
     """Check the arguments of `generate` and return them as a batch."""
@@ -80,6 +82,8 @@ def make_batch(
     model_config = getattr(model, "config", None)
     if model_config is None or not hasattr(model, "decode_step"):
         raise ConfigError(f"model is {model!r}; expected a Transformer or LanguageModel")
+    if prefix_cache is not None and not isinstance(prefix_cache, PrefixCache):
+        raise ConfigError(f"prefix_cache is {prefix_cache!r:.100}; expected a PrefixCache")
     for processor in logits_processors:
         check_function(processor, "logits processor", "tokens", "lengths", "logits")
     for criterion in stopping_criteria:
@@ -153,6 +157,7 @@ def make_batch(
         uniforms=_uniforms(config, rng, indices, lengths.ranges),
         coverage_penalties=coverage_penalties,
         beam_history=beam_history,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -191,6 +196,7 @@ def generate(
         indices: Index of each input in a longer list, which selects its random stream and numbers it in errors.
             Default: 0, 1, ...
         beam_history: Receives the candidates of each step of a beam search, see `BeamHistory`.
+        prefix_cache: Language model: keys and values of earlier prompts, see `PrefixCache`.
         **overrides: Fields of `GenerationConfig` that replace those of the config.
 
     Returns:

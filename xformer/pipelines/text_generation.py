@@ -21,6 +21,7 @@ from xformer.generation import (
     GenerationConfig,
     Hypothesis,
     LogitsProcessor,
+    PrefixCache,
     StoppingCriteria,
     generate,
 )
@@ -56,6 +57,9 @@ class TextGenerator(Pipeline):
         context_length: Number of tokens that the model sees at a time. Default: max_positions of the model.
         defaults: Default settings of generation, which a call may replace. Default: sampling.
 
+    Attributes:
+        prefix_cache: Keys and values of earlier prompts, at most 256 MiB; None computes every prompt from its start.
+
     Raises:
         CheckpointError: If the vocabulary sizes of model and tokenizer differ.
         ConfigError: For a context that is too short.
@@ -90,6 +94,7 @@ class TextGenerator(Pipeline):
             raise ConfigError(f"context_length is {context_length!r}; expected an integer of at least 2")
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer, self.defaults = model, tokenizer, defaults
+        self.prefix_cache = PrefixCache()
         max_positions = model.config.max_positions
         self.context_length = max_positions if context_length is None else context_length
         if model.config.positions == "learned":
@@ -221,6 +226,7 @@ class TextGenerator(Pipeline):
             sequence_bias=encode_phrases(sequence_bias, self.tokenizer, len(prompts)),
             special_tokens=self.defaults is not None,
             beam_history=beam_history,
+            prefix_cache=self.prefix_cache,
         )
         return [
             [each._replace(finished=each.finished and len(prompt) + len(each.tokens) < window) for each in row]
@@ -382,6 +388,7 @@ class TextGenerator(Pipeline):
             "indices": [chunk.text.stream for chunk in batch],
             "sequence_bias": None if phrases[0] is None else phrases,
             "special_tokens": self.defaults is not None,
+            "prefix_cache": self.prefix_cache,
         }
 
     def _within(self, config: GenerationConfig, limit: int) -> GenerationConfig:
