@@ -242,3 +242,25 @@ def test_models_of_the_user_need_no_static_cache():
         )
     with pytest.raises(ConfigError, match="prompts have different lengths and OwnModel has no to_static"):
         xf.generate(OwnModel(model), [[3, 4], [5]], max_new_tokens=9)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_the_memory_of_an_engine_shrinks(copy):
+    model = varied_model(1, copy=copy, positions="sinusoidal", share_embeddings=copy, source_vocab_size=13)
+    engine = Engine(is_shared=True)
+    long = [[4, 5, 6, 7, 8, 9] * 10]
+    searches = [
+        new_search(model, [row], max_new_tokens=count, min_new_tokens=count)
+        for row, count in ((SOURCES[0], 20), (long[0], 3))
+    ]
+    engine.add(searches[:1])
+    engine.step()
+    engine.add(searches[1:])
+    sizes = []
+    while not all(search.is_done for search in searches):
+        engine.step()
+        sizes += [group.steps.cache.memory.states.shape[1] for group in engine._groups.values()]
+    assert sizes[0] == 60
+    assert sizes[-1] == len(SOURCES[0])
+    for search, row, count in zip(searches, (SOURCES[0], long[0]), (20, 3), strict=True):
+        assert_alike(search.result, xf.generate(model, [row], max_new_tokens=count, min_new_tokens=count))

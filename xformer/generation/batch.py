@@ -247,7 +247,8 @@ def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
     sources = [batch.sources for batch in batches if batch.sources is not None]
     cache = _encode(first.model, sources) if sources else first.model.init_cache(len(rows))
     maximum = max(limits.maximum for batch in batches for limits in batch.lengths.ranges)
-    steps = DecodingSteps(first.model, cache, len(first.start) + maximum)
+    lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
+    steps = DecodingSteps(first.model, cache, len(first.start) + maximum, lengths_of_sources)
     if len(batches) == 1 and first.uses_prefix_cache and first.prefix_cache is not None:
         end = first.prefix_cache.prefill(
             first.model, rows[0], cache, lambda data: first.to_device(data, index_dtype(first.xp))

@@ -71,13 +71,14 @@ class DecodingSteps:
         model: Object with `decode_step(tokens, cache)`.
         cache: Cache with one row per input.
         max_length: Largest number of tokens of a row.
+        sources: Length of the source of each input; empty for a language model.
 
     Attributes:
         cache: The cache; another one once it is static.
     """
 
-    def __init__(self, model: Any, cache: Any, max_length: int) -> None:
-        self.cache, self._model, self._max_length = cache, model, max_length
+    def __init__(self, model: Any, cache: Any, max_length: int, sources: Sequence[int] = ()) -> None:
+        self.cache, self._model, self._max_length, self._sources = cache, model, max_length, list(sources)
         self._lengths: list[int] = []  # of the rows
         self._num_repeats = 0
         self._new_program: Any = None
@@ -114,6 +115,8 @@ class DecodingSteps:
         """Replace rows and inputs by those of other steps of the model."""
         for row, length in zip(rows, other._lengths, strict=True):
             self._lengths[row] = length
+        for place, size in zip(inputs, other._sources, strict=bool(self._sources)):
+            self._sources[place] = size
         self._max_length = max(self._max_length, other._max_length)
         self._is_static = True
         self._fit()
@@ -128,6 +131,8 @@ class DecodingSteps:
         if inputs is not None or len(rows) != len(self._lengths):
             self._program, self._num_repeats = None, 0
         self._lengths = [self._lengths[row] for row in rows]
+        if inputs is not None and self._sources:
+            self._sources = [self._sources[place] for place in inputs]
         self.cache.reorder(rows, inputs)
 
     def release(self, rows: Sequence[int]) -> None:
@@ -171,6 +176,12 @@ class DecodingSteps:
             self.cache = self._model.to_static(self.cache, capacity)
             self._program, self._is_own = None, True
         self.cache.length = longest_row
+        if self._sources:
+            count, memory = len(self._lengths) // len(self._sources), self.cache.memory
+            used = max(self._sources[row // count] for row, length in enumerate(self._lengths) if length)
+            if memory is not None and 4 * used < memory.states.shape[1]:
+                self.cache.cut_memory(used)
+                self._program, self._num_repeats = None, 0
 
     def _key(self) -> Hashable:
         """Return a key that searches with the same program share."""
