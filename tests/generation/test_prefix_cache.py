@@ -11,7 +11,9 @@ import pytest
 from tests.reference import raises_line
 from xformer.errors import ConfigError
 from xformer.generation import PrefixCache, generate
-from xformer.generation.engine import Engine, shared_engine
+from xformer.generation.engine import Engine, Search
+from xformer.generation.generate import make_batch
+from xformer.generation.sampling import greedy_or_sample
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.models.config import POSITIONS
 from xformer.random import Rng
@@ -30,9 +32,9 @@ def lengths(monkeypatch):
     """Numbers of tokens that enter the model in each call with more than one."""
     seen, step = [], LanguageModel.decode_step
 
-    def decode_step(self, tokens, cache, *options):
+    def decode_step(self, tokens, cache, **options):
         seen.extend([tokens.shape[1]] if tokens.shape[1] > 1 else [])
-        return step(self, tokens, cache, *options)
+        return step(self, tokens, cache, **options)
 
     monkeypatch.setattr(LanguageModel, "decode_step", decode_step)
     return seen
@@ -93,18 +95,26 @@ def test_another_model_does_not_get_the_keys_of_the_first():
     assert copy.deepcopy(cache).num_bytes == 0
 
 
-def test_threads_share_a_cache_and_an_engine():
+def test_threads_share_a_cache():
+    model, cache = new_model(), PrefixCache()
+    prompts = [[*SYSTEM, *[3 + number % 7] * (1 + number)] for number in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda prompt: generate(model, [prompt], max_new_tokens=5, prefix_cache=cache), prompts))
+    for outputs, prompt in zip(found, prompts, strict=True):
+        assert outputs == generate(model, [prompt], max_new_tokens=5, prefix_cache=PrefixCache())
+
+
+def test_searches_of_an_engine_share_a_cache(lengths):
     model, cache, engine = new_model(), PrefixCache(), Engine(is_shared=True)
-    prompts = [[*SYSTEM, *[3 + number % 7] * (1 + number)] for number in range(16)]
-
-    def run(prompt):
-        with shared_engine(engine):
-            return generate(model, [prompt], max_new_tokens=5, prefix_cache=cache)
-
-    with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(run, prompts))
-    for ((output,),), prompt in zip(found, prompts, strict=True):
-        assert output.tokens == generate(model, [prompt], max_new_tokens=5)[0][0].tokens
+    prompts = [[*SYSTEM, 5], [4] * 5, [*SYSTEM, 6, 7], [8] * 6]
+    batches = [make_batch(model, [prompt], max_new_tokens=5, prefix_cache=cache) for prompt in prompts]
+    searches = [Search(batch, greedy_or_sample) for batch in batches]
+    engine.add(searches)
+    assert sorted(lengths) == [6, 23, 24, 64, 64]  # the short prompts together
+    while not all(search.is_done for search in searches):
+        engine.step()
+    for search, prompt in zip(searches, prompts, strict=True):
+        assert search.result[0][0].tokens == generate(model, [prompt], max_new_tokens=5)[0][0].tokens
 
 
 def test_longrope_uses_the_cache_for_short_texts_only(lengths):

@@ -97,7 +97,7 @@ class GenerationBatch:
         logits_processors: Applied in this order at each step.
         stopping_criteria: Checked after each step.
         uniforms: Uniform random numbers in [0, 1) by input, sample and position; None: nothing is sampled.
-        coverage_penalties: Returns the coverage penalty of hypotheses (scoring.py); None: not part of the score.
+        coverage_penalties: Returns the coverage penalty of hypotheses (results.py); None: not part of the score.
         beam_history: Receives the candidates of each step of beam search; None: they are not recorded.
         prefix_cache: Keys and values of the beginnings of earlier prompts.
     """
