@@ -53,7 +53,8 @@ class QuantizedWeight(InferenceWeight):
         rows, columns = weight.shape
         step = max(1, _CHUNK // columns)
         chunks = [_quantize(weight[i : min(i + step, rows), :], dtype) for i in range(0, max(1, rows), step)]
-        return cls(*(xp.concat(arrays, axis=0) for arrays in zip(*chunks, strict=True)), False)
+        scales, values = (xp.concat(arrays, axis=0) for arrays in zip(*chunks, strict=True))
+        return cls(scales, values, False)
 
     @property
     def T(self) -> QuantizedWeight:
