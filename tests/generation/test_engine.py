@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
 import xformer as xf
 from tests.generation.definitions import SOURCES, varied_model
 from xformer.errors import ConfigError, DataError
-from xformer.generation.beams import beam_search
-from xformer.generation.engine import Engine, Search, shared_engine
-from xformer.generation.generate import make_batch
-from xformer.generation.sampling import greedy_or_sample
+from xformer.generation.engine import Engine
+from xformer.generation.generate import make_batch, search_of
 from xformer.models.config import POSITIONS
 
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
@@ -28,8 +24,7 @@ OPTIONS = [
 
 
 def new_search(model, inputs, **options):
-    batch = make_batch(model, inputs, None, **options)
-    return Search(batch, beam_search if batch.config.method == "beam" else greedy_or_sample)
+    return search_of(make_batch(model, inputs, None, **options))
 
 
 def assert_alike(found, expected):
@@ -84,21 +79,6 @@ def test_on_any_library(xp):
     prompts, options = [[[3, 4, 5]], [[6, 7]]], [{"max_new_tokens": 8}, {"max_new_tokens": 8}]
     for outputs, inputs in zip(run_staggered(model, prompts, options), prompts, strict=True):
         assert_alike(outputs, xf.generate(model, inputs, max_new_tokens=8))
-
-
-def test_threads_share_an_engine():
-    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=2, **SIZES))
-    engine = Engine(is_shared=True)
-
-    def run(number):
-        with shared_engine(engine):
-            return xf.generate(model, [[3 + number % 20] * (1 + number % 7)], max_new_tokens=10 + number % 5)
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(run, range(40)))
-    for number, outputs in enumerate(found):
-        expected = xf.generate(model, [[3 + number % 20] * (1 + number % 7)], max_new_tokens=10 + number % 5)
-        assert_alike(outputs, expected)
 
 
 def test_an_error_ends_its_own_search_only():
