@@ -274,8 +274,6 @@ def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:
         yield new
 
 
-
-
 def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, dict[str, Array]]:
     """Return checked source ids (inputs, source length), and a mask if lists of ids of ambiguous padding are padded."""
     if isinstance(model, SpeechTransformer):

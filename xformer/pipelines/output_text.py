@@ -150,16 +150,13 @@ class OutputText:
             steps: Log-probabilities of all tokens so far, those of the last call included; a forced prefix has none.
         """
         found: list[Token] = []
-        end, first = self._num_described, len(self._ids) - len(steps)
-        length = self._num_characters
-        for position in range(self._num_described, len(self._ids)):  # tokens without text wait for the next one
+        first, end, length = len(self._ids) - len(steps), self._num_described, self._num_characters
+        for position in range(end, len(self._ids)):
+            is_last = self.is_stopped and length >= len(self.text)
             length += len(self._texts[position])
-            if (length <= len(self.text) and self._texts[position]) or (self.is_finished and not self.is_stopped):
-                end = position + 1
-        if self.is_stopped and self._num_characters + len("".join(self._texts[self._num_described : end])) < len(
-            self.text
-        ):
-            end += 1  # its text has the beginning of the stop string
+            is_complete = bool(self._texts[position]) and (length <= len(self.text) or self.is_stopped)
+            if not is_last and (is_complete or (self.is_finished and not self.is_stopped)):
+                end = position + 1  # tokens without text wait for the next one
         for position in range(self._num_described, end):
             text = self._texts[position][: len(self.text) - self._num_characters]
             self._num_characters += len(text)

@@ -150,6 +150,7 @@ class _Response:
         self.head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model.name}
         self.num_prompt_tokens = 0
         self.sent: dict[int, int] = {}  # characters of each choice in a stream
+        self.has_begun = False
 
     async def respond(self, server: Server) -> Any:
         """Run the request and return the answer, or its stream."""
@@ -171,9 +172,10 @@ class _Response:
         return [output for outputs in (yield from task) for output in outputs]
 
     def _write(self, event: Event) -> list[bytes]:
+        chunks = [] if self.has_begun else self.first_chunks()
+        self.has_begun = True
         if event.name == "text":
-            return [event_bytes("", self.chunk(*event.data))]
-        chunks = []
+            return [event_bytes("", chunk) for chunk in [*chunks, self.chunk(*event.data)]]
         for number, output in enumerate(event.data):
             rest = (output.text, output.logprobs or []) if self.config.method == "beam" else ("", [])
             chunks.append(self.chunk(number, *rest, output))
@@ -196,6 +198,10 @@ class _Response:
     def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> Any:
         """Return a part of the stream."""
         raise NotImplementedError
+
+    def first_chunks(self) -> list[Any]:
+        """Return what comes before all texts."""
+        return []
 
 
 class _Completion(_Response):
@@ -259,7 +265,6 @@ class _Chat(_Response):
         super().__init__(*arguments)
         self.has_tools = bool(self.request.tools) and self.request.tool_choice != "none"
         self.texts: dict[int, str] = {}  # of each choice of a stream
-        self.begun: set[int] = set()  # choices of a stream that have the role
 
     def _encode(self) -> list[list[int]]:
         tools = msgspec.to_builtins(self.request.tools) if self.has_tools else None
@@ -287,9 +292,6 @@ class _Chat(_Response):
                 end = len(rest)
         self.sent[number] = max(start, end)
         delta = schema.Message(content=whole[start:end]) if end > start else schema.Message()
-        if not start and number not in self.begun:
-            self.begun.add(number)
-            delta = schema.Message("assistant", whole[start:end])
         delta.tool_calls = [msgspec.structs.replace(call, index=index) for index, call in enumerate(calls)]
         logprobs = _chat_logprobs(tokens) if self.logprobs is not None and tokens else None
         reason = None if output is None else "tool_calls" if calls else output.finish_reason
@@ -297,6 +299,10 @@ class _Chat(_Response):
 
     def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> schema.ChatChunk:
         return schema.ChatChunk(**self.head, object="chat.completion.chunk", choices=choices, usage=usage)
+
+    def first_chunks(self) -> list[Any]:
+        delta = schema.Message("assistant", "")
+        return [self.chunk_of([schema.ChatChunkChoice(number, delta)]) for number in range(self.request.n)]
 
     def _parse(self, text: str) -> tuple[str, list[schema.ToolCall]]:
         """Return the text without calls of functions, and the calls."""

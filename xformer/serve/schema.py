@@ -158,7 +158,7 @@ class _OpenAIRequest(_OpenAI, kw_only=True, forbid_unknown_fields=True):  # type
 
     def ignored(self) -> list[str]:
         """Return the fields of the request that have no effect."""
-        return [name for name in _IGNORED if getattr(self, name) not in (None, False, 1, [], {}, "")]
+        return [name for name in _IGNORED if getattr(self, name) not in (None, False, [], {}, "")]
 
 
 class CompletionRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
