@@ -160,7 +160,10 @@ class OutputText:
         for position in range(self._num_described, end):
             text = self._texts[position][: len(self.text) - self._num_characters]
             self._num_characters += len(text)
-            found.append(self._token(position, text, steps[position - first] if position >= first else None))
+            token = self._token(position, text, steps[position - first] if position >= first else None)
+            if len(text) < len(self._texts[position]):  # cut before a stop string; bytes of earlier tokens come first
+                token = token._replace(bytes=text.lstrip("\ufffd").encode())
+            found.append(token)
         self._num_described = end
         return found
 
