@@ -150,7 +150,8 @@ def test_a_streamed_chat_is_that_of_a_single_answer(client, options):
     body = {"model": "llama", "messages": USER, "logprobs": True, "top_logprobs": 2, "n": 2, **options}
     body |= {"extra_body": {"min_new_tokens": 25}}
     texts = [each.message.content for each in client.chat.completions.create(**body, max_tokens=30).choices]
-    body["stop"] = [text[15:18] for text in texts]  # the client raises an error for truncated answers
+    ends = [next(i for i in range(10, 40) if "\ufffd" not in text[i - 1 : i + 1]) for text in texts]
+    body["stop"] = [text[end : end + 2] for text, end in zip(texts, ends, strict=True)]  # the client raises an error for truncated answers
     whole = client.chat.completions.create(**body)
     with client.chat.completions.stream(**body, stream_options={"include_usage": True}) as stream:
         kinds = {event.type for event in stream}

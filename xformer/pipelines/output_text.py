@@ -328,18 +328,16 @@ class GeneratedText:
             self.on_text(self.index, text, described)
 
 
-def observer(texts: Sequence[GeneratedText], config: GenerationConfig) -> StoppingCriteria:
-    """Return the stopping criterion that passes new tokens to their texts, and ends those with a stop string."""
+def observer(texts: Sequence[GeneratedText], config: GenerationConfig) -> list[StoppingCriteria]:
+    """Return a list with the stopping criterion that passes new tokens to their texts, and ends those with a stop string."""
     by_stream = {text.stream: text for text in texts}
     is_single = config.method != "beam" and config.num_return_sequences == 1
 
     def observe(tokens: Any, lengths: Any, rows: Rows) -> list[bool]:
-        if not any(text.is_observed for text in texts):
-            return [False] * len(rows.lengths)
         observed = [by_stream[stream] for stream in rows.indices.tolist()]
         return [
             text.observe(rows, row) if is_single else text.has_stop_string(rows, row)
             for row, text in enumerate(observed)
         ]
 
-    return observe
+    return [observe]

@@ -237,7 +237,7 @@ class TextGenerator(Pipeline):
         hooks: dict[str, Sequence[Any]],
         beam_history: BeamHistory | None,
     ) -> Task[list[list[Output]]]:
-        observe = observer(texts, config)
+        observe = observer(texts, config) if texts and (logprobs is not None or texts[0].is_observed) else []
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
             for text in texts:
@@ -254,7 +254,7 @@ class TextGenerator(Pipeline):
                     [text.context for text in group],
                     self._within(config, limit),
                     logits_processors=[*hooks["logits_processors"], *recording[0]],
-                    stopping_criteria=[*hooks["stopping_criteria"], *recording[1], observe],
+                    stopping_criteria=[*hooks["stopping_criteria"], *recording[1], *observe],
                     rng=Rng(seed).fold_in("chunk", number),
                     indices=[text.stream for text in group],
                     sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
