@@ -187,7 +187,7 @@ def test_the_cache_of_an_engine_shrinks(positions):
     assert_alike(long.result, xf.generate(model, [[5] * 600], max_new_tokens=3, min_new_tokens=3))
 
 
-def test_a_processor_may_generate_in_a_shared_engine():
+def test_a_processor_may_generate():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
     found = []
 
@@ -195,8 +195,7 @@ def test_a_processor_may_generate_in_a_shared_engine():
         found.append(xf.generate(model, [[4, 5]], max_new_tokens=2))
         return logits
 
-    with shared_engine(Engine(is_shared=True)):
-        outputs = xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3, logits_processors=[processor])
+    outputs = xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3, logits_processors=[processor])
     assert_alike(outputs, xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3))
     assert len(found) == 4
     assert all(each == xf.generate(model, [[4, 5]], max_new_tokens=2) for each in found)
@@ -216,10 +215,11 @@ class OwnModel:
 def test_models_of_the_user_need_no_static_cache():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
     prompts = [[3, 4], [5, 6]]
-    with shared_engine(Engine(is_shared=True)):
-        assert_alike(
-            xf.generate(OwnModel(model), prompts, max_new_tokens=9), xf.generate(model, prompts, max_new_tokens=9)
-        )
+    engine, own = Engine(is_shared=True), new_search(OwnModel(model), prompts, max_new_tokens=9)
+    engine.add([own])
+    while not own.is_done:
+        engine.step()
+    assert_alike(own.result, xf.generate(model, prompts, max_new_tokens=9))
     with pytest.raises(ConfigError, match="prompts have different lengths and OwnModel has no to_static"):
         xf.generate(OwnModel(model), [[3, 4], [5]], max_new_tokens=9)
 

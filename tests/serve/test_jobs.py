@@ -9,8 +9,8 @@ import time
 import pytest
 
 from xformer.errors import DataError
-from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.generation.generate import make_batch, search
+from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.serve.jobs import Job, JobError, Worker
 
 MODEL = LanguageModel(LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1))

@@ -102,7 +102,8 @@ def test_errors_have_the_class_and_the_field(client):
         ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "temprature"),
         ({"stop": [""]}, openai.BadRequestError, None),
         ({"tool_choice": "required", "tools": [TOOL]}, openai.BadRequestError, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format"),
+        ({"response_format": {"type": "xml"}}, openai.BadRequestError, "response_format.type"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, None),
     ):
         for stream in (False, True):
@@ -151,7 +152,9 @@ def test_a_streamed_chat_is_that_of_a_single_answer(client, options):
     body |= {"extra_body": {"min_new_tokens": 25}}
     texts = [each.message.content for each in client.chat.completions.create(**body, max_tokens=30).choices]
     ends = [next(i for i in range(10, 40) if "\ufffd" not in text[i - 1 : i + 1]) for text in texts]
-    body["stop"] = [text[end : end + 2] for text, end in zip(texts, ends, strict=True)]  # the client raises an error for truncated answers
+    body["stop"] = [
+        text[end : end + 2] for text, end in zip(texts, ends, strict=True)
+    ]  # the client raises an error for truncated answers
     whole = client.chat.completions.create(**body)
     with client.chat.completions.stream(**body, stream_options={"include_usage": True}) as stream:
         kinds = {event.type for event in stream}
@@ -235,6 +238,23 @@ def test_texts_of_users_contain_no_special_tokens(generator):
     assert generator.encode([[{"role": "user", "content": "a \ue000 b"}]]) == [
         generator.tokenizer.encode("<|im_start|>user\na \ue000 b<|im_end|>\n<|im_start|>assistant")
     ]
+
+
+def test_answers_follow_a_schema(client):
+    pytest.importorskip("llguidance")
+    color = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"]}
+    form = {"type": "json_schema", "json_schema": {"name": "color", "schema": {**color, "additionalProperties": False}}}
+    for number in range(3):
+        answer = client.chat.completions.create(
+            model="llama", messages=USER, response_format=form, max_tokens=60, seed=number, temperature=2.0
+        )
+        assert json.loads(answer.choices[0].message.content)["color"] in ("red", "blue")
+    with pytest.raises(openai.BadRequestError, match="json_schema is not valid"):
+        client.chat.completions.create(
+            model="llama",
+            messages=USER,
+            response_format={**form, "json_schema": {"name": "a", "schema": {"type": "x"}}},
+        )
 
 
 # --- Tools ------------------------------------------------------------------------------------------------------------

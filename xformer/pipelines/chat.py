@@ -69,8 +69,9 @@ def encode_chat(
         CheckpointError: If the checkpoint has no chat template, or it is invalid.
         DataError: If the template rejects the messages.
     """
-    special = sorted({*map(tokenizer.id_to_token, tokenizer.special_ids)} - {None, ""}, key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, special))) if special else None  # type: ignore[arg-type]
+    special = [token for token in map(tokenizer.id_to_token, tokenizer.special_ids) if token]
+    special.sort(key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, special))) if special else None
     dumped = json.dumps([messages, tools], ensure_ascii=False, default=str)
     cut = next(each for each in map(chr, range(0xE000, 0xF900)) if each not in dumped)
 

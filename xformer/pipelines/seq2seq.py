@@ -280,7 +280,11 @@ class TextToText(Pipeline):
                 source,
                 config,
                 logits_processors=[*logits_processors, *recording[0]],
-                stopping_criteria=[*stopping_criteria, *recording[1], *(observer(texts, config) if record or strings or on_text else [])],
+                stopping_criteria=[
+                    *stopping_criteria,
+                    *recording[1],
+                    *(observer(texts, config) if record or strings or on_text else []),
+                ],
                 beam_history=beam_history,
                 rng=rng,
                 length_fn=length_fn,

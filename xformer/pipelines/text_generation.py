@@ -147,7 +147,7 @@ class TextGenerator(Pipeline):
         """
         check_count("batch_tokens", batch_tokens)
         encoded = self.encode(prompts, first_index, tools=tools)
-        bias = sequence_bias
+        bias: Any = sequence_bias
         if bias and not isinstance(bias, str) and not all(isinstance(phrase, str) for phrase in bias):
             bias = one_per_text("sequence_bias", bias, len(encoded))
         size = max(1, batch_tokens // self.context_length)
@@ -216,7 +216,7 @@ class TextGenerator(Pipeline):
         limits = [config.max_new_tokens or 0] * len(encoded)
         if context == "error" or is_beam:
             limits = [self._limit(ids, config, number) for number, ids in enumerate(encoded, start=first_index + 1)]
-        phrases = encode_phrases(sequence_bias, self.tokenizer, len(encoded)) or [None] * len(encoded)
+        phrases: Any = encode_phrases(sequence_bias, self.tokenizer, len(encoded)) or [None] * len(encoded)
         samples = 1 if is_beam else config.num_return_sequences  # beam search finds the best continuations of one text
         texts = [
             GeneratedText(self.tokenizer, index, (first_index + index) * samples + sample, strings, on_text, *columns)

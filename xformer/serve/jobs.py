@@ -90,9 +90,13 @@ class Job:
         if not events:
             return
         try:
-            self._loop.call_soon_threadsafe(lambda: [self._events.put_nowait(event) for event in events])
+            self._loop.call_soon_threadsafe(self._receive, events)
         except RuntimeError:  # the loop is closed: the server has stopped
             self.cancel()
+
+    def _receive(self, events: list[Event]) -> None:
+        for event in events:
+            self._events.put_nowait(event)
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield all events; raise JobError for an error. The job is cancelled if its client stops listening."""

@@ -134,7 +134,7 @@ class ServedModel:
             return [list(map(int, ids)) for ids in self.pipeline.encode(texts)]
         encoded, _ = self.pipeline.truncate(self.pipeline.encode(texts))
         check_source_lengths(encoded, MAX_SOURCE_LENGTH)
-        return encoded  # type: ignore[no-any-return]
+        return encoded
 
     def encode_request(self, request: schema.ExploreRequest | schema.AttentionRequest) -> list[int]:
         """Return the token ids of the text or the chat of a request.

@@ -121,7 +121,7 @@ async def _text_to_text(
     def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
         job.emit("token", {"text": text})
 
-    options = {"on_text": on_text} if request.stream else {}
+    options: dict[str, Any] = {"on_text": on_text} if request.stream else {}
     job = await model.search(server, request, config, lambda: model.encode(texts), finish, stop=request.stop, **options)
     return await stream(job.events(), _write) if request.stream else await job.result()
 
@@ -170,7 +170,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
             source=source,
             outputs=[
                 schema.ExploredOutput(
-                    **msgspec.structs.asdict(_output(each)), tokens=[*map(_output_token, each.logprobs)]
+                    **msgspec.structs.asdict(_output(each)), tokens=[*map(_output_token, each.logprobs or ())]
                 )
                 for each in outputs
             ],
@@ -209,7 +209,7 @@ def _probable(token: Token) -> tuple[int, str, str, float, float]:
 
 def _alignment(model: ServedModel, ids: list[int], tokens: list[int]) -> list[list[float]]:
     (weights,) = alignments(model.pipeline.model, [model.source_ids(ids)], [tokens])
-    return np.round(np.asarray(weights, np.float64), 5).tolist()  # type: ignore[no-any-return]
+    return np.round(np.asarray(weights, np.float64), 5).tolist()
 
 
 def _candidates(model: ServedModel, candidates: Sequence[BeamCandidate]) -> list[schema.BeamToken]:
@@ -248,7 +248,7 @@ async def attention(server: Server, request: schema.AttentionRequest) -> schema.
         raise ConfigError("output_ids does not apply to an encoder; omit it")
     ids = model.source_ids(await server.in_thread(model.encode_request, request))
     _check_attention(model, request, kinds, ids)
-    return await model.worker.compute(_attention, model, request, kinds, ids)  # type: ignore[no-any-return]
+    return await model.worker.compute(_attention, model, request, kinds, ids)
 
 
 def _check_attention(

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from xformer.errors import DataError
+from xformer.generation import Grammar, LogitsProcessor, token_bytes
 from xformer.generation.engine import Task
 from xformer.pipelines import Embedder, Output, TextGenerator
 from xformer.pipelines.chat import TOOL_CALL_START, parse_tool_calls
@@ -85,8 +86,6 @@ async def chat_completions(server: Server, request: schema.ChatRequest) -> schem
     model, settings = server.model(request.model, TextGenerator, task="answer chats"), request.settings()
     if not model.has_chat:
         raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
-    if request.response_format is not None and request.response_format.type != "text":
-        raise JobError("response_format is not supported; omit it, or use the type text", param="response_format")
     if request.tool_choice not in ("auto", "none"):
         raise JobError("tool_choice is not supported, other than auto and none", param="tool_choice")
     for name in ("max_tokens", "max_completion_tokens"):
@@ -147,14 +146,19 @@ class _Response:
         if self.config.method == "beam":  # the best hypotheses of one search
             self.config, self.copies = model.resolve({**settings, "num_return_sequences": request.n}), 1
         prefix = "chatcmpl" if isinstance(request, schema.ChatRequest) else "cmpl"
-        self.head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model.name}
+        self.processors: list[LogitsProcessor] = []
+        self.head: schema.Json = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model.name,
+        }
         self.num_prompt_tokens = 0
         self.sent: dict[int, int] = {}  # characters of each choice in a stream
         self.has_begun = False
 
     async def respond(self, server: Server) -> Any:
         """Run the request and return the answer, or its stream."""
-        request, options = self.request, {}
+        request, options = self.request, dict[str, Any](logits_processors=self.processors)
         if request.stream and self.config.method != "beam":
             options["on_text"] = lambda job, *part: job.emit("text", part)
         job = await self.model.search(
@@ -177,8 +181,9 @@ class _Response:
         if event.name == "text":
             return [event_bytes("", chunk) for chunk in [*chunks, self.chunk(*event.data)]]
         for number, output in enumerate(event.data):
-            rest = (output.text, output.logprobs or []) if self.config.method == "beam" else ("", [])
-            chunks.append(self.chunk(number, *rest, output))
+            is_beam = self.config.method == "beam"
+            text, tokens = (output.text, output.logprobs) if is_beam else ("", None)
+            chunks.append(self.chunk(number, text, tokens or [], output))
         if self.request.stream_options.include_usage:
             chunks.append(self.chunk_of([], self.usage(event.data)))
         return [event_bytes("", chunk) for chunk in chunks]
@@ -269,6 +274,15 @@ class _Chat(_Response):
     def _encode(self) -> list[list[int]]:
         tools = msgspec.to_builtins(self.request.tools) if self.has_tools else None
         (ids,) = self.model.pipeline.encode(self.prompts, tools=tools)
+        if (form := self.request.response_format) is not None and form.type != "text":
+            json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
+            if json_schema is None:
+                raise JobError(
+                    "response_format has no json_schema.schema; expected a JSON schema", param="response_format"
+                )
+            ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
+            tokenizer = self.model.target_tokenizer
+            self.processors.append(Grammar(token_bytes(tokenizer), sorted(ends), json_schema=json_schema))
         return [ids] * self.copies
 
     def answer(self, outputs: list[Output]) -> schema.Chat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -52,12 +52,15 @@ class _Request(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str | None, about("Id of the model. Default: the first suitable one.")] = None
 
 
-_Search: Any = msgspec.defstruct(
-    "_Search", _search_fields(), bases=(_Request,), kw_only=True, forbid_unknown_fields=True
-)
+if TYPE_CHECKING:
+    _Search = _Request
+else:
+    _Search = msgspec.defstruct(
+        "_Search", _search_fields(), bases=(_Request,), kw_only=True, forbid_unknown_fields=True
+    )
 
 
-class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc]
+class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int | None, about("Seed of sampling. Default: a new one for each request.")] = None
     sequence_bias: Annotated[list[str], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = msgspec.field(
         default_factory=list
@@ -141,16 +144,19 @@ _IGNORED = (
     *("prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier"),
     *("store", "user", "verbosity", "web_search_options"),
 )
-_OpenAI: Any = msgspec.defstruct(
-    "_OpenAI",
-    [(name, Annotated[Any, about("Accepted without effect.")], None) for name in _IGNORED],
-    bases=(_Steered,),
-    kw_only=True,
-    forbid_unknown_fields=True,
-)
+if TYPE_CHECKING:
+    _OpenAI = _Steered
+else:
+    _OpenAI = msgspec.defstruct(
+        "_OpenAI",
+        [(name, Annotated[Any, about("Accepted without effect.")], None) for name in _IGNORED],
+        bases=(_Steered,),
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
 
 
-class _OpenAIRequest(_OpenAI, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc]
+class _OpenAIRequest(_OpenAI, kw_only=True, forbid_unknown_fields=True):
     n: Annotated[int, about("Outputs for each prompt or chat.", ge=1, le=MAX_TEXTS)] = 1
     stop: Annotated[str | list[str] | None, about("Stop strings; not included in the output.")] = None
     stream: Annotated[bool, about("Send the output as it is generated.")] = False
