@@ -329,7 +329,7 @@ class GeneratedText:
 
 
 def observer(texts: Sequence[GeneratedText], config: GenerationConfig) -> list[StoppingCriteria]:
-    """Return a list with the stopping criterion that passes new tokens to their texts, and ends those with a stop string."""
+    """Return the stopping criterion that passes new tokens to their texts, and ends those with a stop string."""
     by_stream = {text.stream: text for text in texts}
     is_single = config.method != "beam" and config.num_return_sequences == 1
 
