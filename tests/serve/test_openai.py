@@ -272,7 +272,7 @@ class ScriptedGenerator(TextGenerator):
             forced = [[index == self.script[position] for index in range(logits.shape[1])] for position in positions]
             return np.where(forced, 0.0, -np.inf)
 
-        return super().search_task(prompts, config, logits_processors=[force], **options)
+        return super().search_task(prompts, config, **options | {"logits_processors": [force]})
 
 
 @pytest.fixture(scope="module")
