@@ -121,8 +121,8 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
         token = None if index in tokenizer.special_ids else tokenizer.id_to_token(index)
         if token is None:
             found.append(b"")
-        elif is_byte_level and all(character in _BYTES for character in token):
-            found.append(bytes(_BYTES[character] for character in token))
+        elif is_byte_level and all(character in BYTES for character in token):
+            found.append(bytes(BYTES[character] for character in token))
         elif re.fullmatch("<0x[0-9A-F]{2}>", token):
             found.append(bytes([int(token[3:5], 16)]))
         else:
@@ -137,7 +137,7 @@ def _byte_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-_BYTES = _byte_characters()
+BYTES = _byte_characters()
 
 
 class _Vocabulary:

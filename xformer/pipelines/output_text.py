@@ -18,14 +18,11 @@ from xformer.generation import (
     TokenRecord,
     length_penalty,
 )
+from xformer.generation.grammar import BYTES
 from xformer.text import DecodeStream
 from xformer.text.streaming import text_after
 
 _MAX_STOP_STRINGS = 16
-# The characters that stand for bytes in the pieces of byte-level tokenizers: printable ones stand for themselves.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_BYTES = {chr(byte): byte for byte in _PRINTABLE}
-_BYTES |= {chr(256 + i): byte for i, byte in enumerate(each for each in range(256) if each not in _PRINTABLE)}
 
 
 class Token(NamedTuple):
@@ -202,7 +199,7 @@ def bytes_of_token(tokenizer: Any, token: int, piece: str, text: str) -> bytes:
         return text.encode()
     if re.fullmatch("<0x[0-9A-F]{2}>", piece):
         return bytes.fromhex(piece[3:5])
-    return bytes(_BYTES[each] for each in piece) if set(piece) <= _BYTES.keys() else text.encode()
+    return bytes(BYTES[each] for each in piece) if set(piece) <= BYTES.keys() else text.encode()
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> list[str]:

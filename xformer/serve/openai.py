@@ -292,7 +292,7 @@ class _Chat(_Response):
             message = schema.Message("assistant", text or (None if calls else ""), calls)
             reason = "tool_calls" if calls else output.finish_reason
             logprobs = None if self.logprobs is None else _chat_logprobs(output.logprobs or [])
-            choices.append(schema.ChatChoice(number, message, logprobs, reason))
+            choices.append(schema.ChatChoice(number, message, logprobs=logprobs, finish_reason=reason))
         return schema.Chat(**self.head, object="chat.completion", choices=choices, usage=self.usage(outputs))
 
     def chunk(self, number: int, text: str, tokens: Sequence[Token], output: Output | None = None) -> Any:
@@ -309,14 +309,14 @@ class _Chat(_Response):
         delta.tool_calls = [msgspec.structs.replace(call, index=index) for index, call in enumerate(calls)]
         logprobs = _chat_logprobs(tokens) if self.logprobs is not None and tokens else None
         reason = None if output is None else "tool_calls" if calls else output.finish_reason
-        return self.chunk_of([schema.ChatChunkChoice(number, delta, logprobs, reason)])
+        return self.chunk_of([schema.ChatChoice(number, delta=delta, logprobs=logprobs, finish_reason=reason)])
 
-    def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> schema.ChatChunk:
-        return schema.ChatChunk(**self.head, object="chat.completion.chunk", choices=choices, usage=usage)
+    def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> schema.Chat:
+        return schema.Chat(**self.head, object="chat.completion.chunk", choices=choices, usage=usage)
 
     def first_chunks(self) -> list[Any]:
         delta = schema.Message("assistant", "")
-        return [self.chunk_of([schema.ChatChunkChoice(number, delta)]) for number in range(self.request.n)]
+        return [self.chunk_of([schema.ChatChoice(number, delta=delta)]) for number in range(self.request.n)]
 
     def _parse(self, text: str) -> tuple[str, list[schema.ToolCall]]:
         """Return the text without calls of functions, and the calls."""

@@ -339,42 +339,23 @@ class Message(Struct, omit_defaults=True):
 
 
 class ChatChoice(Struct):
-    """One answer."""
+    """One answer; in a stream a part of it, delta."""
 
     index: int
-    message: Message
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-
-
-class ChatChunkChoice(Struct):
-    """A part of one answer."""
-
-    index: int
-    delta: Message
+    message: Message | msgspec.UnsetType = msgspec.UNSET
+    delta: Message | msgspec.UnsetType = msgspec.UNSET
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 
 class Chat(Struct):
-    """Answers of a chat."""
+    """Answers of a chat, or in a stream parts of them."""
 
     id: str
     object: str
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage | None = None
-
-
-class ChatChunk(Struct):
-    """Parts of answers of a chat."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
     usage: Usage | None = None
 
 
