@@ -30,9 +30,8 @@ SHARDS = (1, 2)
 
 def texts() -> tuple[list[int], list[int], int]:
     """Return the training and validation text as token ids, and the vocabulary size."""
-    from xformer.cli.train_lm import split
     from xformer.runs.recipe import Recipe
-    from xformer.text import read_text
+    from xformer.text.corpus import TextPart
     from xformer.tokenizers import Tokenizer
 
     if not (DATA / "input.txt").is_file():
@@ -41,7 +40,8 @@ def texts() -> tuple[list[int], list[int], int]:
         ids = np.random.default_rng(0).integers(4, 69, 100_000).tolist()
         return ids[10_000:], ids[:10_000], 69
     recipe = Recipe.from_toml(RECIPE)
-    train, valid = split(read_text(DATA / "input.txt"), recipe.training.valid_share)
+    parts = TextPart([DATA / "input.txt"]).split(recipe.training.valid_share)
+    train, valid = ("".join(part) for part in parts)
     tokenizer = Tokenizer.train([train], **recipe.tokenizer.to_dict())
     return tokenizer.encode_text(train), tokenizer.encode_text(valid), tokenizer.vocab_size
 

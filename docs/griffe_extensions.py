@@ -26,6 +26,17 @@ class Options(griffe.Extension):
                 attribute.value = None if field.default is dataclasses.MISSING else repr(field.default)
 
 
+class SharedParameters(griffe.Extension):
+    """Give functions that take the parameters of another function their names, types and defaults."""
+
+    def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        """Replace the parameters of a function with the decorator `_with_parameters_of`."""
+        for decorator in func.decorators:
+            name, _, argument = str(decorator.value).partition("(")
+            if name == "_with_parameters_of" and func.parent is not None:
+                func.parameters = func.parent.members[argument.rstrip(")")].parameters
+
+
 class ExportedFunctions(griffe.Extension):
     """Let a package export a function that has the name of its module."""
 

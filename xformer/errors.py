@@ -69,7 +69,7 @@ _EXTRAS = {
     **dict.fromkeys(("tokenizers", "jinja2"), "chat"),
     **dict.fromkeys(("matplotlib", "rich", "rouge_score", "sacrebleu", "typer"), "cli"),
     **{name: name for name in ("ctranslate2", "cudnn", "gguf", "jax", "torch")},
-    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("msgspec", "starlette", "uvicorn"), "serve"),
     "distributed": "dask",
     "llguidance": "grammar",
     "mpi4py": "mpi",

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Self, dataclass_transform
 import numpy as np
 
 from xformer.backends import (
-    BACKENDS,
     Array,
     Backend,
     Device,
@@ -42,7 +41,7 @@ from xformer.backends import (
 )
 from xformer.backends.backend import loaded_backends, on_load
 from xformer.backends.namespaces import load_imported_backends
-from xformer.errors import BackendError, ConfigError, ShapeError, check_arguments, nearest_hint
+from xformer.errors import ConfigError, ShapeError, check_arguments, nearest_hint
 from xformer.html import Markup, details, tag
 
 _SEQUENCES = (tuple, list)
@@ -143,10 +142,6 @@ class Module:
         Raises:
             BackendError: If the library, dtype or device is not available.
         """
-        if isinstance(xp, str) and xp not in BACKENDS:
-            raise BackendError(
-                f"backend {xp!r} is unknown; expected one of {', '.join(BACKENDS)}, or dtype=... or device=... by name"
-            )
         target = None if xp is None else resolve(xp)
         return map_arrays(lambda array: _move(array, target, dtype, device), self)
 

@@ -15,6 +15,8 @@ from tests.reference import small_language_model
 from xformer import Rng, stream
 from xformer.generation import GenerationConfig, generate, steps
 from xformer.generation.steps import KeptPrograms
+from xformer.models.cache import StaticCache
+from xformer.tracing.graph import GraphTrace
 from xformer.tracing.program import Program
 from xformer.tree import map_arrays
 
@@ -152,6 +154,41 @@ def test_programs_share_no_arrays_that_steps_change(monkeypatch, positions, conf
     for number, arrays in enumerate(changed):
         for others in changed[:number]:
             assert not any(np.shares_memory(x, y) for x in arrays for y in others)
+
+
+def test_programs_that_are_not_kept_leave_no_arrays_for_the_garbage_collector(monkeypatch):
+    caches = []
+    monkeypatch.setattr(steps._kept, "keep", lambda model, key, cache, program: caches.append(weakref.ref(cache)))
+    arrays, take_calls = [], GraphTrace.take_calls
+
+    def taken(trace):
+        calls = take_calls(trace)
+        arrays.extend(weakref.ref(array) for call in calls for array in call.outputs)
+        return calls
+
+    monkeypatch.setattr(GraphTrace, "take_calls", taken)
+    gc.disable()
+    try:
+        generate(varied_model(1), padded(SOURCES), GenerationConfig(min_new_tokens=36, max_new_tokens=36))
+        assert caches
+        assert arrays
+        assert not any(each() is not None for each in (*caches, *arrays))
+    finally:
+        gc.enable()
+
+
+def test_a_program_takes_over_the_keys_of_a_new_cache(monkeypatch):
+    shared, copy_cache = [], StaticCache.copy
+
+    def copied(cache, **options):
+        new = copy_cache(cache, **options)
+        keys = ((x.self_attention.key, y.self_attention.key) for x, y in zip(cache.layers, new.layers, strict=True))
+        shared.append({np.shares_memory(old, key) for old, key in keys})
+        return new
+
+    monkeypatch.setattr(StaticCache, "copy", copied)
+    generate(varied_model(1), padded(SOURCES), GenerationConfig(min_new_tokens=36, max_new_tokens=36))
+    assert shared == [{True}] * 2  # the first one, and one with a larger capacity
 
 
 def test_a_stream_that_is_stopped_returns_its_program(programs):

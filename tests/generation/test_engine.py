@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
 import xformer as xf
 from tests.generation.definitions import SOURCES, varied_model
 from xformer.errors import ConfigError, DataError
-from xformer.generation.beams import beam_search
-from xformer.generation.engine import Engine, Search, shared_engine
-from xformer.generation.generate import make_batch
-from xformer.generation.sampling import greedy_or_sample
+from xformer.generation.engine import Engine
+from xformer.generation.generate import make_batch, search_of
 from xformer.models.config import POSITIONS
 
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
@@ -28,8 +24,7 @@ OPTIONS = [
 
 
 def new_search(model, inputs, **options):
-    batch = make_batch(model, inputs, None, **options)
-    return Search(batch, beam_search if batch.config.method == "beam" else greedy_or_sample)
+    return search_of(make_batch(model, inputs, None, **options))
 
 
 def assert_alike(found, expected):
@@ -84,21 +79,6 @@ def test_on_any_library(xp):
     prompts, options = [[[3, 4, 5]], [[6, 7]]], [{"max_new_tokens": 8}, {"max_new_tokens": 8}]
     for outputs, inputs in zip(run_staggered(model, prompts, options), prompts, strict=True):
         assert_alike(outputs, xf.generate(model, inputs, max_new_tokens=8))
-
-
-def test_threads_share_an_engine():
-    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=2, **SIZES))
-    engine = Engine(is_shared=True)
-
-    def run(number):
-        with shared_engine(engine):
-            return xf.generate(model, [[3 + number % 20] * (1 + number % 7)], max_new_tokens=10 + number % 5)
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(run, range(40)))
-    for number, outputs in enumerate(found):
-        expected = xf.generate(model, [[3 + number % 20] * (1 + number % 7)], max_new_tokens=10 + number % 5)
-        assert_alike(outputs, expected)
 
 
 def test_an_error_ends_its_own_search_only():
@@ -207,7 +187,7 @@ def test_the_cache_of_an_engine_shrinks(positions):
     assert_alike(long.result, xf.generate(model, [[5] * 600], max_new_tokens=3, min_new_tokens=3))
 
 
-def test_a_processor_may_generate_in_a_shared_engine():
+def test_a_processor_may_generate():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
     found = []
 
@@ -215,8 +195,7 @@ def test_a_processor_may_generate_in_a_shared_engine():
         found.append(xf.generate(model, [[4, 5]], max_new_tokens=2))
         return logits
 
-    with shared_engine(Engine(is_shared=True)):
-        outputs = xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3, logits_processors=[processor])
+    outputs = xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3, logits_processors=[processor])
     assert_alike(outputs, xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3))
     assert len(found) == 4
     assert all(each == xf.generate(model, [[4, 5]], max_new_tokens=2) for each in found)
@@ -236,9 +215,32 @@ class OwnModel:
 def test_models_of_the_user_need_no_static_cache():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
     prompts = [[3, 4], [5, 6]]
-    with shared_engine(Engine(is_shared=True)):
-        assert_alike(
-            xf.generate(OwnModel(model), prompts, max_new_tokens=9), xf.generate(model, prompts, max_new_tokens=9)
-        )
+    engine, own = Engine(is_shared=True), new_search(OwnModel(model), prompts, max_new_tokens=9)
+    engine.add([own])
+    while not own.is_done:
+        engine.step()
+    assert_alike(own.result, xf.generate(model, prompts, max_new_tokens=9))
     with pytest.raises(ConfigError, match="prompts have different lengths and OwnModel has no to_static"):
         xf.generate(OwnModel(model), [[3, 4], [5]], max_new_tokens=9)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_the_memory_of_an_engine_shrinks(copy):
+    model = varied_model(1, copy=copy, positions="sinusoidal", share_embeddings=copy, source_vocab_size=13)
+    engine = Engine(is_shared=True)
+    long = [[4, 5, 6, 7, 8, 9] * 10]
+    searches = [
+        new_search(model, [row], max_new_tokens=count, min_new_tokens=count)
+        for row, count in ((SOURCES[0], 20), (long[0], 3))
+    ]
+    engine.add(searches[:1])
+    engine.step()
+    engine.add(searches[1:])
+    sizes = []
+    while not all(search.is_done for search in searches):
+        engine.step()
+        sizes += [group.steps.cache.memory.states.shape[1] for group in engine._groups.values()]
+    assert sizes[0] == 60
+    assert sizes[-1] == len(SOURCES[0])
+    for search, row, count in zip(searches, (SOURCES[0], long[0]), (20, 3), strict=True):
+        assert_alike(search.result, xf.generate(model, [row], max_new_tokens=count, min_new_tokens=count))

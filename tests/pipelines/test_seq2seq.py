@@ -10,6 +10,7 @@ import pytest
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig, generate, sampling
+from xformer.generation.generate import make_batch
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Embedder, Summarizer, Tokenizers, Transcriber, Translator, seq2seq
 from xformer.text import numbers_task
@@ -134,7 +135,7 @@ def test_the_default_limit_of_a_summary():
 def test_a_target_length_selects_beam_search(translator, monkeypatch, settings, num_beams):
     configs = []
     monkeypatch.setattr(
-        seq2seq, "generate", lambda *args, **options: configs.append(args[2]) or generate(*args, **options)
+        seq2seq, "make_batch", lambda *args, **options: configs.append(args[2]) or make_batch(*args, **options)
     )
     translator(LINES[:1], **settings)
     assert [config.num_beams for config in configs] == [num_beams]

@@ -1,61 +1,139 @@
-"""Every job of a worker ends with a result or an error."""
+"""Every job of a worker ends with a result or an error, and none holds the others."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
+from xformer.errors import DataError
+from xformer.generation.generate import make_batch, search
+from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.serve.jobs import Job, JobError, Worker
 
-
-class ExpiringJob(Job):
-    """A job whose time ends right after it is first looked at."""
-
-    num_looks = 0
-
-    @property
-    def is_stopped(self):
-        self.num_looks += 1
-        return self.num_looks > 1
+MODEL = LanguageModel(LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1))
 
 
-def finish(jobs):
-    for job in jobs:
-        job.finish(job.request)
+def searching(worker, length, *, timeout=60.0, before=None, **options):
+    """Submit a search with so many new tokens."""
+    job = Job(timeout, **options)
+
+    def task():
+        if before is not None:
+            before()
+        batch = make_batch(MODEL, [[5, 4]], None, max_new_tokens=length, stopping_criteria=[job.check])
+        return (yield from search(batch))
+
+    job.task = task()
+    return worker.submit(job)
 
 
-def test_a_job_whose_time_ends_while_it_is_scheduled_gets_an_error():
-    async def run():
+def run(test):
+    async def main():
         worker = Worker("test")
-        job = ExpiringJob(finish, 1)
-        worker.submit(job)
+        try:
+            await asyncio.wait_for(test(worker), 60)
+        finally:
+            await asyncio.to_thread(worker.close)
+
+    asyncio.run(main())
+
+
+def test_searches_end_with_results_and_errors():
+    def fail():
+        raise DataError("no")
+
+    async def test(worker):
+        jobs = [searching(worker, length, is_alone=length == 7) for length in (5, 7, 3)]
+        failing = searching(worker, 5, before=fail)
+        late = searching(worker, 10**5, timeout=0.2)
+        for job, length in zip(jobs, (5, 7, 3), strict=True):
+            ((output,),) = await job.result()
+            assert len(output.tokens) <= length
+        with pytest.raises(JobError, match=r"^no$"):
+            await failing.result()
         with pytest.raises(JobError, match="took too long"):
-            await asyncio.wait_for(job.next_event(), 10)
-        worker.close()
+            await late.result()
 
-    asyncio.run(run())
+    run(test)
 
 
-def test_jobs_that_wait_get_an_error_when_the_worker_is_closed():
-    async def run():
-        worker, started, proceed = Worker("test"), threading.Event(), threading.Event()
+def test_a_search_stops_when_its_client_stops_listening():
+    async def test(worker):
+        events = searching(worker, 10**5).events()
+        waiting = asyncio.ensure_future(anext(events))
+        while not worker.num_running:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        while worker.num_running:
+            await asyncio.sleep(0.01)
 
-        def work(jobs):
-            started.set()
-            proceed.wait(10)
-            finish(jobs)
+    run(test)
 
-        running, waiting = Job(work, 1), Job(finish, 2)
-        worker.submit(running)
-        worker.submit(waiting)
+
+def test_a_closed_worker_finishes_what_runs_and_refuses_the_rest():
+    started, proceed = threading.Event(), threading.Event()
+
+    def wait():
+        started.set()
+        proceed.wait(10)
+
+    async def test(worker):
+        worker.max_batch = 1
+        running = searching(worker, 5, before=wait)
         await asyncio.to_thread(started.wait, 10)
-        threading.Timer(0.05, proceed.set).start()
+        waiting = searching(worker, 5)
+        threading.Timer(0.1, proceed.set).start()
         await asyncio.to_thread(worker.close)
+        assert await running.result()
+        for call in (waiting.result, lambda: worker.compute(len, "a"), lambda: worker.join(list, ["a"])):
+            with pytest.raises(JobError, match="the server is stopping"):
+                await call()
         with pytest.raises(JobError, match="the server is stopping"):
-            await asyncio.wait_for(waiting.next_event(), 10)
-        with pytest.raises(JobError, match="the server is stopping"):
-            worker.submit(Job(finish, 3))
+            searching(worker, 3)
 
-    asyncio.run(run())
+    run(test)
+
+
+def test_a_search_that_does_not_end_is_stopped_when_the_worker_closes():
+    async def test(worker):
+        job = searching(worker, 10**5)
+        while not worker.num_running:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(worker.close, 0.2)
+        with pytest.raises(JobError, match="the server is stopping"):
+            await job.result()
+
+    run(test)
+
+
+def test_texts_are_joined_and_a_long_list_does_not_hold_others():
+    sizes, order = [], []
+
+    def embed(texts):
+        sizes.append(len(texts))
+        time.sleep(0.02)
+        if "bad" in texts:
+            raise DataError("no")
+        return [text.upper() for text in texts]
+
+    async def call(worker, name, texts):
+        result = await worker.join(embed, texts)
+        order.append(name)
+        return result
+
+    async def test(worker):
+        texts = [f"t{number}" for number in range(300)]
+        calls = [call(worker, "long", texts), *(call(worker, "short", [f"s{number}"]) for number in range(20))]
+        long, *short = await asyncio.gather(*calls)
+        assert long == [text.upper() for text in texts]
+        assert short == [[f"S{number}"] for number in range(20)]
+        assert order[-1] == "long"
+        assert max(sizes) <= 64
+        assert len(sizes) < 10
+        with pytest.raises(JobError, match=r"^no$"):
+            await worker.join(embed, ["bad"])
+
+    run(test)

@@ -1,7 +1,7 @@
 """Array libraries behind one interface: namespaces, dtypes, devices, and what the Array API standard leaves open.
 
 Everything else in xformer is written against the standard: `xp = array_namespace(x)`, then `xp.exp(x)`. All facts about
-a single library are in the module with its name (numpy, cupy, torch, jax, array_api_strict), as a `Backend`.
+a single library are in the module with its name (numpy, cupy, torch, jax, array_api_strict, mlx), as a `Backend`.
 """
 
 from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
@@ -28,6 +28,7 @@ from xformer.backends.namespaces import (
     base_namespace,
     is_trace,
     resolve,
+    resolve_known,
     trace_level,
 )
 
@@ -61,6 +62,7 @@ __all__ = [
     "is_trace",
     "is_writable",
     "resolve",
+    "resolve_known",
     "to_host",
     "trace_level",
 ]

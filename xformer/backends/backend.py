@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import portable
-from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
 from xformer.backends.dtypes import dtype_name
-from xformer.backends.namespaces import BACKENDS, backend_name
+from xformer.backends.namespaces import BACKENDS, array_namespace, backend_name
 from xformer.errors import BackendError
 
 RANDOM_BITS = 16  # random bits per element of a dropout mask
+_DLPACK_CPU = 1
 
 
 class Backend:
@@ -61,7 +62,11 @@ class Backend:
             data = data.astype("float32")  # few libraries read bfloat16 of ml_dtypes; float32 holds every value
         elif not data.flags.writeable:
             data = data.copy()  # torch warns about read-only memory
-        return xp.asarray(data, dtype=dtype, **({} if device is None else {"device": device}))
+        options = {} if device is None else {"device": device}
+        try:
+            return xp.asarray(data, dtype=dtype, **options)
+        except TypeError:  # the standard promises that from_dlpack takes NumPy arrays, not that asarray does
+            return xp.astype(xp.from_dlpack(data, **options), dtype)
 
     def rows_of_table(
         self,
@@ -79,12 +84,27 @@ class Backend:
         return self.from_host(xp, table(*arguments)[rows], dtype, device)
 
     def to_host(self, array: Array) -> Any:
-        """Return the array as a NumPy array, sharing memory if the library can."""
-        return np.asarray(array)
+        """Return the array as a NumPy array, sharing memory if the library can.
 
-    def is_host_accessible(self, array: Array) -> bool:
+        NumPy asks by DLPack for a copy on the CPU, which libraries offer that refuse an implicit conversion.
+        """
+        if dtype_name(array.dtype) == "bfloat16":
+            xp = array_namespace(array)
+            array = xp.astype(array, xp.float32)
+        try:
+            return np.from_dlpack(array, device="cpu")  # type: ignore[arg-type]
+        except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+            host = np.asarray(array)  # e.g. a library whose DLPack has no bool
+        if host.dtype == object:
+            raise BackendError(f"{self.name} has neither __dlpack__ nor __array__, so its values cannot be read")
+        return host
+
+    def is_host_accessible(self, array: NativeArray) -> bool:
         """Return whether reading values is cheap: no GPU to wait for and no abstract value."""
-        return True
+        try:
+            return bool(array.__dlpack_device__()[0] == _DLPACK_CPU)
+        except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+            return False
 
     # --- functions that the standard lacks ----------------------------------------------------------------------------
 

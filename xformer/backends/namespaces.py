@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
+import math
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
+
+import array_api_compat
 
 from xformer.backends.array_types import Namespace
 from xformer.errors import BackendError, how_to_install
@@ -18,48 +25,77 @@ _STANDARD_MODULES = {
     "torch": "array_api_compat.torch",
     "jax": "jax.numpy",
     "array_api_strict": "array_api_strict",
+    "mlx": "xformer.backends.mlx_namespace",
 }
 BACKENDS = tuple(_STANDARD_MODULES)
 
+# Functions that a forward pass needs and nothing can replace.
+_REQUIRED = (
+    *("abs", "arange", "argmax", "asarray", "astype", "bool", "broadcast_to", "concat", "exp", "expand_dims", "finfo"),
+    *("float32", "int64", "log", "matmul", "matrix_transpose", "max", "mean", "permute_dims", "reshape", "sqrt", "sum"),
+    *("take", "where", "zeros"),
+)
+
 # jax defines its array classes in jaxlib and jax._src.
 _BACKEND_OF_ROOT = {**{name: name for name in BACKENDS}, "jaxlib": "jax"}
-_BACKEND_OF_NAMESPACE = {"xformer.backends.cupy_namespace": "cupy"}
+_BACKEND_OF_NAMESPACE = {f"xformer.backends.{name}_namespace": name for name in ("cupy", "mlx")}
 
 _ASK_THE_ARRAY: Any = object()
 _NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
 
 
-def resolve(xp: str | ModuleType | Namespace) -> Namespace:
+def resolve(xp: Any) -> Namespace:
     """Return the standard namespace of an array library.
 
     Args:
-        xp: A module (`numpy`, `cupy`, `torch`, `jax.numpy`, `array_api_strict`), its array-api-compat counterpart, or a
-            name ("numpy", "cupy", "torch", "jax", "array_api_strict").
+        xp: A module that follows the Array API standard, such as `numpy`, `cupy`, `torch`, `jax.numpy`, `mlx.core` or
+            `dpnp`, its array-api-compat counterpart, or its name ("jax" and "mlx" stand for the modules above).
 
     Raises:
-        BackendError: If the library is unknown or not installed (with the command that installs it).
+        BackendError: If the library is not installed (with the command that installs it), or lacks functions.
     """
-    if isinstance(xp, str):
-        return _import(xp)
     if is_trace(xp):
         return xp
+    if isinstance(xp, str):
+        xp = _import(xp) if _is_known(xp) else _import_other(xp)
     root = getattr(xp, "__name__", "").removeprefix("array_api_compat.").split(".")[0]
-    if root in _STANDARD_MODULES:
-        return _import(root)
-    if hasattr(xp, "__array_namespace_info__"):
-        return xp
-    raise BackendError(f"xp is {xp!r}; expected one of {', '.join(BACKENDS)}, as a module or by name")
+    return _import(root) if _is_known(root) else complete(xp)
+
+
+def resolve_known(name: str) -> Namespace:
+    """Return a namespace by a name that comes from a file, which must not import an arbitrary module.
+
+    Raises:
+        BackendError: Unless the library is built in, registered, or imported by the program.
+    """
+    if not _is_known(name) and name not in sys.modules:
+        raise BackendError(f"backend {name!r} is unknown; expected one of {', '.join(known_backends())}")
+    return resolve(name)
+
+
+@functools.cache
+def known_backends() -> Mapping[str, str]:
+    """Return the module with the standard's functions for each library that is built in or registered.
+
+    A package registers a library by an entry point of the group "xformer.backends": its name is the root package of the
+    arrays' class, and its value is the module with the standard's functions. That module may call `register_backend`.
+    """
+    registered = importlib.metadata.entry_points(group="xformer.backends")
+    return {**_STANDARD_MODULES, **{each.name: each.value for each in registered if each.name not in BACKENDS}}
+
+
+def _is_known(name: str) -> bool:
+    return name in _STANDARD_MODULES or name in known_backends()  # reading the entry points takes milliseconds
 
 
 def _import(name: str) -> Namespace:
-    """Import the namespace of a library and what xformer knows about it."""
-    if name not in _STANDARD_MODULES:
-        raise BackendError(f"backend {name!r} is unknown; expected one of {', '.join(BACKENDS)}")
+    """Import the namespace of a known library and what xformer knows about it."""
     try:
         if name == "numpy":
             _defer("numpy.f2py", "numpy.testing")  # array_api_compat imports them, which takes longer than NumPy itself
-        namespace = importlib.import_module(_STANDARD_MODULES[name])
-        importlib.import_module(f"xformer.backends.{name}")
+        namespace = importlib.import_module(_STANDARD_MODULES.get(name) or known_backends()[name])
+        if name in _STANDARD_MODULES:
+            importlib.import_module(f"xformer.backends.{name}")
     except ImportError as error:
         if importlib.util.find_spec(name) is not None:
             raise BackendError(f"backend {name!r} is installed but cannot be imported: {error}") from error
@@ -76,6 +112,44 @@ def _defer(*names: str) -> None:
             spec.loader.exec_module(module)
             parent, _, child = name.rpartition(".")
             setattr(sys.modules[parent], child, module)
+
+
+def _import_other(name: str) -> Namespace:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError) as error:  # ValueError for an empty name
+        raise BackendError(
+            f"backend {name!r} is unknown; expected one of {', '.join(known_backends())}, the name of another module "
+            "that follows the Array API standard, or dtype=... or device=... by name"
+        ) from error
+
+
+@functools.cache
+def complete(xp: Any) -> Namespace:
+    """Return the namespace of a library that xformer does not know, with missing functions composed of others.
+
+    Args:
+        xp: A module, or an object with the functions of the standard. If it has no `__array_namespace_info__`,
+            array-api-compat's counterpart is used where there is one, e.g. for `dask.array`.
+
+    Raises:
+        BackendError: If functions are missing that cannot be composed.
+    """
+    if not hasattr(xp, "__array_namespace_info__"):
+        with contextlib.suppress(ImportError):
+            xp = importlib.import_module(f"array_api_compat.{getattr(xp, '__name__', '')}")
+    missing = [name for name in _REQUIRED if not hasattr(xp, name)]
+    if missing:
+        raise BackendError(
+            f"xp is {xp!r}; expected one of {', '.join(known_backends())}, as a module or by name, or another module "
+            f"that follows the Array API standard; it lacks {', '.join(missing[:5])}"
+        )
+    composed = {name: function for name, function in COMPOSED.items() if not hasattr(xp, name)}
+    if not composed:
+        return xp
+    completed = ModuleType(xp.__name__)
+    completed.__dict__.update({name: getattr(xp, name) for name in dir(xp)}, **composed)
+    return completed
 
 
 def load_imported_backends() -> None:
@@ -122,7 +196,11 @@ def _namespace_of_new_type(array: Any) -> Namespace:
     if name is not None and hasattr(array, "dtype") and hasattr(array, "shape"):
         namespace = _import(name)
     elif hasattr(cls, "__array_namespace__"):
-        namespace = _ASK_THE_ARRAY
+        namespace = array.__array_namespace__()
+        # Arrays of a trace, and masked arrays, have one class and several namespaces.
+        namespace = complete(namespace) if type(namespace) is ModuleType else _ASK_THE_ARRAY
+    elif array_api_compat.is_array_api_obj(array):  # e.g. of Dask
+        namespace = complete(array_api_compat.array_namespace(array))
     else:
         raise BackendError(
             f"got a {cls.__module__}.{cls.__name__}; expected an array of {', '.join(BACKENDS)}; use xp.asarray"
@@ -139,6 +217,21 @@ def _innermost(first: Namespace, second: Namespace) -> Namespace:
             "e.g. model.to(xp) or xp.asarray(...)"
         )
     return max(first, second, key=lambda xp: (trace_level(xp), type(xp) is not ModuleType))
+
+
+def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
+    """Take elements by `take` of a flat array, for libraries such as Dask that lack the function."""
+    xp = array_namespace(x, indices)
+    rows, chosen = (xp.moveaxis(array, axis, -1) for array in (x, indices))
+    count, size = math.prod(chosen.shape[:-1]), rows.shape[-1]
+    rows = xp.broadcast_to(rows, (*chosen.shape[:-1], size))
+    offsets = xp.reshape(xp.arange(count, dtype=indices.dtype) * size, (*chosen.shape[:-1], 1))
+    flat = xp.reshape(xp.where(chosen < 0, chosen + size, chosen) + offsets, (-1,))
+    taken = xp.take(xp.reshape(rows, (-1,)), flat, axis=0)
+    return xp.moveaxis(xp.reshape(taken, chosen.shape), -1, axis)
+
+
+COMPOSED = {"take_along_axis": take_along_axis}
 
 
 def base_namespace(xp: Namespace) -> Namespace:

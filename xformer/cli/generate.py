@@ -62,6 +62,7 @@ class PromptOptions(Config):
     """Arguments of `TextGenerator.outputs` that are options of generate."""
 
     sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=(), panel="Steering")
+    stop: tuple[str, ...] = option("Stop string: a text ends before the first of them; repeatable.", default=())
     context: str = option(
         "What to do with texts longer than the context of the model.", default="error", choices=("error", "slide")
     )
@@ -78,7 +79,7 @@ class PromptOptions(Config):
     names=[
         *("max_new_tokens", "num_return_sequences", "context"),
         *("temperature", "top_k", "top_p", "min_p", "seed"),
-        *("num_beams", "sequence_bias", "no_repeat_ngram_size", "repetition_penalty"),
+        *("num_beams", "sequence_bias", "stop", "no_repeat_ngram_size", "repetition_penalty"),
         "batch_tokens",
         *field_names(CorpusOptions),
     ],

@@ -28,6 +28,7 @@ COMMANDS = {
     "inspect": "Show a run, a public checkpoint, or the environment.",
     "export": "Write the best model of a run for another library.",
     "serve": "Serve models: a page to explore them, and an HTTP API.",
+    "check-backend": "Check whether Transformers run on an array library.",
     "bench": "Measure speed and memory on this machine.",
 }
 
@@ -53,6 +54,7 @@ Score              xformer score --reference test.en --hypothesis out.en
 Inspect a run      xformer inspect run
 Export a run       xformer export run checkpoint
 Explore and serve  xformer serve --model run
+Check a library    xformer check-backend mlx.core
 Measure speed      xformer bench attention
 
 Text files are UTF-8 with one sentence per line (any text for train-lm). Run `xformer COMMAND --help` for the options \

@@ -4,6 +4,7 @@ from xformer.generation.beams import BeamCandidate, BeamHistory
 from xformer.generation.config import GenerationConfig, default_max_length
 from xformer.generation.generate import generate, stream
 from xformer.generation.grammar import Grammar, token_bytes
+from xformer.generation.prefix_cache import PrefixCache
 from xformer.generation.pretrained import PretrainedGeneration, read_generation
 from xformer.generation.processors import (
     LogitsProcessor,
@@ -22,6 +23,7 @@ __all__ = [
     "Grammar",
     "Hypothesis",
     "LogitsProcessor",
+    "PrefixCache",
     "PretrainedGeneration",
     "Rows",
     "StopSequences",

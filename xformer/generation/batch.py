@@ -20,6 +20,7 @@ from xformer.backends import (
 )
 from xformer.errors import DataError, ShapeError
 from xformer.generation.config import GenerationConfig, LengthLimits
+from xformer.generation.prefix_cache import PrefixCache
 from xformer.generation.processors import LogitsProcessor, Rows, StoppingCriteria, name_of, takes_rows
 from xformer.generation.results import Hypothesis, UnscoredHypothesis, length_penalty
 from xformer.generation.steps import DecodingSteps
@@ -96,8 +97,9 @@ class GenerationBatch:
         logits_processors: Applied in this order at each step.
         stopping_criteria: Checked after each step.
         uniforms: Uniform random numbers in [0, 1) by input, sample and position; None: nothing is sampled.
-        coverage_penalties: Returns the coverage penalty of hypotheses (scoring.py); None: not part of the score.
+        coverage_penalties: Returns the coverage penalty of hypotheses (results.py); None: not part of the score.
         beam_history: Receives the candidates of each step of beam search; None: they are not recorded.
+        prefix_cache: Keys and values of the beginnings of earlier prompts.
     """
 
     model: Any
@@ -114,6 +116,12 @@ class GenerationBatch:
     uniforms: list[list[list[float]]] | None = None
     coverage_penalties: Callable[[Sequence[Any]], list[float]] | None = None
     beam_history: BeamHistory | None = None
+    prefix_cache: PrefixCache | None = None
+
+    @property
+    def uses_prefix_cache(self) -> bool:
+        """Whether the prompt enters the model in chunks that may be cached."""
+        return self.prefix_cache is not None and self.prefix_cache.serves(self.model, self.prefixes)
 
     @property
     def rows_per_input(self) -> int:
@@ -239,7 +247,13 @@ def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
     sources = [batch.sources for batch in batches if batch.sources is not None]
     cache = _encode(first.model, sources) if sources else first.model.init_cache(len(rows))
     maximum = max(limits.maximum for batch in batches for limits in batch.lengths.ranges)
-    steps = DecodingSteps(first.model, cache, len(first.start) + maximum)
+    lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
+    steps = DecodingSteps(first.model, cache, len(first.start) + maximum, lengths_of_sources)
+    if len(batches) == 1 and first.uses_prefix_cache and first.prefix_cache is not None:
+        end = first.prefix_cache.prefill(
+            first.model, rows[0], cache, lambda data: first.to_device(data, index_dtype(first.xp))
+        )
+        tokens = tokens[:, end:]
     return steps, steps.prefill(tokens, lengths)
 
 

@@ -232,10 +232,10 @@ class BeamHistory:
         self.steps: dict[int, list[list[BeamCandidate]]] = {}
         self._positions: dict[tuple[int, int], dict[tuple[int, ...], int]] = {}
 
-    def add(self, index: int, groups: Iterable[GroupStep]) -> None:
+    def add(self, index: int, groups: Iterable[_GroupStep]) -> None:
         """Append one step of the groups of an input."""
         step: list[BeamCandidate] = []
-        best: Beam | None = None
+        kept: list[Beam] = []
         for group in groups:
             before = self._positions.get((index, group.number), {})
             after: dict[tuple[int, ...], int] = {}
@@ -245,24 +245,15 @@ class BeamHistory:
                 score = log_probability / group.length_penalty
                 step.append(BeamCandidate(token, group.number, before.get(tokens), log_probability, score, status))
             self._positions[index, group.number] = after
-            best = max([*group.kept, *([best] if best else [])], key=lambda beam: beam.log_probability, default=best)
+            kept += group.kept
         self.steps.setdefault(index, []).append(step)
         if self.on_step is not None:
+            best = max(kept, key=lambda beam: beam.log_probability, default=None)
             self.on_step(index, step, best.tokens if best else [])
 
 
-class GroupStep(NamedTuple):
-    """One step of a group.
-
-    Attributes:
-        number: Index of the group.
-        parents: Beams before the step.
-        ranked: Candidates, best first.
-        kept: Beams after the step.
-        ended: Hypotheses that ended, without eos.
-        eos_id: Token that ends a hypothesis.
-        length_penalty: Divisor of the scores.
-    """
+class _GroupStep(NamedTuple):
+    """One step of a group: its beams before and after it, its candidates, and hypotheses that ended, without eos."""
 
     number: int
     parents: Sequence[Beam]
@@ -331,12 +322,16 @@ class InputBeams:
             top: Best tokens of each row.
         """
         ended: list[tuple[BeamGroup, UnscoredHypothesis]] = []
-        steps: list[GroupStep] = []
+        steps: list[_GroupStep] = []
         num_chosen: Counter[int] = Counter()
-        penalty = self.batch.config.diversity_penalty
-        penalty = DEFAULT_DIVERSITY_PENALTY if penalty is None else penalty
+        config = self.batch.config
+        penalty = DEFAULT_DIVERSITY_PENALTY if config.diversity_penalty is None else config.diversity_penalty
         eos_id = self.batch.eos_id
-        for group, ranked in zip(self.open_groups(), candidates, strict=False):
+        is_open = [number for number, group in enumerate(self.groups) if group.beams]
+        length = self.batch.lengths.output_length(self.index, len(self.groups[is_open[0]].beams[0].tokens)) + 1
+        divisor = length_penalty(length, config.length_penalty, config.length_penalty_base)
+        for number, ranked in zip(is_open, candidates, strict=False):
+            group = self.groups[number]
             if num_chosen:
                 ranked = sorted(ranked, key=lambda c: penalty * num_chosen[c.token] - c.log_probability)
             parents = group.beams
@@ -345,8 +340,8 @@ class InputBeams:
             if self.batch.lengths.near_targets and eos_id is not None:
                 ends = _end_all(parents, top)
             ended += [(group, self.hypothesis(beam, finished=True, has_eos=True)) for beam in ends]
-            if self.batch.beam_history is not None:
-                steps.append(self._group_step(group, parents, ranked, ends, eos_id))
+            best = ranked[: 2 * group.size]
+            steps.append(_GroupStep(number, parents, best, group.beams, ends, eos_id, divisor))
         if self.batch.beam_history is not None:
             self.batch.beam_history.add(self.batch.indices[self.index], steps)
         return ended
@@ -386,15 +381,6 @@ class InputBeams:
             if by_row.setdefault(beam.row % count, beam) is not beam:
                 spare.append(beam)
         return [by_row[row] if row in by_row else spare.pop() for row in range(count)]
-
-    def _group_step(
-        self, group: BeamGroup, parents: list[Beam], ranked: list[Candidate], ended: list[Beam], eos_id: int | None
-    ) -> GroupStep:
-        config = self.batch.config
-        length = self.batch.lengths.output_length(self.index, len(parents[0].tokens)) + 1
-        penalty = length_penalty(length, config.length_penalty, config.length_penalty_base)
-        number = next(number for number, each in enumerate(self.groups) if each is group)
-        return GroupStep(number, parents, ranked[: 2 * group.size], group.beams, ended, eos_id, penalty)
 
     def hypothesis(self, beam: Beam, *, finished: bool, has_eos: bool) -> UnscoredHypothesis:
         """Return a beam as a hypothesis to be scored."""

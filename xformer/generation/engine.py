@@ -8,10 +8,8 @@ begin and end at any step, and their rows may have any lengths.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 from xformer.backends import Array, array_namespace, device, from_host, index_dtype
 from xformer.generation.batch import Choice, GenerationBatch, Move, prefill
@@ -203,7 +201,7 @@ def _power_of_two(count: int) -> int:
 
 
 class Engine:
-    """Runs searches of one model together.
+    """Runs searches of one model together, in one thread.
 
     Args:
         is_shared: Whether further searches may begin while others run.
@@ -212,15 +210,14 @@ class Engine:
     def __init__(self, *, is_shared: bool = False) -> None:
         self._is_shared = is_shared
         self._groups: dict[int, _Group] = {}  # by the number of rows for each input
-        self._waiting: list[Search] = []
-        self._condition = threading.Condition()
-        self._leader: int | None = None  # the thread that makes the steps
 
     def add(self, searches: Sequence[Search]) -> None:
         """Read the prefixes of searches, those of similar lengths together, and let them join the next step."""
-        alike: dict[tuple[int, int], list[Search]] = {}
+        alike: dict[Any, list[Search]] = {}
         for search in searches:
-            alike.setdefault((search.batch.rows_per_input, search.batch.num_tokens.bit_length()), []).append(search)
+            batch = search.batch
+            length = search if batch.uses_prefix_cache else batch.num_tokens.bit_length()
+            alike.setdefault((batch.rows_per_input, length), []).append(search)
         for (count, _), each in alike.items():
             self._add(count, each)
 
@@ -249,35 +246,10 @@ class Engine:
             if not group.searches:
                 del self._groups[count]
 
-    def run(self, search: Search) -> Any:
-        """Run a search to its end, together with those of other threads; return its result.
-
-        One thread makes the steps for all: when its own search has ended, another takes over.
-        """
-        if self._leader == threading.get_ident():  # a processor that generates within a step
-            return Engine().run(search)
-        with self._condition:
-            self._waiting.append(search)
-            self._condition.wait_for(lambda: search.is_done or self._leader is None)
-            if search.is_done:
-                return search.result
-            self._leader = threading.get_ident()
-        try:
-            while not search.is_done:
-                changed = self._add_waiting()
-                changed += [each for group in self._groups.values() for each in group.searches]
-                self.step()
-                if any(each.is_done for each in changed):
-                    with self._condition:
-                        self._condition.notify_all()
-        except BaseException as error:
-            self.close(error)
-            raise
-        finally:
-            with self._condition:
-                self._leader = None
-                self._condition.notify_all()
-        return search.result
+    @property
+    def is_idle(self) -> bool:
+        """True if no search runs."""
+        return not self._groups
 
     def close(self, error: BaseException | None = None) -> None:
         """End all searches, and keep their programs for others."""
@@ -287,35 +259,36 @@ class Engine:
                 search.end(error=error)
         self._groups.clear()
 
-    def _add_waiting(self) -> list[Search]:
-        """Add the searches of other threads, and return them."""
-        with self._condition:
-            waiting, self._waiting = self._waiting, []
+
+Result = TypeVar("Result")
+Task = Generator[Sequence[Search], None, Result]
+"""A generator that yields searches, continues when all of them have ended, and returns a result.
+
+Tasks need no threads: an engine may run the searches of many of them.
+"""
+
+
+def run_steps(task: Task[Result]) -> Generator[None, None, Result]:
+    """Run the searches of a task in an engine of its own, yielding after each step; return the result of the task."""
+    engine = Engine()
+    with contextlib.closing(engine):
+        while True:
+            try:
+                searches = next(task)
+            except StopIteration as end:
+                return end.value
+            engine.add(searches)
+            yield
+            while not engine.is_idle:
+                engine.step()
+                yield
+
+
+def run_task(task: Task[Result]) -> Result:
+    """Run a task to its end and return its result."""
+    steps = run_steps(task)
+    while True:
         try:
-            if waiting:
-                self.add(waiting)
-        except BaseException as error:
-            for search in waiting:
-                search.end(error=error)
-            if not isinstance(error, Exception):  # new searches must not end the others
-                raise
-        return waiting
-
-
-_SHARED: ContextVar[Engine | None] = ContextVar("shared_engine", default=None)
-
-
-@contextlib.contextmanager
-def shared_engine(engine: Engine | None) -> Iterator[None]:
-    """Let searches inside the block, in this thread, run in an engine that other threads use, too; None: alone."""
-    token = _SHARED.set(engine)
-    try:
-        yield
-    finally:
-        _SHARED.reset(token)
-
-
-def run_search(batch: GenerationBatch, algorithm: Algorithm) -> Any:
-    """Run a search in the shared engine of the thread, or in a new one."""
-    engine = _SHARED.get() if hasattr(batch.model, "to_static") else None
-    return (engine or Engine()).run(Search(batch, algorithm))
+            next(steps)
+        except StopIteration as end:
+            return end.value

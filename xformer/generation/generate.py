@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -24,7 +23,8 @@ from xformer.generation.config import (
     target_ranges,
     unit_limits,
 )
-from xformer.generation.engine import Engine, Search, run_search
+from xformer.generation.engine import Search, Task, run_steps, run_task
+from xformer.generation.prefix_cache import PrefixCache
 from xformer.generation.processors import (
     LogitsProcessor,
     Phrase,
@@ -34,7 +34,7 @@ from xformer.generation.processors import (
     check_sequence_bias,
 )
 from xformer.generation.results import CoveragePenalty, Hypothesis
-from xformer.generation.sampling import Sample, extend_samples, greedy_or_sample, start_samples, uniform_streams
+from xformer.generation.sampling import extend_samples, greedy_or_sample, start_samples, uniform_streams
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
 from xformer.random import Rng
@@ -73,6 +73,7 @@ def make_batch(
     attention_mask: Any = None,
     indices: Sequence[int] | None = None,
     beam_history: BeamHistory | None = None,
+    prefix_cache: PrefixCache | None = None,
     **overrides: Any,
 ) -> GenerationBatch:
     """Check the arguments of `generate` and return them as a batch."""
@@ -80,6 +81,8 @@ def make_batch(
     model_config = getattr(model, "config", None)
     if model_config is None or not hasattr(model, "decode_step"):
         raise ConfigError(f"model is {model!r}; expected a Transformer or LanguageModel")
+    if prefix_cache is not None and not isinstance(prefix_cache, PrefixCache):
+        raise ConfigError(f"prefix_cache is {prefix_cache!r:.100}; expected a PrefixCache")
     for processor in logits_processors:
         check_function(processor, "logits processor", "tokens", "lengths", "logits")
     for criterion in stopping_criteria:
@@ -153,6 +156,7 @@ def make_batch(
         uniforms=_uniforms(config, rng, indices, lengths.ranges),
         coverage_penalties=coverage_penalties,
         beam_history=beam_history,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -191,6 +195,7 @@ def generate(
         indices: Index of each input in a longer list, which selects its random stream and numbers it in errors.
             Default: 0, 1, ...
         beam_history: Receives the candidates of each step of a beam search, see `BeamHistory`.
+        prefix_cache: Language model: keys and values of earlier prompts, see `PrefixCache`.
         **overrides: Fields of `GenerationConfig` that replace those of the config.
 
     Returns:
@@ -201,7 +206,7 @@ def generate(
         ConfigError: For invalid or contradictory settings.
         DataError: For invalid ids.
     """
-    return search(make_batch(model, inputs, config, **overrides))
+    return run_task(search(make_batch(model, inputs, config, **overrides)))
 
 
 @_with_parameters_of(make_batch)
@@ -238,34 +243,35 @@ def stream_batch(model: Any, inputs: Any, config: GenerationConfig | None = None
     return batch
 
 
-def search(batch: GenerationBatch) -> list[list[Hypothesis]]:
+def search_of(batch: GenerationBatch) -> Search:
+    """Return the search that the config selects."""
+    return Search(batch, beam_search if batch.config.method == "beam" else greedy_or_sample)
+
+
+def search(batch: GenerationBatch) -> Task[list[list[Hypothesis]]]:
     """Run the search that the config selects."""
     if not batch.num_inputs:
         return []
-    return run_search(batch, beam_search if batch.config.method == "beam" else greedy_or_sample)
+    found = search_of(batch)
+    yield [found]
+    return found.result
 
 
 def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:
     if not batch.num_inputs:
         return
     samples = start_samples(batch)
+    found = Search(batch, functools.partial(extend_samples, samples))
+
+    def task() -> Task[None]:
+        yield [found]
+        return found.result
+
     num_yielded = batch.lengths.prompt_lengths or [0] * batch.num_inputs
-    for _ in stream_samples(batch, samples):
+    for _ in run_steps(task()):
         new = [sample.tokens[start:] for (sample,), start in zip(samples, num_yielded, strict=True)]
         num_yielded = [start + len(tokens) for start, tokens in zip(num_yielded, new, strict=True)]
         yield new
-
-
-def stream_samples(batch: GenerationBatch, samples: list[list[Sample]]) -> Iterator[None]:
-    """Extend samples by one token per iteration."""
-    engine, search = Engine(), Search(batch, functools.partial(extend_samples, samples))
-    with contextlib.closing(engine):
-        engine.add([search])
-        while not search.is_done:
-            yield
-            engine.step()
-    _ = search.result  # which raises an error of the search
-    yield
 
 
 def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, dict[str, Array]]:

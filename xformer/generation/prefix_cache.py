@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ from xformer.backends import Array, array_namespace
 from xformer.config import check_count
 from xformer.models import LanguageModel
 from xformer.models.cache import DecodingCache
-from xformer.threads import fork_safe_lock
 
 CHUNK = 64
 """Tokens that enter the model together. Every prompt enters it in the same chunks, cached or not, so that each product
@@ -40,7 +40,7 @@ class PrefixCache:
         self.max_bytes = max_bytes
         self._blocks: OrderedDict[bytes, tuple[_Block, int]] = OrderedDict()
         self._model: Any = None
-        self._lock = fork_safe_lock()
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
         return PrefixCache, (self.max_bytes,)  # copies are empty
@@ -86,9 +86,11 @@ class PrefixCache:
                 xp = array_namespace(pairs[0][0])
                 layer.self_attention.append(*(xp.concat(list(arrays), axis=2) for arrays in zip(*pairs, strict=True)))
             cache.advance(len(known) * CHUNK)
-        for chunk, key in list(zip(chunks, keys, strict=True))[len(known) :]:
+        new = []
+        for chunk in chunks[len(known) :]:
             model.decode_step(to_device([chunk]), cache)
-            self._keep(model, key, [_last(layer.self_attention) for layer in cache.layers])
+            new.append([_last(layer.self_attention) for layer in cache.layers])
+        self._keep(model, keys, new)
         return end
 
     def _find(self, model: Any, keys: Sequence[bytes]) -> list[_Block]:
@@ -98,22 +100,20 @@ class PrefixCache:
                 self._blocks.clear()
                 self._model = weakref.ref(model)
             count = next((count for count, key in enumerate(keys) if key not in self._blocks), len(keys))
-            for key in reversed(keys[:count]):  # a block is of no use without those before it
-                self._blocks.move_to_end(key)
             return [self._blocks[key][0] for key in keys[:count]]
 
-    def _keep(self, model: Any, key: bytes, block: _Block) -> None:
-        """Keep a block; of several threads that computed it, any may be the last."""
-        nbytes = sum(_nbytes(array) for pair in block for array in pair)
+    def _keep(self, model: Any, keys: Sequence[bytes], new: Sequence[_Block]) -> None:
+        """Keep the new blocks of a prompt, and drop those that were not used for the longest time."""
         with self._lock:
             if self._model() is not model:
                 return
-            self._blocks[key] = block, nbytes
-            self._blocks.move_to_end(key, last=False)  # later blocks are dropped before earlier ones
-            for other in [key, *(each for each in self._blocks if each != key)]:
-                if self.num_bytes <= self.max_bytes:
-                    return
-                del self._blocks[other]
+            for key, block in zip(keys[len(keys) - len(new) :], new, strict=True):
+                self._blocks[key] = block, sum(_nbytes(array) for pair in block for array in pair)
+            for key in reversed(keys):  # the first blocks last: the others are of no use without them
+                if key in self._blocks:
+                    self._blocks.move_to_end(key)
+            while self.num_bytes > self.max_bytes:
+                self._blocks.popitem(last=False)
 
 
 def _last(cache: Any) -> tuple[Array, Array]:

@@ -44,6 +44,8 @@ Arguments are those of `LogitsProcessor`; the result may be an array or a list. 
 it has no eos.
 """
 
+_MAX_ROWS = 256  # of an array as large as the vocabulary
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -596,3 +598,19 @@ class _Node:
         if token not in self.children:
             self.children[token] = _Node(self.length + 1, float(to_host(log_probs[row, token])))
         return self.children[token]
+
+
+def token_alternatives(logits: Array, tokens: Sequence[int], count: int) -> list[TokenAlternatives]:
+    """Return tokens with their log-probabilities and `count` alternatives, from logits (tokens, vocabulary)."""
+    found: list[TokenAlternatives] = []
+    for start in range(0, len(tokens), _MAX_ROWS):
+        rows = logits[start : start + _MAX_ROWS, :]
+        log_probs = rows - log_sum_exp(rows)
+        top, chosen = top_tokens(log_probs, max(1, count), None), tokens[start : start + _MAX_ROWS]
+        values = to_host(log_probs)[np.arange(len(chosen)), np.asarray(chosen)].tolist()
+        others = zip(top.tokens.tolist(), top.log_probs.tolist(), strict=True)
+        found += [
+            TokenAlternatives(token, value, list(zip(*pair, strict=True))[:count])
+            for token, value, pair in zip(chosen, values, others, strict=True)
+        ]
+    return found

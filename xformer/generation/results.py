@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.errors import ConfigError, DataError
@@ -48,7 +48,10 @@ def length_penalty(length: int, alpha: float, base: str = "wu") -> float:
     return float((length if base == "length" else (5.0 + length) / 6.0) ** alpha)
 
 
-def best_first(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+Scored = TypeVar("Scored", bound=Any)
+
+
+def best_first(hypotheses: list[Scored]) -> list[Scored]:
     """Sort by score, finished hypotheses before truncated ones."""
     return sorted(hypotheses, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score))
 

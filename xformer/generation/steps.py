@@ -71,13 +71,14 @@ class DecodingSteps:
         model: Object with `decode_step(tokens, cache)`.
         cache: Cache with one row per input.
         max_length: Largest number of tokens of a row.
+        sources: Length of the source of each input; empty for a language model.
 
     Attributes:
         cache: The cache; another one once it is static.
     """
 
-    def __init__(self, model: Any, cache: Any, max_length: int) -> None:
-        self.cache, self._model, self._max_length = cache, model, max_length
+    def __init__(self, model: Any, cache: Any, max_length: int, sources: Sequence[int] = ()) -> None:
+        self.cache, self._model, self._max_length, self._sources = cache, model, max_length, list(sources)
         self._lengths: list[int] = []  # of the rows
         self._num_repeats = 0
         self._new_program: Any = None
@@ -85,6 +86,7 @@ class DecodingSteps:
         self._used: tuple[Hashable, StaticCache, Any] | None = None  # the last program, with its arrays
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
+        self._is_own = False  # whether no program has the keys and values of the tokens
 
     def prefill(self, tokens: Array, lengths: list[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
@@ -113,6 +115,8 @@ class DecodingSteps:
         """Replace rows and inputs by those of other steps of the model."""
         for row, length in zip(rows, other._lengths, strict=True):
             self._lengths[row] = length
+        for place, size in zip(inputs, other._sources, strict=bool(self._sources)):
+            self._sources[place] = size
         self._max_length = max(self._max_length, other._max_length)
         self._is_static = True
         self._fit()
@@ -127,6 +131,8 @@ class DecodingSteps:
         if inputs is not None or len(rows) != len(self._lengths):
             self._program, self._num_repeats = None, 0
         self._lengths = [self._lengths[row] for row in rows]
+        if inputs is not None and self._sources:
+            self._sources = [self._sources[place] for place in inputs]
         self.cache.reorder(rows, inputs)
 
     def release(self, rows: Sequence[int]) -> None:
@@ -168,8 +174,14 @@ class DecodingSteps:
         size = self.cache.layers[0].self_attention.key.shape[2]  # of rows that have ended, too
         if not isinstance(self.cache, StaticCache) or not longest_row < size < 4 * capacity:
             self.cache = self._model.to_static(self.cache, capacity)
-            self._program = None
+            self._program, self._is_own = None, True
         self.cache.length = longest_row
+        if self._sources:
+            count, memory = len(self._lengths) // len(self._sources), self.cache.memory
+            used = max(self._sources[row // count] for row, length in enumerate(self._lengths) if length)
+            if memory is not None and 4 * used < memory.states.shape[1]:
+                self.cache.cut_memory(used)
+                self._program, self._num_repeats = None, 0
 
     def _key(self) -> Hashable:
         """Return a key that searches with the same program share."""
@@ -181,13 +193,13 @@ class DecodingSteps:
         for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
             if target is not None and source is not None:
                 assign(target, source)
-        self.cache, self._program = cache.alias(), program
+        self.cache, self._program, self._is_own = cache.alias(), program, False
         self.close()  # nothing uses the arrays of the last program any more
         self._used = key, cache, program
 
     def _trace(self, key: Hashable, tokens: Array) -> Array:
         """Make a step and trace it, with arrays that no other program has."""
-        self.cache = self.cache.copy()
+        self.cache, self._is_own = self.cache.copy(shares_tokens=self._is_own), False
         xp = array_namespace(tokens)
         tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
         try:

@@ -227,6 +227,15 @@ class StaticCache(DecodingCache):
         if self.memory is not None and other.memory is not None:
             self.memory.put(sentences, other.memory)
 
+    def cut_memory(self, size: int) -> None:
+        """Keep the first `size` keys of the sources."""
+        for name, axis in (("states", 1), ("ids", 1), ("mask", 3), ("copy_key", 1)):
+            x = getattr(self.memory, name)
+            setattr(self.memory, name, None if x is None else with_size(x, size, axis))
+        for layer in self.layers:
+            key, value = layer.cross_attention.key, layer.cross_attention.value
+            layer.cross_attention = KVCache(with_size(key, size), with_size(value, size))
+
     def alias(self) -> StaticCache:
         """Return a cache with the same arrays, which `reorder` may replace without changing this cache."""
         alias = copy.copy(self)
@@ -238,9 +247,10 @@ class StaticCache(DecodingCache):
         ]
         return alias
 
-    def copy(self) -> StaticCache:
-        """Return a cache that shares no arrays with this one; former caches of a search share some."""
-        return copy.deepcopy(self, {id(self._like): self._like})
+    def copy(self, *, shares_tokens: bool) -> StaticCache:
+        """Return a cache that shares no arrays with this one, but the keys and values of the tokens on request."""
+        tokens = [x for cache in self._caches for x in (cache.key, cache.value)] if shares_tokens else []
+        return copy.deepcopy(self, {id(x): x for x in [self._like, *tokens]})
 
     def mask(self) -> Array:
         """Return a boolean mask of the tokens up to the new one, (rows, 1, 1, max_length)."""

@@ -1,11 +1,12 @@
 """Pipelines: from text to text, vectors or classes, and from speech to text."""
 
 from xformer.pipelines.attention import Attention, AttentionMap, show_attention
-from xformer.pipelines.base import GenerationPipeline, Output, Pipeline
+from xformer.pipelines.base import GenerationPipeline, Pipeline
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction, Ranked, Reranker
 from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
 from xformer.pipelines.loading import model_digests, pipeline_class
+from xformer.pipelines.output_text import Output, Token
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Prompt, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
@@ -33,6 +34,7 @@ __all__ = [
     "Summarizer",
     "TextGenerator",
     "TextToText",
+    "Token",
     "Tokenizers",
     "Transcriber",
     "Translator",

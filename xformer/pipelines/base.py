@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from xformer.backends import array_namespace, backend_of, dtype_name
 from xformer.errors import CheckpointError, ConfigError, nearest_hint
@@ -16,6 +16,7 @@ from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
 from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
+from xformer.pipelines.output_text import Output
 from xformer.tokenizers import BaseTokenizer, load_tokenizer
 
 # Description and pipelines of each class of models.
@@ -26,27 +27,6 @@ _MODELS: dict[type[BaseModel], tuple[str, str]] = {
     Encoder: ("an encoder", "Embedder, Classifier or Reranker"),
     ImageEncoder: ("an image encoder", "load_pretrained"),
 }
-
-
-class Output(NamedTuple):
-    """One output for one text.
-
-    Attributes:
-        text: The text; for a language model without the prompt.
-        tokens: Its token ids.
-        log_probability: See `generation.Hypothesis`.
-        score: See `generation.Hypothesis`.
-        finished: See `generation.Hypothesis`.
-        alignment: For each token the index of the source token (eos included) that it attends to most, if requested;
-            see `generation.alignments`.
-    """
-
-    text: str
-    tokens: list[int]
-    log_probability: float
-    score: float
-    finished: bool
-    alignment: list[int] | None = None
 
 
 class Pipeline:

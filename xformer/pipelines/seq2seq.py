@@ -15,17 +15,19 @@ from xformer.families.run_directory import RunDirectory
 from xformer.generation import (
     BeamHistory,
     GenerationConfig,
-    Hypothesis,
     LogitsProcessor,
     StoppingCriteria,
+    TokenRecord,
     alignments,
-    generate,
 )
+from xformer.generation.engine import Task, run_task
+from xformer.generation.generate import make_batch, search
 from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import GenerationPipeline, Output, check_class, check_vocabulary
+from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
+from xformer.pipelines.output_text import GeneratedText, OnText, Output, observer, stop_strings
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
 from xformer.text import normalize_text
@@ -177,21 +179,67 @@ class TextToText(GenerationPipeline):
         encoded: Sequence[Sequence[int]],
         config: GenerationConfig | None = None,
         *,
+        batch_tokens: int = 4096,
+        part: tuple[int, int] = (0, 1),
+        **options: Any,
+    ) -> Iterator[list[Result]]:
+        """Yield results for sources of any length that `encode` returned.
+
+        Args:
+            encoded: Token ids of each source, without eos.
+            config: Settings. Default: greedy search.
+            batch_tokens: Maximum source tokens of a batch, padding included. On NumPy each core runs one batch.
+            part: (k, n) runs the batches k, k + n, k + 2n, ..., and leaves the others to other processes.
+            **options: Arguments of `tasks`, and fields of `GenerationConfig`.
+
+        Raises:
+            ConfigError: For invalid or contradictory settings.
+            DataError: For a wrong number of prefixes, phrases or lengths, and for unknown characters.
+        """
+        check_count("batch_tokens", batch_tokens)
+        task_of = self.tasks(encoded, config, **options)
+        rows = sorted((row for row, ids in enumerate(encoded) if len(ids)), key=lambda row: (len(encoded[row]), row))
+        batches = fill_batches(rows, [len(ids) + 1 for ids in encoded], batch_tokens)
+        return run_batches(lambda rows: run_task(task_of(rows)), batches[part[0] :: part[1]], self.model)
+
+    def search_task(
+        self, encoded: Sequence[Sequence[int]], config: GenerationConfig | None = None, **options: Any
+    ) -> Task[list[list[Output]]]:
+        """Return the task of one batch, which an engine may run with others; its result is that of `outputs`.
+
+        Arguments are those of `tasks`.
+        """
+        task_of = self.tasks(encoded, config, **options)
+
+        def run() -> Task[list[list[Output]]]:
+            found: list[list[Output]] = [[] for _ in encoded]
+            for index, outputs in (yield from task_of([row for row, ids in enumerate(encoded) if len(ids)])):
+                found[index] = outputs
+            return found
+
+        return run()
+
+    def tasks(
+        self,
+        encoded: Sequence[Sequence[int]],
+        config: GenerationConfig | None = None,
+        *,
         prefix: str | Sequence[str] | None = None,
         sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
         target_length: int | Sequence[int] | None = None,
         length_unit: str = "tokens",
         align: bool = False,
         seed: int = 0,
-        batch_tokens: int = 4096,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriteria] = (),
         beam_history: BeamHistory | None = None,
         first_index: int = 0,
-        part: tuple[int, int] = (0, 1),
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+        on_text: OnText | None = None,
         **overrides: Any,
-    ) -> Iterator[list[Result]]:
-        """Yield results for sources of any length that `encode` returned.
+    ) -> Callable[[list[int]], Task[list[Result]]]:
+        """Return a function that makes the task of some rows of `encoded`; its result has one entry per row.
 
         Args:
             encoded: Token ids of each source, without eos.
@@ -203,12 +251,13 @@ class TextToText(GenerationPipeline):
             length_unit: Unit of target_length: "tokens" or "words".
             align: Also return alignments.
             seed: Seed of sampling. The same seed gives the same outputs, however texts are batched.
-            batch_tokens: Maximum source tokens of a batch, padding included. On NumPy each core runs one batch.
             logits_processors: Additional processors, see `generation.generate`.
             stopping_criteria: Additional stopping criteria, see `generation.generate`.
             beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
             first_index: Index of the first text if the texts are part of a longer list; samples depend on it.
-            part: (k, n) runs the batches k, k + n, k + 2n, ..., and leaves the others to other processes.
+            stop: As for `TextGenerator.search_task`.
+            logprobs: As for `TextGenerator.search_task`.
+            on_text: As for `TextGenerator.search_task`.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -217,7 +266,7 @@ class TextToText(GenerationPipeline):
         """
         config = GenerationConfig.resolve(self.defaults if config is None else config, overrides)
         config = self._resolve_config(config, target_length, length_unit)
-        check_count("batch_tokens", batch_tokens)
+        strings = stop_strings(stop)
         count, target, rng = len(encoded), self.tokenizers.target, Rng(seed)
         config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, *target.suppressed_ids))
         lengths = _target_lengths(target_length, length_unit, count)
@@ -230,30 +279,38 @@ class TextToText(GenerationPipeline):
         }
         length_fn = _word_counter(target) if lengths is not None and length_unit == "words" else None
 
-        def run(rows: list[int]) -> list[Result]:
+        def task(rows: list[int]) -> Task[list[Result]]:
             source = pad([[*encoded[row], *self.suffix] for row in rows], self.model.config.pad_id)
             options: Any = {name: [column[row] for row in rows] for name, column in columns.items() if column}
-            hypotheses = generate(
+            texts = [GeneratedText(target, row, first_index + row, strings, on_text) for row in rows]
+            record = None if logprobs is None else TokenRecord(logprobs)
+            recording = ([], []) if record is None else ([record], [record.observe])
+            batch = make_batch(
                 self.model,
                 source,
                 config,
-                logits_processors=logits_processors,
-                stopping_criteria=stopping_criteria,
+                logits_processors=[*logits_processors, *recording[0]],
+                stopping_criteria=[
+                    *stopping_criteria,
+                    *recording[1],
+                    *(observer(texts, config) if record or strings or on_text else []),
+                ],
                 beam_history=beam_history,
                 rng=rng,
                 length_fn=length_fn,
                 indices=[first_index + row for row in rows],
                 **options,
             )
-            outputs = [self._outputs(each) for each in hypotheses]
+            for text, hypotheses in zip(texts, (yield from search(batch)), strict=True):
+                text.record = record
+                text.extend(hypotheses, config)
+            outputs = [text.outputs for text in texts]
             if align:
                 row_conditions = [None] * len(rows) if conditions is None else [conditions[row] for row in rows]
                 outputs = [self._align(*each) for each in zip(source, outputs, row_conditions, strict=True)]
             return [Result(row, each) for row, each in zip(rows, outputs, strict=True)]
 
-        rows = sorted((row for row, ids in enumerate(encoded) if len(ids)), key=lambda row: (len(encoded[row]), row))
-        batches = fill_batches(rows, [len(ids) + 1 for ids in encoded], batch_tokens)
-        return run_batches(run, batches[part[0] :: part[1]], self.model)
+        return task
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of source texts; none for a blank text (invisible characters are blank).
@@ -332,10 +389,6 @@ class TextToText(GenerationPipeline):
             if self.tokenizers.target.unk_id in ids:
                 raise DataError(f"prefix {text!r} has characters that the tokenizer does not know")
         return encoded
-
-    def _outputs(self, hypotheses: Sequence[Hypothesis]) -> list[Output]:
-        texts = self.tokenizers.target.decode_batch([hypothesis.tokens for hypothesis in hypotheses])
-        return [Output(text, *hypothesis) for text, hypothesis in zip(texts, hypotheses, strict=True)]
 
 
 def check_source_lengths(

@@ -5,34 +5,34 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
-from xformer.config import check_count
-from xformer.data.bucketing import fill_batches
+from xformer.config import check_count, field_names
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import (
     BeamHistory,
     GenerationConfig,
-    Hypothesis,
     LogitsProcessor,
+    PrefixCache,
     StoppingCriteria,
-    generate,
+    TokenRecord,
 )
-from xformer.generation.generate import stream_batch, stream_samples
+from xformer.generation.engine import Task, run_steps, run_task
+from xformer.generation.generate import make_batch, search_of
 from xformer.generation.pretrained import read_generation
-from xformer.generation.results import best_first, length_penalty
-from xformer.generation.sampling import start_samples
+from xformer.generation.processors import token_alternatives
+from xformer.generation.results import best_first
 from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
-from xformer.pipelines.base import GenerationPipeline, Output, check_class, check_vocabulary
-from xformer.pipelines.batching import encode_phrases, run_batches
+from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
+from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
+from xformer.pipelines.chat import encode_chat
+from xformer.pipelines.output_text import GeneratedText, OnText, Output, Token, observer, stop_strings, tokens_of
 from xformer.random import Rng
 from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
-from xformer.tokenizers.streaming import text_after
 
 # Defaults of nanoGPT's sampling script.
 DEFAULT_MAX_NEW_TOKENS = 500
@@ -53,6 +53,9 @@ class TextGenerator(GenerationPipeline):
         tokenizer: Its tokenizer.
         context_length: Number of tokens that the model sees at a time. Default: max_positions of the model.
         defaults: Default settings of generation, which a call may replace. Default: sampling.
+
+    Attributes:
+        prefix_cache: Keys and values of earlier prompts, at most 256 MiB; None computes every prompt from its start.
 
     Raises:
         CheckpointError: If the vocabulary sizes of model and tokenizer differ.
@@ -88,6 +91,7 @@ class TextGenerator(GenerationPipeline):
             raise ConfigError(f"context_length is {context_length!r}; expected an integer of at least 2")
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer, self.defaults = model, tokenizer, defaults
+        self.prefix_cache = PrefixCache()
         max_positions = model.config.max_positions
         self.context_length = max_positions if context_length is None else context_length
         if model.config.positions == "learned":
@@ -117,14 +121,10 @@ class TextGenerator(GenerationPipeline):
         config: GenerationConfig | None = None,
         *,
         sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        seed: int = 0,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         batch_tokens: int = 4096,
-        logits_processors: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriteria] = (),
-        beam_history: BeamHistory | None = None,
         first_index: int = 0,
-        context: str = "error",
-        **overrides: Any,
+        **options: Any,
     ) -> list[list[Output]]:
         """Continue each prompt; return continuations in the order of their scores, as `generation.generate` does.
 
@@ -136,15 +136,70 @@ class TextGenerator(GenerationPipeline):
                 replaces one of these defaults leaves the others; num_beams above 1 and do_sample=False turn sampling
                 off.
             sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
-            seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
+            tools: Functions that a chat may call, in the format of OpenAI; see `parse_tool_calls`.
             batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
+            first_index: Index of the first prompt if the prompts are part of a longer list; samples depend on it.
+            **options: Other arguments of `search_task`, and fields of `GenerationConfig`.
+
+        Raises:
+            DataError: For a prompt with unknown characters.
+            ConfigError: For invalid or contradictory settings, and for a text that does not fit into the context.
+        """
+        check_count("batch_tokens", batch_tokens)
+        encoded = self.encode(prompts, first_index, tools=tools)
+        bias: Any = sequence_bias
+        if bias and not isinstance(bias, str) and not all(isinstance(phrase, str) for phrase in bias):
+            bias = one_per_text("sequence_bias", bias, len(encoded))
+        size = max(1, batch_tokens // self.context_length)
+        tasks = [
+            self.search_task(
+                encoded[start : start + size],
+                config,
+                sequence_bias=bias if bias is sequence_bias else bias[start : start + size],
+                first_index=first_index + start,
+                **options,
+            )
+            for start in range(0, len(encoded), size)
+        ]
+        return [each for batch in run_batches(run_task, tasks, self.model) for each in batch]
+
+    def search_task(
+        self,
+        prompts: Sequence[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+        seed: int = 0,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        beam_history: BeamHistory | None = None,
+        first_index: int = 0,
+        context: str = "error",
+        on_text: OnText | None = None,
+        **overrides: Any,
+    ) -> Task[list[list[Output]]]:
+        """Return the task of one batch, which an engine may run with others; its result is that of `outputs`.
+
+        Args:
+            prompts: As for `outputs`.
+            config: As for `outputs`.
+            sequence_bias: As for `outputs`.
+            tools: As for `outputs`.
+            stop: Stop strings: a text ends before the first of them.
+            logprobs: Return the log-probabilities of tokens and of as many alternatives to each. Default: none.
+            seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
             logits_processors: Additional processors, see `generation.generate`.
             stopping_criteria: Additional stopping criteria, see `generation.generate`.
             beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
-            first_index: Index of the first prompt if the prompts are part of a longer list; samples depend on it.
+            first_index: As for `outputs`.
             context: Treatment of texts that are longer than the context of the model. "error": a prompt that does not
                 fit together with max_new_tokens is refused; the default of max_new_tokens is lowered to what fits.
                 "slide": when the context is full, its first half is dropped; not for beam search.
+            on_text: Function of the index of a prompt, the new part of its text, and its tokens if they are recorded;
+                the parts of the best output are passed once they are complete. Requires one sample for each prompt.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -152,108 +207,124 @@ class TextGenerator(GenerationPipeline):
             ConfigError: For invalid or contradictory settings, and for a text that does not fit into the context.
         """
         config = self.resolve_config(config, **overrides)
-        check_count("batch_tokens", batch_tokens)
-        texts = self._texts(prompts, config, sequence_bias, first_index, context)
+        if context not in ("error", "slide"):
+            raise ConfigError(f"context is {context!r}; expected 'error' or 'slide'")
+        if logprobs is not None:
+            check_count("logprobs", logprobs, 0)
+        is_beam, strings = config.method == "beam", stop_strings(stop)
+        encoded = self.encode(prompts, first_index, tools=tools)
+        limits = [config.max_new_tokens or 0] * len(encoded)
+        if context == "error" or is_beam:
+            limits = [self._limit(ids, config, number) for number, ids in enumerate(encoded, start=first_index + 1)]
+        phrases: Any = encode_phrases(sequence_bias, self.tokenizer, len(encoded)) or [None] * len(encoded)
+        samples = 1 if is_beam else config.num_return_sequences  # beam search finds the best continuations of one text
+        texts = [
+            GeneratedText(self.tokenizer, index, (first_index + index) * samples + sample, strings, on_text, *columns)
+            for index, columns in enumerate(zip(encoded, limits, phrases, strict=True))
+            for sample in range(samples)
+        ]
+        if not is_beam:
+            config = dataclasses.replace(config, num_return_sequences=1)
+        options = {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
+        return self._run(texts, config, seed, logprobs, options, beam_history)
 
-        def run(batch: Sequence[_Chunk]) -> list[tuple[_Text, list[Hypothesis]]]:
-            hypotheses = generate(
-                self.model,
-                [chunk.context for chunk in batch],
-                logits_processors=logits_processors,
-                stopping_criteria=stopping_criteria,
-                beam_history=beam_history,
-                **self._chunk_options(batch, config, rng),
-            )
-            return [(chunk.text, each) for chunk, each in zip(batch, hypotheses, strict=True)]
-
-        for number in itertools.count():
-            chunks = [self._chunk(text) for text in texts if not text.is_done]
-            if not chunks:
-                break
-            rng = Rng(seed).fold_in("chunk", number)
-            for batch in run_batches(run, self._batches(chunks, batch_tokens), self.model):
-                for text, hypotheses in batch:
-                    text.extend(hypotheses, config)
-        found: list[list[Hypothesis]] = [[] for _ in prompts]
-        for text in texts:
-            found[text.index] += text.hypotheses
-        encoded = {text.index: text.prompt for text in texts}
-        return [[self._output(encoded[row], each) for each in best_first(found[row])] for row in range(len(prompts))]
-
-    def continue_ids(
+    def _run(
         self,
-        prompts: Sequence[Sequence[int]],
+        texts: list[GeneratedText],
         config: GenerationConfig,
-        *,
-        sequence_bias: Sequence[Sequence[str]] | None = None,
-        seed: int = 0,
-        logits_processors: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriteria] = (),
-        beam_history: BeamHistory | None = None,
-        indices: Sequence[int] | None = None,
-    ) -> list[list[Hypothesis]]:
-        """Continue prompts of any lengths in one batch, within the context of the model.
-
-        Prompts are ids that `encode` returned, and the config is one that `resolve_config` returned. `sequence_bias`
-        has a list for each prompt. The other arguments are those of `outputs` and, for `indices`, of `generate`.
-
-        Raises:
-            DataError: For a prompt that fills the context.
-            ConfigError: For invalid or contradictory settings.
-        """
-        window = self.context_length
-        for number, prompt in enumerate(prompts, start=1):
-            if len(prompt) >= window:
-                raise DataError(f"prompt {number} has {len(prompt)} tokens; expected at most {window - 1}")
-        limit = min(config.max_new_tokens or DEFAULT_MAX_NEW_TOKENS, window - min(map(len, prompts)))
-
-        def ends(tokens: Any, lengths: Any) -> Any:
-            return lengths >= window
-
-        hypotheses = generate(
-            self.model,
-            prompts,
-            self._within(config, limit),
-            logits_processors=logits_processors,
-            stopping_criteria=[*stopping_criteria, ends],
-            rng=Rng(seed),
-            indices=indices,
-            sequence_bias=encode_phrases(sequence_bias, self.tokenizer, len(prompts)),
-            special_tokens=self.defaults is not None,
-            beam_history=beam_history,
-        )
+        seed: int,
+        logprobs: int | None,
+        hooks: dict[str, Sequence[Any]],
+        beam_history: BeamHistory | None,
+    ) -> Task[list[list[Output]]]:
+        observe = observer(texts, config) if texts and (logprobs is not None or texts[0].is_observed) else []
+        for number in itertools.count():
+            groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
+            for text in texts:
+                if not text.is_done:
+                    groups.setdefault(text.begin_chunk(self.context_length), []).append(text)
+            if not groups:
+                break
+            record = None if logprobs is None else TokenRecord(logprobs)
+            recording = ([], []) if record is None else ([record], [record.observe])
+            searches = []
+            for limit, group in groups.items():
+                batch = make_batch(
+                    self.model,
+                    [text.context for text in group],
+                    self._within(config, limit),
+                    logits_processors=[*hooks["logits_processors"], *recording[0]],
+                    stopping_criteria=[*hooks["stopping_criteria"], *recording[1], *observe],
+                    rng=Rng(seed).fold_in("chunk", number),
+                    indices=[text.stream for text in group],
+                    sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
+                    special_tokens=self.defaults is not None,
+                    beam_history=beam_history,
+                    prefix_cache=self.prefix_cache,
+                )
+                searches.append(search_of(batch))
+                for text in group:
+                    text.record = record
+            yield searches
+            for group, search in zip(groups.values(), searches, strict=True):
+                for text, hypotheses in zip(group, search.result, strict=True):
+                    text.extend(hypotheses, config)
         return [
-            [each._replace(finished=each.finished and len(prompt) + len(each.tokens) < window) for each in row]
-            for prompt, row in zip(prompts, hypotheses, strict=True)
+            best_first([output for text in texts if text.index == index for output in text.outputs])
+            for index in range(len({text.index for text in texts}))
         ]
 
-    def stream(
-        self,
-        prompt: Prompt,
-        config: GenerationConfig | None = None,
-        *,
-        sequence_bias: Sequence[str] | None = None,
-        seed: int = 0,
-        logits_processors: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriteria] = (),
-        context: str = "error",
-        **overrides: Any,
-    ) -> Iterator[str]:
+    def stream(self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any) -> Iterator[str]:
         """Continue a prompt, yielding text as it is generated.
 
         The yielded texts concatenate to the text that `__call__([prompt])` returns for the same arguments. Characters
-        that take several tokens are yielded once they are complete. Arguments are those of `outputs`; beam search
+        that take several tokens are yielded once they are complete. Arguments are those of `search_task`; beam search
         and several outputs cannot be streamed.
 
         Raises:
             DataError: For a prompt with unknown characters.
             ConfigError: For invalid or contradictory settings.
         """
-        config = self.resolve_config(config, **overrides)
-        if config.method == "beam" or config.num_return_sequences > 1:
+        resolved = self.resolve_config(
+            config, **{name: value for name, value in options.items() if name in field_names(GenerationConfig)}
+        )
+        if resolved.method == "beam" or resolved.num_return_sequences > 1:
             raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
-        (text,) = self._texts([prompt], config, sequence_bias, 0, context)
-        return self._stream(text, config, seed, logits_processors, stopping_criteria)
+        new: list[str] = []
+        task = self.search_task([prompt], config, on_text=lambda index, text, tokens: new.append(text), **options)
+
+        def texts() -> Iterator[str]:
+            for _ in itertools.chain(run_steps(task), [None]):
+                yield from new
+                new.clear()
+
+        return texts()
+
+    def prompt_logprobs(self, prompts: Sequence[Prompt], logprobs: int = 0) -> Task[list[list[Token]]]:
+        """Return a task whose result has the tokens of prompts with log-probabilities; the first of each has none.
+
+        Args:
+            prompts: As for `outputs`.
+            logprobs: Number of alternatives to each token.
+
+        Raises:
+            DataError: For a prompt with unknown characters.
+            ConfigError: For a prompt that is longer than the context.
+        """
+        encoded = self.encode(prompts)
+        for number, ids in enumerate(encoded, start=1):
+            if not 0 < len(ids) <= self.context_length:
+                raise ConfigError(f"prompt {number} has {len(ids)} tokens; expected 1 to {self.context_length}")
+
+        def run() -> Task[list[list[Token]]]:
+            found = []
+            for ids in encoded:
+                steps = token_alternatives(self.model([ids])[0, : len(ids) - 1, :], ids[1:], logprobs)
+                found.append(tokens_of(self.tokenizer, ids, steps=steps))
+                yield []  # others continue between the prompts
+            return found
+
+        return run()
 
     def resolve_config(self, config: GenerationConfig | None = None, **overrides: Any) -> GenerationConfig:
         """Return the settings of a call of `outputs`, with the defaults of text generation.
@@ -272,12 +343,16 @@ class TextGenerator(GenerationPipeline):
             config = dataclasses.replace(config, max_new_tokens=DEFAULT_MAX_NEW_TOKENS)
         return config
 
-    def encode(self, prompts: Sequence[Prompt], first_index: int = 0) -> list[list[int]]:
+    def encode(
+        self, prompts: Sequence[Prompt], first_index: int = 0, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[list[int]]:
         """Return the token ids of prompts.
 
         Args:
-            prompts: Texts to continue, their token ids, or chats.
+            prompts: Texts to continue, their token ids, or chats. A special token that is spelled out in a text becomes
+                that token; in the messages of a chat it stays text.
             first_index: Index of the first prompt; errors count from 1.
+            tools: As for `outputs`.
 
         Raises:
             DataError: For a prompt with unknown characters, and for a single prompt instead of a list.
@@ -290,86 +365,16 @@ class TextGenerator(GenerationPipeline):
                 "prompts is a single chat or a single list of token ids; expected a list of them: "
                 '[[{"role": "user", "content": "..."}]]'
             )
-        return [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=first_index + 1)]
+        return [self._encode(prompt, number, tools) for number, prompt in enumerate(prompts, start=first_index + 1)]
 
-    def _encode(self, prompt: Prompt, number: int) -> list[int]:
+    def _encode(self, prompt: Prompt, number: int, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         tokenizer = self.tokenizer
         if not isinstance(prompt, str):
             if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Mapping):
                 return check_tokens(f"prompt {number}", prompt, self.model.vocab_size)
-            return tokenizer.encode(tokenizer.apply_chat_template(prompt), special_tokens=False)
+            return encode_chat(tokenizer, prompt, tools)
         start = (self.model.config.bos_id, self.model.config.eos_id)
         return tokenizer.encode_prompt(prompt, f"prompt {number}") or [each for each in start if each is not None][:1]
-
-    def _texts(
-        self, prompts: Sequence[Prompt], config: GenerationConfig, sequence_bias: Any, first_index: int, context: str
-    ) -> list[_Text]:
-        """Return one text per sample."""
-        if context not in ("error", "slide"):
-            raise ConfigError(f"context is {context!r}; expected 'error' or 'slide'")
-        encoded = self.encode(prompts, first_index)
-        limits = [config.max_new_tokens or 0] * len(encoded)
-        if context == "error" or config.method == "beam":
-            limits = [self._limit(ids, config, number) for number, ids in enumerate(encoded, start=first_index + 1)]
-        phrases = encode_phrases(sequence_bias, self.tokenizer, len(encoded))
-        samples = config.num_return_sequences
-        if config.method == "beam":
-            samples = 1  # beam search finds the best continuations of one text
-        return [
-            _Text(
-                index, (first_index + index) * samples + sample, ids, limit, None if phrases is None else phrases[index]
-            )
-            for index, (ids, limit) in enumerate(zip(encoded, limits, strict=True))
-            for sample in range(samples)
-        ]
-
-    def _stream(
-        self,
-        text: _Text,
-        config: GenerationConfig,
-        seed: int,
-        logits_processors: Sequence[LogitsProcessor],
-        stopping_criteria: Sequence[StoppingCriteria],
-    ) -> Iterator[str]:
-        decoder = self.tokenizer.decode_stream(text.prompt)
-        for number in itertools.count():
-            if text.is_done:
-                break
-            chunk = self._chunk(text)
-            options = self._chunk_options([chunk], config, Rng(seed).fold_in("chunk", number))
-            options |= {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
-            batch = stream_batch(self.model, [chunk.context], **options)
-            ((sample,),) = samples = start_samples(batch)
-            length = len(chunk.context)
-            for _ in stream_samples(batch, samples):
-                new = sample.tokens[length:]
-                length += len(new)
-                text.tokens += new
-                if decoded := decoder.step(*new):
-                    yield decoded
-            text.stopped = sample.status in ("eos", "stopped")
-        if rest := decoder.finish():
-            yield rest
-
-    def _chunk(self, text: _Text) -> _Chunk:
-        """Return the next chunk of a text: the context that the model sees, and the tokens to generate after it."""
-        tokens, window = [*text.prompt, *text.tokens], self.context_length
-        context = tokens if len(tokens) < window else tokens[-(window // 2) :]
-        return _Chunk(text, context, min(text.limit - len(text.tokens), window - len(context)))
-
-    def _chunk_options(self, batch: Sequence[_Chunk], config: GenerationConfig, rng: Rng) -> dict[str, Any]:
-        """Return the arguments of `generate` for chunks with as many new tokens."""
-        config = self._within(config, batch[0].max_new_tokens)
-        if config.method != "beam":
-            config = dataclasses.replace(config, num_return_sequences=1)
-        phrases = [chunk.text.phrases for chunk in batch]
-        return {
-            "config": config,
-            "rng": rng,
-            "indices": [chunk.text.stream for chunk in batch],
-            "sequence_bias": None if phrases[0] is None else phrases,
-            "special_tokens": self.defaults is not None,
-        }
 
     def _within(self, config: GenerationConfig, limit: int) -> GenerationConfig:
         """Return the settings of `generate` for at most `limit` new tokens."""
@@ -380,16 +385,6 @@ class TextGenerator(GenerationPipeline):
             min_new_tokens=min(config.min_new_tokens, limit),
             suppress_tokens=(*special, *config.suppress_tokens),
         )
-
-    def _batches(self, chunks: Sequence[_Chunk], batch_tokens: int) -> Iterator[list[_Chunk]]:
-        """Group chunks that are generated together: as many new tokens, and the longest first."""
-        groups: dict[int, list[int]] = {}
-        for row in sorted(range(len(chunks)), key=lambda row: -len(chunks[row].context)):
-            groups.setdefault(chunks[row].max_new_tokens, []).append(row)
-        lengths = [self.context_length] * len(chunks)
-        for group in groups.values():
-            for rows in fill_batches(group, lengths, batch_tokens):
-                yield [chunks[row] for row in rows]
 
     def _limit(self, ids: Sequence[int], config: GenerationConfig, number: int) -> int:
         """Return the maximum of new tokens for a prompt; raise ConfigError if they do not fit into the context."""
@@ -404,57 +399,3 @@ class TextGenerator(GenerationPipeline):
                 f"lower max_new_tokens{advice}"
             )
         return min(limit, left)
-
-    def _output(self, prompt: list[int], hypothesis: Hypothesis) -> Output:
-        # The space before a word belongs to its token, and the first one of a text is dropped: decode both.
-        before, text = self.tokenizer.decode_batch([prompt, [*prompt, *hypothesis.tokens]])
-        return Output(text_after(before, text), *hypothesis)
-
-
-@dataclass
-class _Text:
-    """A text during generation.
-
-    Attributes:
-        index: Index of its prompt.
-        stream: Index of its random stream.
-        prompt: Token ids of the prompt.
-        limit: Maximum of new tokens.
-        phrases: Favored phrases.
-        tokens: New tokens so far.
-        stopped: True if it ended before the maximum length.
-        hypotheses: The text as a hypothesis; several for beam search.
-    """
-
-    index: int
-    stream: int
-    prompt: list[int]
-    limit: int
-    phrases: list[list[list[int]]] | None
-    tokens: list[int] = field(default_factory=list)
-    stopped: bool = False
-    hypotheses: list[Hypothesis] = field(default_factory=list)
-
-    def extend(self, hypotheses: Sequence[Hypothesis], config: GenerationConfig) -> None:
-        """Append the tokens of a chunk; beam search gives several hypotheses for its only chunk."""
-        if self.hypotheses:
-            (last,) = hypotheses
-            tokens, total = [*self.tokens, *last.tokens], self.hypotheses[0].log_probability + last.log_probability
-            length = len(tokens) + last.finished
-            score = total / length_penalty(length, config.length_penalty, config.length_penalty_base)
-            hypotheses = [Hypothesis(tokens, total, score, last.finished)]
-        self.hypotheses = list(hypotheses)
-        self.tokens, self.stopped = self.hypotheses[0].tokens, hypotheses[0].finished
-
-    @property
-    def is_done(self) -> bool:
-        """True if nothing is left to generate."""
-        return self.stopped or len(self.tokens) >= self.limit
-
-
-class _Chunk(NamedTuple):
-    """The context that the model sees, and the number of tokens to generate after it."""
-
-    text: _Text
-    context: list[int]
-    max_new_tokens: int

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xformer.backends import resolve_known
 from xformer.distributed import Communicator, abort_on_error, connect
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
@@ -198,7 +199,7 @@ def resume(
         init = recipe.init.path
         if init is not None and InitialModel(Path(init)).digests() != config.get("init"):
             raise CheckpointError(f"{init} has changed since the run started (a SHA-256 differs); restore it")
-        xp = _open_backend(xp or config["backend"], recipe)
+        xp = _open_backend(xp or resolve_known(config["backend"]), recipe)
         job = job_type.prepare(recipe, xp, paths, directory.path, directory)
         resumed = {**config, "recipe": recipe.to_dict(), "loggers": list(loggers)}
         resumed["backend"] = job.config({})["backend"]

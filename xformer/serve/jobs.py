@@ -1,4 +1,4 @@
-"""Jobs and the worker that runs those of a model: searches together in one engine, other jobs in joined batches."""
+"""Jobs and the worker of a model: one thread that runs all searches in one engine, and one for other jobs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from xformer.errors import XformerError
-from xformer.generation.engine import Engine, shared_engine
+from xformer.generation.engine import Engine, Search, Task
 
-Run = Callable[[Sequence["Job"]], None]
-"""Function that runs jobs with equal keys, and calls `Job.emit` with their events and results."""
+_MAX_TEXTS = 64  # that are joined
 
 
 class Event(NamedTuple):
-    """An event of a job: its name ("token", "result", "error", ...) and its data."""
+    """An event of a job: its name ("text", "result", "error", ...) and its data."""
 
     name: str
     data: Any
@@ -32,195 +32,266 @@ class JobError(Exception):
         message: One line.
         status: HTTP status.
         code: Short name, or None.
+        param: Field of the request, or None.
     """
 
-    def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
+    def __init__(self, message: str, status: int = 400, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.param = status, code, param
+
+
+def stopping() -> JobError:
+    """Return the error of jobs that the worker does not begin or finish any more."""
+    return JobError("the server is stopping", 503, "stopping")
 
 
 class Job:
-    """A request to a model.
+    """A search for a request.
 
     Args:
-        run: Function that runs a batch of jobs.
-        request: Data of this job for `run`.
-        key: Jobs with equal functions and keys may be joined into a batch; None: the job runs alone.
-        is_search: Whether the job generates text, together with other searches.
         timeout: Seconds until the job is stopped.
+        is_alone: Whether it shares no steps with others. Sums may depend on the number of rows.
+
+    Attributes:
+        task: What the worker runs; set before `Worker.submit`.
     """
 
-    def __init__(
-        self, run: Run, request: Any, *, key: Hashable = None, is_search: bool = False, timeout: float = 120.0
-    ) -> None:
-        self.run, self.request, self.key, self.is_search = run, request, key, is_search
-        self.deadline = time.monotonic() + timeout
-        self.is_cancelled = False
-        self.has_emitted = False
+    def __init__(self, timeout: float = 120.0, *, is_alone: bool = False) -> None:
+        self.task: Task[Any] = iter(())  # type: ignore[assignment]
+        self.is_alone, self._deadline = is_alone, time.monotonic() + timeout
+        self._error: JobError | None = None
+        self._outbox: list[Event] = []
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def is_stopped(self) -> bool:
-        """True after `cancel` or the timeout; generation stops at the next token."""
-        return self.is_cancelled or time.monotonic() > self.deadline
+    def cancel(self, error: JobError | None = None) -> None:
+        """Stop the job at the next token."""
+        self._error = error or stopping()
 
-    def cancel(self) -> None:
-        """Stop the job, e.g. because its client has disconnected."""
-        self.is_cancelled = True
+    def check(self, tokens: Any = (), lengths: Sequence[int] = ()) -> list[bool]:
+        """Raise JobError after `cancel` or the timeout; a stopping criterion that ends no row otherwise."""
+        if self._error is None and time.monotonic() > self._deadline:
+            self._error = JobError("the request took too long; ask for fewer tokens or beams", 504, "timeout")
+        if self._error is not None:
+            raise self._error
+        return [False] * len(lengths)
 
     def emit(self, name: str, data: Any) -> None:
-        """Send an event to the client; called in any thread. The last event is "result" or "error"."""
-        self.has_emitted = True
-        try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, Event(name, data))
-        except RuntimeError:  # the loop is closed: the server has stopped
-            self.is_cancelled = True
-
-    def finish(self, data: Any) -> None:
-        """Send the result, or an error if the job was stopped."""
-        if self.is_stopped:
-            self.fail(JobError("the request took too long; ask for fewer tokens or beams", 504, "timeout"))
-        else:
-            self.emit("result", data)
+        """Send an event at the end of the step; the last one is "result" or "error"."""
+        self._outbox.append(Event(name, data))
 
     def fail(self, error: Exception) -> None:
         """Send an error; an unexpected one is logged, and the client receives a general message."""
-        if isinstance(error, XformerError):
-            error = JobError(str(error))
-        elif not isinstance(error, JobError):
-            logging.getLogger("xformer").error("a request failed", exc_info=error)
-            error = JobError("internal error; the log of the server has details", 500)
-        self.emit("error", error)
+        self.emit("error", public_error(error))
 
-    async def next_event(self) -> Event:
-        """Wait for the next event; raise JobError if it is an error."""
-        event = await self._events.get()
-        if event.name == "error":
-            raise event.data
-        return event
+    def flush(self) -> None:
+        """Send the events to the loop of the client."""
+        events, self._outbox = self._outbox, []
+        if not events:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._receive, events)
+        except RuntimeError:  # the loop is closed: the server has stopped
+            self.cancel()
+
+    def _receive(self, events: list[Event]) -> None:
+        for event in events:
+            self._events.put_nowait(event)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield all events; raise JobError for an error. The job is cancelled if its client stops listening."""
+        try:
+            while True:
+                event = await self._events.get()
+                if event.name == "error":
+                    raise event.data
+                yield event
+                if event.name == "result":
+                    return
+        finally:
+            self.cancel()
+
+    async def result(self) -> Any:
+        """Wait for the result; raise JobError for an error."""
+        *_, last = [event async for event in self.events()]
+        return last.data
+
+
+def public_error(error: Exception) -> JobError:
+    """Return the error for the client; an unexpected one is logged, and the client receives a general message."""
+    if isinstance(error, JobError):
+        return error
+    if isinstance(error, XformerError):
+        return JobError(str(error))
+    logging.getLogger("xformer").error("a request failed", exc_info=error)
+    return JobError("internal error; the log of the server has details", 500)
+
+
+@dataclass(eq=False)
+class _Running:
+    """A job with the searches that its task waits for, and the engine that runs them."""
+
+    job: Job
+    engine: Engine
+    searches: Sequence[Search] = ()
+
+
+@dataclass(eq=False)
+class _Texts:
+    """Texts of a call of `Worker.join`, and the future of its result."""
+
+    texts: list[str]
+    result: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
 
 class Worker:
-    """The threads that run the jobs of one model.
+    """Runs the jobs of one model.
 
-    Each search runs in its own thread. All searches share an engine, so each of its steps extends the outputs of all by
-    one token; a search begins as soon as fewer than `max_batch` others run. One thread starts them, and runs the other
-    jobs itself, in the order of their arrival.
+    All searches run in one thread and share an engine, so each of its steps extends the outputs of all by one token; a
+    search begins as soon as fewer than `max_batch` others run. Another thread makes other computations, one at a time.
 
     Args:
         name: Name of the threads.
-        max_batch: Maximum number of searches at a time, and of other jobs that are joined.
-        wait: Seconds to wait for further jobs with the key of the next one.
+        max_batch: Maximum number of searches at a time.
+        wait: Seconds to wait for further jobs when none runs.
     """
 
-    def __init__(self, name: str, *, max_batch: int = 32, wait: float = 0.003) -> None:
+    def __init__(self, name: str, *, max_batch: int = 32, wait: float = 0.002) -> None:
         self.max_batch, self.wait = max_batch, wait
-        self._running: list[Job] = []
-        self._jobs: deque[Job] = deque()
+        self._waiting: deque[Job] = deque()
+        self._running: list[_Running] = []
         self._condition = threading.Condition()
         self._is_closed = False
         self._engine = Engine(is_shared=True)
-        self._searches = ThreadPoolExecutor(max_batch, thread_name_prefix=name)
+        self._texts: deque[_Texts] = deque()
+        self._num_computing = 0
+        self._computing = ThreadPoolExecutor(1, f"{name} computing")
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     @property
     def num_running(self) -> int:
         """Number of jobs that are running."""
-        return len(self._running)
+        return len(self._running) + self._num_computing
 
     @property
     def num_waiting(self) -> int:
         """Number of jobs that have not begun."""
-        return len(self._jobs)
+        return len(self._waiting)
 
-    def submit(self, job: Job) -> None:
-        """Append a job to the queue."""
+    def submit(self, job: Job) -> Job:
+        """Append a job to the queue, and return it."""
         with self._condition:
             if self._is_closed:
-                raise _stopping()
-            self._jobs.append(job)
+                raise stopping()
+            self._waiting.append(job)
             self._condition.notify_all()
+        return job
+
+    async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a function, in the thread for other computations."""
+        self._num_computing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._computing, function, *arguments)
+        except RuntimeError as error:  # of a closed executor
+            raise stopping() if self._is_closed else error from error
+        finally:
+            self._num_computing -= 1
+
+    async def join(self, function: Callable[[list[str]], Sequence[Any]], texts: list[str]) -> list[Any]:
+        """Return function(texts), which has a result for each text; the texts of several calls are joined."""
+        results: list[Any] = []
+        for start in range(0, len(texts), _MAX_TEXTS):  # so that a long list does not hold the others
+            waiting = _Texts(texts[start : start + _MAX_TEXTS], asyncio.get_running_loop().create_future())
+            self._texts.append(waiting)
+            await self.compute(self._join, function)
+            results += await waiting.result
+        return results
+
+    def _join(self, function: Callable[[list[str]], Sequence[Any]]) -> None:
+        """Run a function with the texts that wait, if no earlier call has done so."""
+        batch: list[_Texts] = []
+        while self._texts and sum(len(each.texts) for each in [*batch, self._texts[0]]) <= _MAX_TEXTS:
+            batch.append(self._texts.popleft())
+        if not batch:
+            return
+        try:
+            results = list(function([text for each in batch for text in each.texts]))
+        except Exception as error:  # noqa: BLE001 - each client receives it
+            for each in batch:
+                each.loop.call_soon_threadsafe(_set, each.result, None, public_error(error))
+            return
+        for each in batch:
+            own, results = results[: len(each.texts)], results[len(each.texts) :]
+            each.loop.call_soon_threadsafe(_set, each.result, own, None)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Stop all jobs and wait for the thread to end."""
+        """Refuse further jobs, and wait for those that run; after the timeout they fail."""
         with self._condition:
             self._is_closed = True
-            for job in [*self._jobs, *self._running]:
-                job.cancel()
+            for job in self._waiting:
+                job.fail(stopping())
+                job.flush()
+            self._waiting.clear()
             self._condition.notify_all()
         self._thread.join(timeout)
-        self._searches.shutdown(wait=False)
+        for running in list(self._running):
+            running.job.cancel()
+        self._thread.join(timeout)
+        self._computing.shutdown(wait=False, cancel_futures=True)
 
     def _work(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            if batch[0].is_search:
-                self._searches.submit(self._run_batch, batch)
-            else:
-                self._run_batch(batch)
+        while (new := self._next_jobs()) is not None:
+            self._running += new
+            self._resume(new)
+            for engine in dict.fromkeys(running.engine for running in self._running):
+                try:
+                    engine.step()
+                except Exception as error:  # noqa: BLE001 - jobs must not end the thread
+                    engine.close(error)
+            self._resume([each for each in self._running if all(search.is_done for search in each.searches)])
+            for running in [*new, *self._running]:
+                running.job.flush()
 
-    def _next_batch(self) -> list[Job] | None:
+    def _next_jobs(self) -> list[_Running] | None:
+        """Return the jobs that may begin now; wait for one if none runs. None: the worker is closed."""
         with self._condition:
-            while True:
-                self._condition.wait_for(lambda: self._is_closed or self._next_job() is not None)
+            if not self._running:
+                self._condition.wait_for(lambda: self._is_closed or self._waiting)
                 if self._is_closed:
-                    for job in self._jobs:
-                        job.fail(_stopping())
                     return None
-                first = self._next_job()
-                if first is None:
-                    continue
-                if first.key is not None and self.wait:
-                    end = time.monotonic() + self.wait
-                    while len(self._jobs) < self.max_batch and (left := end - time.monotonic()) > 0:
-                        self._condition.wait(left)
-                fits = [job for job in self._jobs if job is first or (job.key is not None and _equal(job, first))]
-                batch = fits[: self.max_batch]
-                chosen = set(map(id, batch))
-                self._jobs = deque(job for job in self._jobs if id(job) not in chosen)
-                live = []
-                for job in batch:
-                    if job.is_stopped:
-                        job.finish(None)
-                    else:
-                        live.append(job)
-                if live:
-                    self._running += live
-                    return live
+                end = time.monotonic() + self.wait
+                while len(self._waiting) < self.max_batch and (left := end - time.monotonic()) > 0:
+                    self._condition.wait(left)
+            count = min(len(self._waiting), self.max_batch - len(self._running))
+            jobs = [self._waiting.popleft() for _ in range(count)]
+        return [_Running(job, Engine() if job.is_alone else self._engine) for job in jobs]
 
-    def _next_job(self) -> Job | None:
-        """Return the first job that may begin now."""
-        has_space = sum(job.is_search for job in self._running) < self.max_batch
-        return next((job for job in self._jobs if has_space or not job.is_search), None)
-
-    def _run_batch(self, batch: list[Job]) -> None:
-        try:
-            with shared_engine(self._engine):
-                self._run(batch)
-        finally:
-            with self._condition:
-                self._running = [job for job in self._running if job not in batch]
-                self._condition.notify_all()
-
-    def _run(self, batch: list[Job]) -> None:
-        try:
-            batch[0].run(batch)
-        except Exception as error:  # noqa: BLE001 - a request must not end the thread
-            if len(batch) == 1:
-                batch[0].fail(error)
-                return
-            # An invalid job must not fail the others.
-            for job in batch:
-                if job.has_emitted:
-                    job.fail(error)
-                else:
-                    self._run([job])
+    def _resume(self, ended: Sequence[_Running]) -> None:
+        """Continue tasks whose searches have ended, and begin their next searches together."""
+        searches: dict[Engine, list[Search]] = {}
+        for running in ended:
+            job = running.job
+            try:
+                job.check()
+                running.searches = next(job.task)
+                searches.setdefault(running.engine, []).extend(running.searches)
+                continue
+            except StopIteration as end:
+                job.emit("result", end.value)
+            except Exception as error:  # noqa: BLE001 - a request must not end the thread
+                job.fail(error)
+            job.flush()
+            self._running.remove(running)
+        for engine, new in searches.items():
+            try:
+                engine.add(new)
+            except Exception as error:  # noqa: BLE001 - as above
+                for search in new:
+                    search.end(error=error)
 
 
-def _stopping() -> JobError:
-    return JobError("the server is stopping", 503, "stopping")
-
-
-def _equal(job: Job, other: Job) -> bool:
-    return job.run == other.run and job.key == other.key
+def _set(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if not future.done():
+        future.set_result(result) if error is None else future.set_exception(error)

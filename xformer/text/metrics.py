@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import statistics
 from collections.abc import Sequence
@@ -133,7 +132,7 @@ def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: boo
             f"stem:{'porter' if use_stemmer else 'no'}",
             "f:1",
             "mean:items",
-            f"version:rouge-score.{importlib.metadata.version('rouge-score')}",
+            f"version:rouge-score.{require('importlib.metadata').version('rouge-score')}",
         )
     )
     return [

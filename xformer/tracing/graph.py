@@ -89,6 +89,11 @@ class GraphTrace:
             ACTIVE_GRAPH.reset(token)
             self.is_closed = True
 
+    def take_calls(self) -> list[Call]:
+        """Return the calls and forget all arrays, which cycles of bound functions would keep in memory."""
+        calls, self.calls, self._constants = self.calls, [], {}
+        return calls
+
     def argument(self, array: Any, *, is_writable: bool) -> Tracer:
         """Return an array of the caller as an argument; only a donated one is writable."""
         if not is_writable:

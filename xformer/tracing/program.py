@@ -52,7 +52,7 @@ class Program:
             result = function(*traced_args, **traced_keywords)
             result = _map_arrays(trace.unwrap, result, {})
         arguments = (*args, *keywords.values())
-        calls, self.nbytes = share_memory(trace.calls, [*arrays_of(arguments), *flatten(result)[0]])
+        calls, self.nbytes = share_memory(trace.take_calls(), [*arrays_of(arguments), *flatten(result)[0]])
         self._steps = list(_steps([call for call in calls if not call.is_check]))
         self._checks = [call for call in calls if call.is_check]
         self._build = _builder(result, arguments, data)
@@ -125,21 +125,22 @@ def _builder(result: Any, arguments: Sequence[Any], data: Sequence[Any]) -> Call
     known = {_memory(array): array for array in arrays_of(tuple(arguments)) if id(array) not in is_data}
     modules = list(_modules_of(tuple(arguments)))
 
-    def visit(tree: Any) -> Callable[[], Any]:
-        if isinstance(tree, tuple | list):
-            items = [visit(item) for item in tree]
-            return lambda: rebuild_sequence(tree, (build() for build in items))
-        leaves, rebuild = flatten(tree)
-        arrays = [known.get(_memory(leaf)) for leaf in leaves]
-        if all(array is not None for array in arrays):
-            constant = rebuild(arrays) if leaves else tree
-            same = (module for module in modules if list(map(id, flatten(module)[0])) == list(map(id, arrays)))
-            constant = next(same, constant) if isinstance(tree, Module) else constant
-            return lambda: constant
-        pairs = list(zip(leaves, arrays, strict=True))
-        return lambda: rebuild([array_copy(leaf) if array is None else array for leaf, array in pairs])
+    return _build(result, known, modules)
 
-    return visit(result)
+
+def _build(tree: Any, known: dict[Any, Any], modules: list[Module]) -> Callable[[], Any]:
+    if isinstance(tree, tuple | list):
+        items = [_build(item, known, modules) for item in tree]
+        return lambda: rebuild_sequence(tree, (build() for build in items))
+    leaves, rebuild = flatten(tree)
+    arrays = [known.get(_memory(leaf)) for leaf in leaves]
+    if all(array is not None for array in arrays):
+        constant = rebuild(arrays) if leaves else tree
+        same = (module for module in modules if list(map(id, flatten(module)[0])) == list(map(id, arrays)))
+        constant = next(same, constant) if isinstance(tree, Module) else constant
+        return lambda: constant
+    pairs = list(zip(leaves, arrays, strict=True))
+    return lambda: rebuild([array_copy(leaf) if array is None else array for leaf, array in pairs])
 
 
 def _modules_of(value: Any) -> Iterator[Module]:

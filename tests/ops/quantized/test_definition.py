@@ -12,7 +12,7 @@ from xformer import ops, value_and_grad
 from xformer.backends import from_host, to_host
 from xformer.errors import ConfigError
 from xformer.ops.embedding import embedding
-from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.quantized import QuantizedWeight, definition
 
 
 def dequantized(weight):
@@ -27,6 +27,20 @@ def test_each_row_is_rounded_to_multiples_of_its_own_scale():
     assert quantized.values.tolist() == [[127, -127, 2], [0, 0, 0], [50, 10, -127]]
     np.testing.assert_allclose(quantized.scales, [2.0, 1.0, 0.01], rtol=1e-6)
     assert quantized.shape == (3, 3) == quantized.T.shape
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_rows_are_quantized_in_chunks_that_bound_the_memory(dtype, monkeypatch):
+    pytest.importorskip("ml_dtypes")
+    table = normal(7, 20).astype("float32")
+    whole = QuantizedWeight.quantize(table, dtype)
+    for chunk in (1, 60):
+        monkeypatch.setattr(definition, "_CHUNK", chunk)
+        for weight in (table, np.ascontiguousarray(table.T).T):
+            quantized = QuantizedWeight.quantize(weight, dtype)
+            for x, y in ((quantized.scales, whole.scales), (quantized.values, whole.values)):
+                assert x.dtype == y.dtype
+                np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("activation", [None, "relu"])

@@ -11,6 +11,7 @@ from xformer.ops.operation import Operation, Signature
 
 QUANTIZED_DTYPES = ("int8", "bfloat16")
 _MATRIX = Signature("weight: (rows, columns) float", {"at least one column": lambda sizes: sizes["columns"] > 0})
+_CHUNK = 2**18  # elements quantized at a time, which bounds the memory
 _LARGEST = 127  # of int8; -128 is not used, so that values are symmetric
 
 
@@ -49,15 +50,11 @@ class QuantizedWeight(InferenceWeight):
             raise ConfigError(f"dtype is {dtype!r}; expected 'int8' or 'bfloat16'")
         xp = array_namespace(weight)
         _MATRIX.check("quantize", (weight,))
-        # Reshaping lays out the rows of a transposed matrix one after the other in memory, as kernels expect them.
-        weight = xp.reshape(xp.reshape(xp.astype(weight, xp.float32, copy=False), (-1,)), weight.shape)
-        if not xp.all(xp.isfinite(weight)):
-            raise DataError("the weight has NaN or infinite elements; expected finite ones")
-        if dtype == "bfloat16":
-            return cls(xp.ones_like(weight[:, 0]), xp.astype(weight, dtype_named(xp, dtype)), False)
-        scales = xp.max(xp.abs(weight), axis=1) / _LARGEST
-        scales = xp.where(scales > 0.0, scales, xp.ones_like(scales))  # rows of zeros
-        return cls(scales, xp.astype(xp.round(weight / scales[:, None]), xp.int8), False)
+        rows, columns = weight.shape
+        step = max(1, _CHUNK // columns)
+        chunks = [_quantize(weight[i : min(i + step, rows), :], dtype) for i in range(0, max(1, rows), step)]
+        scales, values = (xp.concat(arrays, axis=0) for arrays in zip(*chunks, strict=True))
+        return cls(scales, values, False)
 
     @property
     def T(self) -> QuantizedWeight:
@@ -98,6 +95,20 @@ class QuantizedWeight(InferenceWeight):
         if self.is_transposed:
             return xp.take(self.dequantize(), indices, axis=0)
         return _dequantize(xp.take(self.scales, indices, axis=0), xp.take(self.values, indices, axis=0))
+
+
+def _quantize(weight: Array, dtype: str) -> tuple[Array, Array]:
+    """Return the scales and the values of some rows."""
+    xp = array_namespace(weight)
+    # Reshaping lays out the rows of a transposed matrix one after the other in memory, as kernels expect them.
+    weight = xp.reshape(xp.reshape(xp.astype(weight, xp.float32, copy=False), (-1,)), weight.shape)
+    if not xp.all(xp.isfinite(weight)):
+        raise DataError("the weight has NaN or infinite elements; expected finite ones")
+    if dtype == "bfloat16":
+        return xp.ones_like(weight[:, 0]), xp.astype(weight, dtype_named(xp, dtype))
+    scales = xp.max(xp.abs(weight), axis=1) / _LARGEST
+    scales = xp.where(scales > 0.0, scales, xp.ones_like(scales))  # rows of zeros
+    return scales, xp.astype(xp.round(weight / scales[:, None]), xp.int8)
 
 
 def _dequantize(scales: Array, values: Array) -> Any:

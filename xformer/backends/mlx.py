@@ -1,0 +1,23 @@
+"""Facts about MLX, the array library of Apple, which also runs on the CPUs of Linux and on CUDA."""
+
+from __future__ import annotations
+
+from mlx import core
+
+from xformer.backends.array_types import NativeArray as Array
+from xformer.backends.backend import Backend, register_backend
+
+
+class MlxBackend(Backend):
+    """Facts about MLX."""
+
+    def erf(self, x: Array) -> Array:
+        """Compute erf by MLX."""
+        return core.erf(x)
+
+    def scatter_add(self, target: Array, indices: Array, updates: Array) -> Array:
+        """Add by `at[].add`."""
+        return target.at[indices].add(updates)
+
+
+register_backend(MlxBackend("mlx"))

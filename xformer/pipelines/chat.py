@@ -1,0 +1,98 @@
+"""Chats: messages as token ids, and the calls of functions in an answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xformer.tokenizers import BaseTokenizer
+
+_TAGGED_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+TOOL_CALL_START = "<tool_call>"
+
+
+class ToolCall(NamedTuple):
+    """A call of a function: its name, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """Return the text of an answer before its calls of functions, and the calls.
+
+    Calls are `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, as Qwen and Hermes write them, or a text of
+    nothing but objects with "name" and "parameters", separated by semicolons, as Llama 3 writes them.
+
+    Example:
+        >>> parse_tool_calls('Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>')
+        ('Let me see.', [ToolCall(name='weather', arguments='{"city": "Bonn"}')])
+    """
+    calls = [_parse_call(each) for each in _TAGGED_CALL.findall(text)]
+    if calls and None not in calls:
+        return text[: text.index(TOOL_CALL_START)].rstrip(), [call for call in calls if call is not None]
+    calls, rest, decoder = [], text.strip(), json.JSONDecoder()
+    while rest.startswith("{"):
+        try:
+            _, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            break
+        calls.append(_parse_call(rest[:end]))
+        rest = rest[end:].lstrip("; \n")
+    return ("", [call for call in calls if call]) if calls and not rest and None not in calls else (text, [])
+
+
+def _parse_call(text: str) -> ToolCall | None:
+    try:
+        call = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", call.get("parameters", {}))
+    return ToolCall(
+        call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    )
+
+
+def encode_chat(
+    tokenizer: BaseTokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> list[int]:
+    """Return the token ids of a chat, in which special tokens come from the template only.
+
+    Special tokens that are spelled out in messages or tools are cut in two after their first character, so that they
+    are read as text.
+
+    Raises:
+        CheckpointError: If the checkpoint has no chat template, or it is invalid.
+        DataError: If the template rejects the messages.
+    """
+    special = [token for token in map(tokenizer.id_to_token, tokenizer.special_ids) if token]
+    special.sort(key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, special))) if special else None
+    dumped = json.dumps([messages, tools], ensure_ascii=False, default=str)
+    cut = next(each for each in map(chr, range(0xE000, 0xF900)) if each not in dumped)
+
+    def mark(text: str) -> str:
+        return text if pattern is None else pattern.sub(lambda match: match[0][0] + cut + match[0][1:], text)
+
+    marked = [
+        {key: value if key == "role" else _map_texts(mark, value) for key, value in message.items()}
+        if isinstance(message, Mapping)
+        else message
+        for message in messages
+    ]
+    text = tokenizer.apply_chat_template(marked, tools=_map_texts(mark, tools))
+    parts = tokenizer.encode_batch(text.split(cut), special_tokens=False)
+    return [index for part in parts for index in part]
+
+
+def _map_texts(function: Callable[[str], str], value: Any) -> Any:
+    """Return JSON data with function(text) in place of each text."""
+    if isinstance(value, str):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: _map_texts(function, each) for key, each in value.items()}
+    return [_map_texts(function, each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,311 @@
+"""Routes of xformer: translation, classification, and what the page shows."""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+import xformer
+from xformer.backends import to_host
+from xformer.errors import ConfigError, DataError
+from xformer.generation import BeamCandidate, BeamHistory, alignments
+from xformer.generation.engine import Task
+from xformer.io import read_log
+from xformer.models import attention_maps
+from xformer.pipelines import Classifier, Embedder, Output, Summarizer, TextGenerator, TextToText, Translator
+from xformer.pipelines.output_text import Token, pieces_of, tokens_of
+from xformer.serve import schema
+from xformer.serve.jobs import Event, Job, JobError
+from xformer.serve.models import ServedModel
+from xformer.serve.routes import Chunks, event_bytes, route, stream
+
+if TYPE_CHECKING:
+    from xformer.serve.app import Server
+else:
+    Server = Any
+
+MAX_ATTENTION_BYTES = 16_000_000  # of a response
+MAX_COMPUTED_BYTES = 512_000_000  # of all layers
+_MAX_POINTS = 2000  # of a training curve
+_LOWEST = -1e9  # JSON has no infinity
+_STREAM = 'Events "token" with {"text": ...}, then "result" with the whole answer.'
+_STREAM_OF_SEARCH = 'Events "source", then "token" or "step" (beam search), then "result" with the whole answer.'
+
+
+def finite(value: float | None) -> float:
+    """Return a log-probability that JSON can hold."""
+    return max(value or 0.0, _LOWEST)
+
+
+def texts_of(name: str, value: str | Sequence[str], limit: int = schema.MAX_TEXTS) -> list[str]:
+    """Return a text or a list of texts as a list; raise DataError for an empty or a long one."""
+    texts = [value] if isinstance(value, str) else list(value)
+    if not 1 <= len(texts) <= limit:
+        raise DataError(f"{name} has {len(texts)} texts; expected 1 to {limit}")
+    return texts
+
+
+# --- Information ------------------------------------------------------------------------------------------------------
+
+
+@route("GET", "/health")
+async def health(server: Server) -> schema.Health:
+    """Return the state of the server."""
+    workers = [model.worker for model in server.models.values()]
+    running, waiting = sum(each.num_running for each in workers), sum(each.num_waiting for each in workers)
+    return schema.Health("draining" if server.is_draining else "ok", xformer.__version__, running, waiting)
+
+
+@route("GET", "/runs")
+async def list_runs(server: Server) -> schema.Runs:
+    """List the models that have a training log."""
+    return schema.Runs([name for name, model in server.models.items() if model.log is not None])
+
+
+@route("GET", "/runs/{model}")
+async def show_run(server: Server, model: str) -> schema.Curves:
+    """Return the training curves of a model."""
+    served = server.models.get(model)  # the name of a model, never of a file
+    if served is None or served.log is None:
+        raise JobError(f"model {model[:80]!r} has no training log", 404)
+    log = read_log(served.log)
+    steps = [event for event in log if event.get("event") == "step"]
+    steps = steps[:: max(1, math.ceil(len(steps) / _MAX_POINTS))]
+    columns = ("step", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "minutes")
+    fields = ("step", "epoch", "loss", "perplexity", "score", "metric", "best", "minutes")
+    validations = [event for event in log if event.get("event") == "validation"]
+    return schema.Curves(
+        model,
+        next((event["metric"] for event in validations if event.get("metric")), None),
+        served.label_smoothing,
+        {column: [event.get(column) for event in steps] for column in columns},
+        [{name: event.get(name) for name in fields} for event in validations],
+    )
+
+
+# --- Translation, summarization and classification --------------------------------------------------------------------
+
+
+@route("POST", "/translate", _STREAM)
+async def translate(server: Server, request: schema.TranslateRequest) -> schema.Outputs | Chunks:
+    """Translate texts."""
+    return await _text_to_text(server, request, server.model(request.model, Translator, task="translate"))
+
+
+@route("POST", "/summarize", _STREAM)
+async def summarize(server: Server, request: schema.TranslateRequest) -> schema.Outputs | Chunks:
+    """Summarize texts."""
+    return await _text_to_text(server, request, server.model(request.model, Summarizer, task="summarize"))
+
+
+async def _text_to_text(
+    server: Server, request: schema.TranslateRequest, model: ServedModel
+) -> schema.Outputs | Chunks:
+    texts, config = texts_of("text", request.text), model.resolve(request.settings())
+    if request.stream and (len(texts) > 1 or config.num_return_sequences > 1):
+        raise DataError("stream is true for several texts or outputs; expected one of each")
+
+    def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Outputs]:
+        found = yield from task
+        count = sum(len(output.tokens) for outputs in found for output in outputs)
+        # A blank text has an empty output.
+        rows = [[_output(each) for each in outputs] or [schema.TextOutput("", 0.0, 0.0, True)] for outputs in found]
+        return schema.Outputs(model.name, rows, schema.usage(sum(map(len, ids)), count))
+
+    def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
+        job.emit("token", {"text": text})
+
+    options: dict[str, Any] = {"on_text": on_text} if request.stream else {}
+    job = await model.search(server, request, config, lambda: model.encode(texts), finish, stop=request.stop, **options)
+    return await stream(job.events(), _write) if request.stream else await job.result()
+
+
+def _output(output: Output) -> schema.TextOutput:
+    return schema.TextOutput(output.text, finite(output.score), finite(output.log_probability), output.finished)
+
+
+def _write(event: Event) -> list[bytes]:
+    return [event_bytes(event.name, event.data)]
+
+
+@route("POST", "/classify")
+async def classify(server: Server, request: schema.ClassifyRequest) -> schema.Classes:
+    """Classify texts."""
+    model = server.model(request.model, Classifier, task="classify")
+    texts = texts_of("input", request.input)
+    predictions = await model.worker.join(model.pipeline, texts)
+    return schema.Classes(model.name, [schema.Class(i, *each) for i, each in enumerate(predictions)])
+
+
+# --- Exploration ------------------------------------------------------------------------------------------------------
+
+
+@route("POST", "/explore", _STREAM_OF_SEARCH)
+async def explore(server: Server, request: schema.ExploreRequest) -> schema.Exploration | Chunks:
+    """Generate, and show alternatives, alignment and the beam."""
+    model = server.model(request.model, TextToText, TextGenerator, task="generate text")
+    config, start = model.resolve(request.settings()), time.monotonic()
+    candidates: list[Any] = []  # of steps that the client has not received
+
+    def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
+        for token in tokens:
+            job.emit("token", {"index": index, **msgspec.to_builtins(_output_token(token))})
+
+    def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Exploration]:
+        source = _shown_text(request.text, tokens_of(model.source_tokenizer, model.source_ids(ids[0])))
+        if request.stream:
+            job.emit("source", {"source": source})
+            candidates.append(job)
+        (outputs,) = yield from task
+        return schema.Exploration(
+            model=model.name,
+            task=model.task,
+            method="beam" if history.steps else config.method,
+            source=source,
+            outputs=[
+                schema.ExploredOutput(
+                    **msgspec.structs.asdict(_output(each)), tokens=[*map(_output_token, each.logprobs or ())]
+                )
+                for each in outputs
+            ],
+            alignment=_alignment(model, ids[0], outputs[0].tokens) if model.is_seq2seq and outputs[0].tokens else None,
+            beam=_beam(model, history) if history.steps else None,
+            usage=schema.usage(len(ids[0]), len(outputs[0].tokens)),
+            seconds=time.monotonic() - start,
+        )
+
+    def on_step(index: int, step: list[BeamCandidate], best: list[int]) -> None:
+        for job in candidates:
+            job.emit("step", {"index": index, "candidates": _candidates(model, step)})
+
+    history = BeamHistory(on_step)
+    options: dict[str, Any] = {"beam_history": history, "logprobs": request.num_alternatives}
+    if request.stream and config.method != "beam" and config.num_return_sequences == 1:
+        options["on_text"] = on_text
+    encode = lambda: [model.encode_request(request)]  # noqa: E731
+    job = await model.search(server, request, config, encode, finish, seed=request.seed or 0, **options)
+    return await stream(job.events(), _write) if request.stream else await job.result()
+
+
+def _shown_text(text: str | None, tokens: Sequence[Token]) -> schema.ShownText:
+    return schema.ShownText(text or "", [schema.ShownToken(each.id, each.piece, each.text) for each in tokens])
+
+
+def _output_token(token: Token) -> schema.OutputToken:
+    fields = [_probable(each) for each in [token, *token.alternatives]]
+    return schema.OutputToken(*fields[0], alternatives=[schema.ProbableToken(*each) for each in fields[1:]])
+
+
+def _probable(token: Token) -> tuple[int, str, str, float, float]:
+    value = finite(token.log_probability)
+    return token.id, token.piece, token.text, value, math.exp(min(value, 0.0))
+
+
+def _alignment(model: ServedModel, ids: list[int], tokens: list[int]) -> list[list[float]]:
+    (weights,) = alignments(model.pipeline.model, [model.source_ids(ids)], [tokens])
+    return np.round(np.asarray(weights, np.float64), 5).tolist()
+
+
+def _candidates(model: ServedModel, candidates: Sequence[BeamCandidate]) -> list[schema.BeamToken]:
+    tokenizer = model.target_tokenizer
+    pieces = pieces_of(tokenizer, [each.token for each in candidates])
+    texts = tokenizer.decode_batch([[each.token] for each in candidates])
+    return [
+        schema.BeamToken(
+            each.token,
+            piece,
+            f" {text}" if piece.startswith("▁") and text and not text.startswith(" ") else text,
+            each.group,
+            each.parent,
+            finite(each.log_probability),
+            finite(each.score),
+            each.status,
+        )
+        for each, piece, text in zip(candidates, pieces, texts, strict=True)
+    ]
+
+
+def _beam(model: ServedModel, history: BeamHistory) -> schema.BeamTree:
+    groups = 1 + max((each.group for step in history.steps[0] for each in step), default=0)
+    return schema.BeamTree(groups, [_candidates(model, step) for step in history.steps[0]])
+
+
+@route("POST", "/attention")
+async def attention(server: Server, request: schema.AttentionRequest) -> schema.AttentionMaps:
+    """Return attention weights by layer and head, as base64 float32."""
+    model = server.model(request.model, TextToText, TextGenerator, Embedder, Classifier, task="show attention")
+    kinds: list[str] = model.attention_kinds if request.kinds is None else list(request.kinds)
+    for kind in kinds:
+        if kind not in model.attention_kinds:
+            raise ConfigError(f"kinds has {kind!r}; expected any of {', '.join(model.attention_kinds)}")
+    if not model.generates and request.output_ids:
+        raise ConfigError("output_ids does not apply to an encoder; omit it")
+    ids = model.source_ids(await server.in_thread(model.encode_request, request))
+    _check_attention(model, request, kinds, ids)
+    return await model.worker.compute(_attention, model, request, kinds, ids)
+
+
+def _check_attention(
+    model: ServedModel, request: schema.AttentionRequest, kinds: Sequence[str], ids: list[int]
+) -> None:
+    """Raise an error for ids out of range and for arrays that would be too large."""
+    config, out = model.pipeline.model.config, request.output_ids
+    vocab_size = getattr(model.pipeline.model, "vocab_size", math.inf)
+    for token in out:
+        if not 0 <= token < vocab_size:
+            raise DataError(f"output_ids has {token}; expected 0 to {vocab_size - 1}")
+    if model.is_seq2seq:
+        layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+        shapes = {"encoder": (len(ids), len(ids)), "decoder": (len(out), len(out)), "cross": (len(out), len(ids))}
+        layers["cross"] = layers["decoder"]
+    else:
+        layers, length = {model.attention_kinds[0]: config.num_layers}, len(ids) + len(out)
+        shapes = {model.attention_kinds[0]: (length, length)}
+        if model.generates and length > model.pipeline.context_length:
+            raise DataError(f"the text has {length} tokens; expected at most {model.pipeline.context_length}")
+    if request.layer is not None and request.layer >= max(layers.values()):
+        raise ConfigError(f"layer is {request.layer}; expected 0 to {max(layers.values()) - 1}")
+    sizes = {kind: 4 * config.num_heads * math.prod(shapes[kind]) for kind in layers}
+    if sum(layers[kind] * size for kind, size in sizes.items()) > MAX_COMPUTED_BYTES:
+        raise DataError("the text is too long to show its attention; expected a shorter one")
+    sent = sum(sizes[kind] * (layers[kind] if request.layer is None else 1) for kind in kinds)
+    if sent > MAX_ATTENTION_BYTES:
+        raise DataError(f"the attention takes {sent / 1e6:.0f} MB; ask for one layer or kind, or shorten the text")
+
+
+def _attention(
+    model: ServedModel, request: schema.AttentionRequest, kinds: Sequence[str], ids: list[int]
+) -> schema.AttentionMaps:
+    pipeline, source, target, outputs = (
+        model.pipeline,
+        model.source_tokenizer,
+        model.target_tokenizer,
+        request.output_ids,
+    )
+    labels, output_labels = pieces_of(source, ids), pieces_of(target, outputs)
+    axes = {"encoder": (labels, labels), "cross": (output_labels, labels)}
+    if model.is_seq2seq:
+        start = [pipeline.model.config.bos_id, *outputs[:-1]]
+        axes["decoder"] = output_labels, pieces_of(target, start)
+        maps = attention_maps(pipeline.model, [ids], [start]) if outputs else {}
+        if not outputs and "encoder" in kinds:
+            maps = {"encoder": attention_maps(pipeline.model, [ids])["encoder"]}
+    else:
+        axes["decoder"] = labels + output_labels, labels + output_labels
+        maps = attention_maps(pipeline.model, [[*ids, *outputs]])
+    layers = slice(None) if request.layer is None else slice(request.layer, request.layer + 1)
+    found = {}
+    for kind in kinds:
+        if selected := [to_host(array)[0] for array in maps.get(kind, [])[layers]]:
+            data = np.ascontiguousarray(np.stack(selected), dtype="<f4")
+            encoded = base64.b64encode(data.tobytes()).decode("ascii")
+            found[kind] = schema.AttentionMap(list(data.shape), "float32", encoded, *axes[kind])
+    prompt = [] if model.is_seq2seq else ids
+    output = _shown_text("", tokens_of(target, outputs, prompt))
+    return schema.AttentionMaps(model.name, _shown_text(request.text, tokens_of(source, ids)), output, found)

@@ -1,0 +1,347 @@
+"""OpenAI-compatible routes: completions, chats, embeddings and models."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from xformer.errors import DataError
+from xformer.generation import Grammar, LogitsProcessor, token_bytes
+from xformer.generation.engine import Task
+from xformer.pipelines import Embedder, Output, TextGenerator
+from xformer.pipelines.chat import TOOL_CALL_START, parse_tool_calls
+from xformer.pipelines.output_text import Token, overlap
+from xformer.serve import schema
+from xformer.serve.jobs import Event, Job, JobError
+from xformer.serve.models import ServedModel
+from xformer.serve.native import MAX_COMPUTED_BYTES, finite, texts_of
+from xformer.serve.routes import Chunks, event_bytes, route, stream
+
+if TYPE_CHECKING:
+    from xformer.serve.app import Server
+else:
+    Server = Any
+
+
+@route("GET", "/v1/models")
+async def list_models(server: Server) -> schema.Models:
+    """List the models."""
+    return schema.Models([model.describe() for model in server.models.values()])
+
+
+@route("GET", "/v1/models/{model}")
+async def show_model(server: Server, model: str) -> schema.Model:
+    """Return a model."""
+    if model not in server.models:
+        raise JobError(f"model {model[:80]!r} does not exist", 404, "model_not_found", "model")
+    return server.models[model].describe()
+
+
+@route("POST", "/v1/embeddings")
+async def embeddings(server: Server, request: schema.EmbeddingsRequest) -> schema.Embeddings:
+    """Compute vectors of texts with an encoder."""
+    model = server.model(request.model, Embedder, task="compute vectors")
+    texts, size = texts_of("input", request.input, schema.MAX_INPUTS), model.pipeline.model.config.d_model
+    if request.dimensions not in (None, size):
+        message = f"dimensions is {request.dimensions}; expected {size}, the size of the vectors of this model"
+        raise JobError(message, param="dimensions")
+    num_tokens = sum(map(len, await server.in_thread(model.encode, texts)))
+
+    def compute(texts: list[str]) -> list[Any]:
+        return [np.asarray(vector, "<f4") for vector in model.pipeline(texts)]
+
+    vectors = await model.worker.join(compute, texts)
+    is_base64 = request.encoding_format == "base64"
+    data = [
+        schema.Embedding(i, base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist())
+        for i, vector in enumerate(vectors)
+    ]
+    return schema.Embeddings(model.name, data, schema.usage(num_tokens, 0))
+
+
+@route("POST", "/v1/completions", 'OpenAI-compatible chunks ("object": "text_completion"), then [DONE].')
+async def completions(server: Server, request: schema.CompletionRequest) -> schema.Completion | Chunks:
+    """Continue prompts with a language model."""
+    model = server.model(request.model, TextGenerator, task="continue prompts")
+    prompt: Any = request.prompt
+    prompts = [prompt] if isinstance(prompt, str) or all(isinstance(each, int) for each in prompt) else prompt
+    if not all(isinstance(each, str) or (each and isinstance(each, list)) for each in prompts):
+        raise JobError("prompt is not a text, a list of texts or token ids", param="prompt")
+    model.check_limit("max_tokens", request.max_tokens)
+    settings = {"max_new_tokens": max(1, request.max_tokens), **request.settings()}
+    return await _Completion(model, request, prompts, settings, request.logprobs).respond(server)
+
+
+@route("POST", "/v1/chat/completions", 'OpenAI-compatible chunks ("object": "chat.completion.chunk"), then [DONE].')
+async def chat_completions(server: Server, request: schema.ChatRequest) -> schema.Chat | Chunks:
+    """Answer a chat with a language model."""
+    model, settings = server.model(request.model, TextGenerator, task="answer chats"), request.settings()
+    if not model.has_chat:
+        raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
+    if request.tool_choice not in ("auto", "none"):
+        raise JobError("tool_choice is not supported, other than auto and none", param="tool_choice")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (limit := getattr(request, name)) is not None:
+            model.check_limit(name, limit)
+            settings["max_new_tokens"] = limit
+    messages = [plain_message(message) for message in request.messages]
+    logprobs = request.top_logprobs if request.logprobs else None
+    return await _Chat(model, request, [messages], settings, logprobs).respond(server)
+
+
+def plain_message(message: schema.Json) -> schema.Json:
+    """Return a message as chat templates expect it: with a text, and with arguments of calls as objects.
+
+    Raises:
+        DataError: For other content than text.
+    """
+    role, content = message.get("role"), message.get("content", None if message.get("tool_calls") else 0)
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+            raise DataError("messages has content other than text; expected text only")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(role, str) or not isinstance(content, str | None):
+        raise DataError("messages has an entry without role or content; expected both, as strings")
+    plain = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+    if calls := message.get("tool_calls"):
+        try:
+            functions = [{**call["function"], "arguments": json.loads(call["function"]["arguments"])} for call in calls]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError("messages has an invalid entry in tool_calls; expected name and arguments") from error
+        plain["tool_calls"] = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return plain
+
+
+class _Response:
+    """The answer of a request for completions or chats, or its stream.
+
+    Args:
+        model: The model.
+        request: The request.
+        prompts: Prompts, or chats.
+        settings: Fields of `GenerationConfig`.
+        logprobs: Alternatives of each token; None: no log-probabilities.
+    """
+
+    def __init__(
+        self, model: ServedModel, request: Any, prompts: Sequence[Any], settings: schema.Json, logprobs: int | None
+    ) -> None:
+        self.model, self.request, self.prompts, self.logprobs = model, request, prompts, logprobs
+        if not 1 <= len(prompts) * request.n <= schema.MAX_TEXTS:
+            raise DataError(
+                f"prompt has {len(prompts)} texts and n is {request.n}; expected 1 to {schema.MAX_TEXTS} outputs"
+            )
+        self.config = model.resolve(settings)
+        if self.config.num_return_sequences > 1:
+            raise JobError("num_return_sequences is above 1; use n", param="num_return_sequences")
+        self.copies = request.n
+        if self.config.method == "beam":  # the best hypotheses of one search
+            self.config, self.copies = model.resolve({**settings, "num_return_sequences": request.n}), 1
+        prefix = "chatcmpl" if isinstance(request, schema.ChatRequest) else "cmpl"
+        self.processors: list[LogitsProcessor] = []
+        self.head: schema.Json = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        self.num_prompt_tokens = 0
+        self.sent: dict[int, int] = {}  # characters of each choice in a stream
+        self.has_begun = False
+
+    async def respond(self, server: Server) -> Any:
+        """Run the request and return the answer, or its stream."""
+        request, options = self.request, dict[str, Any](logits_processors=self.processors)
+        if request.stream and self.config.method != "beam":
+            options["on_text"] = lambda job, *part: job.emit("text", part)
+        job = await self.model.search(
+            server, request, self.config, self._encode, self._run, stop=request.stop, logprobs=self.logprobs, **options
+        )
+        if request.stream:
+            return await stream(job.events(), self._write, b"data: [DONE]\n\n")
+        return self.answer(await job.result())
+
+    def _encode(self) -> list[list[int]]:
+        return [ids for ids in self.model.encode(self.prompts) for _ in range(self.copies)]
+
+    def _run(self, job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[list[Output]]:
+        self.num_prompt_tokens = sum(map(len, ids[:: self.copies]))
+        return [output for outputs in (yield from task) for output in outputs]
+
+    def _write(self, event: Event) -> list[bytes]:
+        chunks = [] if self.has_begun else self.first_chunks()
+        self.has_begun = True
+        if event.name == "text":
+            return [event_bytes("", chunk) for chunk in [*chunks, self.chunk(*event.data)]]
+        for number, output in enumerate(event.data):
+            is_beam = self.config.method == "beam"
+            text, tokens = (output.text, output.logprobs) if is_beam else ("", None)
+            chunks.append(self.chunk(number, text, tokens or [], output))
+        if self.request.stream_options.include_usage:
+            chunks.append(self.chunk_of([], self.usage(event.data)))
+        return [event_bytes("", chunk) for chunk in chunks]
+
+    def usage(self, outputs: Sequence[Output]) -> schema.Usage:
+        """Return the numbers of tokens."""
+        return schema.usage(self.num_prompt_tokens, sum(len(output.tokens) for output in outputs))
+
+    def answer(self, outputs: list[Output]) -> Any:
+        """Return the answer."""
+        raise NotImplementedError
+
+    def chunk(self, number: int, text: str, tokens: Sequence[Token], output: Output | None = None) -> Any:
+        """Return a part of a choice; the last one has its output."""
+        raise NotImplementedError
+
+    def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> Any:
+        """Return a part of the stream."""
+        raise NotImplementedError
+
+    def first_chunks(self) -> list[Any]:
+        """Return what comes before all texts."""
+        return []
+
+
+class _Completion(_Response):
+    """The answer of a request for completions."""
+
+    echoes: list[tuple[str, list[Token]]] | None = None  # text and tokens of each prompt
+
+    def _run(self, job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[list[Output]]:
+        prompts, pipeline, request = ids[:: self.copies], self.model.pipeline, self.request
+        if request.echo and self.logprobs is not None:
+            size = 4 * pipeline.model.vocab_size * max(map(len, prompts))
+            if size > MAX_COMPUTED_BYTES:
+                raise DataError(f"the log-probabilities of the prompt take {size / 1e6:.0f} MB; expected a shorter one")
+            read = yield from pipeline.prompt_logprobs(prompts, self.logprobs)
+            self.echoes = [("".join(token.text for token in tokens), tokens) for tokens in read]
+        elif request.echo:
+            pairs = zip(self.prompts, prompts, strict=True)
+            decode = self.model.target_tokenizer.decode
+            self.echoes = [(text if isinstance(text, str) else decode(row), []) for text, row in pairs]
+        if request.max_tokens == 0:
+            self.num_prompt_tokens = sum(map(len, prompts))
+            return [Output("", [], 0.0, 0.0, False, logprobs=[]) for _ in range(len(prompts) * request.n)]
+        return (yield from super()._run(job, ids, task))
+
+    def answer(self, outputs: list[Output]) -> schema.Completion:
+        choices = [self._choice(i, each.text, each.logprobs or [], each) for i, each in enumerate(outputs)]
+        return self.chunk_of(choices, self.usage(outputs))
+
+    def chunk(self, number: int, text: str, tokens: Sequence[Token], output: Output | None = None) -> Any:
+        return self.chunk_of([self._choice(number, text, tokens, output)])
+
+    def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> schema.Completion:
+        return schema.Completion(**self.head, object="text_completion", choices=choices, usage=usage)
+
+    def _choice(self, number: int, text: str, tokens: Sequence[Token], output: Output | None) -> Any:
+        if self.echoes is not None and number not in self.sent:
+            echo, prompt = self.echoes[number // self.request.n]
+            text, tokens = echo + text, [*prompt, *tokens]
+        start = self.sent.get(number, 0)
+        self.sent[number] = start + len(text)
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = schema.CompletionLogprobs(
+                [token.text for token in tokens],
+                [None if token.log_probability is None else finite(token.log_probability) for token in tokens],
+                [
+                    None
+                    if token.log_probability is None
+                    else {each.text: finite(each.log_probability) for each in [*token.alternatives[::-1], token]}
+                    for token in tokens
+                ],
+                [*itertools.accumulate((len(token.text) for token in tokens), initial=start)][:-1],
+            )
+        return schema.CompletionChoice(number, text, logprobs, output.finish_reason if output else None)
+
+
+class _Chat(_Response):
+    """The answer of a request for chats."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.has_tools = bool(self.request.tools) and self.request.tool_choice != "none"
+        self.texts: dict[int, str] = {}  # of each choice of a stream
+
+    def _encode(self) -> list[list[int]]:
+        tools = msgspec.to_builtins(self.request.tools) if self.has_tools else None
+        (ids,) = self.model.pipeline.encode(self.prompts, tools=tools)
+        if (form := self.request.response_format) is not None and form.type != "text":
+            json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
+            if json_schema is None:
+                raise JobError(
+                    "response_format has no json_schema.schema; expected a JSON schema", param="response_format"
+                )
+            ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
+            tokenizer = self.model.target_tokenizer
+            self.processors.append(Grammar(token_bytes(tokenizer), sorted(ends), json_schema=json_schema))
+        return [ids] * self.copies
+
+    def answer(self, outputs: list[Output]) -> schema.Chat:
+        choices = []
+        for number, output in enumerate(outputs):
+            text, calls = self._parse(output.text)
+            message = schema.Message("assistant", text or (None if calls else ""), calls)
+            reason = "tool_calls" if calls else output.finish_reason
+            logprobs = None if self.logprobs is None else _chat_logprobs(output.logprobs or [])
+            choices.append(schema.ChatChoice(number, message, logprobs=logprobs, finish_reason=reason))
+        return schema.Chat(**self.head, object="chat.completion", choices=choices, usage=self.usage(outputs))
+
+    def chunk(self, number: int, text: str, tokens: Sequence[Token], output: Output | None = None) -> Any:
+        calls: list[schema.ToolCall] = []
+        start, whole = self.sent.get(number, 0), self.texts.get(number, "") + text
+        end, self.texts[number] = len(whole), whole
+        if self.has_tools:
+            end = _end_of_text(whole)
+            if output is not None:
+                rest, calls = self._parse(whole)
+                end = len(rest)
+        self.sent[number] = max(start, end)
+        delta = schema.Message(content=whole[start:end]) if end > start else schema.Message()
+        delta.tool_calls = [msgspec.structs.replace(call, index=index) for index, call in enumerate(calls)]
+        logprobs = _chat_logprobs(tokens) if self.logprobs is not None and tokens else None
+        reason = None if output is None else "tool_calls" if calls else output.finish_reason
+        return self.chunk_of([schema.ChatChoice(number, delta=delta, logprobs=logprobs, finish_reason=reason)])
+
+    def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> schema.Chat:
+        return schema.Chat(**self.head, object="chat.completion.chunk", choices=choices, usage=usage)
+
+    def first_chunks(self) -> list[Any]:
+        delta = schema.Message("assistant", "")
+        return [self.chunk_of([schema.ChatChoice(number, delta=delta)]) for number in range(self.request.n)]
+
+    def _parse(self, text: str) -> tuple[str, list[schema.ToolCall]]:
+        """Return the text without calls of functions, and the calls."""
+        text, calls = parse_tool_calls(text) if self.has_tools else (text, [])
+        calls = calls if self.request.parallel_tool_calls else calls[:1]
+        return text, [schema.ToolCall(f"call_{secrets.token_hex(12)}", schema.FunctionCall(*call)) for call in calls]
+
+
+def _end_of_text(text: str) -> int:
+    """Return the length of the part of an answer that is no call of a function, whatever follows."""
+    if not text.strip() or text.lstrip().startswith("{"):
+        return 0
+    start = text.find(TOOL_CALL_START)
+    end = len(text) - overlap(text, TOOL_CALL_START) if start < 0 else start
+    return len(text[:end].rstrip())
+
+
+def _chat_logprobs(tokens: Sequence[Token]) -> schema.ChatLogprobs:
+    return schema.ChatLogprobs(
+        [
+            schema.TokenLogprob(*_logprob(token), [schema.Logprob(*_logprob(each)) for each in token.alternatives])
+            for token in tokens
+        ]
+    )
+
+
+def _logprob(token: Token) -> tuple[str, float, list[int]]:
+    return token.text, finite(token.log_probability), list(token.bytes)

@@ -1,0 +1,561 @@
+"""Requests and answers of the API."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from xformer.config import check_keys, field_names, options_of
+from xformer.errors import ConfigError
+from xformer.generation import GenerationConfig
+from xformer.serve.jobs import JobError
+
+MAX_BEAMS = 32
+MAX_TEXTS = 64
+MAX_INPUTS = 2048
+MAX_PHRASES, MAX_PHRASE_CHARACTERS = 64, 200
+
+Json = dict[str, Any]
+Structure = TypeVar("Structure", bound=Struct)
+
+
+def about(description: str, **bounds: Any) -> Any:
+    """Return the metadata of a field; bounds are ge, le, min_length, ..."""
+    return Meta(description=description, **bounds)
+
+
+def _search_fields() -> list[tuple[str, Any, Any]]:
+    """Return a field for each one of `GenerationConfig`; None is the default of the model."""
+    hints, fields = get_type_hints(GenerationConfig), []
+    for name, _, _, field in options_of(GenerationConfig):
+        kind = str(hints[name]).removesuffix(" | None")
+        choices, bounds = field.metadata["choices"], field.metadata["bounds"]
+        limits = {key: bounds[other] for key, other in (("ge", "at_least"), ("le", "at_most"))}
+        annotation: Any = {"int": int, "float": float, "bool": bool}.get(getattr(hints[name], "__name__", kind))
+        annotation = annotation or {"int": int, "float": float, "bool": bool, "dict[str, typing.Any]": Json}.get(kind)
+        if choices is not None:
+            annotation, limits = Literal[tuple(choices)], {}
+        elif annotation in (None, bool, Json):
+            annotation, limits = annotation or list[int], {}
+        if name == "num_beams" or name == "num_return_sequences":
+            limits["le"] = MAX_BEAMS
+        text = f"{field.metadata['help']} Default: that of the model, see /v1/models."
+        fields.append((name, Annotated[annotation, Meta(description=text, **limits)], None))
+    return fields
+
+
+class _Request(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: Annotated[str | None, about("Id of the model. Default: the first suitable one.")] = None
+
+
+if TYPE_CHECKING:
+    _Search = _Request
+else:
+    _Search = msgspec.defstruct(
+        "_Search", _search_fields(), bases=(_Request,), kw_only=True, forbid_unknown_fields=True
+    )
+
+
+class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):
+    seed: Annotated[int | None, about("Seed of sampling. Default: a new one for each request.")] = None
+    sequence_bias: Annotated[list[str], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = msgspec.field(
+        default_factory=list
+    )
+
+    def settings(self) -> Json:
+        """Return the fields of `GenerationConfig` that the request has."""
+        values = {name: getattr(self, name) for name in field_names(GenerationConfig)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class TranslateRequest(_Steered, kw_only=True, forbid_unknown_fields=True):
+    """Texts to translate or summarize, with any field of `GenerationConfig`."""
+
+    text: Annotated[str | list[str], about("A text, or a list of texts.")]
+    prefix: Annotated[str | None, about("Text that outputs begin with.")] = None
+    target_length: Annotated[int, about("Length of outputs.", ge=1, le=100_000)] | None = None
+    length_unit: Annotated[Literal["tokens", "words"], about("Unit of target_length.")] = "tokens"
+    stop: Annotated[str | list[str] | None, about("Stop strings; not included in the output.")] = None
+    stream: Annotated[bool, about("Send the output of one text as it is generated.")] = False
+
+
+class ExploreRequest(_Steered, kw_only=True, forbid_unknown_fields=True):
+    """A text or a chat to generate from, with any field of `GenerationConfig`; the answer shows the whole search."""
+
+    text: Annotated[str | None, about("Source text or prompt.")] = None
+    messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
+    prefix: Annotated[str | None, about("Text that outputs begin with; encoder-decoders only.")] = None
+    target_length: Annotated[int, about("Length of outputs; encoder-decoders only.", ge=1, le=100_000)] | None = None
+    length_unit: Annotated[Literal["tokens", "words"], about("Unit of target_length.")] = "tokens"
+    num_alternatives: Annotated[int, about("Alternatives of each token.", ge=0, le=50)] = 10
+    stream: Annotated[bool, about("Send tokens or beam steps as they are generated.")] = False
+
+
+class AttentionRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """A text or a chat, and the output whose attention is shown."""
+
+    text: Annotated[str | None, about("Source text or prompt.")] = None
+    messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
+    output_ids: Annotated[list[int], about("Token ids of the output; omit them for encoders.")] = msgspec.field(
+        default_factory=list
+    )
+    kinds: Annotated[list[Literal["encoder", "decoder", "cross"]] | None, about("Kinds. Default: all.")] = None
+    layer: Annotated[int, about("One layer, counted from 0. Default: all.", ge=0)] | None = None
+
+
+class ClassifyRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """Texts to classify."""
+
+    input: Annotated[str | list[str], about("A text, or a list of texts.")]
+
+
+class EmbeddingsRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """Texts to compute vectors of (OpenAI-compatible)."""
+
+    input: Annotated[str | list[str], about("A text, or a list of texts.")]
+    encoding_format: Annotated[Literal["float", "base64"], about("Format of the vectors.")] = "float"
+    dimensions: Annotated[int, about("Size of the vectors: that of the model.", ge=1)] | None = None
+    user: Annotated[Any, about("Accepted without effect.")] = None
+
+
+class StreamOptions(Struct, frozen=True):
+    """Options of a stream; others have no effect."""
+
+    include_usage: bool = False
+
+
+_IGNORED = (
+    *(
+        "best_of",
+        "suffix",
+        "audio",
+        "function_call",
+        "functions",
+        "metadata",
+        "modalities",
+        "moderation",
+        "prediction",
+        "prompt_cache_key",
+    ),
+    *("prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier"),
+    *("store", "user", "verbosity", "web_search_options"),
+)
+if TYPE_CHECKING:
+    _OpenAI = _Steered
+else:
+    _OpenAI = msgspec.defstruct(
+        "_OpenAI",
+        [(name, Annotated[Any, about("Accepted without effect.")], None) for name in _IGNORED],
+        bases=(_Steered,),
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+
+
+class _OpenAIRequest(_OpenAI, kw_only=True, forbid_unknown_fields=True):
+    n: Annotated[int, about("Outputs for each prompt or chat.", ge=1, le=MAX_TEXTS)] = 1
+    stop: Annotated[str | list[str] | None, about("Stop strings; not included in the output.")] = None
+    stream: Annotated[bool, about("Send the output as it is generated.")] = False
+    stream_options: Annotated[StreamOptions, about("include_usage adds the usage.")] = StreamOptions()
+
+    def ignored(self) -> list[str]:
+        """Return the fields of the request that have no effect."""
+        return [name for name in _IGNORED if getattr(self, name) not in (None, False, [], {}, "")]
+
+
+class CompletionRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    """A prompt to continue (OpenAI-compatible), with any field of `GenerationConfig`."""
+
+    prompt: Annotated[
+        str | list[str | int | list[int]], about("A text, a list of texts, token ids, or a list of lists of them.")
+    ]
+    max_tokens: Annotated[int, about("Maximum number of new tokens; 0 only reads the prompt.", ge=0)] = 16
+    logprobs: Annotated[int, about("Alternatives of each token to return.", ge=0, le=50)] | None = None
+    echo: Annotated[bool, about("Return the prompt before the output, with its log-probabilities.")] = False
+
+
+class Function(Struct, omit_defaults=True):
+    """A function that a chat may call."""
+
+    name: str
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    """A function that a chat may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ResponseFormat(Struct):
+    """Format of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Json | None = None
+
+
+class ChatRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    """A chat to answer (OpenAI-compatible), with any field of `GenerationConfig`."""
+
+    messages: Annotated[list[Json], about("Messages with role and content.")]
+    max_tokens: Annotated[int, about("Maximum number of new tokens.", ge=1)] | None = None
+    max_completion_tokens: Annotated[int, about("The same as max_tokens.", ge=1)] | None = None
+    logprobs: Annotated[bool, about("Return the log-probability of each token.")] = False
+    top_logprobs: Annotated[int, about("Alternatives of each token to return.", ge=0, le=50)] = 0
+    tools: Annotated[list[Tool], about("Functions that the model may call.", max_length=128)] = msgspec.field(
+        default_factory=list
+    )
+    tool_choice: Annotated[str | Json, about("auto, none, required, or the name of a function.")] = "auto"
+    parallel_tool_calls: Annotated[bool, about("Whether an answer may have several calls.")] = True
+    response_format: Annotated[ResponseFormat | None, about("Format of the answer.")] = None
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+class ErrorDetails(Struct):
+    """What went wrong, in one line."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Error(Struct):
+    """An error."""
+
+    error: ErrorDetails
+
+
+class Usage(Struct):
+    """Numbers of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
+    """Return numbers of tokens with their sum."""
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+
+
+class TextOutput(Struct):
+    """An output with its score."""
+
+    text: str
+    score: float
+    log_probability: float
+    finished: bool
+
+
+class Outputs(Struct):
+    """Outputs of each text, best first."""
+
+    model: str
+    outputs: list[list[TextOutput]]
+    usage: Usage
+
+
+class CompletionLogprobs(Struct):
+    """Tokens of a completion; the first token of a prompt has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    """One completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(Struct):
+    """Completions."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class Logprob(Struct):
+    """A token of an answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Logprob):
+    """A token of an answer with the most probable tokens in its place."""
+
+    top_logprobs: list[Logprob]
+
+
+class ChatLogprobs(Struct):
+    """Tokens of an answer."""
+
+    content: list[TokenLogprob]
+
+
+class FunctionCall(Struct):
+    """Name and arguments, as JSON, of a call."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, omit_defaults=True):
+    """A call of a function; in a stream with its index."""
+
+    id: str
+    function: FunctionCall
+    type: str = msgspec.field(default_factory=lambda: "function")
+    index: int | None = None
+
+
+class Message(Struct, omit_defaults=True):
+    """An answer, or in a stream a part of it."""
+
+    role: Literal["assistant"] | None = None
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    tool_calls: list[ToolCall] = []
+
+
+class ChatChoice(Struct):
+    """One answer; in a stream a part of it, delta."""
+
+    index: int
+    message: Message | msgspec.UnsetType = msgspec.UNSET
+    delta: Message | msgspec.UnsetType = msgspec.UNSET
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Chat(Struct):
+    """Answers of a chat, or in a stream parts of them."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+
+
+class Embedding(Struct):
+    """A vector, as numbers or as base64 of float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class Embeddings(Struct):
+    """Vectors of texts."""
+
+    model: str
+    data: list[Embedding]
+    usage: Usage
+    object: str = "list"
+
+
+class Class(Struct):
+    """The most probable class of a text."""
+
+    index: int
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class Classes(Struct):
+    """Classes of texts."""
+
+    model: str
+    data: list[Class]
+
+
+class ShownToken(Struct):
+    """A token; text joins to that of the whole output, token is its name in the vocabulary."""
+
+    id: int
+    token: str
+    text: str
+
+
+class ProbableToken(ShownToken):
+    """A token with its probability."""
+
+    log_probability: float
+    probability: float
+
+
+class OutputToken(ProbableToken):
+    """A token with its alternatives, and in a stream with its index."""
+
+    alternatives: list[ProbableToken]
+
+
+class ExploredOutput(TextOutput):
+    """An output with its tokens."""
+
+    tokens: list[OutputToken]
+
+
+class BeamToken(ShownToken):
+    """A candidate of a beam search."""
+
+    group: int
+    parent: int | None
+    log_probability: float
+    score: float
+    status: str
+
+
+class BeamTree(Struct):
+    """The candidates of each step of a beam search."""
+
+    groups: int
+    steps: list[list[BeamToken]]
+
+
+class ShownText(Struct):
+    """A text with its tokens."""
+
+    text: str
+    tokens: list[ShownToken]
+
+
+class Exploration(Struct):
+    """Outputs of a text, and everything about the search."""
+
+    model: str
+    task: str
+    method: str
+    source: ShownText
+    outputs: list[ExploredOutput]
+    alignment: list[list[float]] | None
+    beam: BeamTree | None
+    usage: Usage
+    seconds: float
+
+
+class AttentionMap(Struct):
+    """Weights (layers, heads, queries, keys) as base64 of float32."""
+
+    shape: list[int]
+    dtype: str
+    data: str
+    queries: list[str]
+    keys: list[str]
+
+
+class AttentionMaps(Struct):
+    """Attention weights by kind."""
+
+    model: str
+    source: ShownText
+    output: ShownText
+    attention: dict[str, AttentionMap]
+
+
+class Model(Struct):
+    """A model, what it can do, and its settings."""
+
+    id: str
+    created: int
+    task: str
+    architecture: str
+    backend: str
+    num_parameters: int
+    vocab_size: int
+    encoder_layers: int
+    decoder_layers: int
+    heads: int
+    context_length: int | None
+    attention: list[str]
+    supports: dict[str, bool]
+    defaults: Json | None
+    has_log: bool
+    example: str
+    object: str = "model"
+    owned_by: str = "user"
+
+
+class Models(Struct):
+    """The models of a server."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class Runs(Struct):
+    """Ids of the models that have a training log."""
+
+    runs: list[str]
+
+
+class Curves(Struct):
+    """Training curves of a model."""
+
+    model: str
+    metric: str | None
+    label_smoothing: float
+    steps: dict[str, list[float | None]]
+    validations: list[Json]
+
+
+class Health(Struct):
+    """State of a server."""
+
+    status: str
+    version: str
+    running: int
+    waiting: int
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(body: Any, request: type[Structure]) -> Structure:
+    """Return a request; null is the default of a field.
+
+    Raises:
+        JobError: For unknown, missing or invalid fields.
+    """
+    if not isinstance(body, dict):
+        raise JobError(f"the body is a {type(body).__name__}; expected a JSON object")
+    try:
+        check_keys(body, request.__struct_fields__, "the request")
+    except ConfigError as error:
+        unknown = next(key for key in body if key not in request.__struct_fields__)
+        raise JobError(str(error), param=unknown) from error
+    try:
+        return msgspec.convert({key: value for key, value in body.items() if value is not None}, request)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        parts, value = re.findall(r"[^.\[\]`]+", path), body
+        for part in parts:
+            value = value[part] if isinstance(value, dict) else value[int(part)] if part.isdecimal() else "..."
+        name = path.strip("`.") or (re.findall(r"field `(\w+)`", text) or [None])[0]
+        received = json.dumps(value, ensure_ascii=False) if parts else "invalid"
+        received = received if len(received) < 80 else f"{received[:80]}..."
+        message = f"{name or 'the request'} is {received}; {text[:1].lower()}{text[1:]}"
+        raise JobError(message, param=name) from error

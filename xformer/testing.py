@@ -1,0 +1,443 @@
+"""Checks of an array library: whether Transformers run, train and decode on it, compared with NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import math
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import xformer as xf
+from xformer.backends import array_namespace, backend_name, from_host, resolve, to_host
+from xformer.errors import BackendError, ConfigError, DataError
+from xformer.tracing.rule import RULES, SEQUENCE_RULES
+
+_PACKAGE = Path(__file__).parent
+_SIZES: dict[str, Any] = {"d_model": 32, "num_heads": 4, "d_ff": 64}
+_VOCAB_SIZE = 13
+_STEPS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        group: "forward", "gradients", "training", "decoding", "files", "dtypes" or "other".
+        name: What was computed.
+        status: "ok", "differs" from NumPy, "fails" with an exception, or "lacks" a dtype that is optional.
+        detail: The largest difference from NumPy, or the error.
+        where: The line of xformer that called the library, if it failed.
+        seconds: Time that the check took.
+    """
+
+    group: str
+    name: str
+    status: str
+    detail: str
+    where: str
+    seconds: float
+
+    def __str__(self) -> str:
+        line = f"{self.status:8} {self.group:10} {self.name:26} {self.detail}".rstrip()
+        return f"{line}\n{'':8} at {self.where}" if self.where else line
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What works on an array library; `str(report)` is a table.
+
+    Attributes:
+        library: Name of the library.
+        version: Its version, or "of unknown version".
+        missing: Functions of the standard that xformer can differentiate and the library lacks.
+        checks: The results.
+    """
+
+    library: str
+    version: str
+    missing: tuple[str, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all checks pass, without those of the group "dtypes": dtypes other than float32 are optional."""
+        return all(check.status == "ok" or check.group == "dtypes" for check in self.checks)
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        return json.dumps({**dataclasses.asdict(self), "passed": self.passed}, indent=2)
+
+    def summary(self) -> str:
+        """Return the library, what it lacks, and the number of checks that pass."""
+        count = sum(check.status == "ok" for check in self.checks)
+        lines = [f"{self.library} {self.version}, xformer {xf.__version__}: {count} of {len(self.checks)} checks pass"]
+        if self.missing:
+            lines.append(f"missing functions: {', '.join(self.missing)}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.checks), self.summary()])
+
+
+def check_backend(
+    xp: Any, *, groups: Sequence[str] | None = None, on_check: Callable[[Check], None] | None = None
+) -> Report:
+    """Run small Transformers on an array library, and compare everything with NumPy.
+
+    Args:
+        xp: The library, as a module or by name.
+        groups: Groups of checks to run; default all: "forward", "gradients", "training", "decoding", "files", "dtypes"
+            and "other".
+        on_check: Gets each result as soon as it is there.
+
+    Returns:
+        A report; `assert check_backend(xp).passed` is a test.
+
+    Raises:
+        BackendError: If the library cannot be used at all: the message names the functions that it lacks.
+        ConfigError: For an unknown group.
+
+    Example:
+        >>> report = check_backend("numpy", groups=["forward"])
+        >>> report.passed
+        True
+    """
+    known = dict.fromkeys(group for group, _, _ in _checks())
+    for group in groups or ():
+        if group not in known:
+            raise ConfigError(f"group is {group!r}; expected one of {', '.join(known)}")
+    library = _Library(resolve(xp))
+    results = []
+    for group, name, function in _checks():
+        if groups is None or group in groups:
+            results.append(_run(group, name, functools.partial(function, library)))
+            if on_check is not None:
+                on_check(results[-1])
+    return Report(backend_name(library.xp), _version(backend_name(library.xp)), _missing(library.xp), tuple(results))
+
+
+def _run(group: str, name: str, function: Callable[[], float | None]) -> Check:
+    start = time.perf_counter()
+    status, detail, where = "ok", "", ""
+    try:
+        excess = function()
+        if excess is not None:
+            detail = f"difference {excess:.1g}"
+    except _Difference as difference:
+        status, detail = "differs", str(difference)
+    except _Absent as absent:
+        status, detail = "lacks", str(absent)
+    except Exception as error:  # noqa: BLE001  (libraries raise anything)
+        message = " ".join(str(error).split())
+        status, detail, where = "fails", f"{type(error).__name__}: {message}", _caller(error)
+    return Check(group, name, status, detail[:200], where, time.perf_counter() - start)
+
+
+class _Difference(Exception):
+    """A result that is not NumPy's."""
+
+
+class _Absent(Exception):
+    """An optional part that the library lacks."""
+
+
+def _caller(error: BaseException) -> str:
+    """Return the last line of xformer in the traceback of an error."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(_PACKAGE)
+    ]
+    frame = frames[-1]
+    return f"{Path(frame.filename).relative_to(_PACKAGE.parent)}:{frame.lineno}: {frame.line}"
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library.split(".")[0])
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _missing(xp: Any) -> tuple[str, ...]:
+    names = {*RULES, *SEQUENCE_RULES} - {"erf", "scatter_add", "getitem", "setitem", "to_device"}
+    return tuple(sorted(name for name in names if not name.startswith("operator_") and not hasattr(xp, name)))
+
+
+# --- models and data --------------------------------------------------------------------------------------------------
+
+
+class _Library:
+    """Small models on NumPy and on the library, and batches for them; each is made at its first use."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+        rng = np.random.default_rng(0)
+        self.source = rng.integers(3, _VOCAB_SIZE, (4, 6))
+        self.source[1, 4:] = 0
+        self.target = np.concatenate([np.ones((4, 1), int), self.source[:, :-1]], axis=1)
+        self.prompts = [[int(token) for token in row if token] for row in self.source]
+
+    @functools.cache  # noqa: B019  (a library lives as long as its checks)
+    def models(self, kind: str, **options: Any) -> tuple[Any, Any]:
+        """Return a model on NumPy, and the same model on the library."""
+        reference = _MODELS[kind](**options)
+        return reference, reference.to(self.xp)
+
+    @functools.cached_property
+    def trained(self) -> tuple[Any, Any]:
+        """Return a model that copies its input, on NumPy and on the library."""
+        model, _ = self.models("encoder-decoder")
+        options: dict[str, Any] = {
+            "optimizer": xf.Adam(),
+            "learning_rate": 1e-2,
+            "steps": 60,
+            "num_tokens": _num_tokens,
+        }
+        model = xf.fit(model, _translation_loss, [self.batch], **options)[0]
+        return model, model.to(self.xp)
+
+    @property
+    def batch(self) -> tuple[Any, Any, Any]:
+        """The source, the target shifted to the right, and the labels."""
+        return self.source, self.target, self.source
+
+    def moved(self, data: Any) -> Any:
+        """Return a NumPy array in the library."""
+        return from_host(self.xp, data)
+
+
+def _encoder_decoder(**options: Any) -> Any:
+    config: dict[str, Any] = {"source_vocab_size": _VOCAB_SIZE, "target_vocab_size": _VOCAB_SIZE, "dropout": 0.1}
+    config |= {"num_encoder_layers": 1, "num_decoder_layers": 1, **_SIZES, **options}
+    return xf.Transformer(xf.TransformerConfig(**config), seed=0)
+
+
+def _language_model(**options: Any) -> Any:
+    config: dict[str, Any] = {"vocab_size": _VOCAB_SIZE, "num_layers": 2, "num_key_value_heads": 2}
+    config |= {"positions": "rotary", "norm": "rms", "activation": "swiglu", **_SIZES, **options}
+    return xf.LanguageModel(xf.LanguageModelConfig(**config), seed=0)
+
+
+def _encoder(**options: Any) -> Any:
+    config: dict[str, Any] = {"vocab_size": _VOCAB_SIZE, "num_layers": 2, "activation": "gelu", **_SIZES, **options}
+    return xf.Encoder(xf.EncoderConfig(**config), seed=0)
+
+
+_MODELS: dict[str, Callable[..., Any]] = {
+    "encoder-decoder": _encoder_decoder,
+    "language model": _language_model,
+    "encoder": _encoder,
+}
+
+
+def _inputs(library: _Library, kind: str) -> tuple[Any, ...]:
+    return (library.source, library.target) if kind == "encoder-decoder" else (library.source,)
+
+
+def _num_tokens(batch: Any) -> int:
+    return int(np.count_nonzero(batch[-1]))
+
+
+def _translation_loss(model: Any, batch: Any, rng: Any) -> Any:
+    losses = xf.cross_entropy(model(batch[0], batch[1], rng=rng), batch[2], pad_id=0, label_smoothing=0.1)
+    return array_namespace(losses).sum(losses)
+
+
+def _sum_of_squares(model: Any, batch: Any, rng: Any) -> Any:
+    y = model(*batch)
+    return array_namespace(y).mean(y * y)
+
+
+def _compare(value: Any, reference: Any, tolerance: float) -> float:
+    """Return the largest difference, relative to the largest value; raise _Difference if it is above a tolerance."""
+    value, reference = (np.asarray(to_host(each), dtype="float64") for each in (value, reference))
+    difference = float(np.max(np.abs(value - reference)) / max(1.0, float(np.max(np.abs(reference)))))
+    if not difference <= tolerance:
+        raise _Difference(f"{difference:.1g} from NumPy, expected at most {tolerance:.0e}")
+    return difference
+
+
+def _equal(value: Any, reference: Any) -> None:
+    if value != reference:
+        raise _Difference(f"{value} and not {reference}")
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _checks() -> Iterator[tuple[str, str, Callable[[_Library], float | None]]]:
+    for kind in _MODELS:
+        yield "forward", kind, functools.partial(_forward, kind=kind)
+    for positions in ("sinusoidal", "learned", "alibi", "relative"):
+        yield (
+            "forward",
+            f"{positions} positions",
+            functools.partial(_forward, kind="language model", positions=positions),
+        )
+    for kind in _MODELS:
+        yield "gradients", kind, functools.partial(_gradients, kind=kind)
+    yield "gradients", "second derivative", _second_derivative
+    yield "gradients", "dropout", _dropout
+    for optimizer in ("SGD", "Adam", "AdamW", "Adafactor", "Muon"):
+        yield "training", f"{_STEPS} steps of {optimizer}", functools.partial(_training, optimizer=optimizer)
+    yield "decoding", "greedy", functools.partial(_decoding)
+    yield "decoding", "beam search", functools.partial(_decoding, num_beams=3)
+    options: dict[str, Any] = {"do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7, "rng": xf.Rng(3)}
+    yield "decoding", "sampling", functools.partial(_decoding, **options)
+    yield "decoding", "stream", _stream
+    yield "decoding", "language model", _language_model_greedy
+    yield "files", "save and load", _save_and_load
+    yield "files", "to NumPy and back", _to_numpy_and_back
+    yield "files", "load_pretrained", _load_pretrained
+    for dtype, tolerance in (("float16", 0.02), ("bfloat16", 0.1), ("float64", 1e-12)):
+        yield "dtypes", dtype, functools.partial(_dtype, dtype=dtype, tolerance=tolerance)
+    for precision in ("float16", "bfloat16"):
+        yield "dtypes", f"fit(precision={precision!r})", functools.partial(_precision, precision=precision)
+    yield "other", "jit", _jit
+    yield "other", "ids out of range", _out_of_range
+
+
+def _forward(library: _Library, *, kind: str, **options: Any) -> float:
+    reference, model = library.models(kind, **options)
+    inputs = _inputs(library, kind)
+    return _compare(model(*inputs), reference(*inputs), 1e-5)
+
+
+def _gradients(library: _Library, *, kind: str) -> float:
+    reference, model = library.models(kind)
+    loss, batch = (
+        (_translation_loss, library.batch) if kind == "encoder-decoder" else (_sum_of_squares, (library.source,))
+    )
+    gradients = [xf.value_and_grad(loss)(each, batch, None)[1].named_parameters() for each in (model, reference)]
+    return max(_compare(g, expected, 1e-4) for (_, g), (_, expected) in zip(*gradients, strict=True))
+
+
+def _second_derivative(library: _Library) -> float:
+    def norm_of_gradient(x: Any) -> Any:
+        g = xf.grad(lambda y: array_namespace(y).sum(array_namespace(y).tanh(y) ** 3))(x)
+        return array_namespace(g).sum(g * g)
+
+    x = np.asarray([0.3, -0.5], dtype="float32")
+    return _compare(xf.grad(norm_of_gradient)(library.moved(x)), xf.grad(norm_of_gradient)(x), 1e-5)
+
+
+def _dropout(library: _Library) -> float | None:
+    reference, model = library.models("encoder-decoder")
+    first, second, other = (_translation_loss(model, library.batch, xf.Rng(seed)) for seed in (0, 0, 1))
+    _equal(float(first), float(second))
+    if float(first) == float(other):
+        raise _Difference("two seeds draw the same masks")
+    if backend_name(library.xp) == "jax":  # draws on its device
+        return None
+    return _compare(first, _translation_loss(reference, library.batch, xf.Rng(0)), 1e-4)
+
+
+def _training(library: _Library, *, optimizer: str) -> float:
+    losses = []
+    for model in library.models("encoder-decoder", dropout=0.0):
+        _, history = xf.fit(
+            model,
+            _translation_loss,
+            [library.batch],
+            optimizer=getattr(xf, optimizer)(),
+            learning_rate=3e-3,
+            steps=_STEPS,
+            num_tokens=_num_tokens,
+        )
+        losses.append(np.asarray(history[-1].loss))
+    return _compare(losses[1], losses[0], 1e-3)
+
+
+def _tokens(hypotheses: Any) -> list[list[list[int]]]:
+    return [[each.tokens for each in rows] for rows in hypotheses]
+
+
+def _decoding(library: _Library, **options: Any) -> None:
+    reference, model = library.trained
+    results = [xf.generate(each, library.prompts, max_new_tokens=8, **options) for each in (model, reference)]
+    _equal(*map(_tokens, results))
+
+
+def _stream(library: _Library) -> None:
+    reference, model = library.trained
+    _equal(*(list(xf.stream(each, library.prompts[:1], max_new_tokens=8)) for each in (model, reference)))
+
+
+def _language_model_greedy(library: _Library) -> None:
+    reference, model = library.models("language model")
+    _equal(*(_tokens(xf.generate(each, library.prompts, max_new_tokens=8)) for each in (model, reference)))
+
+
+def _same_parameters(model: Any, other: Any) -> None:
+    pairs = zip(model.named_parameters(), other.named_parameters(), strict=True)
+    if not all(np.array_equal(to_host(a), to_host(b)) for (_, a), (_, b) in pairs):
+        raise _Difference("parameters changed")
+
+
+def _save_and_load(library: _Library) -> None:
+    _, model = library.models("encoder-decoder")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.safetensors"
+        model.save(path)
+        _same_parameters(xf.load(path, xp=library.xp), model)
+
+
+def _to_numpy_and_back(library: _Library) -> None:
+    _, model = library.models("encoder-decoder")
+    _same_parameters(model.to(np).to(library.xp), model)
+
+
+def _load_pretrained(library: _Library) -> float:
+    options = {"positions": "learned", "max_positions": 32, "activation": "gelu_tanh", "norm": "layer"}
+    options |= {"num_key_value_heads": None, "pad_id": None, "scale_embeddings": False}
+    reference, _ = library.models("language model", **options)
+    with tempfile.TemporaryDirectory() as directory:
+        xf.save_pretrained(reference, Path(directory) / "gpt2")
+        model: Any = xf.load_pretrained(Path(directory) / "gpt2", xp=library.xp)
+        return _compare(model(library.source), reference(library.source), 1e-5)
+
+
+def _dtype(library: _Library, *, dtype: str, tolerance: float) -> float:
+    reference, model = library.models("language model")
+    try:
+        model = model.to(dtype=dtype)
+    except BackendError as error:
+        raise _Absent(str(error)) from error
+    xf.value_and_grad(_sum_of_squares)(model, (library.source,), None)
+    return _compare(model(library.source), reference.to(dtype="float64")(library.source), tolerance)
+
+
+def _precision(library: _Library, *, precision: str) -> None:
+    _, model = library.models("encoder-decoder")
+    options: dict[str, Any] = {"optimizer": xf.AdamW(), "learning_rate": 3e-3, "steps": 5, "num_tokens": _num_tokens}
+    try:
+        _, history = xf.fit(model, _translation_loss, [library.batch], precision=precision, **options)
+    except BackendError as error:
+        raise _Absent(str(error)) from error
+    if not math.isfinite(history[-1].loss):
+        raise _Difference(f"the loss is {history[-1].loss}")
+
+
+def _jit(library: _Library) -> float:
+    reference, model = library.models("encoder-decoder")
+    source, target = (library.moved(each) for each in (library.source, library.target))
+    result = xf.jit(lambda source, target: model(source, target))(source, target)
+    return _compare(result, reference(library.source, library.target), 1e-5)
+
+
+def _out_of_range(library: _Library) -> None:
+    _, model = library.models("encoder-decoder")
+    try:
+        model(library.source + 100, library.target)
+    except DataError:
+        return
+    raise _Difference("ids from NumPy that exceed the vocabulary are not refused")
