@@ -299,7 +299,7 @@ def test_checkpoints_are_quantized_when_loaded(llama, marian, bert):
 
 def test_a_checkpoint_of_another_kind_is_refused(bert, llama):
     with pytest.raises(
-        CheckpointError, match="has an encoder; Translator expects an encoder-decoder; use Embedder or Classi"
+        CheckpointError, match="has an encoder; Translator expects an encoder-decoder; use Embedder, Classifier or Rer"
     ):
         xf.Translator.from_pretrained(bert)
     with pytest.raises(CheckpointError, match="has a language model; Embedder expects an encoder; use TextGenerator"):

@@ -372,7 +372,7 @@ class TextGenerator(GenerationPipeline):
         if not isinstance(prompt, str):
             if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Mapping):
                 return check_tokens(f"prompt {number}", prompt, self.model.vocab_size)
-            return encode_chat(tokenizer, prompt, tools)
+            return encode_chat(tokenizer, prompt, tools)  # type: ignore[arg-type]
         start = (self.model.config.bos_id, self.model.config.eos_id)
         return tokenizer.encode_prompt(prompt, f"prompt {number}") or [each for each in start if each is not None][:1]
 
