@@ -63,7 +63,7 @@ def tests(session: nox.Session) -> None:
     # Doctests of a module whose array library is missing (CuPy without a GPU) are ignored.
     doctests = ["--doctest-modules", "--doctest-ignore-import-errors"]
     # pytest would leave these modules half imported, and other tests would use them.
-    for name in ("array_api_strict", "cupy_namespace", "jax", "torch"):
+    for name in ("array_api_strict", "cupy_namespace", "jax", "mlx", "mlx_namespace", "torch"):
         doctests += ["--ignore", f"xformer/backends/{name}.py"]
     arguments = with_paths(session, "xformer", "tests")
     session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=ONE_THREAD)
@@ -165,7 +165,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def types(session: nox.Session) -> None:
     """Check types with mypy --strict."""
-    session.install("-e", ".[cli]", *group("types"))
+    session.install("-e", ".[cli,serve]", *group("types"))
     session.run("mypy", *session.posargs)
 
 
