@@ -199,7 +199,7 @@ def _namespace_of_new_type(array: Any) -> Namespace:
         namespace = array.__array_namespace__()
         # Arrays of a trace, and masked arrays, have one class and several namespaces.
         namespace = complete(namespace) if type(namespace) is ModuleType else _ASK_THE_ARRAY
-    elif array_api_compat.is_array_api_obj(array):  # e.g. of Dask
+    elif not isinstance(array, type) and array_api_compat.is_array_api_obj(array):  # e.g. of Dask
         namespace = complete(array_api_compat.array_namespace(array))
     else:
         raise BackendError(
