@@ -14,7 +14,7 @@ from typing import Any, TextIO
 _REQUIRED = ("typer", "rich")
 # The list of --help. Each command is the function of its name in the module of its name.
 COMMANDS = {
-    "demo": "Train a small translator on made-up text, in about a minute.",
+    "demo": "Train a small translator on made-up text, in a minute.",
     "train": "Train a translator or summarizer on parallel text.",
     "train-lm": "Train a language model on plain text.",
     "resume": "Continue a training run, or train a finished one longer.",
