@@ -7,6 +7,7 @@ import pytest
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
+from xformer.generation.engine import run_task
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers, Translator, check_source_lengths
 from xformer.pipelines.batching import run_batches
@@ -186,3 +187,13 @@ def test_arguments_of_other_classes_are_refused(translator):
         Translator(translator.model, translator.tokenizers.source)
     with pytest.raises(ConfigError, match=r"^model is a NoneType; expected an instance of Transformer$"):
         Translator(None, translator.tokenizers)
+
+
+def test_parts_of_a_text_come_with_their_tokens(translator):
+    parts = []
+    options = {"max_new_tokens": 5, "logprobs": 1, "on_text": lambda index, text, tokens: parts.append((text, tokens))}
+    ((output,),) = run_task(translator.search_task(translator.encode(["forty two"]), **options))
+    assert len(parts) > 1
+    assert [token.id for token in parts[0][1]] == output.tokens[: len(parts[0][1])] != output.tokens
+    assert all("".join(token.text for token in tokens) == text for text, tokens in parts)
+    assert [token for _, tokens in parts for token in tokens] == output.logprobs

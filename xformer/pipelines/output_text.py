@@ -11,6 +11,7 @@ from xformer.errors import DataError
 from xformer.generation import (
     GenerationConfig,
     Hypothesis,
+    LogitsProcessor,
     Rows,
     StoppingCriteria,
     TokenAlternatives,
@@ -67,7 +68,7 @@ class Output(NamedTuple):
 
     @property
     def finish_reason(self) -> str:
-        """Why the text ended: "stop", or "length" if it was truncated at the maximum length."""
+        """The reason why the text ended: "stop", or "length" if it was truncated at the maximum length."""
         return "stop" if self.finished else "length"
 
 
@@ -320,8 +321,33 @@ class GeneratedText:
             self.on_text(self.index, text, described)
 
 
-def observer(texts: Sequence[GeneratedText], config: GenerationConfig) -> list[StoppingCriteria]:
-    """Return the stopping criterion that passes new tokens to their texts, and ends those with a stop string."""
+def hooks(
+    texts: Sequence[GeneratedText],
+    config: GenerationConfig,
+    logprobs: int | None,
+    logits_processors: Sequence[LogitsProcessor],
+    stopping_criteria: Sequence[StoppingCriteria],
+) -> dict[str, Any]:
+    """Return the arguments of a search that pass new tokens to their texts, and end those with a stop string.
+
+    Args:
+        texts: Texts that the search continues, with the same stop strings.
+        config: Settings of the search.
+        logprobs: Number of alternatives to each token that the texts record; None: they record nothing.
+        logits_processors: Processors of the caller.
+        stopping_criteria: Stopping criteria of the caller.
+    """
+    if logprobs is not None:
+        record = TokenRecord(logprobs)
+        logits_processors, stopping_criteria = [*logits_processors, record], [*stopping_criteria, record.observe]
+        for text in texts:
+            text.record = record
+    if any(text.is_observed for text in texts):
+        stopping_criteria = [*stopping_criteria, _observer(texts, config)]
+    return {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
+
+
+def _observer(texts: Sequence[GeneratedText], config: GenerationConfig) -> StoppingCriteria:
     by_stream = {text.stream: text for text in texts}
     is_single = config.method != "beam" and config.num_return_sequences == 1
 
@@ -332,4 +358,4 @@ def observer(texts: Sequence[GeneratedText], config: GenerationConfig) -> list[S
             for row, text in enumerate(observed)
         ]
 
-    return [observe]
+    return observe

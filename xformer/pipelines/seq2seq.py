@@ -17,7 +17,6 @@ from xformer.generation import (
     GenerationConfig,
     LogitsProcessor,
     StoppingCriteria,
-    TokenRecord,
     alignments,
 )
 from xformer.generation.engine import Task, run_task
@@ -27,7 +26,7 @@ from xformer.models import Transformer
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
-from xformer.pipelines.output_text import GeneratedText, OnText, Output, observer, stop_strings
+from xformer.pipelines.output_text import GeneratedText, OnText, Output, hooks, stop_strings
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
 from xformer.text import normalize_text
@@ -283,26 +282,18 @@ class TextToText(GenerationPipeline):
             source = pad([[*encoded[row], *self.suffix] for row in rows], self.model.config.pad_id)
             options: Any = {name: [column[row] for row in rows] for name, column in columns.items() if column}
             texts = [GeneratedText(target, row, first_index + row, strings, on_text) for row in rows]
-            record = None if logprobs is None else TokenRecord(logprobs)
-            recording = ([], []) if record is None else ([record], [record.observe])
             batch = make_batch(
                 self.model,
                 source,
                 config,
-                logits_processors=[*logits_processors, *recording[0]],
-                stopping_criteria=[
-                    *stopping_criteria,
-                    *recording[1],
-                    *(observer(texts, config) if record or strings or on_text else []),
-                ],
                 beam_history=beam_history,
                 rng=rng,
                 length_fn=length_fn,
                 indices=[first_index + row for row in rows],
+                **hooks(texts, config, logprobs, logits_processors, stopping_criteria),
                 **options,
             )
             for text, hypotheses in zip(texts, (yield from search(batch)), strict=True):
-                text.record = record
                 text.extend(hypotheses, config)
             outputs = [text.outputs for text in texts]
             if align:
@@ -416,16 +407,6 @@ class Summarizer(TextToText):
     """
 
     task = "summarization"
-
-    @property
-    def source_tokenizer(self) -> BaseTokenizer:
-        """Tokenizer of sources."""
-        return self.tokenizers.source
-
-    @property
-    def target_tokenizer(self) -> BaseTokenizer:
-        """Tokenizer of outputs."""
-        return self.tokenizers.target
 
     @property
     def default_max_length(self) -> int | None:

@@ -18,7 +18,6 @@ from xformer.generation import (
     LogitsProcessor,
     PrefixCache,
     StoppingCriteria,
-    TokenRecord,
 )
 from xformer.generation.engine import Task, run_steps, run_task
 from xformer.generation.generate import make_batch, search_of
@@ -30,7 +29,7 @@ from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.chat import encode_chat
-from xformer.pipelines.output_text import GeneratedText, OnText, Output, Token, observer, stop_strings, tokens_of
+from xformer.pipelines.output_text import GeneratedText, OnText, Output, Token, hooks, stop_strings, tokens_of
 from xformer.random import Rng
 from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
 
@@ -225,19 +224,16 @@ class TextGenerator(GenerationPipeline):
         ]
         if not is_beam:
             config = dataclasses.replace(config, num_return_sequences=1)
-        options = {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
-        return self._run(texts, config, seed, logprobs, options, beam_history)
+        return self._run(texts, config, seed, (logprobs, logits_processors, stopping_criteria), beam_history)
 
     def _run(
         self,
         texts: list[GeneratedText],
         config: GenerationConfig,
         seed: int,
-        logprobs: int | None,
-        hooks: dict[str, Sequence[Any]],
+        hooked: tuple[int | None, Sequence[LogitsProcessor], Sequence[StoppingCriteria]],
         beam_history: BeamHistory | None,
     ) -> Task[list[list[Output]]]:
-        observe = observer(texts, config) if texts and (logprobs is not None or texts[0].is_observed) else []
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
             for text in texts:
@@ -245,26 +241,21 @@ class TextGenerator(GenerationPipeline):
                     groups.setdefault(text.begin_chunk(self.context_length), []).append(text)
             if not groups:
                 break
-            record = None if logprobs is None else TokenRecord(logprobs)
-            recording = ([], []) if record is None else ([record], [record.observe])
             searches = []
             for limit, group in groups.items():
                 batch = make_batch(
                     self.model,
                     [text.context for text in group],
                     self._within(config, limit),
-                    logits_processors=[*hooks["logits_processors"], *recording[0]],
-                    stopping_criteria=[*hooks["stopping_criteria"], *recording[1], *observe],
                     rng=Rng(seed).fold_in("chunk", number),
                     indices=[text.stream for text in group],
                     sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
                     special_tokens=self.defaults is not None,
                     beam_history=beam_history,
                     prefix_cache=self.prefix_cache,
+                    **hooks(group, config, *hooked),
                 )
                 searches.append(search_of(batch))
-                for text in group:
-                    text.record = record
             yield searches
             for group, search in zip(groups.values(), searches, strict=True):
                 for text, hypotheses in zip(group, search.result, strict=True):
