@@ -5,6 +5,7 @@ The package llguidance compiles JSON schemas, regular expressions and Lark gramm
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from xformer.tokenizers import BaseTokenizer
 
 # As json.dumps writes JSON: one line, so that no model can go on with white space for ever.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MAX_VOCABULARIES = 8  # that are kept for further grammars
 
 
 class Grammar:
@@ -72,11 +74,7 @@ class Grammar:
         ends = integers("eos_id", [eos_id] if np.isscalar(eos_id) else eos_id)
         if not ends or not all(0 <= end < len(tokens) for end in ends):
             raise DataError(f"eos_id is {eos_id!r}; expected ids from 0 to {len(tokens) - 1}")
-        vocabulary = _Vocabulary(tokens, ends, encode)
-        for _ in range(2):  # the first one splits texts for the second one
-            wrapper = guidance.TokenizerWrapper(vocabulary)
-            tokenizer = guidance.LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=ends)
-            vocabulary.split = tokenizer.greedy_tokenize
+        tokenizer = _tokenizer(tuple(tokens), tuple(ends), encode)
         grammar = _source(guidance.LLMatcher, names[0], given[names[0]])
         has_error, messages = guidance.LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
         if has_error:
@@ -113,10 +111,22 @@ class Grammar:
         return xp.where(from_host(xp, allowed, device=device(logits)), logits, -np.inf)
 
 
-def token_bytes(tokenizer: BaseTokenizer) -> list[bytes]:
+@functools.lru_cache(maxsize=_MAX_VOCABULARIES)
+def token_bytes(tokenizer: BaseTokenizer) -> tuple[bytes, ...]:
     """Return the bytes of each token of a tokenizer; those of special tokens are empty."""
     special = tokenizer.special_ids
-    return [b"" if index in special else tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size)]
+    return tuple(b"" if index in special else tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size))
+
+
+@functools.lru_cache(maxsize=_MAX_VOCABULARIES)
+def _tokenizer(tokens: tuple[bytes, ...], ends: tuple[int, ...], encode: Callable[[str], list[int]] | None) -> Any:
+    """Return the tokenizer of llguidance, which takes as long as many steps to make."""
+    guidance, vocabulary = require("llguidance"), _Vocabulary(tokens, ends, encode)
+    for _ in range(2):  # the first one splits texts for the second one
+        wrapper = guidance.TokenizerWrapper(vocabulary)
+        tokenizer = guidance.LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=list(ends))
+        vocabulary.split = tokenizer.greedy_tokenize
+    return tokenizer
 
 
 class _Vocabulary:
