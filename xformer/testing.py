@@ -54,7 +54,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What works on an array library; `str(report)` is a table.
+    """The results of all checks of an array library; `str(report)` is a table.
 
     Attributes:
         library: Name of the library.
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether all checks pass, without those of the group "dtypes": dtypes other than float32 are optional."""
+        """True if all checks pass, without those of the group "dtypes": dtypes other than float32 are optional."""
         return all(check.status == "ok" or check.group == "dtypes" for check in self.checks)
 
     def to_json(self) -> str:
@@ -289,7 +289,7 @@ def _checks() -> Iterator[tuple[str, str, Callable[[_Library], float | None]]]:
     yield "gradients", "dropout", _dropout
     for optimizer in ("SGD", "Adam", "AdamW", "Adafactor", "Muon"):
         yield "training", f"{_STEPS} steps of {optimizer}", functools.partial(_training, optimizer=optimizer)
-    yield "decoding", "greedy", functools.partial(_decoding)
+    yield "decoding", "greedy", _decoding
     yield "decoding", "beam search", functools.partial(_decoding, num_beams=3)
     options: dict[str, Any] = {"do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7, "rng": xf.Rng(3)}
     yield "decoding", "sampling", functools.partial(_decoding, **options)

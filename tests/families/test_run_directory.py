@@ -4,10 +4,10 @@ import json
 import numpy as np
 import pytest
 
+from tests.reference import small_model
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.run_directory import FORMAT, RunDirectory, sha256
 from xformer.io import load_arrays
-from xformer.models import Transformer, TransformerConfig
 from xformer.tokenizers import Tokenizer
 from xformer.tree import map_arrays
 
@@ -20,19 +20,6 @@ def run(tmp_path):
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer.train(["one two three", "two three four"], 40)
-
-
-def make_model(d_model=8, dtype="float32"):
-    config = TransformerConfig(
-        source_vocab_size=9,
-        target_vocab_size=9,
-        d_model=d_model,
-        num_heads=2,
-        d_ff=16,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-    )
-    return Transformer(config, xp=np, seed=0, dtype=dtype)
 
 
 # --- Starting ---------------------------------------------------------------------------------------------------------
@@ -112,7 +99,8 @@ def test_the_digest_is_that_of_sha256sum(tmp_path):
 
 def test_the_best_model_can_be_restored(run):
     """An average may replace it."""
-    best, average, other = (map_arrays(lambda leaf, n=n: np.full_like(leaf, n), make_model()) for n in (1.0, 2.0, 3.0))
+    model = small_model(dtype="float32")
+    best, average, other = (map_arrays(lambda leaf, n=n: np.full_like(leaf, n), model) for n in (1.0, 2.0, 3.0))
     assert not run.restore_best()
     best.save(run.model)
     for model in (average, other):  # twice, as when a run was killed in between

@@ -69,6 +69,7 @@ def test_a_search_stops_when_its_client_stops_listening():
         waiting.cancel()
         while worker.num_running:
             await asyncio.sleep(0.01)
+        assert not worker.num_waiting
 
     run(test)
 

@@ -17,6 +17,8 @@ from xformer.errors import BackendError
 
 RANDOM_BITS = 16  # random bits per element of a dropout mask
 _DLPACK_CPU = 1
+# Raised for arrays without DLPack or a part of it, e.g. of bool.
+_NO_DLPACK = (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 class Backend:
@@ -93,8 +95,8 @@ class Backend:
             array = xp.astype(array, xp.float32)
         try:
             return np.from_dlpack(array, device="cpu")  # type: ignore[arg-type]
-        except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
-            host = np.asarray(array)  # e.g. a library whose DLPack has no bool
+        except _NO_DLPACK:
+            host = np.asarray(array)
         if host.dtype == object:
             raise BackendError(f"{self.name} has neither __dlpack__ nor __array__, so its values cannot be read")
         return host
@@ -103,7 +105,7 @@ class Backend:
         """Return whether reading values is cheap: no GPU to wait for and no abstract value."""
         try:
             return bool(array.__dlpack_device__()[0] == _DLPACK_CPU)
-        except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        except _NO_DLPACK:
             return False
 
     # --- functions that the standard lacks ----------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def complete(xp: Any) -> Namespace:
             f"xp is {xp!r}; expected one of {', '.join(known_backends())}, as a module or by name, or another module "
             f"that follows the Array API standard; it lacks {', '.join(missing[:5])}"
         )
-    composed = {name: function for name, function in COMPOSED.items() if not hasattr(xp, name)}
+    composed = {name: function for name, function in _COMPOSED.items() if not hasattr(xp, name)}
     if not composed:
         return xp
     completed = ModuleType(xp.__name__)
@@ -231,7 +231,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     return xp.moveaxis(xp.reshape(taken, chosen.shape), -1, axis)
 
 
-COMPOSED = {"take_along_axis": take_along_axis}
+_COMPOSED = {"take_along_axis": take_along_axis}
 
 
 def base_namespace(xp: Namespace) -> Namespace:

@@ -1,4 +1,4 @@
-"""`erf`, `scatter_add` and `top_k` in functions of the standard alone, for libraries that have none of their own."""
+"""`erf`, `scatter_add` and `top_k` in functions of the standard alone, for libraries that lack them."""
 
 from __future__ import annotations
 
@@ -52,19 +52,14 @@ def erf(x: Array) -> Array:
     return xp.where(size < 2.2, series, xp.sign(x) * tail)
 
 
-def _device_of(array: Array) -> dict[str, Any]:
-    """Return the argument `device` for an array beside `array`; none if its library names no devices."""
-    device = getattr(array, "device", None)
-    return {} if device is None else {"device": device}
-
-
 @compute_in_float32
 def scatter_add(target: Array, indices: Array, updates: Array) -> Array:
     """Multiply by one-hot matrices: the only way in the bare standard that accumulates repeated rows."""
     xp = array_namespace(target, updates)
     rows = target.shape[0]
     flat = xp.reshape(updates, (updates.shape[0], math.prod(updates.shape[1:])))
-    all_rows = xp.expand_dims(xp.arange(rows, dtype=indices.dtype, **_device_of(indices)), axis=1)
+    device = getattr(indices, "device", None)  # some libraries name no devices
+    all_rows = xp.expand_dims(xp.arange(rows, dtype=indices.dtype, device=device), axis=1)
     total = xp.reshape(target, (rows, flat.shape[1]))
     for start in range(0, flat.shape[0], _ONE_HOT_ROWS):
         part = slice(start, min(start + _ONE_HOT_ROWS, flat.shape[0]))

@@ -51,7 +51,7 @@ attention   softmax(QK')V, or the multi-head layer with --layer
 memory      attention forward and backward, up to 16,384 tokens; memory
             should grow with the length, not with its square
 
-Each library runs in a process of its own, and the processes take turns, so that other load affects all of them. \
+Each library runs in its own process, and the processes take turns, so that other load affects all of them. \
 Times are medians with quartiles. A ratio is the median, over the rounds, of a library's time divided by the time of \
 the first one: above 1, the first one is faster. "of GEMM" is relative to the fastest matrix product measured here. \
 Memory is the peak beyond the inputs. Results are compared before anything is timed. Run nothing else meanwhile.

@@ -30,10 +30,6 @@ def check_backend(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Check an array library."""
-    report = testing.check_backend(module, groups=group, on_check=None if as_json else _print_check)
+    report = testing.check_backend(module, groups=group, on_check=None if as_json else typer.echo)
     typer.echo(report.to_json() if as_json else report.summary())
     raise typer.Exit(0 if report.passed else 1)
-
-
-def _print_check(check: testing.Check) -> None:
-    typer.echo(str(check))

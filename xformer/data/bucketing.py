@@ -12,7 +12,7 @@ def fill_batches(rows: Iterable[int], lengths: Sequence[int], batch_tokens: int)
     Args:
         rows: Row numbers; sort them by length to keep the padding small.
         lengths: Tokens of each row.
-        batch_tokens: Limit of the rows of a batch times its longest one. A longer row gets a batch of its own.
+        batch_tokens: Limit of the rows of a batch times its longest one. A longer row gets its own batch.
     """
     rows = list(rows)
     starts = batch_starts((lengths[row] for row in rows), batch_tokens)

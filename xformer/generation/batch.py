@@ -120,7 +120,7 @@ class GenerationBatch:
 
     @property
     def uses_prefix_cache(self) -> bool:
-        """Whether the prompt enters the model in chunks that may be cached."""
+        """True if the prompt enters the model in chunks that may be cached."""
         return self.prefix_cache is not None and self.prefix_cache.serves(self.model, self.prefixes)
 
     @property

@@ -269,7 +269,7 @@ Tasks need no threads: an engine may run the searches of many of them.
 
 
 def run_steps(task: Task[Result]) -> Generator[None, None, Result]:
-    """Run the searches of a task in an engine of its own, yielding after each step; return the result of the task."""
+    """Run the searches of a task in a new engine, yielding after each step; return the result of the task."""
     engine = Engine()
     with contextlib.closing(engine):
         while True:

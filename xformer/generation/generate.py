@@ -250,9 +250,10 @@ def search_of(batch: GenerationBatch) -> Search:
 
 def search(batch: GenerationBatch) -> Task[list[list[Hypothesis]]]:
     """Run the search that the config selects."""
-    if not batch.num_inputs:
-        return []
-    found = search_of(batch)
+    return (yield from _run(search_of(batch))) if batch.num_inputs else []
+
+
+def _run(found: Search) -> Task[Any]:
     yield [found]
     return found.result
 
@@ -262,13 +263,8 @@ def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:
         return
     samples = start_samples(batch)
     found = Search(batch, functools.partial(extend_samples, samples))
-
-    def task() -> Task[None]:
-        yield [found]
-        return found.result
-
     num_yielded = batch.lengths.prompt_lengths or [0] * batch.num_inputs
-    for _ in run_steps(task()):
+    for _ in run_steps(_run(found)):
         new = [sample.tokens[start:] for (sample,), start in zip(samples, num_yielded, strict=True)]
         num_yielded = [start + len(tokens) for start, tokens in zip(num_yielded, new, strict=True)]
         yield new

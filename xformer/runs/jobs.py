@@ -1,4 +1,4 @@
-"""What a run trains on: the model, and the texts as token ids."""
+"""Training jobs: the model of a run, and its texts as token ids."""
 
 from __future__ import annotations
 

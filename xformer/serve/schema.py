@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -32,19 +33,19 @@ def _search_fields() -> list[tuple[str, Any, Any]]:
     """Return a field for each one of `GenerationConfig`; None is the default of the model."""
     hints, fields = get_type_hints(GenerationConfig), []
     for name, _, _, field in options_of(GenerationConfig):
-        kind = str(hints[name]).removesuffix(" | None")
-        choices, bounds = field.metadata["choices"], field.metadata["bounds"]
-        limits = {key: bounds[other] for key, other in (("ge", "at_least"), ("le", "at_most"))}
-        annotation: Any = {"int": int, "float": float, "bool": bool}.get(getattr(hints[name], "__name__", kind))
-        annotation = annotation or {"int": int, "float": float, "bool": bool, "dict[str, typing.Any]": Json}.get(kind)
+        hint: Any = hints[name]
+        kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # without None
+        choices, bounds, limits = field.metadata["choices"], field.metadata["bounds"], {}
         if choices is not None:
-            annotation, limits = Literal[tuple(choices)], {}
-        elif annotation in (None, bool, Json):
-            annotation, limits = annotation or list[int], {}
+            kind = Literal[tuple(choices)]
+        elif get_origin(kind) is tuple:
+            kind = list[int]
+        elif kind in (int, float):
+            limits = {"ge": bounds["at_least"], "le": bounds["at_most"]}
         if name == "num_beams" or name == "num_return_sequences":
             limits["le"] = MAX_BEAMS
         text = f"{field.metadata['help']} Default: that of the model, see /v1/models."
-        fields.append((name, Annotated[annotation, Meta(description=text, **limits)], None))
+        fields.append((name, Annotated[kind, Meta(description=text, **limits)], None))
     return fields
 
 
@@ -129,20 +130,9 @@ class StreamOptions(Struct, frozen=True):
 
 
 _IGNORED = (
-    *(
-        "best_of",
-        "suffix",
-        "audio",
-        "function_call",
-        "functions",
-        "metadata",
-        "modalities",
-        "moderation",
-        "prediction",
-        "prompt_cache_key",
-    ),
-    *("prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier"),
-    *("store", "user", "verbosity", "web_search_options"),
+    *("best_of", "suffix", "audio", "function_call", "functions", "metadata", "modalities", "moderation"),
+    *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
+    *("safety_identifier", "service_tier", "store", "user", "verbosity", "web_search_options"),
 )
 if TYPE_CHECKING:
     _OpenAI = _Steered
@@ -221,7 +211,7 @@ class ChatRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 class ErrorDetails(Struct):
-    """What went wrong, in one line."""
+    """The reason of an error, in one line."""
 
     message: str
     type: str
