@@ -337,7 +337,7 @@ class TextJob(TrainingJob):
         notes = ["", f", {self.num_unknown:,} of them unknown" if self.num_unknown else ""]
         texts = (self.train, self.valid)
         for name, count, ids, note in zip(("training", "validation"), self.num_characters, texts, notes, strict=True):
-            tokens = "" if getattr(self.tokenizer, "model", None) == "characters" else f", {plural(len(ids), 'token')}"
+            tokens = "" if self.tokenizer.model == "characters" else f", {plural(len(ids), 'token')}"
             yield f"{name}: {plural(count, 'character')}{tokens}{note}"
 
 
