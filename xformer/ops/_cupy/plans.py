@@ -67,14 +67,15 @@ class Failures:
         """Return the reason, or None."""
         return self._reasons.get(key) if self._reasons else None
 
-    def add(self, key: Hashable, reason: str, warning: str) -> None:
-        """Store a reason, and warn if the key is new."""
+    def add(self, key: Hashable, reason: str, warning: str | None) -> None:
+        """Store a reason, and give the warning, if any, if the key is new."""
         if key in self._reasons:
             return
         while len(self._reasons) >= _MAX_FAILURES:
             self._reasons.pop(next(iter(self._reasons)), None)
         self._reasons[key] = reason
-        warnings.warn(warning, RuntimeWarning, stacklevel=3)
+        if warning is not None:
+            warnings.warn(warning, RuntimeWarning, stacklevel=3)
 
 
 def one_line(error: BaseException) -> str:

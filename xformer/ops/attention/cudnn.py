@@ -104,7 +104,8 @@ def _vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> Any:
     for name in ("query", "key", "value"):
         arrays["d" + name] = _empty(xp, arrays[name].shape, g.dtype)
     if spec.padded:  # cuDNN does not write beyond the lengths
-        arrays["dkey"][...] = arrays["dvalue"][...] = 0.0
+        for name in ("dkey", "dvalue"):
+            arrays[name].transpose(0, 2, 1, 3)[...] = 0.0  # in C order, which CuPy fills at once
     # For the cotangent of a bias cuDNN needs memory for queries times keys, too.
     if not needs[4] and cudnn_plans.run(spec, arrays):
         return arrays["dquery"], arrays["dkey"], arrays["dvalue"], None, None, None
