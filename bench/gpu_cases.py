@@ -34,10 +34,11 @@ class Case(NamedTuple):
     moved: int = 0
 
 
-def ours(factory: str, *, deterministic: bool = False) -> Spec:
+def ours(factory: str, *, deterministic: bool = False, **settings: Any) -> Spec:
     """Return xformer on CuPy; deterministic (the default of xformer) or, like torch, in any order of summation."""
     name, setting = ("xformer, deterministic", "1") if deterministic else ("xformer", "0")
-    return Spec(name, factory, {"backend": "cupy"}, environment={"XFORMER_DETERMINISTIC": setting})
+    name += ", eager" if settings.get("jit") is False else ""
+    return Spec(name, factory, {"backend": "cupy", **settings}, environment={"XFORMER_DETERMINISTIC": setting})
 
 
 def on_torch(name: str, factory: str, **settings: Any) -> Spec:
@@ -74,8 +75,8 @@ def training_case() -> Case:
     """Return a training step in mixed precision; torch uses autocast."""
     sizes = {**MODEL, "batch": 2 * TOKENS // MODEL["length"], "vocabulary": 32_000, "dtype": DTYPE}
     theirs = "baselines.torch_training:build"
-    specs = [ours("workloads.training:build"), on_torch("torch", theirs)]
-    specs.append(on_torch("torch.compile", theirs, compiled=True))
+    specs = [ours("workloads.training:build", jit=True), ours("workloads.training:build", jit=False)]
+    specs += [on_torch("torch", theirs), on_torch("torch.compile", theirs, compiled=True)]
     return Case(training.workload(sizes), specs, "45-58 ms, torch 70-90, compiled 48-63", seconds=200.0)
 
 

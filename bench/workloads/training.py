@@ -7,6 +7,8 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
+
 from workloads import stacks
 from xformer.benchmarks.computation import Backend, Computation
 from xformer.benchmarks.interleaved import Workload, dtype_of, name_with_dtype
@@ -15,6 +17,7 @@ from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.threads import blas_threads
 from xformer.training.data_parallel import data_parallel, default_num_workers
+from xformer.training.jitted_step import JittedStep
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam
 from xformer.training.precision import autocast
@@ -54,7 +57,7 @@ def build(settings: dict[str, Any]) -> Computation:
 
     Args:
         settings: model (a configuration), source and target (token ids), batches (row numbers of each),
-            label_smoothing, max_grad_norm (None: no clipping), backend.
+            label_smoothing, max_grad_norm (None: no clipping), backend, jit (whether to trace steps; default False).
     """
     backend = Backend(settings["backend"])
     xp = backend.xp
@@ -68,19 +71,22 @@ def build(settings: dict[str, Any]) -> Computation:
     max_grad_norm = math.inf if settings["max_grad_norm"] is None else settings["max_grad_norm"]
     batches = [Batch.make(pairs, rows, xp=xp) for rows in settings["batches"]]
 
+    make_step = JittedStep(num_workers) if settings.get("jit") else functools.partial(train_step, donate=True)
+
     def step(index: int) -> Any:
         nonlocal model, state
-        result = train_step(
+        batch = batches[index % len(batches)]
+        result = make_step(
             model,
             state,
-            [batches[index % len(batches)]],
-            Rng(index),
+            [batch],
+            Rng(0).with_counter(backend.array(np.asarray(index))),
             loss_fn=computed,
             optimizer=optimizer,
             learning_rate=LEARNING_RATE,
             max_grad_norm=max_grad_norm,
+            num_tokens=batch.num_tokens,
             value_and_grad=data_parallel(num_workers),
-            donate=True,
         )
         model, state = result.model, result.state
         return float(result.loss) if backend.wait is None else result.loss

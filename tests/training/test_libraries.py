@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -50,6 +51,19 @@ def test_a_training_step_is_that_of_numpy(name, dtype, tolerance):
     parameters = dict(expected.model.named_parameters())
     for key, array in result.model.named_parameters():
         np.testing.assert_allclose(to_host(array), parameters[key], rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_steps_as_graphs_are_those_without(precision):
+    """With dropout, whose masks differ from step to step."""
+    xp, losses = library_or_skip("cupy"), []
+    batches = [Batch.make(PAIRS, rows, xp=xp) for rows in (list(range(8)), list(range(8, 16)))]
+    for jit in (False, True):
+        model = Transformer(dataclasses.replace(CONFIG, dropout=0.1), xp=xp, seed=0)
+        options = {"optimizer": Adam(), "learning_rate": 1e-3, "steps": 12, "precision": precision}
+        losses.append([event.loss for event in fit(model, translation_loss, batches, jit=jit, **options)[1]])
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("jit", [False, True])

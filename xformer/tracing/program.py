@@ -100,7 +100,7 @@ class CudaProgram:
         keywords: dict[str, Any],
         data: Sequence[Any] = (),
     ) -> None:
-        self._data, self.nbytes = data, 0  # the memory belongs to the graph's pool
+        self._data = data
         copied, options = _map_arrays(lambda array: array, (args, keywords), {})
         # Weak, so that a program can be a value of a WeakKeyDictionary whose key is the model.
         references = [weakref.ref(arg) if isinstance(arg, Module) else arg for arg in copied]
@@ -114,6 +114,11 @@ class CudaProgram:
 
         self._graph, self._arguments = capture_graph(call), list(arrays_of((tuple(args), keywords)))
         self.result = self.run(data)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the memory of the graph."""
+        return getattr(self._graph, "nbytes", 0)
 
     def run(self, data: Sequence[Any]) -> Any:
         """Launch the graph; return its result in new arrays except for arrays of the arguments."""

@@ -1,4 +1,4 @@
-"""The whole training step on NumPy, traced by jit once for each shape of batches."""
+"""The whole training step on NumPy and CuPy, traced by jit once for each shape of batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import array_namespace
+from xformer.backends import array_namespace, backend_of, device, from_host
 from xformer.random import Rng
 from xformer.tracing.jit import jit_repeated
 from xformer.training.data_parallel import can_split, data_parallel, is_numpy
@@ -15,16 +15,18 @@ from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
 from xformer.tree import flatten
 
-# Larger models become no faster.
+# Larger models become no faster on NumPy.
 _MAX_ELEMENTS = 2**24
 
 
 class JittedStep:
-    """A replacement of `train_step` that runs the steps of a small model on NumPy by `jit`, with the same bits.
+    """A replacement of `train_step` that runs the steps of a model by `jit`, with the same bits.
+
+    On CuPy a step is one CUDA graph, whose launch takes the host no time. On NumPy, it helps small models.
 
     The model and the state are updated in place, and the numbers that change are arrays, so that one program serves
-    all steps whose batches have the same shapes. For batches that are split, large models and other
-    optimizers than Adam, AdamW and SGD, it calls `train_step`.
+    all steps whose batches have the same shapes. For batches that are split, large models on NumPy, other libraries,
+    and other optimizers than Adam, AdamW and SGD, it calls `train_step`.
 
     Args:
         num_workers: Number of shards of a batch.
@@ -49,18 +51,23 @@ class JittedStep:
         """Make one update; see `train_step`. The model and the state must be donated."""
         options["optimizer"] = optimizer
         is_sharded = self._num_workers > 1 and any(map(can_split, batches))
-        if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not _is_small(model):
+        if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not _can_trace(model):
             return train_step(
                 model, state, batches, rng, learning_rate=learning_rate, num_tokens=num_tokens, donate=True, **options
             )
         options["value_and_grad"] = self._value_and_grad
-        numbers = (np.asarray(float(number)) for number in (state.step, learning_rate, num_tokens))
+        like = flatten(model)[0][0]
+        xp, changing = array_namespace(like), (state.step, learning_rate, num_tokens)
+        numbers = (from_host(xp, np.asarray(float(number)), device=device(like)) for number in changing)
         loss, grad_norm = self._step(model, state._replace(step=None), batches, rng, *numbers, **options)
         return StepResult(model, state._replace(step=state.step + 1), loss, grad_norm)
 
 
-def _is_small(model: Any) -> bool:
-    return is_numpy(model) and sum(leaf.size for leaf in flatten(model)[0]) <= _MAX_ELEMENTS
+def _can_trace(model: Any) -> bool:
+    leaves = flatten(model)[0]
+    if is_numpy(model):
+        return sum(leaf.size for leaf in leaves) <= _MAX_ELEMENTS
+    return backend_of(array_namespace(leaves[0])).graph_capture() is not None
 
 
 def _step_in_place(

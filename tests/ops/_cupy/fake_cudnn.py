@@ -138,6 +138,7 @@ class Graph:
             and (
                 bias.dim[3] != keys
                 or (bias.dim[:3] != [batch, 1, 1] and bias.dim[2] != queries)
+                or (self.node["backward"] and bias.dim[2] != queries)  # it would return zeros
                 or bias.dim[0] not in (1, batch)
                 or bias.dim[1] not in (1, heads)
                 or any(step % 8 for step in bias.stride[:-1])

@@ -55,6 +55,11 @@ class _Graph:
         weakref.finalize(self, idle.append, self._resources).atexit = False
         self._graph: Any = None
 
+    @property
+    def nbytes(self) -> int:
+        """Size of its memory, without the workspace."""
+        return int(self._resources.pool.total_bytes()) - _CUBLAS_WORKSPACE
+
     def __call__(self) -> None:
         (pool, stream, workspace), caller_stream = self._resources, cupy.cuda.get_current_stream()
         stream.wait_event(caller_stream.record())

@@ -24,6 +24,7 @@ _MAX_FEATURES = 256
 # Bias of a masked key, the lowest float16; -inf in a whole row would give NaN.
 _MASKED = -65504.0
 _TILE = 128  # queries and keys of a tile of cuDNN's derivative
+_SCALES = "dropout_scale", "dropout_scale_inverse"
 _MIN_SCORES = 2**22  # of all heads; for fewer, a plan takes too long to build
 
 
@@ -79,7 +80,7 @@ def _forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, 
         arrays["bias"], has_keys = _attn_bias(mask, bias, query, spec.bias, causal)
     if spec.padded or (save and backward.padded):
         arrays |= _lengths(mask if spec.padded else None, query, key)
-    dropout = {} if dropout_mask is None else _dropout_inputs(dropout_mask, keep_probability, query)
+    dropout = {} if dropout_mask is None else _dropout_inputs(dropout_mask, query)
     arrays["output"] = _empty(xp, (*query.shape[:3], value.shape[3]), query.dtype)
     if save:
         arrays["stats"] = xp.empty((*query.shape[:3], 1), dtype=xp.float32)
@@ -89,7 +90,8 @@ def _forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, 
         return cupy_attention.forward(*inputs, save=save, **settings)
     if has_keys is not None:
         arrays["output"] *= has_keys
-    return arrays["output"], _Saved(backward, arrays, has_keys, inputs) if save else None
+    output = arrays["output"] if dropout_mask is None else _scaled(arrays["output"], 1.0 / keep_probability)
+    return output, _Saved(backward, arrays, has_keys, inputs) if save else None
 
 
 def _vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> Any:
@@ -97,10 +99,12 @@ def _vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> Any:
     if not isinstance(residuals, _Saved):
         return cupy_attention.vjp(g, residuals, needs, **options)
     xp, arrays = array_namespace(g), dict(residuals.arrays)
+    scaled = g
     if residuals.spec.dropout:
-        arrays |= _dropout_inputs(residuals.inputs[5], options["keep_probability"], residuals.inputs[0])
-    arrays["g"] = g = _readable(g if residuals.has_keys is None else g * residuals.has_keys)
-    spec = residuals.spec._replace(g=_layout(*_memory(g)))
+        arrays |= _dropout_inputs(residuals.inputs[5], residuals.inputs[0])
+        scaled = _scaled(g, 1.0 / options["keep_probability"])
+    arrays["g"] = scaled = _readable(scaled if residuals.has_keys is None else scaled * residuals.has_keys)
+    spec = residuals.spec._replace(g=_layout(*_memory(scaled)))
     for name in ("query", "key", "value"):
         arrays["d" + name] = _empty(xp, arrays[name].shape, g.dtype)
     if spec.padded:  # cuDNN does not write beyond the lengths
@@ -161,9 +165,12 @@ def _specs(call: _Call, causal: bool, scale: float, deterministic: bool) -> tupl
     needs_lengths = bias is not None and bool(queries % _TILE or keys % _TILE)
     layouts = _layout(*query), _layout(*key), _layout(*value)
     inference = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropout, False, False)
-    backward = inference._replace(backward=True, padded=padded or needs_lengths, deterministic=deterministic)
-    backward = backward._replace(g=packed(query[0][0], query[0][1], queries, value[0][3]))  # as layers make it
-    return inference, inference._replace(stats=True), backward
+    training = inference._replace(stats=True)
+    if bias is not None:  # with one row for all queries, cuDNN's derivative (9.19) is zero
+        training = training._replace(bias=aligned_rows(*bias[0][:2], queries, keys))
+    backward = training._replace(backward=True, stats=False, padded=padded or needs_lengths)
+    g = packed(query[0][0], query[0][1], queries, value[0][3])  # as layers make it
+    return inference, training, backward._replace(deterministic=deterministic, g=g)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -246,12 +253,21 @@ def _empty_rows(shape: tuple[int, ...], like: Array) -> Array:
     return array_namespace(like).empty((*shape[:-1], aligned_rows(*shape)[1][2]), dtype=like.dtype)[..., : shape[-1]]
 
 
-def _dropout_inputs(dropout_mask: Array, keep_probability: float, query: Array) -> dict[str, Array]:
-    """Return the dropout mask in the dtype of the query, and the scale of the weights and its inverse."""
+def _dropout_inputs(dropout_mask: Array, query: Array) -> dict[str, Array]:
+    """Return the dropout mask in the dtype of the query, and scales of 1.
+
+    Output and cotangent are divided by the keep probability instead: cuDNN's derivative (9.19) multiplies by its
+    scale where it should not, so that the gradient of the query is wrong.
+    """
     xp, mask = array_namespace(query), _empty_rows(dropout_mask.shape, query)
     mask[...] = dropout_mask
-    scales = {"dropout_scale": 1.0 / keep_probability, "dropout_scale_inverse": keep_probability}
-    return {"dropout_mask": mask} | {name: xp.full((1, 1, 1, 1), x, dtype=xp.float32) for name, x in scales.items()}
+    return {"dropout_mask": mask} | dict.fromkeys(_SCALES, xp.ones((1, 1, 1, 1), dtype=xp.float32))
+
+
+def _scaled(x: Array, factor: float) -> Array:
+    """Return x times a factor, which is not rounded to the 16 bits of x."""
+    xp = array_namespace(x)
+    return xp.astype(xp.astype(x, xp.float32) * factor, x.dtype)
 
 
 def _lengths(mask: Array | None, query: Array, key: Array) -> dict[str, Array]:
