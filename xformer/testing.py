@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.metadata
 import json
 import math
@@ -163,8 +164,8 @@ def _caller(error: BaseException) -> str:
 def _version(library: str) -> str:
     try:
         return importlib.metadata.version(library.split(".")[0])
-    except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
+    except importlib.metadata.PackageNotFoundError:  # the distribution of cupy is cupy-cuda13x
+        return str(getattr(importlib.import_module(library.split(".")[0]), "__version__", "of unknown version"))
 
 
 def _missing(xp: Any) -> tuple[str, ...]:

@@ -142,6 +142,10 @@ class Backend:
 
     # --- execution ----------------------------------------------------------------------------------------------------
 
+    def kernel_identity(self) -> str | None:
+        """Return the versions on which the results of kernels depend if kernels are compared at their first use."""
+        return None
+
     def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
         """Return a function that captures the kernels of a function as a graph, or None.
 

@@ -100,12 +100,19 @@ class CupyBackend(Backend):
         return self._bernoulli(xp, key, counter, threshold, shape)
 
     def _bernoulli(self, xp: Namespace, key: int, counter: Array | None, threshold: int, shape: tuple[int, ...]) -> Any:
+        if env_value("XFORMER_KERNELS") == "portable":
+            key ^= 0 if counter is None else int(self.to_host(counter))
+            return super().bernoulli(xp, key, threshold, shape, None)
         mask = xp.empty(shape, dtype=xp.bool)
         blocks = min(_MAX_BLOCKS, -(-mask.size // (_ELEMENTS_PER_THREAD * _THREADS)))
         words = (key >> 32 * index & 0xFFFFFFFF for index in range(4))
         launch = importlib.import_module("xformer.ops._cupy.launch").launch
         launch("random.dropout_mask", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words, counter)
         return mask
+
+    def kernel_identity(self) -> str:
+        """Return the GPU, the versions of driver and libraries, and a hash of the sources of the kernels."""
+        return importlib.import_module("xformer.ops._cupy.launch").identity()
 
     def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
         """Return the function that captures CUDA graphs, or None if kernels are switched off."""

@@ -12,6 +12,8 @@ from typing import Any
 from array_api_compat import cupy as _standard
 from array_api_compat.cupy import *  # noqa: F403  (`max`, `any` and others are CuPy's below)
 
+from xformer.environment import env_value
+
 _MIN_LARGE = 2**16  # elements
 
 
@@ -21,7 +23,8 @@ def _is_bfloat16(x: Any) -> bool:
 
 def add(x1: Any, x2: Any, /) -> Any:
     """Add arrays; large ones by a kernel whose threads move 16 bytes at a time, where those of CuPy move an element."""
-    if getattr(x1, "size", 0) >= _MIN_LARGE and x1.shape == getattr(x2, "shape", None):
+    is_large = getattr(x1, "size", 0) >= _MIN_LARGE and x1.shape == getattr(x2, "shape", None)
+    if is_large and env_value("XFORMER_KERNELS") != "portable":
         total = importlib.import_module("xformer.ops._cupy.elementwise").add(x1, x2)
         if total is not None:
             return total

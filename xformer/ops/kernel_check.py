@@ -30,24 +30,33 @@ def checked(kernel: Kernel, operation: Operation) -> Callable[..., tuple[Any, An
     def forward(*arrays: Any, save: bool, **options: Any) -> tuple[Any, Any]:
         if kernel.name not in _CHECKED:
             _CHECKED.add(kernel.name)
-            _check(kernel, operation, arrays, options)
+            dtype = operation.signature.check("", arrays)
+            compare(kernel, operation, arrays, options, save=kernel.refusal(arrays, options, dtype, save=True) is None)
         return kernel.forward(*arrays, save=save, **options)
 
     return forward
 
 
-def _check(kernel: Kernel, operation: Operation, arrays: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Compare outputs and cotangents; the kernel gets copies, because some kernels work in place."""
-    definition, dtype = operation.reference(array_namespace(*arrays), arrays), operation.signature.check("", arrays)
-    is_differentiable = kernel.vjp and definition.vjp and kernel.refusal(arrays, options, dtype, save=True) is None
-    for save in (False, True) if is_differentiable else (False,):
+def compare(
+    kernel: Kernel, operation: Operation, arrays: tuple[Any, ...], options: dict[str, Any], *, save: bool
+) -> None:
+    """Compare the outputs of a kernel with those of the definition and, with `save`, the cotangents.
+
+    The kernel gets copies of the arrays, because some kernels work in place.
+
+    Raises:
+        BackendError: If they differ by more than the kernel's tolerance, or if the kernel returns NaN where the
+            definition does not.
+    """
+    definition = operation.reference(array_namespace(*arrays), arrays)
+    for is_saved in (False, True) if save and kernel.vjp and definition.vjp else (False,):
         copies = tuple(None if array is None else array_namespace(array).asarray(array, copy=True) for array in arrays)
-        output, residuals = kernel.forward(*copies, save=save, **options)
-        expected, expected_residuals = definition.forward(*arrays, save=save, **options)
+        output, residuals = kernel.forward(*copies, save=is_saved, **options)
+        expected, expected_residuals = definition.forward(*arrays, save=is_saved, **options)
         pairs = zip(output, expected, strict=True) if isinstance(output, tuple) else [(output, expected)]
         for actual, reference in pairs:
             _compare(kernel, "", actual, reference, 0.0)
-        if save:
+        if is_saved:
             cotangents = _cotangents(kernel.vjp, output, residuals, arrays, options)
             references = _cotangents(definition.vjp, expected, expected_residuals, arrays, options)
             # A cotangent that is zero in exact arithmetic holds only rounding error: compare it with the largest one.
@@ -82,6 +91,11 @@ _ROUNDING = {"float16": 4e-3, "bfloat16": 3e-2}
 
 def _compare(kernel: Kernel, quantity: str, actual: Array, expected: Array, min_scale: float) -> None:
     """Raise BackendError if `actual` differs, relative to the largest expected value or to `min_scale`."""
+    if actual.shape != expected.shape:
+        raise BackendError(
+            f"kernel {kernel.name} returned shape {tuple(actual.shape)} for {quantity}the portable {kernel.operation}; "
+            f"expected {tuple(expected.shape)}"
+        )
     scale = max(_max_abs(expected), min_scale, 1e-30)
     tolerance = max(kernel.tolerance, _ROUNDING.get(dtype_name(expected.dtype), 0.0))
     actual, expected = to_host(actual), to_host(expected)

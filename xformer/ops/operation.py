@@ -8,7 +8,7 @@ Three environment variables, read once, when the kernels are loaded:
 - `XFORMER_KERNELS`: `auto` (default), `portable` (no kernels), `no-native` (no native library),
   `no-cudnn`, or `no-native,no-cudnn`.
 - `XFORMER_CHECK_KERNELS=1`: compare the first call of every kernel, and its derivative, with the definition, and raise
-  BackendError if they differ.
+  BackendError if they differ. `0`: do not compare the kernels for CuPy at their first use (see self_check.py).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from xformer.backends.backend import on_load
 from xformer.environment import clear_cache, env_flag, env_value, on_clear
 from xformer.errors import ConfigError, DataError, DifferentiationError, ShapeError, nearest_hint
 from xformer.ops.kernel_check import checked
+from xformer.ops.self_check import guarded
 from xformer.threads import Collector, apply_thread_limits, fork_safe_lock
 from xformer.tracing.graph import GraphTrace, traced_kernel
 from xformer.tracing.tracer import Tracer
@@ -113,7 +114,7 @@ class Signature:
         self._fixed, self._repeated = _parse(fixed), _parse(repeated)
         self._by_count: dict[int, tuple[Argument, ...]] = {}
         for count in range(4):  # of repetitions; torch.compile traces a call again if it fills a dictionary
-            self._arguments("", len(self._fixed) + count * len(self._repeated))
+            self.arguments("", len(self._fixed) + count * len(self._repeated))
 
     @property
     def names(self) -> list[str]:
@@ -134,7 +135,7 @@ class Signature:
             ShapeError: If a shape or a dtype is not the expected one.
             DataError: If an integer is out of its range; checked where reading values is cheap.
         """
-        arguments = self._by_count.get(len(arrays)) or self._arguments(operation, len(arrays))
+        arguments = self._by_count.get(len(arrays)) or self.arguments(operation, len(arrays))
         sizes: dict[str, Any] = {}
         common = None
         for argument, array in zip(arguments, arrays, strict=True):
@@ -182,7 +183,7 @@ class Signature:
             check_same_device(arrays)
         return common or ""
 
-    def _arguments(self, operation: str, count: int) -> tuple[Argument, ...]:
+    def arguments(self, operation: str, count: int) -> tuple[Argument, ...]:
         """Return the arguments of a call with `count` arrays."""
         repetitions, rest = divmod(count - len(self._fixed), len(self._repeated) or 1)
         if repetitions < 0 or rest or (repetitions and not self._repeated):
@@ -416,6 +417,8 @@ class Operation:
         kernels = [kernel for kernel in kernels_of(self.name, backend_name(xp)) if _is_enabled(kernel, mode)]
         if env_flag("XFORMER_CHECK_KERNELS"):
             kernels = [kernel._replace(forward=checked(kernel, self)) for kernel in kernels]
+        elif kernels and env_value("XFORMER_CHECK_KERNELS") != "0" and backend_of(xp).kernel_identity() is not None:
+            kernels = [guarded(kernel, self, xp) for kernel in kernels]
         self._enabled[xp.__name__] = kernels
         return kernels
 
@@ -437,9 +440,10 @@ class Operation:
 
     def _selection(self, xp: Namespace, arrays: Any, options: dict[str, Any], dtype: str, save: bool) -> Selection:
         chosen, rejected, mode = "", [], _mode()
+        enabled = {kernel.name: kernel for kernel in self._enabled.get(xp.__name__) or self.enable_kernels(xp)}
         for kernel in kernels_of(self.name, backend_name(xp)):
-            if _is_enabled(kernel, mode):
-                reason = kernel.refusal(arrays, options, dtype, save=save)
+            if kernel.name in enabled:
+                reason = enabled[kernel.name].refusal(arrays, options, dtype, save=save)
             else:
                 reason = f"XFORMER_KERNELS={mode}"
             if reason is None and not chosen:

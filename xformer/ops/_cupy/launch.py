@@ -6,8 +6,11 @@ replace `launch`, `is_current_device` and `cublas.pointer`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,29 @@ def is_current_device(array: Any) -> bool:
 def cuda() -> Any:
     """Return the module cupy.cuda."""
     return importlib.import_module("cupy").cuda
+
+
+@functools.cache
+def identity() -> str:
+    """Return the GPU, the versions of driver and libraries, and a hash of the sources of all kernels for CuPy."""
+    runtime, sources = cuda().runtime, _SOURCES.parents[1]
+    paths = [
+        *_SOURCES.glob("*.cu"),
+        *sources.glob("_cupy/*.py"),
+        *sources.glob("*/cupy.py"),
+        *sources.glob("*/cudnn.py"),
+    ]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:16]
+    numbers = [
+        runtime.getDeviceProperties(runtime.getDevice())["name"].decode(),
+        f"driver {runtime.driverGetVersion()}",
+        f"runtime {runtime.runtimeGetVersion()}",
+        f"cupy {importlib.import_module('cupy').__version__}",
+    ]
+    for name in ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            numbers.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join([*numbers, f"kernels {digest}"])
 
 
 @functools.cache
