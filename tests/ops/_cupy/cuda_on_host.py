@@ -17,7 +17,7 @@ from xformer.ops._cupy import launch as cuda_launch
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 COMPILER = shutil.which("g++")
 
-# Template arguments of the kernels: dtypes of arrays and of parameters.
+# Template arguments of the kernels: dtypes of arrays and of parameters, and numbers of vectors.
 SAME = [("float32",), ("float64",), ("float16",), ("bfloat16",)]
 WIDE = [("float32",), ("float64",)]
 PAIRS = [*(dtypes * 2 for dtypes in SAME), ("float16", "float32"), ("bfloat16", "float32")]
@@ -26,7 +26,10 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "norms": {"normalize": PAIRS, "normalize_vjp": PAIRS, "normalize_parameters_vjp": SAME},
     "columns": {"column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")], "add_bias": SAME},
     "elementwise": dict.fromkeys(("add", "relu", "relu_vjp", "gelu", "gelu_vjp", "dropout", "multiply_by_2g"), SAME),
-    "softmax": dict.fromkeys(("softmax", "softmax_vjp", "cross_entropy", "cross_entropy_vjp"), SAME),
+    "softmax": {
+        "softmax": [(*dtypes, vectors) for dtypes in SAME for vectors in ("1", "2")],
+        **dict.fromkeys(("softmax_vjp", "cross_entropy", "cross_entropy_vjp"), SAME),
+    },
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),
     "random": {"dropout_mask": [("bool",)]},
     "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE, "cast": CASTS},

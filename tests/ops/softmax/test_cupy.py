@@ -13,7 +13,7 @@ from xformer import ops, vjp
 from xformer.backends import to_host
 from xformer.errors import ShapeError
 from xformer.ops import softmax
-from xformer.ops._cupy.grid import grid_for_short_rows
+from xformer.ops._cupy.grid import grid_for_shared_rows
 
 MASKS = {
     "none": None,
@@ -36,13 +36,13 @@ def test_softmax(cuda, dtype, mask):
     cuda.agree(softmax, *([scores] if shape is None else [scores, allowed]), dtype=dtype)
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 1), (4, 700), (0, 5), (2, 2, 2, 2, 2, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(7,), (3, 1), (4, 700), (3, 5000), (2, 5001), (0, 5), (2, 2, 2, 2, 2, 3)], ids=str)
 def test_softmax_of_rows_of_any_length(cuda, shape):
     cuda.agree(softmax, 30.0 * normal(*shape), dtype="float32")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 4, 31, 32, 33, 64, 65, 512])
+@pytest.mark.parametrize("n", [1, 4, 31, 32, 33, 64, 65, 512, 1024])
 def test_short_rows_share_blocks(cuda, dtype, n):
     """Blocks have more rows than are left; a row with NaN does not change its neighbors."""
     scores, mask = normal(37, n), np.random.default_rng(5).random((37, n)) < 0.8
@@ -57,18 +57,20 @@ def test_short_rows_share_blocks(cuda, dtype, n):
 
 
 def test_grids_of_short_rows():
-    for n, expected in {
-        1: (3, 128, 1),
-        4: (3, 128, 1),
-        5: (5, 128, 2),
-        32: (19, 128, 8),
-        33: (38, 128, 16),
-        100: (75, 128, 32),
-        512: (75, 128, 32),
-        513: (300, 160, 160),
-        70000: (300, 512, 512),
-    }.items():
-        assert grid_for_short_rows(300, np.empty((300, n), np.float32)) == expected
+    for n, vectors, expected in [
+        (1, 1, (3, 128, 1)),
+        (4, 1, (3, 128, 1)),
+        (5, 1, (5, 128, 2)),
+        (32, 1, (19, 128, 8)),
+        (33, 1, (38, 128, 16)),
+        (100, 1, (75, 128, 32)),
+        (129, 2, (75, 128, 32)),
+        (256, 2, (75, 128, 32)),
+        (257, 2, (300, 64, 64)),
+        (70000, 2, (300, 512, 512)),
+    ]:
+        assert grid_for_shared_rows(300, np.empty((300, n), np.float32), vectors) == expected
+    assert grid_for_shared_rows(300, np.empty((300, 5), np.float32), 4, 32) == (75, 128, 32)
 
 
 def test_a_mask_with_more_strided_axes_than_the_kernel_takes(cuda):

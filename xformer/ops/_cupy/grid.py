@@ -6,8 +6,7 @@ from typing import Any
 
 _VECTOR_BYTES = 16
 _MAX_BLOCKS = 2**20  # kernels loop over further work
-_SHORT_ROW = 512  # elements; at most a warp reads such a row
-_SHORT_ROW_THREADS = 128  # per block
+_SHARING_THREADS = 128  # per block with several rows
 
 
 def elements_per_thread(x: Any) -> int:
@@ -23,13 +22,21 @@ def grid_for_rows(rows: int, x: Any, vectors: int = 1) -> tuple[int, int]:
     return min(rows, _MAX_BLOCKS), min(512, -(-_loads(x) // (32 * vectors)) * 32)
 
 
-def grid_for_short_rows(rows: int, x: Any) -> tuple[int, int, int]:
-    """Return the blocks, threads per block, and threads per row of a kernel with several short rows per block."""
-    if x.shape[-1] > _SHORT_ROW:
-        blocks, threads = grid_for_rows(rows, x)
+def grid_for_shared_rows(rows: int, x: Any, vectors: int, min_threads: int = 1) -> tuple[int, int, int]:
+    """Return the blocks, threads per block, and threads per row of a kernel with several short rows per block.
+
+    A short row has at most a warp, of which each thread loads `vectors` times; others are as `grid_for_rows` has them.
+    """
+    if _loads(x) > 32 * vectors:
+        blocks, threads = grid_for_rows(rows, x, vectors)
         return blocks, threads, threads
-    row_threads = min(32, 1 << (_loads(x) - 1).bit_length())
-    return min(-(-rows * row_threads // _SHORT_ROW_THREADS), _MAX_BLOCKS), _SHORT_ROW_THREADS, row_threads
+    row_threads = max(min_threads, min(32, 1 << (_loads(x) - 1).bit_length()))
+    return min(-(-rows * row_threads // _SHARING_THREADS), _MAX_BLOCKS), _SHARING_THREADS, row_threads
+
+
+def vectors_per_thread(x: Any, most: int) -> int:
+    """Return how often a thread of a kernel that shares blocks loads: once if a warp can load a row, else `most`."""
+    return 1 if _loads(x) <= 32 else most
 
 
 def _loads(x: Any) -> int:

@@ -10,6 +10,8 @@ from xformer.ops._cupy.arrays import FLOATS, compute_dtype, contiguous, dtype_na
 from xformer.ops._cupy.grid import grid_for_rows
 from xformer.ops.operation import Kernel
 
+_VECTORS = 2  # that a thread loads at a time: R in cuda/softmax.cu
+
 
 def _forward(
     logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, z_loss: float, save: bool
@@ -20,7 +22,8 @@ def _forward(
     losses, tops, log_totals = (empty(logits, labels.shape, compute_dtype(logits)) for _ in range(3))
     arrays = logits, labels, losses, tops, log_totals
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    cuda_launch.launch("softmax.cross_entropy", dtype_names(logits), *grid_for_rows(rows, logits), *arrays, *settings)
+    grid = grid_for_rows(rows, logits, _VECTORS)
+    cuda_launch.launch("softmax.cross_entropy", dtype_names(logits), *grid, *arrays, *settings)
     return losses, (logits, labels, tops, log_totals)
 
 

@@ -1,4 +1,4 @@
-"""Softmax on CuPy: one pass computes the maximum of a row and its sum of exponentials."""
+"""Softmax on CuPy: the row is read once if it fits into the registers of a block."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 from xformer.backends import array_namespace
 from xformer.ops._cupy import launch as cuda_launch
 from xformer.ops._cupy.arrays import FLOATS, contiguous, dtype_names, empty, row_count, why_not
-from xformer.ops._cupy.grid import grid_for_short_rows
+from xformer.ops._cupy.grid import grid_for_shared_rows, vectors_per_thread
 from xformer.ops.operation import Kernel
+
+_VECTORS = 2  # loads per thread of rows that a warp cannot load at once; as many numbers fit into registers
 
 
 def _strided(mask: Any, shape: tuple[int, ...]) -> tuple[Any, int, int, tuple[int, ...]]:
@@ -39,15 +41,17 @@ def _forward(x: Any, mask: Any, *, save: bool) -> tuple[Any, Any]:
     y = empty(x)
     if x.size:
         mask, middle, inner, strides = (None, 1, 1, (0, 0, 0, 0)) if mask is None else _strided(mask, x.shape)
-        sizes, (*grid, threads) = (rows, x.shape[-1], middle, inner), grid_for_short_rows(rows, x)
-        cuda_launch.launch("softmax.softmax", dtype_names(x), *grid, x, mask, y, *sizes, *strides, threads)
+        sizes, vectors = (rows, x.shape[-1], middle, inner), vectors_per_thread(x, _VECTORS)
+        *grid, threads = grid_for_shared_rows(rows, x, vectors)
+        template = *dtype_names(x), str(vectors)
+        cuda_launch.launch("softmax.softmax", template, *grid, x, mask, y, *sizes, *strides, threads)
     return y, y
 
 
 def _vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     g, rows = contiguous(g, y.dtype), row_count(y)
     dx = empty(y)
-    *grid, threads = grid_for_short_rows(rows, y)
+    *grid, threads = grid_for_shared_rows(rows, y, _VECTORS)
     cuda_launch.launch("softmax.softmax_vjp", dtype_names(y), *grid, g, y, dx, rows, y.shape[-1], threads)
     return dx, None
 

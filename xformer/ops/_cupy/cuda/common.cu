@@ -42,13 +42,30 @@ __device__ inline void downcast(double x, double& to) { to = x; }
 __device__ inline void downcast(float x, float16& to) { to.bits = float_to_half(x); }
 __device__ inline void downcast(float x, bfloat16& to)
 {
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
     unsigned bits = __float_as_uint(x);
     // Rounding could turn a NaN into infinity.
     to.bits = x != x ? (bits >> 16) | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#endif
 }
 
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
+// exp(x) for results that are rounded to T: with 16 bits, the relative error may be 1e-7 (|x| + 2).
+template <typename T> __device__ inline Wide<T> exponential_for(Wide<T> x)
+{
+    if constexpr (sizeof(T) == 2)
+        return __expf(x);
+    else
+        return exponential(x);
+}
+// 1 / x; in float, an error of one unit in the last place.
+__device__ inline float reciprocal(float x) { return __fdividef(1.0f, x); }
+__device__ inline double reciprocal(double x) { return 1 / x; }
+__device__ inline float maximum(float a, float b) { return fmaxf(a, b); }  // ignores NaN
+__device__ inline double maximum(double a, double b) { return fmax(a, b); }
 __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
@@ -82,6 +99,17 @@ template <int V, typename T> __device__ inline Vector<T, V> load(const T* from, 
     return chunk;
 }
 
+// The bits of a vector, which take fewer registers than its elements.
+template <int BYTES> struct alignas(BYTES) Bits { unsigned word[BYTES / 4]; };
+template <> struct Bits<2> { unsigned short word; };
+
+template <typename T, int V> struct Packed {
+    Bits<sizeof(T) * V> bits;
+
+    __device__ void load(const T* from) { bits = *reinterpret_cast<const Bits<sizeof(T) * V>*>(from); }
+    __device__ Vector<T, V> vector() const { return *reinterpret_cast<const Vector<T, V>*>(&bits); }
+};
+
 template <int V, typename T, typename W> __device__ inline void upcast(const Vector<T, V>& from, W (&to)[V])
 {
     for (int k = 0; k < V; ++k) to[k] = upcast(from.element[k]);
@@ -113,13 +141,37 @@ __device__ inline void store(const W (&from)[V], long long left, bool is_full, T
 // Loop over the rows of this block.
 #define FOR_ROWS(row, rows) for (long long row = blockIdx.x; row < (rows); row += gridDim.x)
 
+// Rows that each have `threads` threads: all of the block, or a power of two up to 32 of them. The threads of a block get
+// on together, so that all of them take part in reductions: its last rows may not exist.
+struct SharedRows {
+    int threads, lane;  // of a row; the lane of this thread
+    long long first, step;
+    int place;  // of the row of this thread among those of the block
+
+    __device__ explicit SharedRows(int threads) : threads(threads)
+    {
+        const int shift = threads == blockDim.x ? 31 : __ffs(threads) - 1;  // faster than a division
+        const unsigned rows = threads == blockDim.x ? 1 : blockDim.x >> shift;
+        place = threadIdx.x >> shift;
+        lane = threadIdx.x - place * threads;
+        first = (long long)blockIdx.x * rows + place;
+        step = (long long)gridDim.x * rows;
+    }
+};
+
+#define FOR_SHARED_ROWS(row, rows, shared) \
+    for (long long row = shared.first; row - shared.place < (rows); row += shared.step)
+
+// At most as many threads per block as in grid.py, and enough blocks on a multiprocessor to hide the latency of memory.
+#define BOUNDS(blocks) __launch_bounds__(512, blocks)
+
 // --- reductions -----------------------------------------------------------------------------------------------------
 
 struct Sum {
     template <typename W> __device__ static W of(W a, W b, int = 0) { return a + b; }
 };
 struct Max {
-    template <typename W> __device__ static W of(W a, W b, int = 0) { return a > b ? a : b; }
+    template <typename W> __device__ static W of(W a, W b, int = 0) { return maximum(a, b); }
 };
 struct SumAndMax {  // of the first and the second number
     template <typename W> __device__ static W of(W a, W b, int k) { return k == 0 ? Sum::of(a, b) : Max::of(a, b); }

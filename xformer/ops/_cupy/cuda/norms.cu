@@ -3,9 +3,6 @@
 // Rows with larger elements are scaled first, so that squares do not overflow.
 const float MAX_UNSCALED = 1e15f;
 
-// At most as many threads per block as in grid.py, and enough blocks on a multiprocessor to hide the latency of memory.
-#define BOUNDS __launch_bounds__(512, 2)
-
 // A row whose vectors the threads keep in registers, R each, or read again whenever they need them, if R is 0.
 template <typename T, int R> struct Row {
     static const int V = VectorSize<T>::value;
@@ -98,8 +95,9 @@ __device__ inline void normalize_rows(const T* x, const P* weight, const P* bias
 
 // y = (x - mean) / sigma * weight + bias; the means and inverses (1 / sigma) of rows are saved unless null.
 template <typename T, typename P>
-__global__ void BOUNDS normalize(const T* x, const P* weight, const P* bias, T* y, Wide<T>* means, Wide<T>* inverses,
-                                 long long rows, long long n, long long centered, double epsilon)
+__global__ void BOUNDS(2)
+    normalize(const T* x, const P* weight, const P* bias, T* y, Wide<T>* means, Wide<T>* inverses, long long rows,
+              long long n, long long centered, double epsilon)
 {
     const int V = VectorSize<T>::value, R = 4;
     const bool is_full = aligned<V>(x, n) && aligned<V>(y, n) && aligned<V>(weight, n) && aligned<V>(bias, n);
@@ -148,8 +146,9 @@ __device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weigh
 
 // With x^ the normalized rows and h = g weight: dx = (h - mean(h) - x^ mean(h x^)) / sigma.
 template <typename T, typename P>
-__global__ void BOUNDS normalize_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means,
-                                     const Wide<T>* inverses, T* dx, long long rows, long long n, long long centered)
+__global__ void BOUNDS(2)
+    normalize_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses, T* dx,
+                  long long rows, long long n, long long centered)
 {
     const int V = VectorSize<T>::value, R = 2;
     const bool is_full = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(dx, n);

@@ -1,28 +1,58 @@
-// Softmax and cross-entropy. A row of softmax has `row_threads`, a block several rows if they are short; a row of
-// cross-entropy has one block.
+// Softmax and cross-entropy. A thread loads R vectors of V elements of a row at a time; if that is all it has to load, the
+// row is read once. V is 1 if vectors are not aligned.
 
 // The maximum of some numbers, and the sum of exp(number - maximum), where -inf does not count.
-template <typename W> struct OnlineSoftmax {
+template <typename T> struct OnlineSoftmax {
+    typedef Wide<T> W;
     W top = -infinity(), sum = 0;
 
-    template <int V> __device__ void add(const W (&v)[V])
+    // The maximum to subtract: -inf - -inf would be NaN.
+    __device__ W base() const { return top == -infinity() ? W(0) : top; }
+
+    // Add some numbers, and replace them by exp(number - base()).
+    template <int R, int V> __device__ void add(W (&v)[R][V])
     {
-        W new_top = top;
-        for (int k = 0; k < V; ++k) new_top = Max::of(v[k], new_top);  // ignores NaN, which propagates through the sum
-        const W base = new_top == -infinity() ? W(0) : new_top;
-        sum *= exponential(top - base);
-        for (int k = 0; k < V; ++k) sum += exponential(v[k] - base);
-        top = new_top;
+        const W old_top = top;
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < V; ++k) top = maximum(v[r][k], top);  // ignores NaN, which propagates through the sum
+        const W now = base();
+        sum *= exponential_for<T>(old_top - now);
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < V; ++k) sum += v[r][k] = exponential_for<T>(v[r][k] - now);
     }
 
     // Combine the totals of the threads of a row.
     __device__ void join(int row_threads = blockDim.x)
     {
-        const W new_top = reduced<Max>(top, row_threads);
-        sum = reduced<Sum>(sum == 0 ? W(0) : sum * exponential(top - new_top), row_threads);
-        top = new_top;
+        const W own_top = top;
+        top = reduced<Max>(top, row_threads);
+        sum = reduced<Sum>(sum == 0 ? W(0) : sum * exponential(own_top - top), row_threads);
     }
 };
+
+// Load the vectors of this thread from a chunk of a row, and call f(v, i) with each of them and its place in the chunk.
+// Numbers beyond the row, of which `left` are left, are -inf.
+template <int R, int V, typename T, typename W, typename F>
+__device__ inline void read(const T* chunk, long long left, int threads, int lane, W (&v)[R][V], F f)
+{
+    const int size = left < R * V * threads ? left : R * V * threads;
+    Packed<T, V> loaded[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        const int i = (r * threads + lane) * V;
+        if (i < size) loaded[r].load(chunk + i);
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        const int i = (r * threads + lane) * V;
+        if (i < size) {
+            upcast(loaded[r].vector(), v[r]);
+            f(v[r], i);
+        } else {
+            for (int k = 0; k < V; ++k) v[r][k] = -infinity();
+        }
+    }
+}
 
 // A mask broadcast to (outer, middle, inner, n), with strides in bytes.
 struct Mask {
@@ -35,47 +65,63 @@ struct Mask {
     }
 };
 
-// Loop over the rows of this thread, which it shares with others. The threads of a block get on together, so that all of
-// them take part in reductions: its last rows may not exist.
-#define FOR_SHARED_ROWS(row, rows, row_threads)                                         \
-    for (long long row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / (row_threads); \
-         row - threadIdx.x / (row_threads) < (rows); row += (long long)gridDim.x * (blockDim.x / (row_threads)))
-
-// Loop over the columns of a row at which this thread loads vectors.
-#define FOR_SHARED_COLUMNS(i, length, row_threads) \
-    for (long long i = threadIdx.x % (row_threads) * V; i < (length); i += (row_threads) * V)
-
-// Masked elements have probability zero, also in fully masked rows.
-template <typename T>
-__global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long long n, long long middle,
-                        long long inner, long long stride0, long long stride1, long long stride2, long long stride3,
-                        long long threads)
+// `FITS`: all elements of a row fit into registers.
+template <int R, int V, bool FITS, typename T>
+__device__ inline void softmax_rows(const T* x, const Mask& mask, T* y, long long rows, long long n, int threads)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value, row_threads = threads;
-    const bool is_full = aligned<V>(x, n) && aligned<V>(y, n);
-    const Mask masks = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
-    FOR_SHARED_ROWS(row, rows, row_threads) {
+    const int chunk = R * V * threads;
+    const SharedRows shared(threads);
+    FOR_SHARED_ROWS(row, rows, shared) {
+        const bool* allowed = mask.first ? mask.row(row) : 0;
         const long long length = row < rows ? n : 0;
-        const bool* allowed = mask ? masks.row(row) : 0;
-        W v[V];
-        OnlineSoftmax<W> total;
-        FOR_SHARED_COLUMNS(i, length, row_threads) {
-            load(x + row * n + i, n - i, is_full, v);
-            for (int k = 0; k < V; ++k)
-                if (k >= n - i || (allowed && !allowed[(i + k) * stride3])) v[k] = -infinity();
+        W v[R][V];
+        const auto read_at = [&](long long start) {
+            read(x + row * n + start, length - start, threads, shared.lane, v, [&](W (&some)[V], int i) {
+                if (!allowed) return;
+                const Vector<bool, V> keep = load<V>(allowed + (start + i) * (V == 1 ? mask.strides[3] : 1), V, true);
+                for (int k = 0; k < V; ++k)
+                    if (!keep.element[k]) some[k] = -infinity();
+            });
+        };
+        OnlineSoftmax<T> total;
+        for (long long start = 0; FITS ? start == 0 : start < n; start += chunk) {
+            read_at(start);
             total.add(v);
         }
-        total.join(row_threads);
-        FOR_SHARED_COLUMNS(i, length, row_threads) {
-            load(x + row * n + i, n - i, is_full, v);
-            for (int k = 0; k < V; ++k) {
-                const bool is_visible = k < n - i && v[k] != -infinity() && (!allowed || allowed[(i + k) * stride3]);
-                v[k] = is_visible ? exponential(v[k] - total.top) / total.sum : W(0);
+        const W own = total.base();
+        total.join(threads);
+        const W base = total.base(), inverse = total.sum == 0 ? W(0) : reciprocal(total.sum);
+        const W factor = FITS ? inverse * exponential(own - base) : inverse;
+        for (long long start = 0; FITS ? start == 0 : start < n; start += chunk) {
+            if (!FITS) {
+                read_at(start);
+                for (int r = 0; r < R; ++r)
+                    for (int k = 0; k < V; ++k) v[r][k] = exponential_for<T>(v[r][k] - base);
             }
-            store(v, n - i, is_full, y + row * n + i);
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const int i = (r * threads + shared.lane) * V;
+                for (int k = 0; k < V; ++k) v[r][k] *= factor;
+                if (i < length - start) store(v[r], V, true, y + row * n + start + i);
+            }
         }
     }
+}
+
+// Masked elements have probability zero, also in fully masked rows.
+template <typename T, int R>
+__global__ void BOUNDS((sizeof(T) == 8 ? 1 : R == 1 ? 3 : 2))
+    softmax(const T* x, const bool* mask, T* y, long long rows, long long n, long long middle, long long inner,
+            long long stride0, long long stride1, long long stride2, long long stride3, long long threads)
+{
+    const int V = VectorSize<T>::value;
+    const Mask masks = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
+    const bool is_mask_aligned = !mask || (stride3 == 1 && aligned<V>(mask, stride0 | stride1 | stride2));
+    if (is_mask_aligned && aligned<V>(x, n) && aligned<V>(y, n) && n <= R * V * threads)
+        softmax_rows<R, V, true>(x, masks, y, rows, n, threads);
+    else
+        softmax_rows<V / 2, 1, false>(x, masks, y, rows, n, threads);
 }
 
 // dx = y (g - sum(g y))
@@ -83,18 +129,19 @@ template <typename T>
 __global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long long n, long long threads)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value, row_threads = threads;
+    const int V = VectorSize<T>::value;
     const bool is_full = aligned<V>(g, n) && aligned<V>(y, n) && aligned<V>(dx, n);
-    FOR_SHARED_ROWS(row, rows, row_threads) {
+    const SharedRows shared(threads);
+    FOR_SHARED_ROWS(row, rows, shared) {
         const long long length = row < rows ? n : 0;
         W a[V], p[V], total = 0;
-        FOR_SHARED_COLUMNS(i, length, row_threads) {
+        for (long long i = shared.lane * V; i < length; i += shared.threads * V) {
             load(g + row * n + i, n - i, is_full, a);
             load(y + row * n + i, n - i, is_full, p);
             for (int k = 0; k < V; ++k) total += a[k] * p[k];
         }
-        total = reduced<Sum>(total, row_threads);
-        FOR_SHARED_COLUMNS(i, length, row_threads) {
+        total = reduced<Sum>(total, shared.threads);
+        for (long long i = shared.lane * V; i < length; i += shared.threads * V) {
             load(g + row * n + i, n - i, is_full, a);
             load(y + row * n + i, n - i, is_full, p);
             for (int k = 0; k < V; ++k) a[k] = p[k] * (a[k] - total);
@@ -103,16 +150,32 @@ __global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long 
     }
 }
 
+// The total of the logits of this thread; their sum is added to `sum` if it is wanted.
+template <int R, int V, typename T>
+__device__ inline OnlineSoftmax<T> total_of_logits(const T* from, long long n, bool wants_sum, Wide<T>& sum)
+{
+    OnlineSoftmax<T> total;
+    Wide<T> v[R][V];
+    for (long long start = 0; start < n; start += R * V * blockDim.x) {
+        read(from + start, n - start, blockDim.x, threadIdx.x, v, [&](Wide<T> (&some)[V], int) {
+            if (wants_sum)
+                for (int k = 0; k < V; ++k) sum += some[k];
+        });
+        total.add(v);
+    }
+    return total;
+}
+
 // Compute the loss of each row, its largest logit, and log(sum(exp(logit - largest))). A label out of range gives NaN;
 // a padded row is not read.
 template <typename T>
-__global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>* losses, Wide<T>* tops,
-                              Wide<T>* log_totals, long long rows, long long n, long long pad, double smoothing,
-                              double z_loss)
+__global__ void BOUNDS((sizeof(T) == 8 ? 1 : 3))
+    cross_entropy(const T* logits, const long long* labels, Wide<T>* losses, Wide<T>* tops, Wide<T>* log_totals,
+                  long long rows, long long n, long long pad, double smoothing, double z_loss)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(logits, n);
+    const int V = VectorSize<T>::value, R = 2;
+    const bool is_aligned = aligned<V>(logits, n);
     FOR_ROWS(row, rows) {
         const T* from = logits + row * n;
         const long long label = labels[row];
@@ -125,16 +188,9 @@ __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>*
             }
             continue;
         }
-        W v[V], sum = 0;
-        OnlineSoftmax<W> total;
-        FOR_COLUMNS(i, n) {
-            load(from + i, n - i, is_full, v);
-            for (int k = 0; k < V; ++k) {
-                sum += v[k];
-                if (k >= n - i) v[k] = -infinity();
-            }
-            total.add(v);
-        }
+        W sum = 0;
+        OnlineSoftmax<T> total = is_aligned ? total_of_logits<R, V>(from, n, smoothing != 0, sum)
+                                            : total_of_logits<V / 2, 1>(from, n, smoothing != 0, sum);
         total.join();
         sum = reduced<Sum>(sum);
         if (threadIdx.x == 0) {
@@ -158,17 +214,22 @@ __global__ void cross_entropy_vjp(const Wide<T>* g, const T* logits, const long 
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
     const bool is_full = aligned<V>(logits, n) && aligned<V>(dlogits, n);
-    const W low = (W)(smoothing / n), high = (W)(1 - smoothing + smoothing / n);
+    const W low = (W)(smoothing / n);
     FOR_ROWS(row, rows) {
         const long long label = labels[row];
         const W weight = g[row], top = tops[row], log_total = log_totals[row];
         const W factor = 1 + 2 * (W)z_loss * (log_total + top);
         W v[V];
         FOR_COLUMNS(i, n) {
-            load(logits + row * n + i, label == pad ? 0 : n - i, is_full && label != pad, v);
-            for (int k = 0; k < V; ++k) {
-                const W p = exponential((v[k] - top) - log_total);
-                v[k] = label == pad ? W(0) : weight * (p * factor - (i + k == label ? high : low));
+            if (label == pad) {
+                for (int k = 0; k < V; ++k) v[k] = 0;
+            } else {
+                load(logits + row * n + i, n - i, is_full, v);
+                for (int k = 0; k < V; ++k) v[k] = exponential_for<T>((v[k] - top) - log_total) * factor - low;
+                const long long place = label - i;
+                if (place >= 0 && place < V)
+                    for (int k = 0; k < V; ++k) v[k] -= k == place ? 1 - (W)smoothing : W(0);
+                for (int k = 0; k < V; ++k) v[k] *= weight;
             }
             store(v, n - i, is_full, dlogits + row * n + i);
         }
