@@ -163,7 +163,6 @@ template <typename W> W __shfl_xor_sync(unsigned, W value, int other)
 static float __uint_as_float(unsigned bits) { return on_host::bits_as<float>(bits); }
 static unsigned __float_as_uint(float x) { return on_host::bits_as<unsigned>(x); }
 
-#define __expf(x) std::exp((float)(x))  // the C library has a function of that name
 static float __fdividef(float x, float y) { return x / y; }
 static int __ffs(int x) { return __builtin_ffs(x); }
 

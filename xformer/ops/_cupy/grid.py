@@ -6,6 +6,7 @@ from typing import Any
 
 _VECTOR_BYTES = 16
 _MAX_BLOCKS = 2**20  # kernels loop over further work
+_MAX_SMALL_BLOCKS = 2**14  # of threads that load once or twice at a time; to start them takes as long as that
 _SHARING_THREADS = 128  # per block with several rows
 
 
@@ -31,7 +32,7 @@ def grid_for_shared_rows(rows: int, x: Any, vectors: int, min_threads: int = 1) 
         blocks, threads = grid_for_rows(rows, x, vectors)
         return blocks, threads, threads
     row_threads = max(min_threads, min(32, 1 << (_loads(x) - 1).bit_length()))
-    return min(-(-rows * row_threads // _SHARING_THREADS), _MAX_BLOCKS), _SHARING_THREADS, row_threads
+    return min(-(-rows * row_threads // _SHARING_THREADS), _MAX_SMALL_BLOCKS), _SHARING_THREADS, row_threads
 
 
 def vectors_per_thread(x: Any, most: int) -> int:
@@ -46,4 +47,4 @@ def _loads(x: Any) -> int:
 
 def grid_for_elements(x: Any) -> tuple[int, int]:
     """Return the blocks, and threads per block, of an elementwise kernel."""
-    return min(_MAX_BLOCKS, -(-x.size // (256 * elements_per_thread(x)))), 256
+    return min(_MAX_SMALL_BLOCKS, -(-x.size // (256 * elements_per_thread(x)))), 256

@@ -10,6 +10,8 @@ struct bfloat16 { unsigned short bits; };
 // The compute type.
 template <typename T> struct WideType { typedef float type; };
 template <> struct WideType<float64> { typedef double type; };
+template <typename T> struct is_bfloat16 { static const bool value = false; };
+template <> struct is_bfloat16<bfloat16> { static const bool value = true; };
 template <typename T> using Wide = typename WideType<T>::type;
 
 #ifndef CUDA_ON_HOST
@@ -53,13 +55,15 @@ __device__ inline void downcast(float x, bfloat16& to)
 
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
-// exp(x) for results that are rounded to T: with 16 bits, the relative error may be 1e-7 (|x| + 2).
-template <typename T> __device__ inline Wide<T> exponential_for(Wide<T> x)
+// exp(x - y) for numbers x of type T. Of 16 bits, it is exp2(x log2(e) - y log2(e)), with one multiplication per x: its
+// relative error may be 1e-7 (|x| + |y|), far below that of x.
+template <typename T> __device__ inline Wide<T> exponential_of_difference(Wide<T> x, Wide<T> y)
 {
+    const float log2_e = 1.4426950408889634f;
     if constexpr (sizeof(T) == 2)
-        return __expf(x);
+        return exp2f(x * log2_e - y * log2_e);
     else
-        return exponential(x);
+        return exponential(x - y);
 }
 // 1 / x; in float, an error of one unit in the last place.
 __device__ inline float reciprocal(float x) { return __fdividef(1.0f, x); }
@@ -99,26 +103,42 @@ template <int V, typename T> __device__ inline Vector<T, V> load(const T* from, 
     return chunk;
 }
 
-// The bits of a vector, which take fewer registers than its elements.
-template <int BYTES> struct alignas(BYTES) Bits { unsigned word[BYTES / 4]; };
-template <> struct Bits<2> { unsigned short word; };
-
-template <typename T, int V> struct Packed {
-    Bits<sizeof(T) * V> bits;
-
-    __device__ void load(const T* from) { bits = *reinterpret_cast<const Bits<sizeof(T) * V>*>(from); }
-    __device__ Vector<T, V> vector() const { return *reinterpret_cast<const Vector<T, V>*>(&bits); }
-};
-
 template <int V, typename T, typename W> __device__ inline void upcast(const Vector<T, V>& from, W (&to)[V])
 {
     for (int k = 0; k < V; ++k) to[k] = upcast(from.element[k]);
 }
 
+// The bits of a vector, which take fewer registers than its elements.
+template <int BYTES> struct alignas(BYTES < 16 ? BYTES : 16) Bits { unsigned word[BYTES / 4]; };
+template <> struct Bits<2> { unsigned short word; };
+template <> struct Bits<1> { unsigned char word; };
+
+template <typename T, int V> struct Packed {
+    Bits<sizeof(T) * V> bits;
+
+    // Load V elements, which are aligned.
+    __device__ void load(const T* from) { bits = *reinterpret_cast<const Bits<sizeof(T) * V>*>(from); }
+
+    template <typename W> __device__ void upcast(W (&to)[V]) const
+    {
+        if constexpr (is_bfloat16<T>::value && V > 1)  // one instruction per element
+            for (int k = 0; k < V; ++k)
+                to[k] = __uint_as_float(k % 2 ? bits.word[k / 2] & 0xffff0000 : bits.word[k / 2] << 16);
+        else
+            ::upcast(*reinterpret_cast<const Vector<T, V>*>(&bits), to);
+    }
+};
+
 template <int V, typename T, typename W>
 __device__ inline void load(const T* from, long long left, bool is_full, W (&to)[V])
 {
-    upcast(load<V>(from, left, is_full), to);
+    if (is_full) {
+        Packed<T, V> packed;
+        packed.load(from);
+        packed.upcast(to);
+    } else {
+        for (int k = 0; k < V; ++k) to[k] = k < left ? upcast(from[k]) : W(0);
+    }
 }
 
 template <int V, typename T, typename W>

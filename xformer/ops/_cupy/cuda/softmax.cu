@@ -9,24 +9,32 @@ template <typename T> struct OnlineSoftmax {
     // The maximum to subtract: -inf - -inf would be NaN.
     __device__ W base() const { return top == -infinity() ? W(0) : top; }
 
-    // Add some numbers, and replace them by exp(number - base()).
-    template <int R, int V> __device__ void add(W (&v)[R][V])
+    // Take some numbers into the maximum.
+    template <int R, int V> __device__ void raise(const W (&v)[R][V])
     {
         const W old_top = top;
         for (int r = 0; r < R; ++r)
             for (int k = 0; k < V; ++k) top = maximum(v[r][k], top);  // ignores NaN, which propagates through the sum
-        const W now = base();
-        sum *= exponential_for<T>(old_top - now);
-        for (int r = 0; r < R; ++r)
-            for (int k = 0; k < V; ++k) sum += v[r][k] = exponential_for<T>(v[r][k] - now);
+        if (sum != 0) sum *= exponential_of_difference<T>(old_top, base());
     }
 
-    // Combine the totals of the threads of a row.
-    __device__ void join(int row_threads = blockDim.x)
+    // Add some numbers, of which none is above the maximum, and replace them by exp(number - base()).
+    template <int R, int V> __device__ void add(W (&v)[R][V])
+    {
+        const W low = base();
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < V; ++k) sum += v[r][k] = exponential_of_difference<T>(v[r][k], low);
+    }
+
+    // Combine the totals of the threads of a row, and add up their numbers `other`.
+    __device__ void join(int row_threads, W& other)
     {
         const W own_top = top;
         top = reduced<Max>(top, row_threads);
-        sum = reduced<Sum>(sum == 0 ? W(0) : sum * exponential(own_top - top), row_threads);
+        W sums[2] = {sum == 0 ? W(0) : sum * exponential(own_top - top), other};
+        reduce<Sum>(sums, row_threads);
+        sum = sums[0];
+        other = sums[1];
     }
 };
 
@@ -46,7 +54,7 @@ __device__ inline void read(const T* chunk, long long left, int threads, int lan
     for (int r = 0; r < R; ++r) {
         const int i = (r * threads + lane) * V;
         if (i < size) {
-            upcast(loaded[r].vector(), v[r]);
+            loaded[r].upcast(v[r]);
             f(v[r], i);
         } else {
             for (int k = 0; k < V; ++k) v[r][k] = -infinity();
@@ -85,24 +93,31 @@ __device__ inline void softmax_rows(const T* x, const Mask& mask, T* y, long lon
             });
         };
         OnlineSoftmax<T> total;
-        for (long long start = 0; FITS ? start == 0 : start < n; start += chunk) {
-            read_at(start);
+        if (FITS) {
+            read_at(0);
+            total.raise(v);
+            total.top = reduced<Max>(total.top, threads);
             total.add(v);
+            total.sum = reduced<Sum>(total.sum, threads);
+        } else {
+            for (long long start = 0; start < n; start += chunk) {
+                read_at(start);
+                total.raise(v);
+                total.add(v);
+            }
+            W none = 0;
+            total.join(threads, none);
         }
-        const W own = total.base();
-        total.join(threads);
-        const W base = total.base(), inverse = total.sum == 0 ? W(0) : reciprocal(total.sum);
-        const W factor = FITS ? inverse * exponential(own - base) : inverse;
+        const W inverse = total.sum == 0 ? W(0) : reciprocal(total.sum);
         for (long long start = 0; FITS ? start == 0 : start < n; start += chunk) {
             if (!FITS) {
                 read_at(start);
-                for (int r = 0; r < R; ++r)
-                    for (int k = 0; k < V; ++k) v[r][k] = exponential_for<T>(v[r][k] - base);
+                total.add(v);
             }
 #pragma unroll
             for (int r = 0; r < R; ++r) {
                 const int i = (r * threads + shared.lane) * V;
-                for (int k = 0; k < V; ++k) v[r][k] *= factor;
+                for (int k = 0; k < V; ++k) v[r][k] *= inverse;
                 if (i < length - start) store(v[r], V, true, y + row * n + start + i);
             }
         }
@@ -161,6 +176,7 @@ __device__ inline OnlineSoftmax<T> total_of_logits(const T* from, long long n, b
             if (wants_sum)
                 for (int k = 0; k < V; ++k) sum += some[k];
         });
+        total.raise(v);
         total.add(v);
     }
     return total;
@@ -169,12 +185,12 @@ __device__ inline OnlineSoftmax<T> total_of_logits(const T* from, long long n, b
 // Compute the loss of each row, its largest logit, and log(sum(exp(logit - largest))). A label out of range gives NaN;
 // a padded row is not read.
 template <typename T>
-__global__ void BOUNDS((sizeof(T) == 8 ? 1 : 3))
+__global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
     cross_entropy(const T* logits, const long long* labels, Wide<T>* losses, Wide<T>* tops, Wide<T>* log_totals,
                   long long rows, long long n, long long pad, double smoothing, double z_loss)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value, R = 2;
+    const int V = VectorSize<T>::value, R = 4;
     const bool is_aligned = aligned<V>(logits, n);
     FOR_ROWS(row, rows) {
         const T* from = logits + row * n;
@@ -191,8 +207,7 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 3))
         W sum = 0;
         OnlineSoftmax<T> total = is_aligned ? total_of_logits<R, V>(from, n, smoothing != 0, sum)
                                             : total_of_logits<V / 2, 1>(from, n, smoothing != 0, sum);
-        total.join();
-        sum = reduced<Sum>(sum);
+        total.join(blockDim.x, sum);
         if (threadIdx.x == 0) {
             const W log_total = logarithm(total.sum), log_partition = log_total + total.top;
             W loss = (1 - (W)smoothing) * (log_total + (total.top - upcast(from[label])));
@@ -225,7 +240,7 @@ __global__ void cross_entropy_vjp(const Wide<T>* g, const T* logits, const long 
                 for (int k = 0; k < V; ++k) v[k] = 0;
             } else {
                 load(logits + row * n + i, n - i, is_full, v);
-                for (int k = 0; k < V; ++k) v[k] = exponential_for<T>((v[k] - top) - log_total) * factor - low;
+                for (int k = 0; k < V; ++k) v[k] = exponential_of_difference<T>(v[k] - top, log_total) * factor - low;
                 const long long place = label - i;
                 if (place >= 0 && place < V)
                     for (int k = 0; k < V; ++k) v[k] -= k == place ? 1 - (W)smoothing : W(0);
