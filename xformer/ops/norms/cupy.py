@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm on CuPy: one block per row, which reads the row once and keeps it in registers."""
+"""Layer norm and RMS norm on CuPy: a warp or a block reads a row once and keeps it in registers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from xformer.ops._cupy.arrays import (
     why_not,
 )
 from xformer.ops._cupy.columns import SUMMING_THREADS, column_total, grid_for_columns
-from xformer.ops._cupy.grid import grid_for_rows
+from xformer.ops._cupy.grid import grid_for_shared_rows
 from xformer.ops.operation import Kernel
 
 # Vectors of a row that a thread keeps in registers: R in cuda/norms.cu. The derivative keeps two rows.
 _VECTORS, _VJP_VECTORS = 4, 2
+_MIN_THREADS = 32  # per row: a warp takes or leaves together the branch for large numbers
 
 
 def _why_not(x: Any, weight: Any, *rest: Any, **options: Any) -> str | None:
@@ -35,11 +36,12 @@ def _forward(x: Any, weight: Any, bias: Any, centered: int, epsilon: float, save
     rows, n = row_count(x), x.shape[-1]
     y = empty(x)
     means, inverses = (empty(x, (rows,), compute_dtype(x)) if save else None for _ in range(2))
-    settings = rows, n, centered, float(epsilon)
+    *grid, threads = grid_for_shared_rows(rows, x, _VECTORS, _MIN_THREADS)
+    settings = rows, n, centered, float(epsilon), threads
     cuda_launch.launch(
         "norms.normalize",
         dtype_names(x, weight),
-        *grid_for_rows(rows, x, _VECTORS),
+        *grid,
         x,
         weight,
         bias,
@@ -59,8 +61,9 @@ def _vjp(g: Any, residuals: Any, centered: int, needs: tuple[bool, bool, bool]) 
     if needs[0]:
         dx = empty(x)
         arrays = g, x, weight, means, inverses, dx
-        grid = grid_for_rows(rows, x, _VJP_VECTORS)
-        cuda_launch.launch("norms.normalize_vjp", dtype_names(x, weight), *grid, *arrays, rows, n, centered)
+        *grid, threads = grid_for_shared_rows(rows, x, _VJP_VECTORS, _MIN_THREADS)
+        settings = rows, n, centered, threads
+        cuda_launch.launch("norms.normalize_vjp", dtype_names(x, weight), *grid, *arrays, *settings)
     if needs[1] or needs[2]:
         blocks, chunks, chunk_rows = grid_for_columns(x, rows)
         dweight, dbias = (empty(x, (chunks, n), compute_dtype(x)) if needed else None for needed in (True, needs[2]))

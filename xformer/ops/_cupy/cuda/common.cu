@@ -188,13 +188,10 @@ struct SharedRows {
 // --- reductions -----------------------------------------------------------------------------------------------------
 
 struct Sum {
-    template <typename W> __device__ static W of(W a, W b, int = 0) { return a + b; }
+    template <typename W> __device__ static W of(W a, W b) { return a + b; }
 };
 struct Max {
-    template <typename W> __device__ static W of(W a, W b, int = 0) { return maximum(a, b); }
-};
-struct SumAndMax {  // of the first and the second number
-    template <typename W> __device__ static W of(W a, W b, int k) { return k == 0 ? Sum::of(a, b) : Max::of(a, b); }
+    template <typename W> __device__ static W of(W a, W b) { return maximum(a, b); }
 };
 
 // Reduce K numbers over the threads of a row; all of them get the results. A row has all threads of the block, which
@@ -205,7 +202,7 @@ template <typename Op, int K, typename W> __device__ inline void reduce(W (&valu
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (int k = 0; k < K; ++k)
         for (int other = 16; other; other /= 2)
-            if (other < row_threads) value[k] = Op::of(value[k], __shfl_xor_sync(0xffffffffu, value[k], other), k);
+            if (other < row_threads) value[k] = Op::of(value[k], __shfl_xor_sync(0xffffffffu, value[k], other));
     if (row_threads <= 32) return;
     __syncthreads();  // all threads have read the results of an earlier call
     if (lane == 0)
@@ -213,7 +210,7 @@ template <typename Op, int K, typename W> __device__ inline void reduce(W (&valu
     __syncthreads();
     for (int k = 0; k < K; ++k) {
         value[k] = partial[k][0];
-        for (int other = 1; other < warps; ++other) value[k] = Op::of(value[k], partial[k][other], k);
+        for (int other = 1; other < warps; ++other) value[k] = Op::of(value[k], partial[k][other]);
     }
 }
 

@@ -1,19 +1,18 @@
-// Layer norm (`centered`) and RMS norm, with one block per row.
-
-// Rows with larger elements are scaled first, so that squares do not overflow.
-const float MAX_UNSCALED = 1e15f;
+// Layer norm (`centered`) and RMS norm, with a warp per row, or a block if rows are long.
 
 // A row whose vectors the threads keep in registers, R each, or read again whenever they need them, if R is 0.
 template <typename T, int R> struct Row {
     static const int V = VectorSize<T>::value;
     const T* from;
     const int n;
+    const SharedRows& shared;
     const bool is_full;
-    Vector<T, V> kept[R ? R : 1];
+    Packed<T, V> kept[R ? R : 1];
 
-    __device__ Row(const T* from, long long n, bool is_full) : from(from), n(n), is_full(is_full)
+    __device__ Row(const T* from, long long n, const SharedRows& shared, bool is_full)
+        : from(from), n(n), shared(shared), is_full(is_full)
     {
-        if (R) each([&](int r, int i) { kept[r] = ::load<V>(this->from + i, this->n - i, this->is_full); });
+        if (R) each([&](int r, int i) { kept[r].load(this->from + i); });
     }
 
     // Call f(r, i) for each vector of this thread, its number and its column.
@@ -22,18 +21,18 @@ template <typename T, int R> struct Row {
         if (R) {
 #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const int i = (r * blockDim.x + threadIdx.x) * V;
+                const int i = (r * shared.threads + shared.lane) * V;
                 if (i < n) f(r, i);
             }
         } else {
-            for (int i = threadIdx.x * V; i < n; i += blockDim.x * V) f(0, i);
+            for (int i = shared.lane * V; i < n; i += shared.threads * V) f(0, i);
         }
     }
 
     template <typename W> __device__ void load(int r, int i, W (&to)[V]) const
     {
         if (R)
-            upcast(kept[r], to);
+            kept[r].upcast(to);
         else
             ::load(from + i, n - i, is_full, to);
     }
@@ -42,39 +41,38 @@ template <typename T, int R> struct Row {
 template <int R, typename T, typename P>
 __device__ inline void normalize_rows(const T* x, const P* weight, const P* bias, T* y, Wide<T>* means,
                                       Wide<T>* inverses, long long rows, long long n, bool centered, Wide<T> epsilon,
-                                      bool is_full)
+                                      const SharedRows& shared, bool is_full)
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    FOR_ROWS(row, rows) {
-        const Row<T, R> values(x + row * n, n, is_full);
-        W v[V], totals[2] = {0, 0}, scale = 1, squares = 0;  // totals: the sum, the largest magnitude
-        values.each([&](int r, int i) {
-            values.load(r, i, v);
-            for (int k = 0; k < V; ++k) {
-                totals[0] += v[k];
-                totals[1] = Max::of(totals[1], magnitude(v[k]));
-            }
-        });
-        reduce<SumAndMax>(totals);
-        if (totals[1] > MAX_UNSCALED) {
-            scale = 1 / totals[1];
+    FOR_SHARED_ROWS(row, rows, shared) {
+        const Row<T, R> values(x + row * n, row < rows ? n : 0, shared, is_full);
+        W v[V], scale = 1, mean, squares;
+        for (bool is_scaled = false;; is_scaled = true) {
             W total = 0;
+            squares = 0;
             values.each([&](int r, int i) {
                 values.load(r, i, v);
                 for (int k = 0; k < V; ++k) total += v[k] * scale;
             });
-            totals[0] = reduced<Sum>(total);
+            mean = centered ? reduced<Sum>(total, shared.threads) / n : W(0);
+            values.each([&](int r, int i) {
+                values.load(r, i, v);
+                for (int k = 0; k < V; ++k) {
+                    const W deviation = v[k] * scale - mean;
+                    if (is_full || k < n - i) squares += deviation * deviation;
+                }
+            });
+            squares = reduced<Sum>(squares, shared.threads);
+            if (squares < infinity() || is_scaled) break;
+            W largest = 0;  // the squares overflow, unless the row has NaN or infinity: scale it, and do that again
+            values.each([&](int r, int i) {
+                values.load(r, i, v);
+                for (int k = 0; k < V; ++k) largest = maximum(largest, magnitude(v[k]));
+            });
+            scale = 1 / reduced<Max>(largest, shared.threads);
         }
-        const W mean = centered ? totals[0] / n : W(0);
-        values.each([&](int r, int i) {
-            values.load(r, i, v);
-            for (int k = 0; k < V; ++k) {
-                const W deviation = v[k] * scale - mean;
-                if (k < n - i) squares += deviation * deviation;
-            }
-        });
-        const W inverse = 1 / square_root(reduced<Sum>(squares) / n + epsilon * scale * scale);
+        const W inverse = 1 / square_root(squares / n + epsilon * scale * scale);
         values.each([&](int r, int i) {
             W w[V], b[V];
             values.load(r, i, v);
@@ -86,7 +84,7 @@ __device__ inline void normalize_rows(const T* x, const P* weight, const P* bias
             }
             store(v, n - i, is_full, y + row * n + i);
         });
-        if (means && threadIdx.x == 0) {
+        if (means && shared.lane == 0 && row < rows) {
             means[row] = mean / scale;
             inverses[row] = inverse * scale;
         }
@@ -95,28 +93,30 @@ __device__ inline void normalize_rows(const T* x, const P* weight, const P* bias
 
 // y = (x - mean) / sigma * weight + bias; the means and inverses (1 / sigma) of rows are saved unless null.
 template <typename T, typename P>
-__global__ void BOUNDS(2)
+__global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
     normalize(const T* x, const P* weight, const P* bias, T* y, Wide<T>* means, Wide<T>* inverses, long long rows,
-              long long n, long long centered, double epsilon)
+              long long n, long long centered, double epsilon, long long threads)
 {
     const int V = VectorSize<T>::value, R = 4;
     const bool is_full = aligned<V>(x, n) && aligned<V>(y, n) && aligned<V>(weight, n) && aligned<V>(bias, n);
-    if (is_full && n <= R * V * blockDim.x)
-        normalize_rows<R>(x, weight, bias, y, means, inverses, rows, n, centered, (Wide<T>)epsilon, true);
+    const SharedRows shared(threads);
+    if (is_full && n <= R * V * threads)
+        normalize_rows<R>(x, weight, bias, y, means, inverses, rows, n, centered, (Wide<T>)epsilon, shared, true);
     else
-        normalize_rows<0>(x, weight, bias, y, means, inverses, rows, n, centered, (Wide<T>)epsilon, is_full);
+        normalize_rows<0>(x, weight, bias, y, means, inverses, rows, n, centered, (Wide<T>)epsilon, shared, is_full);
 }
 
 template <int R, typename T, typename P>
 __device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means,
                                           const Wide<T>* inverses, T* dx, long long rows, long long n, bool centered,
-                                          bool is_full)
+                                          const SharedRows& shared, bool is_full)
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    FOR_ROWS(row, rows) {
-        const Row<T, R> cotangents(g + row * n, n, is_full), values(x + row * n, n, is_full);
-        const W mean = means[row], inverse = inverses[row];
+    FOR_SHARED_ROWS(row, rows, shared) {
+        const long long length = row < rows ? n : 0;
+        const Row<T, R> cotangents(g + row * n, length, shared, is_full), values(x + row * n, length, shared, is_full);
+        const W mean = length ? means[row] : W(0), inverse = length ? inverses[row] : W(0);
         W h[V], hat[V], w[V], totals[2] = {0, 0};
         const auto read = [&](int r, int i) {
             cotangents.load(r, i, h);
@@ -134,7 +134,7 @@ __device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weigh
                 totals[1] += h[k] * hat[k];  // h is zero beyond the row
             }
         });
-        reduce<Sum>(totals);
+        reduce<Sum>(totals, shared.threads);
         const W mean_h = centered ? totals[0] / n : W(0), mean_product = totals[1] / n;
         values.each([&](int r, int i) {
             read(r, i);
@@ -148,14 +148,15 @@ __device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weigh
 template <typename T, typename P>
 __global__ void BOUNDS(2)
     normalize_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses, T* dx,
-                  long long rows, long long n, long long centered)
+                  long long rows, long long n, long long centered, long long threads)
 {
     const int V = VectorSize<T>::value, R = 2;
     const bool is_full = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(dx, n);
-    if (is_full && n <= R * V * blockDim.x)
-        normalize_rows_vjp<R>(g, x, weight, means, inverses, dx, rows, n, centered, true);
+    const SharedRows shared(threads);
+    if (is_full && n <= R * V * threads)
+        normalize_rows_vjp<R>(g, x, weight, means, inverses, dx, rows, n, centered, shared, true);
     else
-        normalize_rows_vjp<0>(g, x, weight, means, inverses, dx, rows, n, centered, is_full);
+        normalize_rows_vjp<0>(g, x, weight, means, inverses, dx, rows, n, centered, shared, is_full);
 }
 
 // Sum g x^ and, unless dbias is null, g over chunks of rows; dweight and dbias: (chunks, n).
