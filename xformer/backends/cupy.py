@@ -18,7 +18,7 @@ from xformer.environment import env_value
 
 _TABLES: dict[Any, tuple[Any, Array]] = {}  # on the host, where they are never freed, and on a device
 # Of the kernel for dropout masks: threads per block, elements per thread, most blocks.
-_THREADS, _ELEMENTS_PER_THREAD, _MAX_BLOCKS = 256, 8, 2**20
+_THREADS, _ELEMENTS_PER_THREAD, _MAX_BLOCKS = 256, 16, 2**13
 
 
 class CupyBackend(Backend):

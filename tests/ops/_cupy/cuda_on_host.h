@@ -164,6 +164,7 @@ static float __uint_as_float(unsigned bits) { return on_host::bits_as<float>(bit
 static unsigned __float_as_uint(float x) { return on_host::bits_as<unsigned>(x); }
 
 static float __fdividef(float x, float y) { return x / y; }
+static unsigned __umulhi(unsigned x, unsigned y) { return (unsigned long long)x * y >> 32; }
 static int __ffs(int x) { return __builtin_ffs(x); }
 
 // Half precision: five bits of exponent, ten of fraction.

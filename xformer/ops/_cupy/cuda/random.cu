@@ -2,11 +2,22 @@
 
 struct Block { unsigned word[4]; };
 
+__device__ inline unsigned long long wide_product(unsigned x, unsigned y)
+{
+#ifdef CUDA_ON_HOST
+    return (unsigned long long)x * y;
+#else
+    unsigned long long product;  // the compiler adds zeros to the result of the expression above
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
+    return product;
+#endif
+}
+
 // Philox4x32-10 (Salmon et al., 2011, section 3.3).
 __device__ inline Block philox(Block c, unsigned key0, unsigned key1)
 {
     for (int round = 0; round < 10; ++round) {
-        const unsigned long long a = 0xD2511F53ull * c.word[0], b = 0xCD9E8D57ull * c.word[2];
+        const unsigned long long a = wide_product(c.word[0], 0xD2511F53), b = wide_product(c.word[2], 0xCD9E8D57);
         const unsigned a_high = (unsigned)(a >> 32), b_high = (unsigned)(b >> 32);
         c = Block{{b_high ^ c.word[1] ^ key0, (unsigned)b, a_high ^ c.word[3] ^ key1, (unsigned)a}};
         key0 += 0x9E3779B9u;
@@ -26,16 +37,23 @@ __global__ void dropout_mask(
         k0 ^= *counter & 0xffffffff;
         k1 ^= *counter >> 32;
     }
-    for (long long position = blockIdx.x * (long long)blockDim.x + threadIdx.x; position * 8 < size;
-         position += (long long)gridDim.x * blockDim.x) {
-        const Block counter = {{(unsigned)position, (unsigned)(position >> 32), (unsigned)k2, (unsigned)k3}};
-        const Block bits = philox(counter, (unsigned)k0, (unsigned)k1);
-        unsigned long long bytes = 0;  // eight bytes, lowest first
-        for (int k = 0; k < 8; ++k)
-            bytes |= (unsigned long long)((bits.word[k / 2] >> k % 2 * 16 & 0xffff) < threshold) << 8 * k;
-        if (size - position * 8 >= 8)
-            ((unsigned long long*)mask)[position] = bytes;
+    const bool is_any = threshold > 0;
+    const unsigned largest = ((unsigned)threshold << 16) - 1;  // of the numbers whose upper half is below the threshold
+    for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * 16; i < size;
+         i += (long long)gridDim.x * blockDim.x * 16) {
+        Vector<unsigned, 4> keep = {};  // 16 bytes, lowest first
+        for (int j = 0; j < 2; ++j) {   // blocks of 8 elements
+            const long long position = i / 8 + j;
+            const Block counter = {{(unsigned)position, (unsigned)(position >> 32), (unsigned)k2, (unsigned)k3}};
+            const Block bits = philox(counter, (unsigned)k0, (unsigned)k1);
+            for (int k = 0; k < 8; ++k)
+                if (is_any && bits.word[k / 2] << (1 - k % 2) * 16 <= largest)
+                    keep.element[2 * j + k / 4] |= 1u << k % 4 * 8;
+        }
+        if (size - i >= 16)
+            *reinterpret_cast<Vector<unsigned, 4>*>(mask + i) = keep;
         else
-            for (int k = 0; k < size - position * 8; ++k) mask[position * 8 + k] = bytes >> 8 * k & 1;
+            for (int k = 0; k < 16; ++k)
+                if (k < size - i) mask[i + k] = keep.element[k / 4] >> k % 4 * 8 & 1;
     }
 }
