@@ -25,6 +25,8 @@ __global__ void gather(const T* table, const long long* ids, T* y, long long cou
     }
 }
 
+const int GROUP = 4;  // rows that a thread loads at a time
+
 // A block sums the scaled rows of one id in one segment, if they begin at its position. If it has all rows of the id,
 // the sum goes to dtable; else, if the id begins in an earlier segment, to heads, and otherwise to tails, both of shape
 // (segments, n).
@@ -45,9 +47,20 @@ __global__ void scatter_segments(const T* g, const long long* order, const long 
         const bool continues = end < count && sorted[end] == id;
         FOR_COLUMNS(i, n) {
             Wide<T> v[V], total[V] = {};
-            for (long long at = position; at < end && sorted[at] == id; ++at) {
-                load(g + order[at] * n + i, n - i, is_full, v);
-                for (int k = 0; k < V; ++k) total[k] += factor * v[k];
+            for (long long at = position; at < end && sorted[at] == id; at += GROUP) {
+                Vector<T, V> loaded[GROUP];
+                bool is_more[GROUP];
+                const long long first = order[at];
+                for (int r = 0; r < GROUP; ++r) {
+                    const long long place = at + r < end ? at + r : at, next = order[place];
+                    is_more[r] = at + r < end && sorted[place] == id;
+                    loaded[r] = load<V>(g + (is_more[r] ? next : first) * n + i, n - i, is_full);
+                }
+                for (int r = 0; r < GROUP; ++r) {
+                    upcast(loaded[r], v);
+                    for (int k = 0; k < V; ++k)
+                        if (is_more[r]) total[k] += factor * v[k];
+                }
             }
             if (follows)
                 store(total, n - i, is_full, heads + segment * n + i);
