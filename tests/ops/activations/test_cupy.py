@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
 from xformer import vjp
-from xformer.backends import dtype_named, to_host
+from xformer.backends import dtype_named, resolve, to_host
 from xformer.ops import gelu, relu
 
 SHAPES = [(3, 5, 7), (1,), (), (0, 4), (2, 3000), (64,)]
@@ -49,3 +51,19 @@ def test_infinities_and_nan(cuda, dtype):
     np.testing.assert_array_equal(to_host(gelu(x))[2:], [np.nan, np.inf, 0.0, 0.0])
     (slope,) = vjp(gelu, x)[1](cuda.xp.ones_like(x))
     np.testing.assert_array_equal(to_host(slope)[2:], [np.nan, 1.0, 0.0, 0.5])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gelu_of_all_numbers_of_16_bits(cuda, dtype):
+    """Rounded once, down to where the result is -1e-6; the derivative is near 0.5 and 1, or small."""
+    with np.errstate(invalid="ignore"):  # of NaN
+        x = np.arange(2**16, dtype=np.uint16).view(dtype_named(resolve("numpy"), dtype)).astype(float)
+    x = x[(x > -5.5) & (x < 1e4)]
+    tail = np.asarray([math.erfc(-value / math.sqrt(2.0)) / 2.0 for value in x])
+    got, pull = vjp(gelu, cuda.array(x, dtype))
+    rounding = 2.0 ** (-8 if dtype == "bfloat16" else -10)
+    np.testing.assert_allclose(to_host(got).astype(float), x * tail, rtol=rounding, atol=1e-7)
+    slope = to_host(pull(cuda.xp.ones_like(got))[0]).astype(float)
+    np.testing.assert_allclose(
+        slope, tail + x * np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi), rtol=rounding, atol=1e-6
+    )

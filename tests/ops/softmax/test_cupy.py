@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
 from tests.reference import raises_line
 from xformer import ops, vjp
-from xformer.backends import to_host
+from xformer.backends import dtype_named, to_host
 from xformer.errors import ShapeError
 from xformer.ops import softmax
 from xformer.ops._cupy.grid import grid_for_shared_rows
@@ -36,9 +37,33 @@ def test_softmax(cuda, dtype, mask):
     cuda.agree(softmax, *([scores] if shape is None else [scores, allowed]), dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(7,), (3, 1), (4, 700), (3, 5000), (2, 5001), (0, 5), (2, 2, 2, 2, 2, 3)], ids=str)
-def test_softmax_of_rows_of_any_length(cuda, shape):
-    cuda.agree(softmax, 30.0 * normal(*shape), dtype="float32")
+def test_softmax_of_rows_of_any_length(cuda, shape, dtype):
+    cuda.agree(softmax, 30.0 * normal(*shape), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_numbers_of_a_dtype(cuda, dtype):
+    """A mask that is added may be the lowest number of the dtype."""
+    lowest = float(ml_dtypes.finfo(dtype_named(cuda.xp, dtype)).min)
+    scores = np.full((3, 16), lowest)
+    scores[1, 3], scores[2, :8] = -lowest, 1.0
+    expected = np.stack([np.full(16, 1 / 16), np.arange(16) == 3, np.where(np.arange(16) < 8, 1 / 8, 0.0)])
+    np.testing.assert_allclose(to_host(softmax(cuda.array(scores, dtype))).astype(float), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "view", [np.s_[:, 1:65], np.s_[:, :128:2], np.s_[:, 64:0:-1], np.s_[::2, 8:72], np.s_[:1, :64]]
+)
+def test_views_of_masks(cuda, dtype, view):
+    """Those of which vectors are aligned, and those of which they are not."""
+    scores, mask = normal(3, 64), cuda.array(np.random.default_rng(5).random((6, 144)) < 0.6)[:, :128]
+    mask = mask[view][:3]
+    got = to_host(softmax(cuda.array(scores, dtype), mask)).astype(float)
+    tolerance = {"float32": 1e-6, "float64": 1e-12}.get(dtype, 1e-2)
+    np.testing.assert_allclose(got, softmax_by_hand(scores, to_host(mask)), atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,7 @@ from xformer.ops._cupy.arrays import FLOATS, compute_dtype, contiguous, dtype_na
 from xformer.ops._cupy.grid import grid_for_rows
 from xformer.ops.operation import Kernel
 
-_VECTORS = 4  # that a thread loads at a time: R in cuda/softmax.cu
+_VECTORS = 2  # that a thread loads at a time: R in cuda/softmax.cu
 
 
 def _forward(

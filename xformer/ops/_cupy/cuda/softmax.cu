@@ -15,7 +15,7 @@ template <typename T> struct OnlineSoftmax {
         const W old_top = top;
         for (int r = 0; r < R; ++r)
             for (int k = 0; k < V; ++k) top = maximum(v[r][k], top);  // ignores NaN, which propagates through the sum
-        if (sum != 0) sum *= exponential_of_difference<T>(old_top, base());
+        if (sum != 0) sum *= exponential_for<T>(old_top - base());
     }
 
     // Add some numbers, of which none is above the maximum, and replace them by exp(number - base()).
@@ -23,7 +23,7 @@ template <typename T> struct OnlineSoftmax {
     {
         const W low = base();
         for (int r = 0; r < R; ++r)
-            for (int k = 0; k < V; ++k) sum += v[r][k] = exponential_of_difference<T>(v[r][k], low);
+            for (int k = 0; k < V; ++k) sum += v[r][k] = exponential_for<T>(v[r][k] - low);
     }
 
     // Combine the totals of the threads of a row, and add up their numbers `other`.
@@ -190,7 +190,7 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
                   long long rows, long long n, long long pad, double smoothing, double z_loss)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value, R = 4;
+    const int V = VectorSize<T>::value, R = 2;
     const bool is_aligned = aligned<V>(logits, n);
     FOR_ROWS(row, rows) {
         const T* from = logits + row * n;
@@ -240,7 +240,7 @@ __global__ void cross_entropy_vjp(const Wide<T>* g, const T* logits, const long 
                 for (int k = 0; k < V; ++k) v[k] = 0;
             } else {
                 load(logits + row * n + i, n - i, is_full, v);
-                for (int k = 0; k < V; ++k) v[k] = exponential_of_difference<T>(v[k] - top, log_total) * factor - low;
+                for (int k = 0; k < V; ++k) v[k] = exponential_for<T>((v[k] - top) - log_total) * factor - low;
                 const long long place = label - i;
                 if (place >= 0 && place < V)
                     for (int k = 0; k < V; ++k) v[k] -= k == place ? 1 - (W)smoothing : W(0);
