@@ -13,7 +13,7 @@ from xformer.backends import to_host
 from xformer.errors import ShapeError
 from xformer.ops import layer_norm, rms_norm
 
-SHAPES = [(3, 5, 7), (7,), (4, 16), (0, 5, 7), (3, 1), (2, 1029), (2, 1040), (130, 40)]
+SHAPES = [(3, 5, 7), (7,), (4, 16), (0, 5, 7), (3, 1), (2, 1029), (2, 1040), (130, 40), (7, 520)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

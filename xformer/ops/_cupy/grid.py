@@ -6,7 +6,7 @@ from typing import Any
 
 _VECTOR_BYTES = 16
 _MAX_BLOCKS = 2**20  # kernels loop over further work
-_MAX_SMALL_BLOCKS = 2**14  # of threads that load once or twice at a time; to start them takes as long as that
+_MAX_SMALL_BLOCKS = 2**14  # of threads that load little at a time: starting them takes as long as a load
 _SHARING_THREADS = 128  # per block with several rows
 
 

@@ -30,7 +30,7 @@ def launch(kernel: str, dtypes: tuple[str, ...], blocks: int, threads: int, *arg
 
     Args:
         kernel: Source and function template, as in "norms.normalize".
-        dtypes: Template arguments, names of dtypes.
+        dtypes: Template arguments: names of dtypes, and numbers in digits.
         blocks: Number of blocks.
         threads: Threads per block, a multiple of 32.
         *arguments: Arrays are passed as pointers, None as a null pointer, int as long long, float as double, and NumPy

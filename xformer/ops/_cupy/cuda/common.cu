@@ -55,7 +55,7 @@ __device__ inline void downcast(float x, bfloat16& to)
 
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
-// exp(x) for results of type T. For those of 16 bits, the relative error may be 1e-7 (|x| + 2).
+// exp(x) for results of type T; if that has 16 bits, with a relative error up to 1e-7 (|x| + 2).
 template <typename T> __device__ inline Wide<T> exponential_for(Wide<T> x)
 {
     if constexpr (sizeof(T) == 2)
