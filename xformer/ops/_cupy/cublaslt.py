@@ -126,11 +126,11 @@ def _product(a: Array, b: Array, bias: Array, epilogue: int) -> Array | None:
     out = empty(a, (m, n))
     addresses = tuple(map(cublas.pointer, (first.array, second.array, out, bias)))
     alignments = tuple(next(size for size in _ALIGNED_TO if address % size == 0) for address in addresses)
-    key = spec, alignments, device
-    if _failures.get(key):
+    is_aligned = min(alignments) >= 16
+    if _failures.get((spec, is_aligned, device)):
         return None
     try:
-        plan: _Plan = _plans.find(key, functools.partial(_Plan, spec, alignments))
+        plan: _Plan = _plans.find((spec, alignments, device), functools.partial(_Plan, spec, alignments))
         plan.run(addresses, stream)
     except cublas.CublasError as error:
         if not error.is_unsupported:
@@ -138,7 +138,7 @@ def _product(a: Array, b: Array, bias: Array, epilogue: int) -> Array | None:
         shapes = f"({m}, {k}) by ({k}, {n}), {dtype_name(a.dtype)}"
         warning = f"cuBLASLt failed for {shapes}; the bias takes another pass over memory: {plans.one_line(error)}"
         # It has no kernels for some products of float32 whose addresses are not multiples of 16 bytes.
-        _failures.add(key, str(error), warning if min(alignments) >= 16 else None)
+        _failures.add((spec, is_aligned, device), str(error), warning if is_aligned else None)
         return None
     return out
 
