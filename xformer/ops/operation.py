@@ -78,6 +78,7 @@ class Argument(NamedTuple):
         is_optional: Whether it may be None.
         is_broadcast: Whether it only has to broadcast to its sizes ("~").
         bound: Name of the size that its values stay below, or "".
+        is_nonnegative: Whether its values are at least 0, which is not checked.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Argument(NamedTuple):
     is_optional: bool
     is_broadcast: bool
     bound: str
+    is_nonnegative: bool
 
     def expected(self) -> str:
         """Return the shape in words, such as "(..., in_features)"."""
@@ -99,8 +101,9 @@ class Signature:
         x: (..., i) float, weight: (i, o) float, bias?: (o) float -> (..., o)
 
     A size has one value in all arrays, and "..." stands for the same axes in all of them. "?" marks an array that may
-    be None, "~" one that broadcasts to its shape, and "int[0, n)" integers below the size n. The arguments in braces,
-    `{...}*`, are repeated; a size that occurs only there may differ from repetition to repetition.
+    be None, "~" one that broadcasts to its shape, "int[0, n)" integers below the size n, and "float[0, inf)" numbers
+    that are not negative. The arguments in braces, `{...}*`, are repeated; a size that occurs only there may differ
+    from repetition to repetition.
 
     Args:
         text: The signature.
@@ -139,7 +142,7 @@ class Signature:
         sizes: dict[str, Any] = {}
         common = None
         for argument, array in zip(arguments, arrays, strict=True):
-            name, names, more, kind, is_optional, is_broadcast, bound = argument
+            name, names, more, kind, is_optional, is_broadcast, bound, _ = argument
             if array is None and is_optional:
                 continue
             try:
@@ -218,7 +221,10 @@ def _parse(text: str) -> tuple[Argument, ...]:
         sizes = [size for size in shape.replace(" ", "").split(",") if size]
         more = "..." if sizes[:1] == ["..."] else ""
         sizes = sizes[1:] if more else sizes
-        arguments.append(Argument(name, tuple(sizes), more, kind, bool(optional), bool(broadcast), bound))
+        is_nonnegative, bound = bound == "inf", "" if bound == "inf" else bound
+        arguments.append(
+            Argument(name, tuple(sizes), more, kind, bool(optional), bool(broadcast), bound, is_nonnegative)
+        )
     if len(arguments) != text.count(": "):
         raise ConfigError(f"signature {text!r} cannot be read; expected arguments such as 'x: (..., n) float'")
     return tuple(arguments)

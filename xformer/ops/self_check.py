@@ -92,8 +92,10 @@ def _kind(value: Any) -> Hashable:
     """Return what a comparison depends on: of an array its dtype, its axes of size 1 and its layout."""
     if value is None or isinstance(value, int | float):
         return bool(value)
-    if isinstance(value, str | tuple):
+    if isinstance(value, str):
         return value
+    if isinstance(value, tuple):
+        return tuple(map(_kind, value))
     shape = value.shape
     return value.dtype, len(shape), 1 in shape and tuple(size == 1 for size in shape), value.flags.c_contiguous
 
@@ -110,11 +112,15 @@ def _examples(operation: Operation, arrays: Any, *, reduced: bool) -> tuple[Any,
             examples.append(None)
             continue
         more = array.ndim - len(argument.sizes)  # negative if a mask has fewer axes than it broadcasts to
-        names = [*((argument.more, place) for place in range(more)), *argument.sizes[max(0, -more) :]]
-        shape = tuple(
-            1 if size == 1 else sizes.setdefault(name, _reduced(size, is_first=not place) if reduced else size)
-            for place, (name, size) in enumerate(zip(names, array.shape, strict=True))
-        )
+        names = [*((argument.more, place - more) for place in range(more)), *argument.sizes[max(0, -more) :]]
+        shape = []
+        for place, (name, size) in enumerate(zip(names, array.shape, strict=True)):
+            if argument.is_broadcast and size == 1:
+                shape.append(1)
+                continue
+            if name not in sizes:
+                sizes[name] = _reduced(size, is_first=not place, is_last=place == array.ndim - 1) if reduced else size
+            shape.append(sizes[name])
         order = np.argsort([-abs(stride) for stride in getattr(array, "strides", ())], kind="stable")
         order = order if len(order) == len(shape) else np.arange(len(shape))
         host = _random(rng, tuple(shape[axis] for axis in order), argument, sizes)
@@ -123,7 +129,9 @@ def _examples(operation: Operation, arrays: Any, *, reduced: bool) -> tuple[Any,
     return tuple(examples)
 
 
-def _reduced(size: int, *, is_first: bool) -> int:
+def _reduced(size: int, *, is_first: bool, is_last: bool) -> int:
+    if is_last and size == 1:
+        return 2  # the variance of a single number is zero, and its derivative all rounding
     if is_first:
         return size if size <= _MAX_ROWS else _MAX_ROWS // 2 + size % (_MAX_ROWS // 2)
     return size if size <= _MAX_SIZE else _MAX_SIZE - _KEPT_PART + size % _KEPT_PART
@@ -134,7 +142,8 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], argument: Any, siz
         return rng.random(shape) < 0.8
     if argument.bound:
         return rng.integers(0, sizes[argument.bound], shape)
-    return rng.standard_normal(shape, dtype="float32")
+    values = rng.standard_normal(shape, dtype="float32")
+    return abs(values) if argument.is_nonnegative else values
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

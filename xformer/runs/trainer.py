@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, broadcast
 from xformer.families.run_directory import RunDirectory
+from xformer.models import LanguageModel
 from xformer.random import Rng
 from xformer.runs.checkpoints import Checkpoints, average_models
 from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.tasks import Task
 from xformer.training.callbacks import Validator, early_stopping, time_limit
 from xformer.training.checkpoint import save_parameters
+from xformer.training.data_parallel import is_numpy
 from xformer.training.events import Checkpoint, End, Event, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop
 from xformer.training.loss import mean_loss
@@ -131,7 +133,7 @@ class Trainer:
             precision=config.precision,
             data_parallel=config.data_parallel or None,
             communicator=self.communicator,
-            jit=True,  # the losses of tasks are pure
+            jit=is_numpy(model) or isinstance(model, LanguageModel),  # on a GPU, only batches of one shape pay off
             save_every_minutes=config.save_every_minutes,
         )
 

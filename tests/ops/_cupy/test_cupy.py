@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import types
 
@@ -14,14 +15,14 @@ from tests.ops._cupy.cuda_cases import normal
 from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
 from tests.reference import small_model, translation_loss
 from xformer import Rng, ops, training, value_and_grad
-from xformer.backends import backend_of, dtype_named, namespaces, to_host
+from xformer.backends import array_namespace, backend_of, dtype_named, namespaces, to_host
 from xformer.backends import cupy as cupy_backend
 from xformer.backends.cupy import CupyBackend
 from xformer.backends.numpy import NumpyBackend
 from xformer.ops import gelu, kernel_check, layer_norm, linear
 from xformer.ops._cupy import launch as cuda_launch
 from xformer.ops.adam.definition import Settings
-from xformer.ops.operation import kernels_of
+from xformer.ops.operation import OPERATIONS, kernels_of
 from xformer.training import Adam, AdamW, Batch, TokenPairs
 from xformer.training.precision import autocast
 from xformer.training.step import clip_scale, global_norm, train_step
@@ -138,6 +139,27 @@ def test_arrays_on_another_device_are_not_supported(cuda_host, monkeypatch, oper
     (kernel,) = kernels_of(operation, "numpy")
     hosts, static = CASES[operation]
     assert kernel.refusal(hosts, static, "float64", save=False) == "arrays are on cpu, which is not the current device"
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_no_kernel_is_switched_off_at_its_first_use(cuda, monkeypatch, tmp_path, operation):
+    importlib.import_module("xformer.training")
+    hosts, static = CASES[operation]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if cuda.launcher:
+        monkeypatch.setattr(NumpyBackend, "kernel_identity", lambda self: "a GPU", raising=False)
+    monkeypatch.setattr(OPERATIONS[operation], "_enabled", {})
+    for dtype in ("float32", "bfloat16", "float64"):
+        arrays = [cuda.array(host, dtype) for host in hosts]
+        if operation == "adam" and dtype == "bfloat16":
+            continue  # whose moments are float32
+        xp = array_namespace(*arrays)
+        name = OPERATIONS[operation].signature.check(operation, tuple(arrays))
+        has_vjp = OPERATIONS[operation].definition.vjp is not None
+        kernel = OPERATIONS[operation].select(xp, arrays, static, name, save=has_vjp)
+        assert kernel.name == f"cupy.{operation}"
+    (verdicts,) = json.loads((tmp_path / "xformer" / "kernel_checks.json").read_text()).values()
+    assert {*verdicts.values()} == {""}
 
 
 def test_the_check_of_kernels_passes(cuda, monkeypatch):

@@ -74,7 +74,7 @@ def _forward(
 _operation = Operation(
     "adam",
     "grad_scale?: () real, {parameter: (...) float, gradient: (...) float, exp_avg: (...) float, "
-    "exp_avg_sq: (...) float}* -> (...)",
+    "exp_avg_sq: (...) float[0, inf)}* -> (...)",
     _forward,
     vjp=None,
 )
