@@ -20,6 +20,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 TORCH = "torch==2.13.0"  # the version that parity tests and published benchmarks were run with
 TRANSFORMERS = "transformers==5.23.0"  # the version that made the references of tests/families
+JAX = "jax==0.10.2"  # the version that has the settings of QUICK_JAX
 PLAYWRIGHT = "playwright>=1.50"  # without its own browsers
 BASELINES = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models, for benchmarks only
 BENCH_RUN = ".benchmarks/run"  # the JSON files of the last benchmark run
@@ -28,6 +29,11 @@ CUDNN = ["nvidia-cudnn-frontend==1.32.*", "nvidia-cudnn-cu13==9.19.*", "nvidia-c
 CUDNN += ["nvidia-cuda-runtime==13.0.*", "cuda-pathfinder>=1.3"]
 # Tests multiply small matrices, for which a thread pool costs more than it gains.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# JAX compiles every operation for every shape, which takes longer than the tests: without optimization, half as long.
+QUICK_JAX = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false",
+}
 
 
 def group(name: str) -> list[str]:
@@ -53,7 +59,7 @@ def with_paths(session: nox.Session, *default: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run tests and doctests; `-- -m ""` includes the slow ones, XFORMER_TEST_TORCH=0 omits torch."""
     session.install("-e", ".[cli,serve]", *group("test"))
-    install_if_available(session, *EXTRAS["jax"])
+    install_if_available(session, JAX)
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
@@ -66,13 +72,13 @@ def tests(session: nox.Session) -> None:
     for name in ("array_api_strict", "cupy_namespace", "jax", "mlx", "mlx_namespace", "torch"):
         doctests += ["--ignore", f"xformer/backends/{name}.py"]
     arguments = with_paths(session, "xformer", "tests")
-    session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=ONE_THREAD)
+    session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env={**ONE_THREAD, **QUICK_JAX})
 
 
 @nox.session(reuse_venv=True)
 def native(session: nox.Session) -> None:
     """Run the native library's tests with sanitizers, and with instruction sets below the best one; needs g++."""
-    session.install("-e", ".[cli]", *group("test"))  # compiles the library if it is older than its sources
+    session.install("-e", ".", *group("test-kernels"))  # compiles the library, unless it is that of these sources
     # The sanitizers check the best instruction set of the processor, in two threads.
     folder = Path(session.create_tmp()).resolve()
     sanitized = {"CXX": "g++", "XFORMER_NATIVE_LIBRARY": str(folder / "libxformer.so"), "XFORMER_NUM_THREADS": "2"}
@@ -156,7 +162,7 @@ def families(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Check style and formatting with ruff, and the import layers with import-linter."""
-    session.install("-e", ".", *group("lint"))
+    session.install(*group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
     session.run("lint-imports", "--no-cache")
@@ -263,7 +269,9 @@ def build(session: nox.Session) -> None:
     """Build wheel, sdist and software bill of materials into dist/, and import the wheel with its requirements only."""
     shutil.rmtree("dist", ignore_errors=True)
     session.install("build", "twine", "cyclonedx-bom>=7")
-    session.run("python", "-m", "build", "--outdir", "dist")
+    # The wheel, which is built from the sdist, takes the library of the checkout if it is that of the same sources.
+    library = Path("xformer", "native", "libxformer.so").resolve()
+    session.run("python", "-m", "build", "--outdir", "dist", env={"XFORMER_NATIVE_LIBRARY": str(library)})
     session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
     (wheel,) = Path("dist").glob("*.whl")
     environment = Path(session.create_tmp()) / "wheel"

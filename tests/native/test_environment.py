@@ -12,6 +12,7 @@ import pytest
 
 from xformer import native
 from xformer.errors import ShapeError
+from xformer.native import build
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = (0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)  # relu has none
@@ -120,3 +121,24 @@ def test_an_unknown_level_is_refused():
     assert run(SHOW, XFORMER_NATIVE="avx3") == f"|{expected}"
     program = "import numpy, xformer; xformer.ops.relu(numpy.ones(1))"
     assert run(program, XFORMER_NATIVE="avx3").endswith(f"ConfigError: {expected}")
+
+
+def test_a_library_is_current_until_its_sources_or_flags_change(tmp_path, monkeypatch):
+    if build.compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)  # a sanitizer, which the compiler does not need
+    source, library = tmp_path / "src" / "runtime.cpp", tmp_path / "libxformer.so"
+    source.parent.mkdir()
+    source.write_text('extern "C" __attribute__((visibility("default"))) const char* xf_key() { return KEY; }')
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "LIBRARY", library)
+    assert not build.is_current()
+    build.build(library)
+    assert build.is_current()
+    os.utime(source)  # as in a new checkout of the same sources
+    assert build.is_current()
+    monkeypatch.setenv("XFORMER_NATIVE_FLAGS", "-O1")
+    assert not build.is_current()
+    monkeypatch.delenv("XFORMER_NATIVE_FLAGS")
+    source.write_text(source.read_text() + "\n")
+    assert not build.is_current()

@@ -5,6 +5,7 @@ This file imports nothing of xformer, because the build runs it before the packa
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import shutil
@@ -34,9 +35,18 @@ def compiler() -> str | None:
 
 
 def is_current() -> bool:
-    """Return whether the library is newer than its sources."""
-    sources = [Path(__file__), *(FOLDER / "src").iterdir()]
-    return LIBRARY.exists() and LIBRARY.stat().st_mtime > max(source.stat().st_mtime for source in sources)
+    """Return whether the library was compiled from these sources with these flags."""
+    return LIBRARY.exists() and _key().encode() in LIBRARY.read_bytes()
+
+
+def _key() -> str:
+    """Return a text that differs between sources and between flags; the library contains it."""
+    digest = hashlib.sha256()
+    for source in [Path(__file__), *sorted((FOLDER / "src").iterdir())]:
+        digest.update(f"{source.name}\n{source.stat().st_size}\n".encode() + source.read_bytes())
+    settings = [os.environ.get(name, "") for name in ("CXX", "XFORMER_NATIVE_FLAGS")]
+    digest.update("\n".join(settings).encode())
+    return f"xformer sources {digest.hexdigest()}"
 
 
 def build(library: Path = LIBRARY) -> None:
@@ -64,8 +74,8 @@ def build(library: Path = LIBRARY) -> None:
         for source in sources:
             for level, options in levels.items() if source.stem != "runtime" else [("", levels["baseline"])]:
                 objects.append(f"{scratch}/{level}-{source.stem}.o")
-                isa = [f"-DISA={level}"] if level else []
-                jobs.append([*flags, *options, *isa, "-c", str(source), "-o", objects[-1]])
+                defined = f"-DISA={level}" if level else f'-DKEY="{_key()}"'
+                jobs.append([*flags, *options, defined, "-c", str(source), "-o", objects[-1]])
         # The linker takes the first of equal inline functions: one that runs on every processor.
         objects.sort(key=lambda path: ["", *levels].index(Path(path).stem.split("-")[0]))
         _run_all(jobs)

@@ -353,6 +353,7 @@ EXPORT int xf_init(const Layout* given, const char* limit) {
     layout = *given;
     return choose_level(limit);
 }
+EXPORT const char* xf_key() { return KEY; }  // build.py looks for it in the file
 EXPORT const char* xf_level() { return level; }
 EXPORT const char* xf_name(int operation) {
     return operation < (int)operations.size() ? operations[operation].name : nullptr;
