@@ -44,8 +44,7 @@ def encoder(**options):
 
 
 MODELS = {
-    "encoder": encoder,
-    "relative": lambda: encoder(positions="relative"),
+    "encoder": lambda: encoder(positions="relative"),
     "language model": lambda: xf.LanguageModel(
         xf.LanguageModelConfig(num_layers=1, positions="rotary", norm="rms", num_key_value_heads=2, **SIZES),
         xp=torch,

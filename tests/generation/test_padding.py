@@ -47,7 +47,7 @@ def test_a_prompt_does_not_depend_on_longer_ones(positions, window, options):
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_on_any_library(positions, xp):
     config = xf.LanguageModelConfig(vocab_size=23, num_layers=1, positions=positions, **SIZES)
-    assert_independent(xf.LanguageModel(config).to(xp), PROMPTS[:3], max_new_tokens=8)
+    assert_independent(xf.LanguageModel(config).to(xp), PROMPTS[:3], max_new_tokens=3)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)

@@ -298,7 +298,7 @@ def test_derivatives_of_random_programs(data):
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, **SETTINGS)
+@settings(max_examples=300, **SETTINGS)
 @given(st.data())
 def test_derivatives_of_many_random_programs(data):
     check(lambda options: data.draw(st.sampled_from(options)))
