@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.conftest import LIBRARIES
 from xformer import Initializer, LanguageModel, LanguageModelConfig, Transformer, TransformerConfig, array_namespace
 from xformer.backends import from_host
 from xformer.models import ModelConfig
@@ -22,6 +23,15 @@ without_jax = pytest.mark.parametrize(
     ["numpy", "torch", pytest.param("array_api_strict", id="strict", marks=pytest.mark.strict)],
     indirect=True,
 )
+
+
+def few_on_jax(names: str, cases: Iterable[tuple[Any, ...]], on_jax: Iterable[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Parametrize `xp` and other names: by all cases, except on JAX, which compiles every operation for every shape."""
+    libraries = [library for library in LIBRARIES if library.values != ("jax",)]
+    parameters = [pytest.param(*library.values, *case, marks=library.marks) for case in cases for library in libraries]
+    parameters += [pytest.param("jax", *case) for case in on_jax]
+    return pytest.mark.parametrize(f"xp,{names}", parameters, indirect=["xp"])
+
 
 SMALL = {
     "source_vocab_size": 11,

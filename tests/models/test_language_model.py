@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from tests.conftest import assert_close
 from tests.reference import (
     counted_calls,
     encoder_layer_arrays,
+    few_on_jax,
     gradients,
     norm_arrays,
     normal,
@@ -23,12 +26,14 @@ from xformer import LanguageModel, Transformer, grad, masks, value_and_grad
 from xformer.backends import resolve
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.layers import FeedForward
+from xformer.models.config import POSITIONS
 from xformer.training import TextChunks, language_model_loss
 from xformer.tree import flatten, replace
 
 TOKENS = np.asarray([[5, 4, 7, 9, 3], [1, 12, 6, 0, 0]])
 WEIGHTS = normal(0, 2, 5, 13)
 TABLES = {"embedding.weight": "embedding", "input.positions.weight": "positions"}
+TYPES = ("full_attention", "sliding_attention")
 KINDS = [
     {},
     {"positions": "learned", "max_positions": 8, "tie_output": False, "norm_position": "post"},
@@ -95,7 +100,7 @@ def test_loss_and_gradients_of_a_training_step_equal_those_of_torch():
         assert_close(gradient, reference[name], tolerance=1e-10)
 
 
-@pytest.mark.parametrize("settings", KINDS)
+@few_on_jax("settings", [(each,) for each in KINDS], on_jax=[(KINDS[2],), (KINDS[4],)])
 def test_cached_decoding_equals_the_full_model(xp, settings):
     model = small_language_model(xp, **settings)
     tokens = xp.asarray(TOKENS[:, :3])
@@ -152,8 +157,9 @@ def test_invalid_inputs_are_refused():
         model.init_cache(0)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"])
-@pytest.mark.parametrize("types", [None, ("full_attention", "sliding_attention")])
+@few_on_jax(
+    "positions,types", itertools.product(POSITIONS, [None, TYPES]), on_jax=[("rotary", TYPES), ("relative", None)]
+)
 def test_a_static_cache_with_windows_equals_a_growing_one(xp, positions, types):
     local = {"rope_local_theta": 100.0} if positions == "rotary" else {}
     settings = {"window": 3, "num_layers": 2, "layer_types": types, "positions": positions, **local}

@@ -7,7 +7,7 @@ import pytest
 
 import xformer as xf
 from tests.models.test_quantized import IDS, MODELS, SIZES, outputs
-from tests.reference import raises_line
+from tests.reference import few_on_jax, raises_line
 from xformer import fit, generate, native
 from xformer.backends import to_host
 from xformer.errors import ConfigError
@@ -32,7 +32,7 @@ def test_outputs_are_those_of_the_original_model(name, quantized):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@few_on_jax("name", [(name,) for name in MODELS], on_jax=[("encoder",)])
 def test_any_library_computes_with_packed_weights(name, xp):
     model = MODELS[name]().pack()
     np.testing.assert_allclose(to_host(outputs(model.to(xp))), outputs(model), rtol=0.0, atol=1e-5)

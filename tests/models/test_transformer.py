@@ -119,6 +119,7 @@ def test_a_copying_model_needs_the_source():
         model.decode(TARGET, memory)
 
 
+@without_jax
 def test_decoding_projects_the_memory_for_the_copy_head_once(xp, monkeypatch):
     model = small_model(xp, source_vocab_size=13, share_embeddings=True, copy=True)
     head, seen = type(model.copy_head), []

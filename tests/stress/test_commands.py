@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from tests.stress.conftest import contents, limits
 from tests.stress.test_files import CHECKPOINTS, copy_of, make_run, make_wav
-from xformer.cli.main import _make_app, exit_code
+from xformer.cli import main
+from xformer.cli.main import exit_code
 
-COMMANDS = typer.main.get_command(_make_app()).commands
+COMMANDS = {name: typer.main.get_command(main._make_app([name])).commands[name] for name in main.COMMANDS}
 INPUTS = ("run", "train.source", "train.target", "valid.source", "valid.target", "empty", "binary", "latin1", "a.wav")
 VALUES = ["", "0", "1", "-1", "2", "3.5", "nan", "inf", "1e400", "9" * 30, "x", "a" * 300, "--", "-", "é", "a,b", "{}"]
 VALUES += [
