@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -66,8 +67,10 @@ def test_steps_as_graphs_are_those_without(precision):
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "array_api_strict"])
+@pytest.mark.parametrize(
+    ("name", "jit"),
+    [*itertools.product(["numpy", "torch", "array_api_strict"], [False, True]), ("jax", True)],
+)
 def test_batches_of_numpy_arrays_and_lists(name, jit):
     config = LanguageModelConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=12, num_layers=1, dropout=0.0)
     tokens, losses = RNG.integers(3, 11, (2, 5)), []
