@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from xformer import backends, errors, layers, masks, ops, text, tokenizers
     from xformer.backends import array_namespace
-    from xformer.families import load_pretrained, save_pretrained
+    from xformer.families import load_lora, load_pretrained, save_lora, save_pretrained
     from xformer.generation import (
         GenerationConfig,
         Hypothesis,
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         PostNorm,
         PreNorm,
         RMSNorm,
+        lora,
+        merge_lora,
     )
     from xformer.models import (
         BaseModel,
@@ -88,7 +90,7 @@ if TYPE_CHECKING:
     )
     from xformer.training.data_parallel import data_parallel
     from xformer.training.fit import fit
-    from xformer.tree import Module
+    from xformer.tree import Module, freeze, unfreeze
 
 __version__ = "0.1.0"
 
@@ -147,21 +149,26 @@ __all__ = [
     "early_stopping",
     "errors",
     "fit",
+    "freeze",
     "generate",
     "grad",
     "jit",
     "language_model_loss",
     "layers",
     "load",
+    "load_lora",
     "load_parameters",
     "load_pretrained",
+    "lora",
     "masks",
+    "merge_lora",
     "mlflow",
     "num_threads",
     "ops",
     "print_every",
     "remat",
     "resume",
+    "save_lora",
     "save_parameters",
     "save_pretrained",
     "schedules",
@@ -177,6 +184,7 @@ __all__ = [
     "train_lm",
     "train_step",
     "translation_loss",
+    "unfreeze",
     "validate",
     "value_and_grad",
     "vjp",

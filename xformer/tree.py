@@ -2,8 +2,8 @@
 
 A `Module` is immutable. Fields that hold arrays are its leaves, fields that hold modules (or tuples and dicts of
 modules) are its branches, and every other field is static configuration. Its floating arrays are its parameters:
-training makes a new model from others, and gradients come back as a tree of the same structure. Integer and boolean
-arrays stay as they are; their gradient is None. Tuples, lists and dicts of trees are trees too, so batches and
+training makes a new model from others, and gradients come back as a tree of the same structure. Integer, boolean and
+frozen arrays stay as they are; their gradient is None. Tuples, lists and dicts of trees are trees too, so batches and
 optimizer states need no wrapper.
 """
 
@@ -17,7 +17,7 @@ import re
 import sys
 import textwrap
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, Self, dataclass_transform
 
@@ -46,6 +46,7 @@ from xformer.html import Markup, details, tag
 
 _SEQUENCES = (tuple, list)
 _ARRAY_TYPE = re.compile(r"\b(Array|ndarray|NDArray|Tensor)\b")
+_FROZEN = "_frozen"  # where a module has the names of its arrays that are not parameters
 _LAYOUT = "_layout"  # where a module caches the names of its leaves and branches: a training step needs them often
 _CLASSES: weakref.WeakSet[type[Module]] = weakref.WeakSet()
 
@@ -124,12 +125,12 @@ class Module:
         return _named(self, "")
 
     def named_parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield the floating arrays of `named_arrays`: training changes them, and no others."""
-        return ((name, array) for name, array in self.named_arrays() if is_floating(array.dtype))
+        """Yield the floating arrays of `named_arrays` that are not frozen: training changes them, and no others."""
+        return ((name, array) for name, array in _named(self, "", parameters_only=True) if is_floating(array.dtype))
 
     def parameter_count(self) -> int:
-        """Return the number of elements in all parameters of the tree."""
-        return sum(math.prod(array.shape) for _, array in self.named_parameters())
+        """Return the number of elements in all floating arrays of the tree, also in frozen ones."""
+        return sum(math.prod(array.shape) for _, array in self.named_arrays() if is_floating(array.dtype))
 
     def to(self, xp: Any = None, *, dtype: DType | str | None = None, device: Device = None) -> Self:
         """Return the module with its arrays in another library, floating dtype or device.
@@ -200,12 +201,29 @@ _LEAF, _MODULE, _DICT, _SEQUENCE, _VALUE, _CONSTANT = range(6)  # a constant is 
 _IS_FLOATING: dict[Any, bool] = {}
 
 
+class _Constant:
+    """A frozen array."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+
+def _as_constants(value: Any) -> Any:
+    """Return the value of a frozen field with its arrays, but not those of modules in it, as constants."""
+    if isinstance(value, dict):
+        return type(value)({key: _as_constants(item) for key, item in value.items()})
+    if isinstance(value, _SEQUENCES):
+        items = [_as_constants(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return _Constant(value) if is_array(value) else value
+
+
 def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], Callable[..., Any]]:
     """Split a tree into its arrays and its structure.
 
     Args:
         tree: A Module, an array, or tuples, lists and dicts of them. Other values belong to the structure.
-        parameters_only: Return the floating arrays only. Integer and boolean arrays then belong to the structure.
+        parameters_only: Return the parameters only. Integer, boolean and frozen arrays then belong to the structure.
 
     Returns:
         The arrays in a fixed order, and a function that builds the same tree from other arrays. With
@@ -223,8 +241,10 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
         if isinstance(node, Module):
             layout = node.__dict__.get(_LAYOUT) or _layout(node)
             nodes.append((_MODULE, layout))
+            constants = layout.fields.get(_FROZEN, ()) if parameters_only else ()
             for name in reversed(layout.names):
-                pending.append(getattr(node, name))
+                child = getattr(node, name)
+                pending.append(_as_constants(child) if name in constants else child)
         elif isinstance(node, dict):
             nodes.append((_DICT, node))
             for key in reversed(_sorted_keys(node)):
@@ -243,6 +263,8 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
                     continue
             leaves.append(node)
             nodes.append((_LEAF, None))
+        elif isinstance(node, _Constant):
+            nodes.append((_CONSTANT, node.array))
         else:
             nodes.append((_VALUE, node))
 
@@ -285,7 +307,7 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
 
 
 def flatten_parameters(tree: Any) -> tuple[list[Array], Callable[..., Any]]:
-    """Split a tree into its parameters, which are its floating arrays, and the rest; see `flatten`."""
+    """Split a tree into its parameters, which are its floating arrays that are not frozen, and the rest."""
     return flatten(tree, parameters_only=True)
 
 
@@ -309,7 +331,7 @@ def map_arrays(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def map_parameters(function: Callable[[Array], Any], tree: Any) -> Any:
-    """Apply `function` to the floating arrays of a tree; integer and boolean arrays become None."""
+    """Apply `function` to the parameters of a tree; all other arrays become None."""
     leaves, rebuild = flatten_parameters(tree)
     return rebuild(list(map(function, leaves)), keep=False)
 
@@ -328,15 +350,25 @@ def map_modules(function: Callable[[Any], Any], tree: Any) -> Any:
         function: Takes a module and returns a module. Children are visited before parents.
         tree: A Module, or tuples, lists and dicts of them.
     """
+    return map_named_modules(lambda name, module: function(module), tree)
+
+
+def map_named_modules(function: Callable[[str, Any], Any], tree: Any, prefix: str = "") -> Any:
+    """Apply `function` to the dotted names of all modules and the modules; see `map_modules`."""
+
+    def children(items: Any) -> list[Any]:
+        return [
+            (key, map_named_modules(function, item, f"{prefix}.{key}" if prefix else str(key))) for key, item in items
+        ]
+
     if isinstance(tree, Module):
-        children = {name: getattr(tree, name) for name in _layout(tree).names}
-        return function(
-            with_fields(tree, **{name: map_modules(function, x) for name, x in children.items() if not is_array(x)})
-        )
+        fields = {name: getattr(tree, name) for name in _layout(tree).names}
+        changed = children((name, x) for name, x in fields.items() if not is_array(x))
+        return function(prefix, with_fields(tree, **dict(changed)))
     if isinstance(tree, dict):
-        return {key: map_modules(function, item) for key, item in tree.items()}
+        return dict(children(tree.items()))
     if isinstance(tree, _SEQUENCES):
-        items = [map_modules(function, item) for item in tree]
+        items = [item for _, item in children(enumerate(tree))]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     return tree
 
@@ -357,6 +389,40 @@ def with_fields(module: Any, **fields: Any) -> Any:
     copy = object.__new__(type(module))
     copy.__dict__.update(module.__dict__ | {name: _freeze(name, value) for name, value in fields.items()})
     copy.__dict__.pop(_LAYOUT, None)
+    return copy
+
+
+def freeze(tree: Any, *names: str) -> Any:
+    """Return a tree whose arrays training does not change.
+
+    They have no gradient and no optimizer state, and `named_parameters` leaves them out. To freeze a part of a model,
+    replace it: `with_fields(model, encoder=freeze(model.encoder))`.
+
+    Args:
+        tree: A Module, or tuples, lists and dicts of them; it is not changed.
+        *names: Fields of the Module `tree` to freeze, and nothing else; default everything.
+    """
+    if names:
+        return _with_frozen(tree, frozenset(names))
+    return map_modules(lambda module: _with_frozen(module, frozenset(module.__fields__)), tree)
+
+
+def unfreeze(tree: Any) -> Any:
+    """Return a tree whose floating arrays are all parameters again; see `freeze`."""
+    return map_modules(lambda module: _with_frozen(module, frozenset()), tree)
+
+
+def is_frozen(module: Module) -> bool:
+    """Return whether arrays of a module itself, not of modules in it, are frozen."""
+    return _FROZEN in module.__dict__
+
+
+def _with_frozen(module: Any, names: frozenset[str]) -> Any:
+    """Return a copy of a module in which the arrays of these fields are frozen, and no others."""
+    copy = with_fields(module)
+    copy.__dict__.pop(_FROZEN, None)
+    if names:
+        copy.__dict__[_FROZEN] = names
     return copy
 
 
@@ -460,19 +526,24 @@ def _is_branch(value: Any) -> bool:
     return isinstance(value, Module)
 
 
-def _named(node: Any, prefix: str) -> Iterator[tuple[str, Array]]:
+def _named(
+    node: Any, prefix: str, *, parameters_only: bool = False, in_frozen: bool = False
+) -> Iterator[tuple[str, Array]]:
     items: Any = ()
+    constants: Collection[str] = ()
     if isinstance(node, Module):
+        constants, in_frozen = node.__dict__.get(_FROZEN, ()) if parameters_only else (), False
         items = [(name, getattr(node, name)) for name in _layout(node).names]
     elif isinstance(node, dict):
         items = [(key, node[key]) for key in _sorted_keys(node)]
     elif isinstance(node, _SEQUENCES):
         items = enumerate(node)
     for key, item in items:
-        if is_array(item):
+        is_constant = in_frozen or key in constants
+        if not is_array(item):
+            yield from _named(item, f"{prefix}{key}.", parameters_only=parameters_only, in_frozen=is_constant)
+        elif not is_constant:
             yield f"{prefix}{key}", item
-        else:
-            yield from _named(item, f"{prefix}{key}.")
 
 
 def replace(module: Any, arrays: dict[str, Array]) -> Any:

@@ -9,6 +9,7 @@ from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
 from xformer.families.llama import LLAMA, PHI3
 from xformer.families.opt import OPT
+from xformer.families.peft import load_lora, save_lora
 from xformer.families.t5 import T5
 from xformer.families.vit import VIT
 from xformer.families.whisper import WHISPER
@@ -30,7 +31,9 @@ __all__ = [
     "WHISPER",
     "Family",
     "family_of",
+    "load_lora",
     "load_pretrained",
     "register",
+    "save_lora",
     "save_pretrained",
 ]

@@ -46,12 +46,14 @@ class Family:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def layouts_of(self, model: BaseModel, *, is_complete: bool = True) -> dict[str, tuple[Layout, tuple[str, ...]]]:
-        """Return {tensor: (layout, names of its parameters)} for a model.
+    def layouts_of(
+        self, model: BaseModel, names: Sequence[str] | None = None, *, is_complete: bool = True
+    ) -> dict[str, tuple[Layout, tuple[str, ...]]]:
+        """Return {tensor: (layout, names of its parameters)} for the parameters of a model, or for those named.
 
         If it `is_complete`, a parameter without a tensor raises CheckpointError.
         """
-        names = [name for name, _ in model.named_parameters()]
+        names = [name for name, _ in model.named_parameters()] if names is None else names
         table = self.tensors(model.config) if callable(self.tensors) else self.tensors
         layouts, without_tensor = {}, set(names)
         for tensor, layout in table.items():

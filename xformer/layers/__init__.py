@@ -1,5 +1,6 @@
 """Layers: immutable modules whose forward code uses the Array API only."""
 
+from xformer.layers.adapters import LoraWeight, lora, merge_lora
 from xformer.layers.attention import MultiHeadAttention, RecordedAttention, record_attention
 from xformer.layers.convolution import AudioEmbedding, Conv1d
 from xformer.layers.dropout import Dropout
@@ -49,6 +50,7 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "LoraWeight",
     "MaxScaledLayerNorm",
     "MultiHeadAttention",
     "ParallelEncoderLayer",
@@ -62,6 +64,8 @@ __all__ = [
     "SandwichNorm",
     "Sinusoidal",
     "StaticKVCache",
+    "lora",
+    "merge_lora",
     "pack",
     "quantize",
     "record_attention",

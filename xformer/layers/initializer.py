@@ -51,8 +51,11 @@ class Initializer:
         Args:
             shape: (fan_in, fan_out).
         """
+        return self.uniform(shape, math.sqrt(6.0 / sum(shape)))
+
+    def uniform(self, shape: tuple[int, ...], bound: float) -> Array:
+        """Draw uniform values from -bound to bound."""
         _check_sizes(shape)
-        bound = math.sqrt(6.0 / sum(shape))
         return self._draw(shape, lambda rng: rng.uniform(shape, -bound, bound))
 
     def normal(self, shape: tuple[int, ...], standard_deviation: float) -> Array:

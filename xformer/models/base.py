@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from xformer.backends import Array, Device, DType, dtype_name
+from xformer.backends import Array, Device, DType, dtype_name, is_floating
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.layers import Initializer
@@ -74,13 +74,14 @@ class BaseModel(Module):
     @property
     def _parameter(self) -> Array:
         """A parameter of the library, floating dtype and device of the model."""
-        return next(array for _, array in self.named_parameters())
+        return next(array for _, array in self.named_arrays() if is_floating(array.dtype))
 
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters, also in those that `quantize` rounded to integers."""
-        arrays = self.named_parameters() if quantized_dtype(self) is None else self.named_arrays()
+        is_quantized = quantized_dtype(self) is not None
+        arrays = (array for _, array in self.named_arrays() if is_quantized or is_floating(array.dtype))
         padding = (each.panels.size - math.prod(each.shape) for each in packed_weights(self))
-        return sum(math.prod(array.shape) for _, array in arrays) - sum(padding)
+        return sum(math.prod(array.shape) for array in arrays) - sum(padding)
 
     def quantize(self, dtype: str = "int8") -> Self:
         """Return the model for inference with weights in 8 or 16 bits; dtype and errors as for `layers.quantize`."""

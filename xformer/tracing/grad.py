@@ -17,7 +17,7 @@ from xformer.tracing.namespace import GradTrace, active, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
 from xformer.tracing.tracer import Tracer, join_family
-from xformer.tree import flatten, is_array, map_arrays
+from xformer.tree import flatten, flatten_parameters, is_array, map_arrays
 
 
 def value_and_grad(
@@ -39,7 +39,7 @@ def value_and_grad(
 
     Returns:
         A function with the same arguments that returns (value, gradient), or ((value, auxiliary output), gradient). The
-        gradient has the structure, shapes and dtypes of the argument, with None for integer and boolean arrays.
+        gradient has the structure, shapes and dtypes of the argument, with None for integer, boolean and frozen arrays.
         Its arrays may share memory, so do not write into them.
 
     Raises:
@@ -54,16 +54,18 @@ def value_and_grad(
 
     @functools.wraps(function)
     def differentiated(*args: Any, **keywords: Any) -> Any:
-        leaves, rebuild = flatten(_selected(args, argnums))
-        with tracing(base_for(leaves)) as trace:
-            traced = _leaves_of(trace, leaves)
+        selected = _selected(args, argnums)
+        leaves, rebuild = flatten_parameters(selected)
+        arrays = leaves or flatten(selected)[0]  # for the error message
+        with tracing(base_for(arrays)) as trace:
+            traced = _leaves_of(trace, arrays)
             result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
             if has_aux and not (isinstance(result, tuple) and len(result) == 2):
                 raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)
-        return unwrapped, rebuild(_pull_back(trace, [value], None, traced, on_gradient))
+        return unwrapped, rebuild(_pull_back(trace, [value], None, traced, on_gradient), keep=False)
 
     return differentiated
 

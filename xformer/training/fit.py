@@ -22,6 +22,7 @@ from xformer.backends import array_namespace, device, from_host
 from xformer.config import check_count
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, check_arguments, out_of_memory
+from xformer.ops.inference_weight import inference_weights
 from xformer.ops.packed import packed_weights
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
@@ -36,7 +37,7 @@ from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
 from xformer.training.schedules import Schedule
 from xformer.training.step import Loss, train_step
-from xformer.tree import Module, flatten, map_arrays
+from xformer.tree import Module, flatten, flatten_parameters, is_frozen
 
 _LOG = logging.getLogger("xformer")
 LOG_EVERY = 10  # steps between lines of the log
@@ -425,7 +426,7 @@ class TrainingLoop:
         like = flatten(self._model)[0][0]
         xp = array_namespace(like)
         result = self._train_step(
-            map_arrays(_copy, self._model) if self._is_shared else self._model,
+            _with_own_parameters(self._model) if self._is_shared else self._model,
             self.state,
             batches,
             self._rng.with_counter(from_host(xp, np.asarray(step), device=device(like))),
@@ -533,8 +534,13 @@ def _check_arguments(
 ) -> None:
     if isinstance(model, type) or not flatten(model)[0]:
         raise ConfigError(f"model is {model!r}; expected an instance of a Module with at least one array")
-    if dtype := quantized_dtype(model):
-        raise ConfigError(f"the model is quantized to {dtype}; expected floating weights: train before quantize()")
+    if dtype := quantized_dtype([weight for weight in inference_weights(model) if not is_frozen(weight)]):
+        raise ConfigError(
+            f"the model is quantized to {dtype}; expected floating weights: train before quantize(), or train adapters "
+            "with xformer.lora(model)"
+        )
+    if not flatten_parameters(model)[0]:
+        raise ConfigError("all arrays of the model are frozen; expected at least one parameter: use xformer.unfreeze")
     if packed_weights(model):
         raise ConfigError("the model is packed for inference; train model.unpack()")
     if not callable(loss_fn):
@@ -559,5 +565,7 @@ def _check_arguments(
         raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
 
 
-def _copy(array: Any) -> Any:
-    return array_namespace(array).asarray(array, copy=True)
+def _with_own_parameters(model: Any) -> Any:
+    """Return the model with copies of its parameters, which steps may overwrite; other arrays are shared."""
+    leaves, rebuild = flatten_parameters(model)
+    return rebuild([array_namespace(leaf).asarray(leaf, copy=True) for leaf in leaves])

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import assert_close
 from tests.ops.numpy_cases import normal
 from tests.reference import raises_line
-from xformer import ops, value_and_grad
+from xformer import ops, vjp
 from xformer.backends import from_host, to_host
 from xformer.errors import ConfigError
 from xformer.ops.embedding import embedding
@@ -80,5 +80,13 @@ def test_errors_are_one_line():
     weight = QuantizedWeight.quantize(normal(7, 20).astype("float32"), "int8")
     with raises_line(ConfigError, "dtype is 'int4'; expected 'int8' or 'bfloat16'"):
         QuantizedWeight.quantize(normal(7, 20), "int4")
-    with pytest.raises(NotImplementedError, match="quantized_linear has no derivative"):
-        value_and_grad(lambda x: ops.linear(x, weight.T).sum())(normal(3, 20).astype("float32"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_derivatives_pass_through_the_matrix(dtype):
+    weight, x, bias = QuantizedWeight.quantize(normal(7, 20).astype("float32"), dtype), normal(3, 20), normal(7)
+    x, bias, g = (each.astype("float32") for each in (x, bias, normal(3, 7)))
+    _, pull = vjp(lambda x, bias: ops.linear(x, weight.T, bias), x, bias)
+    dx, dbias = pull(g)
+    np.testing.assert_allclose(dx, g @ dequantized(weight), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(dbias, g.sum(axis=0), rtol=0, atol=1e-6)

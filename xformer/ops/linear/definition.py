@@ -165,9 +165,9 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
         if len(shape) == 2 and (count < 1 or shape[1] % count):
             raise ShapeError(f"weight has shape {shape}; expected a multiple of {count} heads as its columns")
     maps = [array for weight, bias in zip(weights, biases, strict=True) for array in (weight, bias)]
-    if all(isinstance(weight, InferenceWeight) for weight in weights):
+    if any(isinstance(weight, InferenceWeight) for weight in weights):
         _project_heads.signature.check("project_heads", (x, *maps))
         rows = as_rows(x)
-        outputs = (weight.linear(rows, bias) for weight, bias in zip(weights, biases, strict=True))
+        outputs = (linear(rows, weight, bias) for weight, bias in zip(weights, biases, strict=True))
         return tuple(split_heads(y, x.shape, count) for y, count in zip(outputs, heads, strict=True))
     return _project_heads(x, *maps, heads=heads)

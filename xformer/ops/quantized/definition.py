@@ -117,16 +117,22 @@ def _dequantize(scales: Array, values: Array) -> Any:
 
 def _forward(x: Array, scales: Array, values: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
     y = x @ array_namespace(values).matrix_transpose(_dequantize(scales, values))
-    return y if bias is None else y + bias, None
+    return y if bias is None else y + bias, (scales, values)
 
 
-# Without a derivative: training changes weights by less than the rounding.
+def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    """Return the cotangents of x and the bias. Training changes weights by less than the rounding: they have none."""
+    scales, values = residuals
+    dx = g @ _dequantize(scales, values) if needs[0] else None
+    return dx, None, None, array_namespace(g).sum(g, axis=0) if needs[3] else None
+
+
 _operation = Operation(
     "quantized_linear",
     "x: (rows, in_features) float, scales: (out_features) float, values: (out_features, in_features) real, "
     "bias?: (out_features) float -> (rows, out_features)",
     _forward,
-    None,
+    _vjp,
 )
 
 

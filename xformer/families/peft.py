@@ -1,0 +1,173 @@
+"""Adapters of linear maps as directories of PEFT: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from xformer.backends import array_namespace, device, dtype_name, from_host, to_host
+from xformer.errors import CheckpointError, ConfigError
+from xformer.families.family import FAMILIES, Family
+from xformer.families.layouts import Layout
+from xformer.families.tensor_files import read_header
+from xformer.io import check_path, read_json, save_arrays, write_json
+from xformer.layers.adapters import LoraWeight, adapters_of, linear_maps, with_adapters
+from xformer.models import LanguageModel, Transformer
+from xformer.models.base import BaseModel
+from xformer.ops.inference_weight import InferenceWeight
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+_PREFIX = "base_model.model."
+_KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+# Settings of PEFT that change what an adapter computes, and the only values that are supported.
+_FIXED = {"use_dora": False, "bias": "none", "modules_to_save": None, "lora_bias": False, "target_parameters": None}
+_FIXED |= {"trainable_token_indices": None, "layer_replication": None, "use_bdlora": False, "use_qalora": False}
+
+
+def save_lora(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
+    """Write the adapters of a model as a PEFT directory, which `peft.PeftModel.from_pretrained` loads.
+
+    Args:
+        model: A model with adapters; see `xformer.lora`.
+        directory: Directory to write to; created if necessary.
+        model_type: Model type of the base model; default that of the checkpoint that it was loaded from.
+
+    Raises:
+        ConfigError: If the model has no adapters, or the model type is unknown.
+        CheckpointError: If the directory cannot be written.
+    """
+    check_path(directory)
+    adapters, family = adapters_of(model), _family(model, model_type)
+    tensors: dict[str, Any] = {}
+    for tensor, (layout, parameters) in _tensors(family, model, adapters).items():
+        parts = [adapters[name] for name in parameters]
+        shapes = [part.shape for part in parts]
+        first, *others = (to_host(part.lora_a).T for part in parts)
+        if not all(np.array_equal(first, other) for other in others):
+            raise ConfigError(
+                f"{tensor} of {family.model_types[0]} is one matrix, and the adapters of {', '.join(parameters)} "
+                "differ in lora_a; use merge_lora(model) and save_pretrained"
+            )
+        a = np.empty_like(first)
+        b = np.empty((sum(shape[1] for shape in shapes), len(a)), a.dtype)
+        for index, part in enumerate(parts):
+            rows, columns = _places(layout, shapes, index)
+            a[:, rows], b[columns] = first, to_host(part.lora_b).T
+        tensors |= {f"{_PREFIX}{tensor}.lora_A.weight": a, f"{_PREFIX}{tensor}.lora_B.weight": b}
+    ranks = {weight.lora_a.shape[1] for weight in adapters.values()}
+    alphas = {weight.scaling * weight.lora_a.shape[1] for weight in adapters.values()}
+    if len(ranks) > 1 or len(alphas) > 1:
+        raise ConfigError(f"adapters have the ranks {sorted(ranks)} and alphas {sorted(alphas)}; expected one each")
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    save_arrays(path / "adapter_model.safetensors", tensors, {"format": "pt"})
+    names = sorted(name.removeprefix(_PREFIX).removesuffix(".lora_A.weight") for name in tensors if ".lora_A." in name)
+    values = {"peft_type": "LORA", "r": ranks.pop(), "lora_alpha": alphas.pop(), "target_modules": names}
+    task = {LanguageModel: "CAUSAL_LM", Transformer: "SEQ_2_SEQ_LM"}.get(type(model))
+    values |= {"lora_dropout": 0.0, "bias": "none", "task_type": task, "inference_mode": True}
+    write_json(path / "adapter_config.json", values | {"base_model_name_or_path": None})
+
+
+def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> AnyModel:
+    """Return a model with the adapters of a PEFT directory; everything else is frozen.
+
+    Args:
+        model: The base model, e.g. from `load_pretrained`; it may be quantized, and is not changed.
+        directory: Directory with adapter_config.json and adapter_model.safetensors.
+        model_type: As for `save_lora`.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or has settings or tensors that the model does not support.
+        ConfigError: If the model has adapters already, or the model type is unknown.
+    """
+    check_path(directory)
+    path = Path(directory)
+    config = read_json(path / "adapter_config.json", "adapter configuration")
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(f"{path} has adapters of type {config.get('peft_type')!r}; expected 'LORA'")
+    for name, expected in _FIXED.items():
+        if config.get(name) and config[name] != expected:
+            raise CheckpointError(f"{path} has {name} {config[name]!r}; expected {expected!r}")
+    found: dict[str, dict[str, Any]] = {}
+    for key, entry in read_header(path / "adapter_model.safetensors").items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise CheckpointError(f"{path} has the tensor {key}; expected {_PREFIX}NAME.lora_A.weight and lora_B")
+        found.setdefault(match[1], {})[match[2]] = entry.read()
+    family, layers = _family(model, model_type), linear_maps(model)
+    table = _tensors(family, model, layers)
+    weights = {}
+    for tensor, matrices in found.items():
+        name = family.canonical_name(f"{tensor}.weight", {f"{each}.weight" for each in table}).removesuffix(".weight")
+        if name not in table or set(matrices) != {"A", "B"}:
+            raise CheckpointError(f"{path} has an adapter of {tensor}, which the model does not have")
+        layout, parameters = table[name]
+        shapes = [tuple(layers[parameter].weight.shape) for parameter in parameters]
+        rank = _setting(config, "rank_pattern", tensor, config.get("r", 8))
+        alpha = _setting(config, "alpha_pattern", tensor, config.get("lora_alpha", rank))
+        scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+        for index, parameter in enumerate(parameters):
+            rows, columns = _places(layout, shapes, index)
+            a, b = matrices["A"], matrices["B"]
+            if a.ndim != 2 or b.ndim != 2 or len(a) != rank or a.shape[1] <= rows.max() or b.shape[0] <= columns.max():
+                raise CheckpointError(
+                    f"{path}: the adapter of {tensor} has shapes {a.shape} and {b.shape}, and rank {rank}; expected "
+                    f"({rank}, {1 + rows.max()}) and ({1 + columns.max()}, {rank})"
+                )
+            weights[parameter] = _weight(layers[parameter].weight, a[:, rows].T, b[columns, :].T, scaling)
+    if not weights:
+        raise CheckpointError(f"{path} has no adapters")
+    return with_adapters(model, weights)
+
+
+def _weight(base: Any, lora_a: Any, lora_b: Any, scaling: float) -> LoraWeight:
+    like: Any = base.scales if isinstance(base, InferenceWeight) else base
+    options: dict[str, Any] = {"dtype": dtype_name(like.dtype), "device": device(like)}
+    first, second = (from_host(array_namespace(like), np.ascontiguousarray(x), **options) for x in (lora_a, lora_b))
+    return LoraWeight.make(base, first, second, scaling)
+
+
+def _setting(config: dict[str, Any], pattern: str, tensor: str, default: Any) -> float:
+    """Return the rank or alpha of a module: the first pattern that matches the end of its name, as in PEFT."""
+    for expression, value in (config.get(pattern) or {}).items():
+        if re.fullmatch(rf"(.*\.)?({expression})", tensor):
+            return value
+    return default
+
+
+def _family(model: BaseModel, model_type: str | None) -> Family:
+    name = model.model_type if model_type is None else model_type
+    if name not in FAMILIES:
+        raise ConfigError(f"model_type is {name!r}; expected that of the base model, e.g. model_type='llama'")
+    return FAMILIES[name]
+
+
+def _tensors(family: Family, model: BaseModel, layers: Any) -> dict[str, tuple[Layout, tuple[str, ...]]]:
+    """Return {name of a torch module: (layout of its weight, names of its linear maps)} for some linear maps."""
+    names = [f"{name}.weight" for name in layers]
+    return {
+        tensor.removesuffix(".weight"): (layout, tuple(name.removesuffix(".weight") for name in parameters))
+        for tensor, (layout, parameters) in family.layouts_of(model, names, is_complete=False).items()
+        if set(names).issuperset(parameters)
+    }
+
+
+def _places(layout: Layout, shapes: Any, index: int) -> tuple[Any, Any]:
+    """Return where the input and the output features of a linear map are among those of a tensor.
+
+    Args:
+        layout: Layout of the tensor, which may reorder the features.
+        shapes: Shapes (in_features, out_features) of its linear maps.
+        index: Number of the linear map.
+    """
+    ends = np.cumsum([shape[1] for shape in shapes])
+    rows = [np.broadcast_to(np.arange(shape[0])[:, None], shape) for shape in shapes]
+    columns = [np.broadcast_to(np.arange(end - shape[1], end), shape) for shape, end in zip(shapes, ends, strict=True)]
+    inputs, outputs = layout.join(rows), layout.join(columns)
+    is_torch = bool((inputs == inputs[:1]).all())  # (out_features, in_features), else as in GPT-2's Conv1D
+    inputs, outputs = (inputs[0], outputs[:, 0]) if is_torch else (inputs[:, 0], outputs[0])
+    return np.argsort(inputs), np.argsort(outputs)[ends[index] - shapes[index][1] : ends[index]]

@@ -1,0 +1,219 @@
+"""Low-rank adaptation of linear maps (Hu et al., 2021, "LoRA: Low-rank adaptation of large language models")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from numbers import Real
+from typing import Any, TypeVar
+
+from xformer.backends import Array, array_namespace, device
+from xformer.config import check_count
+from xformer.errors import ConfigError, nearest_hint
+from xformer.layers.initializer import Initializer
+from xformer.layers.linear import Linear
+from xformer.ops.inference_weight import InferenceWeight
+from xformer.ops.linear import linear
+from xformer.ops.packed import PackedWeight
+from xformer.random import Rng
+from xformer.tree import Module, freeze, map_named_modules, unfreeze, with_fields
+
+AnyModule = TypeVar("AnyModule", bound=Module)
+
+
+class LoraWeight(InferenceWeight):
+    """A matrix `base + scaling * lora_a @ lora_b`, whose base is frozen.
+
+    Attributes:
+        scales: None.
+        base: Matrix of shape (in_features, out_features), an array or a quantized weight.
+        lora_a: Array of shape (in_features, rank).
+        lora_b: Array of shape (rank, out_features).
+        scaling: Factor of the product.
+    """
+
+    scales: Array | None
+    base: Array | InferenceWeight
+    lora_a: Array
+    lora_b: Array
+    scaling: float
+
+    @classmethod
+    def make(cls, base: Array | InferenceWeight, lora_a: Array, lora_b: Array, scaling: float) -> LoraWeight:
+        """Return a weight with a frozen base."""
+        base = freeze(base) if isinstance(base, InferenceWeight) else base
+        return freeze(cls(None, base, lora_a, lora_b, scaling), "base")
+
+    @property
+    def T(self) -> Any:
+        """Not available: the weights of embeddings have no adapter."""
+        raise ConfigError("a weight with an adapter has no transpose; use merge_lora(model)")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix."""
+        return tuple(self.base.shape)
+
+    @property
+    def elements(self) -> Array:
+        """The array of the base, before it is multiplied by the scales."""
+        return self.base.elements if isinstance(self.base, InferenceWeight) else self.base
+
+    @property
+    def dtype(self) -> Any:
+        """Floating dtype of the matrix."""
+        return self.base.dtype
+
+    def linear(self, rows: Array, bias: Array | None) -> Array:
+        """Compute rows @ matrix + bias for rows (rows, in_features), by two products of the rank."""
+        xp = array_namespace(rows, self.lora_a)
+        low = linear(xp.astype(rows, self.lora_a.dtype, copy=False), self.lora_a)
+        update = linear(low * self.scaling, self.lora_b)
+        output = linear(rows, self.base, bias)
+        return output + xp.astype(update, output.dtype, copy=False)
+
+    def merged(self) -> Array:
+        """Return the matrix as an array."""
+        if isinstance(self.base, InferenceWeight):
+            raise ConfigError("the model is quantized; load it without quantize= to merge its adapters")
+        xp = array_namespace(self.base)
+        update = xp.matmul(self.lora_a * self.scaling, self.lora_b)
+        return self.base + xp.astype(update, self.base.dtype, copy=False)
+
+
+def lora(
+    model: AnyModule,
+    rank: int = 8,
+    *,
+    alpha: float | None = None,
+    targets: str | Collection[str] = "all-linear",
+    seed: int = 0,
+) -> AnyModule:
+    """Return a model whose linear maps have adapters of low rank; everything else is frozen.
+
+    The adapters change nothing until they are trained: `lora_b` is zero. `fit` and the optimizers see only the
+    adapters. The model may be quantized (QLoRA: Dettmers et al., 2023).
+
+    Args:
+        model: A model; it is not changed.
+        rank: Rank of the adapters.
+        alpha: The product of an adapter is multiplied by `alpha / rank`; default `rank`.
+        targets: Names of the linear maps that get adapters, such as `("query", "value")`; default all of them,
+            `"all-linear"`. A name may have a prefix: "self_attention.query".
+        seed: Seed of the initial adapters.
+
+    Returns:
+        The model with a `LoraWeight` as the weight of these maps.
+
+    Raises:
+        ConfigError: If there is no linear map of a name, or the model is packed or has adapters.
+
+    Example:
+        >>> import xformer as xf
+        >>> config = xf.LanguageModelConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=12, num_layers=1)
+        >>> model = xf.lora(xf.LanguageModel(config), rank=2, targets=("query", "value"))
+        >>> [name for name, _ in model.named_parameters()]  # doctest: +NORMALIZE_WHITESPACE
+        ['layers.0.self_attention.query.weight.lora_a', 'layers.0.self_attention.query.weight.lora_b',
+         'layers.0.self_attention.value.weight.lora_a', 'layers.0.self_attention.value.weight.lora_b']
+    """
+    check_count("rank", rank)
+    scale = rank if alpha is None else alpha
+    if not isinstance(scale, Real) or not 0.0 < scale < math.inf:
+        raise ConfigError(f"alpha is {alpha!r}; expected a positive number")
+    layers = linear_maps(model)
+    chosen = list(layers) if targets == "all-linear" else _matches(targets, layers)
+    source = Rng(seed).fold_in("lora")
+
+    def adapter(name: str, weight: Any) -> LoraWeight:
+        like = weight.scales if isinstance(weight, InferenceWeight) else weight
+        init = Initializer(array_namespace(like), seed=source.fold_in(name), device=device(like))
+        in_features, out_features = weight.shape
+        lora_a = init.uniform((in_features, rank), 1.0 / math.sqrt(in_features))
+        return LoraWeight.make(weight, lora_a, init.zeros((rank, out_features)), float(scale) / rank)
+
+    return with_adapters(model, {name: adapter(name, layers[name].weight) for name in chosen})
+
+
+def linear_maps(model: Any) -> dict[str, Linear]:
+    """Return the linear maps of a model that can have adapters, by their dotted names.
+
+    Raises:
+        ConfigError: If the model is packed or has adapters.
+    """
+    layers: dict[str, Linear] = {}
+
+    def find(name: str, module: Module) -> Module:
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, LoraWeight):
+            raise ConfigError("the model has adapters; use merge_lora(model) first")
+        if isinstance(weight, PackedWeight):
+            raise ConfigError("the model is packed for inference; use lora(model.unpack())")
+        if isinstance(module, Linear):
+            layers[name] = module
+        return module
+
+    map_named_modules(find, model)
+    if not layers:
+        raise ConfigError(f"model is {type(model).__name__}; expected a Module with linear maps")
+    return layers
+
+
+def _matches(targets: str | Collection[str], names: Collection[str]) -> list[str]:
+    """Return the names that end with a target."""
+    wanted = (targets,) if isinstance(targets, str) else tuple(targets)
+    if not wanted:
+        raise ConfigError(f"targets is {targets!r}; expected at least one name")
+    for target in wanted:
+        if not any(f".{name}".endswith(f".{target}") for name in names):
+            known = sorted({name.rpartition(".")[2] for name in names})
+            raise ConfigError(f"no linear map is called {target!r}; {nearest_hint(str(target), known)}")
+    return [name for name in names if any(f".{name}".endswith(f".{target}") for target in wanted)]
+
+
+def with_adapters(model: AnyModule, weights: dict[str, LoraWeight]) -> AnyModule:
+    """Return a frozen model in which some linear maps have adapters, which are not frozen.
+
+    Args:
+        model: A model.
+        weights: Weights with adapters, by the dotted names of the linear maps.
+    """
+
+    def convert(name: str, module: Module) -> Module:
+        return with_fields(module, weight=weights[name]) if name in weights else module
+
+    adapted: AnyModule = map_named_modules(convert, freeze(model))
+    return adapted
+
+
+def adapters_of(model: Any) -> dict[str, LoraWeight]:
+    """Return the weights with adapters, by the dotted names of the linear maps.
+
+    Raises:
+        ConfigError: If the model has none.
+    """
+    found: dict[str, LoraWeight] = {}
+
+    def find(name: str, module: Module) -> Module:
+        if isinstance(module, LoraWeight):
+            found[name.removesuffix(".weight")] = module
+        return module
+
+    map_named_modules(find, model)
+    if not found:
+        raise ConfigError("the model has no adapters; use xformer.lora(model) first")
+    return found
+
+
+def merge_lora(model: AnyModule) -> AnyModule:
+    """Return a model without adapters whose weights include their products; nothing is frozen.
+
+    Raises:
+        ConfigError: If the model has no adapters, or is quantized.
+    """
+    adapters = adapters_of(model)
+
+    def convert(name: str, module: Module) -> Module:
+        return with_fields(module, weight=adapters[name].merged()) if name in adapters else module
+
+    merged: AnyModule = unfreeze(map_named_modules(convert, model))
+    return merged
