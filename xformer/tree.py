@@ -257,7 +257,9 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
                 dtype = node.dtype
                 is_parameter = _IS_FLOATING.get((type(dtype), dtype))
                 if is_parameter is None:
-                    is_parameter = _IS_FLOATING[type(dtype), dtype] = is_floating(dtype)
+                    # Complex arrays, too, so that derivatives refuse them.
+                    is_parameter = is_floating(dtype) or "complex" in dtype_name(dtype)
+                    _IS_FLOATING[type(dtype), dtype] = is_parameter
                 if not is_parameter:
                     nodes.append((_CONSTANT, node))
                     continue

@@ -77,7 +77,6 @@ def test_bfloat16_is_storage_and_sums_are_float32():
 
 
 def test_errors_are_one_line():
-    weight = QuantizedWeight.quantize(normal(7, 20).astype("float32"), "int8")
     with raises_line(ConfigError, "dtype is 'int4'; expected 'int8' or 'bfloat16'"):
         QuantizedWeight.quantize(normal(7, 20), "int4")
 
