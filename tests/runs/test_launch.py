@@ -121,6 +121,27 @@ def test_a_summarizer(tmp_path):
     assert isinstance(tuned.pipeline, xf.Summarizer)
 
 
+def test_adapters_of_a_run(tmp_path, capsys):
+    base = xf.train_lm(text=TASK.train.source, out=tmp_path / "base", progress=False, **LM)
+    training = {"context_length": 12, "max_steps": 6, "validate_every": 3, "progress": True}
+    init = {"path": str(base.directory), "lora": 2}
+    run = xf.train_lm(text=TASK.train.source, out=tmp_path / "run", init=init, **training)
+    assert " parameters, 448 of them trained, vocabulary of " in capsys.readouterr().out
+    before, after = (load_arrays(Path(path) / "model.safetensors")[0] for path in (base.directory, run.directory))
+    assert before.keys() == after.keys()
+    changed = {name for name, x in before.items() if not np.array_equal(x, after[name])}
+    assert changed == {
+        name for name in before if name.startswith("layers.") and name.endswith(".weight") and "norm" not in name
+    }
+    assert len(run.pipeline(["one"], max_new_tokens=3)) == 1
+    halves = {**training, "progress": False}
+    xf.train_lm(text=TASK.train.source, out=tmp_path / "half", init=init, **{**halves, "max_steps": 3})
+    xf.resume(tmp_path / "half", max_steps=6, progress=False)
+    assert state(tmp_path / "half") == state(run.directory)
+    with pytest.raises(ConfigError, match=r"lora of .* is 2 without a path of a model; give one, or omit it"):
+        xf.train_lm(text=TASK.train.source, out=tmp_path / "none", init={"lora": 2}, **halves)
+
+
 def test_a_language_model_has_the_bits_of_the_command_line(tmp_path):
     lines = TASK.train.source
     (tmp_path / "text").write_text("\n".join(lines) + "\n")

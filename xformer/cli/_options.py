@@ -135,6 +135,16 @@ InitOption = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+LoraOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lora",
+        metavar="RANK",
+        min=1,
+        help="With --init: train adapters of this rank (LoRA) and freeze the model; the result includes them.",
+        rich_help_panel=DATA,
+    ),
+]
 
 
 def file_option(name: str, help: str) -> Any:
@@ -253,6 +263,6 @@ def recipe_settings(
 ) -> dict[str, Any]:
     """Return the keywords of `xformer.train` for the options of a command; values of --set override the others."""
     tables = parse_recipe_overrides(assignments)
-    given = {name: str(value) for name, value in init.items() if value is not None}
+    given = {name: value if isinstance(value, int) else str(value) for name, value in init.items() if value is not None}
     tables |= {"init": {**tables.get("init", {}), **given}} if given else {}
     return {**settings, **tables, **({"task": task} if task else {})}

@@ -14,6 +14,7 @@ from xformer.cli._options import (
     DistributedOption,
     InitOption,
     LoggerOption,
+    LoraOption,
     OutOption,
     RecipeOption,
     SetRecipeOption,
@@ -75,6 +76,7 @@ def train(
     valid_source: Annotated[Path, file_option("--valid-source", "Validation text, source side.")],
     valid_target: Annotated[Path, file_option("--valid-target", "Validation text, target side.")],
     init: InitOption = None,
+    lora: LoraOption = None,
     source_language: Annotated[
         str | None, typer.Option(help="Language of the sources, for --init with many languages.", rich_help_panel=DATA)
     ] = None,
@@ -97,7 +99,7 @@ def train(
     backend: BackendOption = "numpy",
 ) -> int:
     """Train a model on parallel text."""
-    init_settings = {"path": init, "source_language": source_language, "target_language": target_language}
+    init_settings = {"path": init, "source_language": source_language, "target_language": target_language, "lora": lora}
     run = launch.train(
         recipe,
         source=source,

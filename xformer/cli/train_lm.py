@@ -10,6 +10,7 @@ from xformer.cli._options import (
     DistributedOption,
     InitOption,
     LoggerOption,
+    LoraOption,
     OutOption,
     RecipeOption,
     SetRecipeOption,
@@ -37,6 +38,7 @@ A text of your own, for 20 minutes (30 by default):
   xformer train-lm --text mine.txt --out run --max-minutes 20
 Fine-tune a public checkpoint:
   xformer train-lm --text mine.txt --init SmolLM2-135M --out run
+  xformer train-lm --text mine.txt --init SmolLM2-135M --lora 8 --out run
 Continue it, and train longer:
   xformer resume run --max-minutes 60
 
@@ -62,6 +64,7 @@ def train_lm(
     text: Annotated[Path, file_option("--text", "Training text, used with its line ends.")],
     valid_text: Annotated[Path | None, file_option("--valid-text", "Validation text.")] = None,
     init: InitOption = None,
+    lora: LoraOption = None,
     recipe: RecipeOption = None,
     overrides: SetRecipeOption = None,
     logger: LoggerOption = None,
@@ -79,6 +82,6 @@ def train_lm(
         xp=backend,
         loggers=logger or (),
         distributed=distributed,
-        **recipe_settings(settings, overrides, {"path": init}),
+        **recipe_settings(settings, overrides, {"path": init, "lora": lora}),
     )
     return finish(run)

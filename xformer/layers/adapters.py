@@ -12,7 +12,7 @@ from xformer.config import check_count
 from xformer.errors import ConfigError, nearest_hint
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
-from xformer.ops.inference_weight import InferenceWeight
+from xformer.ops.inference_weight import InferenceWeight, inference_weights
 from xformer.ops.linear import linear
 from xformer.ops.packed import PackedWeight
 from xformer.random import Rng
@@ -183,6 +183,11 @@ def with_adapters(model: AnyModule, weights: dict[str, LoraWeight]) -> AnyModule
 
     adapted: AnyModule = map_named_modules(convert, freeze(model))
     return adapted
+
+
+def has_adapters(model: Any) -> bool:
+    """Return whether a linear map of a model has an adapter."""
+    return any(isinstance(weight, LoraWeight) for weight in inference_weights(model))
 
 
 def adapters_of(model: Any) -> dict[str, LoraWeight]:

@@ -20,6 +20,11 @@ class InitConfig(Config):
     path: str | None = option("Directory of a public checkpoint or of a run.", default=None)
     source_language: str | None = option("Language of the sources, for models of many languages.", default=None)
     target_language: str | None = option("Language of the targets, for models of many languages.", default=None)
+    lora: int | None = option(
+        "Rank of the adapters of all linear maps (LoRA), which are trained; the rest is frozen.",
+        default=None,
+        at_least=1,
+    )
 
 
 class TokenizerConfig(Config):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from xformer.data.token_rows import TokenWriter
 from xformer.distributed import Communicator
 from xformer.errors import ConfigError
 from xformer.families.run_directory import RunDirectory
+from xformer.layers import lora
 from xformer.models import BaseModel, LanguageModel, LanguageModelConfig, Transformer
 from xformer.pipelines import Attention, TextGenerator, Tokenizers, show_attention
 from xformer.pipelines.base import check_vocabulary
@@ -124,8 +126,11 @@ class TrainingJob(ABC):
         vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
         mixed = settings.precision != "float32"
         precision = f"{settings.precision} mixed precision" if mixed else settings.dtype
+        count = plural(self.model.parameter_count(), "parameter")
+        if self.recipe.init.lora is not None:
+            count += f", {sum(math.prod(array.shape) for _, array in self.model.named_parameters()):,} of them trained"
         yield (
-            f"model: {plural(self.model.parameter_count(), 'parameter')}, {vocabulary}; "
+            f"model: {count}, {vocabulary}; "
             f"{backend_name(self.xp)}, {precision}, {plural(settings.data_parallel, 'shard')}, seed {settings.seed}"
         )
 
@@ -347,7 +352,7 @@ def _load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -
     model = initial.load(model_class, recipe.model, xp=xp, dtype=recipe.training.dtype)
     with error_context("[training]"):
         check_training(model.config, recipe.training)
-    return model
+    return model if recipe.init.lora is None else lora(model, recipe.init.lora, seed=recipe.training.seed)
 
 
 def _tokenizer_files(recipe: Recipe, run: RunDirectory | None) -> tuple[RunDirectory | None, Path | None]:

@@ -18,7 +18,8 @@ from xformer.runs.initial_model import InitialModel, check_init_settings
 from xformer.runs.tasks import TASKS, TaskSpec
 
 DEFAULT_MINUTES = 30.0
-FINE_TUNING_RATE = 5e-5  # default peak of runs that start from a model, as in transformers
+# Default peaks of runs that start from a model: as in transformers, and ten times as much for adapters of it.
+FINE_TUNING_RATE, ADAPTER_RATE = 5e-5, 5e-4
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class Recipe:
             return cls._of_initial_model(task, init, tables, name)
         for key, value in init.to_dict().items():
             if value is not None:
-                raise ConfigError(f"{key} of [init] in {name} is {value!r} without a path of a model; omit it")
+                raise ConfigError(
+                    f"{key} of [init] in {name} is {value!r} without a path of a model; give one, or omit it"
+                )
         for key, defaults in spec.defaults.items():
             tables[key] = {**defaults, **tables.get(key, {})}
         model = {**spec.model_defaults, **tables.get("model", {})}
@@ -86,7 +89,7 @@ class Recipe:
             tokenizer = spec.tokenizer.from_dict(tokenizer, f"[tokenizer] of {name}")
         values = {**spec.defaults.get("training", {}), **tables.get("training", {})}
         if not {"learning_rate", "learning_rate_factor"} & values.keys():
-            values["learning_rate"] = FINE_TUNING_RATE
+            values["learning_rate"] = FINE_TUNING_RATE if init.lora is None else ADAPTER_RATE
         training = spec.training.from_dict(values, f"[training] of {name}")
         return cls(task, model, tokenizer or None, training, init)
 

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, broadcast
 from xformer.families.run_directory import RunDirectory
+from xformer.layers.adapters import has_adapters, merge_lora
 from xformer.models import LanguageModel
 from xformer.random import Rng
 from xformer.runs.checkpoints import Checkpoints, average_models
@@ -186,14 +188,18 @@ class Trainer:
         elif type(event) is Validation:
             if event.best:
                 self.progress.best_step = event.step
-                save_parameters(loop.model, self.directory.model)
+                self._save(loop.model, self.directory.model)
             self._keep_checkpoint(self.validator.rank(event)[0])
         elif isinstance(event, Step) and event.step != self.validator.step:
             self._keep_checkpoint(None)
         elif isinstance(event, Checkpoint) and self.config.keep_checkpoints:
             self.checkpoints.prune(self.progress.checkpoints)
         elif isinstance(event, End) and event.is_interrupted and self.validator.best is None:
-            save_parameters(loop.model, self.directory.model)
+            self._save(loop.model, self.directory.model)
+
+    def _save(self, model: Any, path: Path) -> None:
+        """Write a model, with the products of its adapters in its weights."""
+        save_parameters(merge_lora(model) if has_adapters(model) else model, path)
 
     def _keep_checkpoint(self, score: float | None) -> None:
         """Keep the model if a checkpoint is due; the next saved state contains the entry."""
@@ -212,12 +218,12 @@ class Trainer:
             return
         if writes:
             model = average_models([self.checkpoints.path(step) for step in steps], like=model)
-            save_parameters(model, self.directory.averaged)
+            self._save(model, self.directory.averaged)
         model = broadcast(self.communicator, model)
         event = self.validator.evaluate(model, self.loop, partial(Average, steps=steps))
         if event.best and writes:
             self.directory.back_up_best()
-            save_parameters(model, self.directory.model)
+            self._save(model, self.directory.model)
         progress.averaged_step = self.loop.step
         progress.averaged_score = self.validator.rank(event)[0] if event.best else None
         self.loop.save()
