@@ -126,7 +126,9 @@ def test_adapters_of_a_run(tmp_path, capsys):
     training = {"context_length": 12, "max_steps": 6, "validate_every": 3, "progress": True}
     init = {"path": str(base.directory), "lora": 2}
     run = xf.train_lm(text=TASK.train.source, out=tmp_path / "run", init=init, **training)
-    assert " parameters, 448 of them trained, vocabulary of " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert " parameters, 448 of them trained, vocabulary of " in printed
+    assert "learning rate: at most 0.0005, 1 step of warm-up\n" in printed
     before, after = (load_arrays(Path(path) / "model.safetensors")[0] for path in (base.directory, run.directory))
     assert before.keys() == after.keys()
     changed = {name for name, x in before.items() if not np.array_equal(x, after[name])}

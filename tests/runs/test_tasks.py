@@ -105,8 +105,15 @@ def test_batches_have_few_shapes_where_kernels_are_built_for_one(monkeypatch, po
     assert CupyBackend.builds_per_shape
 
 
+def test_chunks_of_a_short_text_are_the_text():
+    task = LanguageModelTask(small_language_model(), TEXT[:5], TEXT[:2], context_length=8, batch_size=3)
+    _, batch = next(task.batches(Rng(0), skip=0))
+    assert np.array_equal(batch.tokens, [TEXT[:4]] * 3)
+    assert np.array_equal(batch.labels, [TEXT[1:5]] * 3)
+
+
 def test_a_text_that_is_too_short_is_refused():
-    with raises_line(DataError, "the training text has 8 tokens; expected at least 9"):
-        LanguageModelTask(small_language_model(), TEXT[:8], TEXT, context_length=8, batch_size=4)
+    with raises_line(DataError, "the training text has 1 tokens; expected at least 2"):
+        LanguageModelTask(small_language_model(), TEXT[:1], TEXT, context_length=8, batch_size=4)
     with raises_line(DataError, "the validation text has 1 tokens"):
         LanguageModelTask(small_language_model(), TEXT, TEXT[:1], context_length=8, batch_size=4)

@@ -63,7 +63,8 @@ Train with 8 processes, on one or more hosts:
     TrainingConfig,
     TokenizerConfig,
     names=[
-        *("max_minutes", "max_steps", "vocab_size", "lowercase", "max_length", "truncation"),
+        *("max_minutes", "max_steps", "learning_rate", "warmup_steps", "batch_tokens"),
+        *("vocab_size", "lowercase", "max_length", "truncation"),
         "bleu_tokenize",
         *("seed", "dtype", "precision"),
     ],

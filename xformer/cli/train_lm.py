@@ -56,7 +56,10 @@ A recipe has task = "language_modeling" and three tables; options override it:
 
 @config_options(
     LanguageModelTrainingConfig,
-    names=["valid_share", "max_minutes", "max_steps", "seed", "dtype", "precision"],
+    names=[
+        *("valid_share", "context_length", "batch_size", "max_minutes", "max_steps", "learning_rate", "warmup_steps"),
+        *("seed", "dtype", "precision"),
+    ],
     default_of="the recipe's",
 )
 def train_lm(

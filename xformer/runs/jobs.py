@@ -122,6 +122,8 @@ class TrainingJob(ABC):
         settings = self.recipe.training
         if self.recipe.init.path is not None:
             yield f"start: the parameters and the tokenizer of {self.recipe.init.path}"
+            peak = "" if settings.learning_rate is None else f" at most {settings.learning_rate:g},"
+            yield f"learning rate:{peak} {plural(settings.warmup_steps, 'step')} of warm-up"
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
         vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
         mixed = settings.precision != "float32"
@@ -344,6 +346,8 @@ class TextJob(TrainingJob):
         for name, count, ids, note in zip(("training", "validation"), self.num_characters, texts, notes, strict=True):
             tokens = "" if self.tokenizer.model == "characters" else f", {plural(len(ids), 'token')}"
             yield f"{name}: {plural(count, 'character')}{tokens}{note}"
+        if (longest := len(self.train) - 1) < self.recipe.training.context_length:
+            yield f"chunks of {plural(longest, 'token')}: the text is shorter than context_length"
 
 
 def _load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from xformer.backends import Array, array_namespace, backend_of, device
-from xformer.config import Config
+from xformer.config import Config, check_count
 from xformer.data.chunks import TextChunks, check_text, consecutive_chunks, random_starts
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
 from xformer.errors import ConfigError
@@ -168,11 +168,11 @@ class LanguageModelTask:
         model: The model, which determines the backend of the batches.
         train: Token ids of the training text, as a list or NumPy array.
         valid: Token ids of the validation text.
-        context_length: Number of tokens of a chunk.
+        context_length: Number of tokens of a chunk; the whole text if it is shorter.
         batch_size: Number of chunks in a batch.
 
     Raises:
-        DataError: If a text is shorter than a chunk.
+        DataError: If a text has less than two tokens.
         ConfigError: If chunks or batches are empty.
     """
 
@@ -182,10 +182,11 @@ class LanguageModelTask:
     def __init__(
         self, model: LanguageModel, train: Sequence[int], valid: Sequence[int], *, context_length: int, batch_size: int
     ) -> None:
-        check_text(train, context_length, batch_size, "training")
-        check_text(valid, 1, batch_size, "validation")
+        check_count("context_length", context_length)
+        for text, name in ((train, "training"), (valid, "validation")):
+            check_text(text, 1, batch_size, name)
         self.train, self.valid = train, valid
-        self.context_length, self.batch_size = context_length, batch_size
+        self.context_length, self.batch_size = min(context_length, len(train) - 1), batch_size
         self._batch_options = _array_options(model)
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, TextChunks]]:
