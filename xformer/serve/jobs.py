@@ -154,11 +154,10 @@ class Worker:
     Args:
         name: Name of the threads.
         max_batch: Maximum number of searches at a time.
-        wait: Seconds to wait for further jobs when none runs.
     """
 
-    def __init__(self, name: str, *, max_batch: int = 32, wait: float = 0.002) -> None:
-        self.max_batch, self.wait = max_batch, wait
+    def __init__(self, name: str, *, max_batch: int = 32) -> None:
+        self.max_batch = max_batch
         self._waiting: deque[Job] = deque()
         self._running: list[_Running] = []
         self._condition = threading.Condition()
@@ -261,9 +260,6 @@ class Worker:
                 self._condition.wait_for(lambda: self._is_closed or self._waiting)
                 if self._is_closed:
                     return None
-                end = time.monotonic() + self.wait
-                while len(self._waiting) < self.max_batch and (left := end - time.monotonic()) > 0:
-                    self._condition.wait(left)
             count = min(len(self._waiting), self.max_batch - len(self._running))
             jobs = [self._waiting.popleft() for _ in range(count)]
         return [_Running(job, Engine() if job.is_alone else self._engine) for job in jobs]
