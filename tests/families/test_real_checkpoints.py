@@ -3,6 +3,7 @@
 To add a checkpoint: a line in real_checkpoints.txt, a fixture that calls `extract`, and a test.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -55,6 +56,45 @@ def test_smollm2_instruct_knows_the_capital_of_france(smollm2):
     )
     ((output,),) = xf.generate(model, [ids], max_new_tokens=20)
     assert tokenizer.decode(output.tokens) == "The capital of France is Paris."
+
+
+def test_smollm2_calls_the_function_that_a_chat_needs(smollm2):
+    openai, jsonschema = pytest.importorskip("openai"), pytest.importorskip("jsonschema")
+    pytest.importorskip("llguidance")
+    from tests.serve.test_app import Client
+
+    def tool(name, description, argument, form):
+        parameters = {"type": "object", "properties": {argument: form}, "required": [argument]}
+        parameters["additionalProperties"] = False
+        return {
+            "type": "function",
+            "function": {"name": name, "description": description, "parameters": parameters},
+        }
+
+    tools = [
+        tool("get_weather", "Get the weather of a city.", "city", {"type": "string"}),
+        tool("get_stock_price", "Get the price of a stock.", "symbol", {"type": "string", "pattern": "^[A-Z]{1,5}$"}),
+    ]
+    server = Client({"smollm2": xf.TextGenerator.from_pretrained(smollm2)})
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    messages = [
+        {"role": "system", "content": f"You call one of these functions: {tools}"},  # the template writes no tools
+        {"role": "user", "content": "What is the weather in Paris?"},
+    ]
+    body = {"model": "smollm2", "messages": messages, "tools": tools, "temperature": 0, "max_tokens": 100}
+    try:
+        choice = {"type": "function", "function": {"name": "get_stock_price"}}
+        for tool_choice, name, cities in (("required", "get_weather", {"Paris"}), (choice, "get_stock_price", None)):
+            (answer,) = client.chat.completions.create(**body, tool_choice=tool_choice).choices
+            (call, *_) = answer.message.tool_calls
+            arguments = json.loads(call.function.arguments)
+            assert call.function.name == name
+            by_name = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
+            jsonschema.validate(arguments, by_name[name])
+            assert cities is None or {arguments["city"]} == cities
+    finally:
+        client.close()
+        server.close()
 
 
 @pytest.fixture(scope="module")

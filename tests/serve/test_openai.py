@@ -13,9 +13,10 @@ import pytest
 import tokenizers
 
 from tests.pipelines.test_checkpoints import checkpoint
+from xformer.generation import Grammar
 from xformer.models import LanguageModel
 from xformer.pipelines import Embedder, TextGenerator
-from xformer.pipelines.chat import parse_tool_calls
+from xformer.pipelines.chat import parse_tool_calls, tool_call_grammar
 from xformer.tree import map_arrays
 
 openai = pytest.importorskip("openai")
@@ -42,6 +43,10 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+
+
+def choice_of(name):
+    return {"type": "function", "function": {"name": name}}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,8 @@ def client(directory, tmp_path_factory):
         while not (found := re.search(r"http://\S+", lines[-1] if lines else "")):
             lines.append(process.stderr.readline())
             assert lines[-1], "".join(lines)
-        yield openai.OpenAI(base_url=f"{found[0]}/v1", api_key="none", max_retries=0)
+        with openai.OpenAI(base_url=f"{found[0]}/v1", api_key="none", max_retries=0) as client:
+            yield client
         process.terminate()
 
 
@@ -101,7 +107,10 @@ def test_errors_have_the_class_and_the_field(client):
         ({"model": "none"}, openai.NotFoundError, "model"),
         ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "temprature"),
         ({"stop": [""]}, openai.BadRequestError, None),
-        ({"tool_choice": "required", "tools": [TOOL]}, openai.BadRequestError, "tool_choice"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "tool_choice"),
+        ({"tool_choice": "always", "tools": [TOOL]}, openai.BadRequestError, "tool_choice"),
+        ({"tool_choice": choice_of("time"), "tools": [TOOL]}, openai.BadRequestError, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, openai.BadRequestError, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format"),
         ({"response_format": {"type": "xml"}}, openai.BadRequestError, "response_format.type"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, None),
@@ -278,7 +287,8 @@ class ScriptedGenerator(TextGenerator):
 @pytest.fixture(scope="module")
 def scripted(generator):
     server = Client({"scripted": ScriptedGenerator(generator.model, generator.tokenizer, defaults=generator.defaults)})
-    yield openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as client:
+        yield client
     server.close()
 
 
@@ -315,6 +325,73 @@ def test_calls_of_tools(scripted, generator, monkeypatch, text, content, cities)
     assert (plain.content, plain.tool_calls) == (text, None)
     one = scripted.chat.completions.create(**body, parallel_tool_calls=False).choices[0].message.tool_calls
     assert len(one or []) == min(1, len(cities))
+
+
+CITY = {
+    "type": "object",
+    "$defs": {"city": {"enum": ["Köln", "Bonn"]}},
+    "properties": {"city": {"$ref": "#/$defs/city"}},
+}
+CITY |= {"required": ["city"], "additionalProperties": False}
+NAMED = [
+    {"type": "function", "function": {"name": "weather", "parameters": CITY}},
+    {"type": "function", "function": {"name": 'say "now" \\n'}},
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"weather", 'say "now" \\n'}),
+        (choice_of("weather"), {"weather"}),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choice_of("weather")]}},
+            {"weather"},
+        ),
+    ],
+)
+def test_an_answer_has_to_call_tools(client, choice, names):
+    pytest.importorskip("llguidance")
+    jsonschema = pytest.importorskip("jsonschema")
+    body = {"model": "llama", "messages": USER, "tools": NAMED, "tool_choice": choice, "temperature": 2.0}
+    body |= {"max_tokens": 400, "extra_body": {"no_repeat_ngram_size": 40}}
+    seen = set()
+    for seed in range(4):
+        (answer,) = client.chat.completions.create(**body, seed=seed, parallel_tool_calls=False).choices
+        with client.chat.completions.stream(**body, seed=seed, parallel_tool_calls=False) as stream:
+            (streamed,) = stream.get_final_completion().choices
+        for each in (answer, streamed):
+            (call,) = each.message.tool_calls
+            assert (each.message.content or None, each.finish_reason) == (None, "tool_calls")
+            assert call.function.arguments == answer.message.tool_calls[0].function.arguments
+            form = CITY if call.function.name == "weather" else {"additionalProperties": False}
+            jsonschema.validate(json.loads(call.function.arguments), form)
+            seen.add(call.function.name)
+    assert seen == names
+    body |= {"max_tokens": 60, "parallel_tool_calls": True}
+    (cut,) = client.chat.completions.create(**body | {"max_tokens": 5}, seed=1).choices
+    assert (cut.message.tool_calls, cut.finish_reason) == (None, "length")
+
+
+@pytest.mark.parametrize(
+    ("template", "text"), [("<tool_call>", HERMES.partition(". \n")[2] + "\n"), ("", LLAMA + "; ")]
+)
+def test_the_grammar_of_calls_follows_the_template(generator, monkeypatch, template, text):
+    pytest.importorskip("llguidance")
+    monkeypatch.setitem(generator.tokenizer.chat_templates, "tool_use", template)
+    grammar = tool_call_grammar(generator.tokenizer, {"weather": CITY, "time": None})
+    eos, tokens = 256, [bytes([byte]) for byte in range(256)]
+    for lark, example, is_valid in (
+        (grammar, text.rstrip("\n; "), True),
+        (grammar, text * 2 + text.rstrip("\n; "), True),
+        (grammar, text.replace("Köln", "Mainz"), False),
+        (grammar, text.replace("weather", "wind"), False),
+        (grammar, text.replace("weather", "time"), False),
+        (tool_call_grammar(generator.tokenizer, {"weather": CITY}, is_single=True), text * 2, False),
+    ):
+        matcher = Grammar([*tokens, b""], eos, lark=lark)._matcher.deep_copy()
+        ids = [*example.encode(), eos]
+        assert (matcher.try_consume_tokens(ids) == len(ids)) == is_valid
 
 
 def test_tools_and_calls_are_written_by_the_template(generator):

@@ -20,7 +20,7 @@ from xformer.text.extras import require
 from xformer.tokenizers import BaseTokenizer
 
 # As json.dumps writes JSON: one line, so that no model can go on with white space for ever.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MAX_VOCABULARIES = 8  # that are kept for further grammars
 
 
@@ -162,7 +162,7 @@ def _source(matcher: Any, name: str, value: Any) -> str:
         raise ConfigError(f"json_schema is not valid JSON: {_one_line(str(error))}") from error
     if not isinstance(schema, Mapping | bool):
         raise ConfigError(f"json_schema is {value!r:.100}; expected an object")
-    return str(matcher.grammar_from_json_schema(text, defaults=_JSON_OPTIONS))
+    return str(matcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS))
 
 
 def _one_line(message: str) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from xformer.generation.grammar import JSON_OPTIONS
 from xformer.tokenizers import BaseTokenizer
 
 _TAGGED_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -57,6 +58,41 @@ def _parse_call(text: str) -> ToolCall | None:
     )
 
 
+def tool_call_grammar(
+    tokenizer: BaseTokenizer, functions: Mapping[str, Mapping[str, Any] | None], *, is_single: bool = False
+) -> str:
+    """Return a grammar in the syntax of Lark for answers that call functions and have no other text; see `Grammar`.
+
+    Calls have the form that `parse_tool_calls` reads and that the chat template of the tokenizer writes: tagged, or
+    bare objects.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        functions: JSON schema of the arguments of each function by its name; None for a function without arguments.
+        is_single: Whether an answer has one call only.
+    """
+    is_tagged = TOOL_CALL_START in tokenizer.chat_templates[_template_name(tokenizer, functions)]
+    key, separator = ("arguments", "\n") if is_tagged else ("parameters", "; ")
+    names = [f"call_{number}" for number in range(len(functions))]
+    alternatives = f"({' | '.join(names)})"
+    call = f'"{TOOL_CALL_START}\\n" {alternatives} "\\n</tool_call>"' if is_tagged else alternatives
+    rules = [f"start: call{'' if is_single else f' ({json.dumps(separator)} call)*'}", f"call: {call}"]
+    for rule, (name, parameters) in zip(names, functions.items(), strict=True):
+        start = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
+        arguments = {"additionalProperties": False} if parameters is None else parameters
+        form = {"type": "object", **arguments, "x-guidance": JSON_OPTIONS}
+        rules += [
+            f'{rule}: {json.dumps(start, ensure_ascii=False)} {rule}_arguments "}}"',
+            f"{rule}_arguments: %json {json.dumps(form, ensure_ascii=False)}",
+        ]
+    return "\n".join(rules)
+
+
+def _template_name(tokenizer: BaseTokenizer, tools: Any) -> str:
+    """Return the name of the template of a chat; some checkpoints have another one for chats with tools."""
+    return "tool_use" if tools and "tool_use" in tokenizer.chat_templates else "default"
+
+
 def encode_chat(
     tokenizer: BaseTokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[int]:
@@ -84,7 +120,9 @@ def encode_chat(
         else message
         for message in messages
     ]
-    text = tokenizer.apply_chat_template(marked, tools=_map_texts(mark, tools))
+    text = tokenizer.apply_chat_template(
+        marked, template=_template_name(tokenizer, tools), tools=_map_texts(mark, tools)
+    )
     parts = tokenizer.encode_batch(text.split(cut), special_tokens=False)
     return [index for part in parts for index in part]
 

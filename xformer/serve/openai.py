@@ -17,7 +17,7 @@ from xformer.errors import DataError
 from xformer.generation import Grammar, LogitsProcessor, token_bytes
 from xformer.generation.engine import Task
 from xformer.pipelines import Embedder, Output, TextGenerator
-from xformer.pipelines.chat import TOOL_CALL_START, parse_tool_calls
+from xformer.pipelines.chat import TOOL_CALL_START, parse_tool_calls, tool_call_grammar
 from xformer.pipelines.output_text import Token, overlap
 from xformer.serve import schema
 from xformer.serve.jobs import Event, Job, JobError
@@ -86,8 +86,6 @@ async def chat_completions(server: Server, request: schema.ChatRequest) -> schem
     model, settings = server.model(request.model, TextGenerator, task="answer chats"), request.settings()
     if not model.has_chat:
         raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
-    if request.tool_choice not in ("auto", "none"):
-        raise JobError("tool_choice is not supported, other than auto and none", param="tool_choice")
     for name in ("max_tokens", "max_completion_tokens"):
         if (limit := getattr(request, name)) is not None:
             model.check_limit(name, limit)
@@ -268,22 +266,29 @@ class _Chat(_Response):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.has_tools = bool(self.request.tools) and self.request.tool_choice != "none"
+        self.tools, self.must_call, self.is_single = _chosen_tools(self.request)
         self.texts: dict[int, str] = {}  # of each choice of a stream
 
     def _encode(self) -> list[list[int]]:
-        tools = msgspec.to_builtins(self.request.tools) if self.has_tools else None
-        (ids,) = self.model.pipeline.encode(self.prompts, tools=tools)
-        if (form := self.request.response_format) is not None and form.type != "text":
-            json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
-            if json_schema is None:
-                raise JobError(
-                    "response_format has no json_schema.schema; expected a JSON schema", param="response_format"
-                )
+        (ids,) = self.model.pipeline.encode(self.prompts, tools=msgspec.to_builtins(self.tools) or None)
+        if form := self._form():
             ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
-            tokenizer = self.model.target_tokenizer
-            self.processors.append(Grammar(token_bytes(tokenizer), sorted(ends), json_schema=json_schema))
+            self.processors.append(Grammar(token_bytes(self.model.target_tokenizer), sorted(ends), **form))
         return [ids] * self.copies
+
+    def _form(self) -> schema.Json:
+        """Return the form of the answer as an argument of `Grammar`; empty for any text."""
+        form = self.request.response_format
+        if self.must_call:
+            functions = {tool.function.name: tool.function.parameters for tool in self.tools}
+            return {"lark": tool_call_grammar(self.model.target_tokenizer, functions, is_single=self.is_single)}
+        if form is None or form.type == "text":
+            return {}
+        json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
+        if json_schema is None:
+            message = "response_format has no json_schema.schema; expected a JSON schema"
+            raise JobError(message, param="response_format")
+        return {"json_schema": json_schema}
 
     def answer(self, outputs: list[Output]) -> schema.Chat:
         choices = []
@@ -299,7 +304,7 @@ class _Chat(_Response):
         calls: list[schema.ToolCall] = []
         start, whole = self.sent.get(number, 0), self.texts.get(number, "") + text
         end, self.texts[number] = len(whole), whole
-        if self.has_tools:
+        if self.tools:
             end = _end_of_text(whole)
             if output is not None:
                 rest, calls = self._parse(whole)
@@ -320,9 +325,27 @@ class _Chat(_Response):
 
     def _parse(self, text: str) -> tuple[str, list[schema.ToolCall]]:
         """Return the text without calls of functions, and the calls."""
-        text, calls = parse_tool_calls(text) if self.has_tools else (text, [])
-        calls = calls if self.request.parallel_tool_calls else calls[:1]
+        text, calls = parse_tool_calls(text) if self.tools else (text, [])
+        calls = calls[:1] if self.is_single else calls
         return text, [schema.ToolCall(f"call_{secrets.token_hex(12)}", schema.FunctionCall(*call)) for call in calls]
+
+
+def _chosen_tools(request: schema.ChatRequest) -> tuple[list[schema.Tool], bool, bool]:
+    """Return the tools that an answer may call, whether it has to call one, and whether it may call only one."""
+    choice, tools, is_single = request.tool_choice, request.tools, not request.parallel_tool_calls
+    names = [tool.function.name for tool in tools]
+    if isinstance(choice, schema.NamedTool):
+        mode, names, is_single = "required", [choice.function.name], True
+    elif isinstance(choice, schema.AllowedTools):
+        mode, names = choice.allowed_tools.mode, [each.function.name for each in choice.allowed_tools.tools]
+    else:
+        mode = choice
+    known = {tool.function.name: tool for tool in tools}
+    if unknown := [name for name in names if name not in known]:
+        raise JobError(f"tool_choice has {unknown[0]!r:.80}; expected the name of one of tools", param="tool_choice")
+    if mode == "required" and not names:
+        raise JobError("tool_choice is 'required' without tools; expected at least one", param="tool_choice")
+    return [] if mode == "none" else [known[name] for name in names], mode == "required", is_single
 
 
 def _end_of_text(text: str) -> int:

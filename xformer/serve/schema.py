@@ -184,6 +184,31 @@ class Tool(Struct):
     function: Function
 
 
+class FunctionName(Struct):
+    """Name of a function."""
+
+    name: str
+
+
+class NamedTool(Struct, tag="function"):
+    """A function that an answer calls."""
+
+    function: FunctionName
+
+
+class ToolSubset(Struct):
+    """Tools that an answer may call, or has to."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(Struct, tag="allowed_tools"):
+    """Tools that an answer may call, or has to."""
+
+    allowed_tools: ToolSubset
+
+
 class ResponseFormat(Struct):
     """Format of the answer."""
 
@@ -202,7 +227,10 @@ class ChatRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[list[Tool], about("Functions that the model may call.", max_length=128)] = msgspec.field(
         default_factory=list
     )
-    tool_choice: Annotated[str | Json, about("auto, none, required, or the name of a function.")] = "auto"
+    tool_choice: Annotated[
+        Literal["auto", "none", "required"] | NamedTool | AllowedTools,
+        about("Whether an answer may call functions, or has to."),
+    ] = "auto"
     parallel_tool_calls: Annotated[bool, about("Whether an answer may have several calls.")] = True
     response_format: Annotated[ResponseFormat | None, about("Format of the answer.")] = None
 
