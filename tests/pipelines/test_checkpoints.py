@@ -251,6 +251,7 @@ def test_scores_of_pairs_are_those_of_transformers(cross_encoder):
     assert inputs.token_type_ids.max() == 1
     with torch.no_grad():
         expected = model(**inputs).logits[:, 0].numpy()
+    assert xf.pipelines.pipeline_class(cross_encoder) is xf.Reranker
     reranker = xf.Reranker.from_pretrained(cross_encoder)
     ranked = reranker(QUERY, DOCUMENTS, batch_tokens=30)
     assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)

@@ -29,7 +29,7 @@ from xformer.models import (
     TransformerConfig,
     attention_maps,
 )
-from xformer.pipelines import Classifier, Embedder, TextGenerator, Tokenizers, Translator
+from xformer.pipelines import Classifier, Embedder, Reranker, TextGenerator, Tokenizers, Translator
 from xformer.text import numbers_task
 from xformer.tokenizers import Tokenizer, load_tokenizer
 
@@ -195,6 +195,7 @@ def client(translator, generator, chat, byte_level):
         "bytes": byte_level,
         "embedder": embedder,
         "classifier": classifier,
+        "reranker": Reranker(Encoder(EncoderConfig(**config, num_labels=1), xp=np, seed=0), tokenizer),
     }
     client = Client(pipelines, max_body=5_000, max_tokens=50, timeout=30.0)
     yield client
@@ -205,10 +206,10 @@ def test_models_are_listed(client):
     models = {model["id"]: model for model in client.get("/v1/models")["data"]}
     assert [model["task"] for model in models.values()] == [
         "translation", "language_modeling",
-        "language_modeling", "language_modeling", "embedding", "classification",
+        "language_modeling", "language_modeling", "embedding", "classification", "reranking",
     ]  # fmt: skip
     assert (models["translator"]["encoder_layers"], models["translator"]["decoder_layers"]) == (2, 3)
-    assert [model["supports"]["chat"] for model in models.values()] == [False, False, True, True, False, False]
+    assert [model["supports"]["chat"] for model in models.values()] == [False, False, True, True, *[False] * 3]
     assert models["embedder"]["defaults"] is None
     assert client.get("/runs") == {"runs": []}
 
@@ -471,6 +472,34 @@ def test_embeddings_and_classes_are_those_of_the_pipelines(client):
     np.testing.assert_allclose(np.frombuffer(base64.b64decode(encoded), "<f4"), data[0]["embedding"], atol=1e-6)
     classes = client.post("/classify", input=texts)["data"]
     assert [each["label"] for each in classes] == [each.label for each in pipelines["classifier"](texts)]
+
+
+def test_documents_are_ordered_by_a_query(client):
+    documents = [f"{text} {number}" for number in range(40) for text in ("a man", "the dog runs")]
+    (reranker,) = (model.pipeline for model in client.models if model.name == "reranker")
+    ranked = reranker("the dog", documents)
+    with ThreadPoolExecutor(3) as pool:
+        body = {"query": "the dog", "documents": documents}
+        calls = [pool.submit(client.post, path, **body) for path in ("/rerank", "/v1/rerank")]
+        other = pool.submit(client.post, "/rerank", query="a man", documents=documents[:5], top_n=2)
+    for answer in [call.result() for call in calls]:
+        assert [each["index"] for each in answer["results"]] == [each.position for each in ranked]
+        probabilities = [1 / (1 + np.exp(-each.score)) for each in ranked]
+        np.testing.assert_allclose([each["relevance_score"] for each in answer["results"]], probabilities, rtol=1e-5)
+        assert answer["usage"]["total_tokens"] > 80
+    assert [each["index"] for each in other.result()["results"]] == [
+        each.position for each in reranker("a man", documents[:5], top_k=2)
+    ]
+    (result,) = client.post("/rerank", query="", documents=["a man"], return_documents=True)["results"]
+    assert result["document"] == {"text": "a man"}
+    for invalid in (
+        {"documents": []},
+        {"documents": ["a"] * 3000},
+        {"documents": ["a"], "top_n": 0},
+        {"documents": "a"},
+    ):
+        client.post("/rerank", status=400, query="a", **invalid)
+    client.post("/classify", status=400, model="reranker", input="a")
 
 
 def test_exploring_a_beam_search(client, translator):

@@ -366,14 +366,21 @@ class Reranker(EncoderPipeline):
             raise DataError(f"query has type {type(query).__name__}; expected a text")
         check_texts(documents, "documents")
         check_count("top_k", len(documents) or 1 if top_k is None else top_k)
-        if not len(documents):
-            return []
-        rows = self.tokenizer.encode_pairs([query] * len(documents), documents)
-        types = [types for _, types in rows] if self.model.config.num_token_types > 1 else None
-        ids = [ids for ids, _ in rows]
-        scores = self._run(ids, lambda states, _: self.model.class_logits(states), batch_tokens, types)[:, 0].tolist()
+        scores = self.scores([(query, document) for document in documents], batch_tokens=batch_tokens)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         return [Ranked(index, scores[index]) for index in order[:top_k]]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Return the token ids and token types of pairs of a query and a document, truncated to max_length."""
+        queries, documents = [[pair[side] for pair in pairs] for side in (0, 1)]
+        return self.tokenizer.encode_pairs(queries, documents)
+
+    def scores(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = 4096) -> list[float]:
+        """Return the logit of each pair of a query and a document."""
+        encoded = self.encode_pairs(pairs)
+        types = [types for _, types in encoded] if self.model.config.num_token_types > 1 else None
+        ids, function = [ids for ids, _ in encoded], lambda states, _: self.model.class_logits(states)
+        return self._run(ids, function, batch_tokens, types)[:, 0].tolist() if ids else []
 
 
 def _read_modules(path: Path) -> list[dict[str, Any]]:

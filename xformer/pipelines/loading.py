@@ -12,7 +12,7 @@ from xformer.families.run_directory import RunDirectory, sha256
 from xformer.io import read_json
 from xformer.models import Encoder, LanguageModel, Transformer
 from xformer.pipelines.base import Pipeline
-from xformer.pipelines.encoders import Classifier, Embedder
+from xformer.pipelines.encoders import Classifier, Embedder, Reranker
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.text_generation import TextGenerator
 
@@ -23,8 +23,9 @@ _PUBLIC_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "vocab.txt", "
 def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
     """Return the class of pipelines that a model is for, without reading its weights.
 
-    A public encoder-decoder is a `Summarizer` if its config.json has settings for summarization only, else a
-    `Translator`; an encoder is a `Classifier` if it has a classifier, else an `Embedder`.
+    A public encoder-decoder is for a `Summarizer` if its config.json has settings for summarization only, else for a
+    `Translator`. An encoder with one label is for a `Reranker`, one with several labels for a `Classifier`, and one
+    without labels for an `Embedder`.
 
     Args:
         directory: Directory of a run or public checkpoint, or a GGUF file.
@@ -39,7 +40,8 @@ def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
     if type(model) is LanguageModel:
         return TextGenerator
     if type(model) is Encoder:
-        return Classifier if model.config.num_labels else Embedder
+        count = model.config.num_labels
+        return Reranker if count == 1 else Classifier if count else Embedder
     if type(model) is Transformer:
         tasks = read_json(path / "config.json", "configuration").get("task_specific_params") or {}
         is_summarizer = any("summarization" in name for name in tasks) and not any("trans" in name for name in tasks)

@@ -140,7 +140,7 @@ class _Running:
 class _Texts:
     """Texts of a call of `Worker.join`, and the future of its result."""
 
-    texts: list[str]
+    texts: list[Any]
     result: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
@@ -198,8 +198,8 @@ class Worker:
         finally:
             self._num_computing -= 1
 
-    async def join(self, function: Callable[[list[str]], Sequence[Any]], texts: list[str]) -> list[Any]:
-        """Return function(texts), which has a result for each text; the texts of several calls are joined."""
+    async def join(self, function: Callable[[list[Any]], Sequence[Any]], texts: list[Any]) -> list[Any]:
+        """Return function(texts), which has a result for each text or pair; those of several calls are joined."""
         results: list[Any] = []
         for start in range(0, len(texts), _MAX_TEXTS):  # so that a long list does not hold the others
             waiting = _Texts(texts[start : start + _MAX_TEXTS], asyncio.get_running_loop().create_future())
@@ -208,7 +208,7 @@ class Worker:
             results += await waiting.result
         return results
 
-    def _join(self, function: Callable[[list[str]], Sequence[Any]]) -> None:
+    def _join(self, function: Callable[[list[Any]], Sequence[Any]]) -> None:
         """Run a function with the texts that wait, if no earlier call has done so."""
         batch: list[_Texts] = []
         while self._texts and sum(len(each.texts) for each in [*batch, self._texts[0]]) <= _MAX_TEXTS:

@@ -17,12 +17,14 @@ from xformer.pipelines import (
     Classifier,
     Embedder,
     Output,
+    Reranker,
     Summarizer,
     TextGenerator,
     TextToText,
     Translator,
     check_source_lengths,
 )
+from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.serve import schema
 from xformer.serve.jobs import Job, JobError, Worker
@@ -37,8 +39,9 @@ _EXAMPLES = {
     TextGenerator: "Once upon a time",
     Embedder: "A man sleeps.",
     Classifier: "A great film.",
+    Reranker: "Where do pandas live?\nPandas live in China.\nThe bank is closed.",
 }
-AnyPipeline = TextToText | TextGenerator | Embedder | Classifier
+AnyPipeline = TextToText | TextGenerator | EncoderPipeline
 
 
 class ServedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import secrets
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from xformer.generation import BeamCandidate, BeamHistory, alignments
 from xformer.generation.engine import Task
 from xformer.io import read_log
 from xformer.models import attention_maps
-from xformer.pipelines import Classifier, Embedder, Output, Summarizer, TextGenerator, TextToText, Translator
+from xformer.pipelines import Classifier, Output, Reranker, Summarizer, TextGenerator, TextToText, Translator
+from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.output_text import Token, pieces_of, tokens_of
 from xformer.serve import schema
 from xformer.serve.jobs import Event, Job, JobError
@@ -143,6 +145,27 @@ async def classify(server: Server, request: schema.ClassifyRequest) -> schema.Cl
     return schema.Classes(model.name, [schema.Class(i, *each) for i, each in enumerate(predictions)])
 
 
+@route("POST", "/v1/rerank")
+@route("POST", "/rerank")
+async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank:
+    """Order documents by how well they answer a query."""
+    model = server.model(request.model, Reranker, task="order documents")
+    documents = texts_of("documents", request.documents, schema.MAX_INPUTS)
+    pairs = [(request.query, document) for document in documents]
+    num_tokens = sum(len(ids) for ids, _ in await server.in_thread(model.pipeline.encode_pairs, pairs))
+    scores = await model.worker.join(model.pipeline.scores, pairs)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    results = [
+        schema.Relevance(
+            index,
+            0.5 + 0.5 * math.tanh(0.5 * scores[index]),
+            schema.Document(documents[index]) if request.return_documents else msgspec.UNSET,
+        )
+        for index in order
+    ]
+    return schema.Rerank(f"rerank-{secrets.token_hex(12)}", model.name, results, schema.usage(num_tokens, 0))
+
+
 # --- Exploration ------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +262,7 @@ def _beam(model: ServedModel, history: BeamHistory) -> schema.BeamTree:
 @route("POST", "/attention")
 async def attention(server: Server, request: schema.AttentionRequest) -> schema.AttentionMaps:
     """Return attention weights by layer and head, as base64 float32."""
-    model = server.model(request.model, TextToText, TextGenerator, Embedder, Classifier, task="show attention")
+    model = server.model(request.model, TextToText, TextGenerator, EncoderPipeline, task="show attention")
     kinds: list[str] = model.attention_kinds if request.kinds is None else list(request.kinds)
     for kind in kinds:
         if kind not in model.attention_kinds:

@@ -114,6 +114,15 @@ class ClassifyRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     input: Annotated[str | list[str], about("A text, or a list of texts.")]
 
 
+class RerankRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """A query and documents to order by it, as Jina and Cohere write them."""
+
+    query: Annotated[str, about("The query.")]
+    documents: Annotated[list[str], about("The documents.")]
+    top_n: Annotated[int, about("Return the best ones only. Default: all.", ge=1)] | None = None
+    return_documents: Annotated[bool, about("Return the texts of the documents, too.")] = False
+
+
 class EmbeddingsRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Texts to compute vectors of (OpenAI-compatible)."""
 
@@ -408,6 +417,29 @@ class Classes(Struct):
 
     model: str
     data: list[Class]
+
+
+class Document(Struct):
+    """A document."""
+
+    text: str
+
+
+class Relevance(Struct):
+    """Index of a document, and how well it answers the query: the logistic function of its score, 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: Document | msgspec.UnsetType = msgspec.UNSET
+
+
+class Rerank(Struct):
+    """The documents, best first."""
+
+    id: str
+    model: str
+    results: list[Relevance]
+    usage: Usage
 
 
 class ShownToken(Struct):

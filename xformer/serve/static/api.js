@@ -2,7 +2,7 @@
 
 const TASKS = {
   translation: "Translation", summarization: "Summarization", language_modeling: "Language model",
-  embedding: "Embeddings", classification: "Classification",
+  embedding: "Embeddings", classification: "Classification", reranking: "Reranking",
 };
 
 /** Keep the token of an address such as /#token=..., and take it out of the address. */
@@ -137,13 +137,17 @@ function treeOf({ groups, steps }, output) {
 
 async function encode(model, text, signal) {
   const answer = await post("attention", { model: model.name, text }, signal);
-  const summary = [];
+  const summary = [], lines = text.split("\n").filter((line) => line.trim());
   if (model.task === "classification") {
     const { data } = await post("classify", { model: model.name, input: text }, signal);
     const bars = Object.entries(data[0].probabilities).sort((a, b) => b[1] - a[1]);
     summary.push({ title: "Classes", bars: bars.map(([label, value]) => ({ label, value, marked: label === data[0].label })) });
+  } else if (model.task === "reranking") {
+    const [query, ...documents] = lines;
+    const { results } = await post("rerank", { model: model.name, query, documents: documents.length ? documents : [query] }, signal);
+    const bars = results.map(({ index, relevance_score: value }) => ({ label: documents[index] ?? query, value, marked: false }));
+    summary.push({ title: "Relevance of the lines to the first one", bars });
   } else {
-    const lines = text.split("\n").filter((line) => line.trim());
     const { data } = await post("v1/embeddings", { model: model.name, input: lines }, signal);
     summary.push({ title: "Similarity of the lines", lines, weights: cosines(data.map(({ embedding }) => embedding)), size: data[0].embedding.length });
   }
