@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 import xformer as xf
 from xformer.cli.main import exit_code
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.pipelines import pipeline_class
 
 DATA = Path(__file__).parent.parent / "families" / "data"
 WORDS = ["a", "man", "sleeps", "on", "bench", "dog", "the", "runs", "user", "assistant", ":"]
@@ -239,6 +240,16 @@ def cross_encoder(tmp_path):
     return directory
 
 
+@pytest.mark.parametrize(("num_labels", "expected"), [(0, xf.Embedder), (1, xf.Reranker), (3, xf.Classifier)])
+def test_the_number_of_labels_selects_the_pipeline(tmp_path, num_labels, expected):
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
+    directory = checkpoint(tmp_path, "bert", "[CLS] $A [SEP]", special)
+    config = {**xf.load_pretrained(directory).config.to_dict(), "num_labels": num_labels, "masked_lm": False}
+    xf.save_pretrained(xf.Encoder(xf.EncoderConfig(**config), xp=np, seed=0), directory)
+    assert pipeline_class(directory) is expected
+    assert expected.from_pretrained(directory).model.config.num_labels == num_labels
+
+
 def test_scores_of_pairs_are_those_of_transformers(cross_encoder):
     import torch
     import transformers
@@ -251,7 +262,6 @@ def test_scores_of_pairs_are_those_of_transformers(cross_encoder):
     assert inputs.token_type_ids.max() == 1
     with torch.no_grad():
         expected = model(**inputs).logits[:, 0].numpy()
-    assert xf.pipelines.pipeline_class(cross_encoder) is xf.Reranker
     reranker = xf.Reranker.from_pretrained(cross_encoder)
     ranked = reranker(QUERY, DOCUMENTS, batch_tokens=30)
     assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)
