@@ -192,7 +192,8 @@ def test_invalid_arguments_raise(generator):
 
 def test_the_default_is_sampling_as_documented(generator):
     config = generator.resolve_config()
-    assert (config.method, config.temperature, config.top_k, config.max_new_tokens) == ("sampling", 0.8, 200, 500)
+    assert (config.method, config.temperature, config.top_k, config.max_new_tokens) == ("sampling", 0.8, 200, None)
+    assert generator.default_max_length == 500
     config = generator.resolve_config(top_p=0.9, temperature=None)
     assert (config.method, config.temperature, config.top_k, config.top_p) == ("sampling", None, 200, 0.9)
     assert generator.resolve_config(num_beams=3).method == "beam"
@@ -203,7 +204,7 @@ def test_the_default_is_sampling_as_documented(generator):
     plain = GenerationConfig(do_sample=True, max_new_tokens=9)
     assert generator(["the"], max_new_tokens=9, **off) == generator(["the"], plain)
     assert generator.resolve_config(GenerationConfig(max_new_tokens=7)) == GenerationConfig(max_new_tokens=7)
-    assert generator.resolve_config(GenerationConfig(), top_k=2) == GenerationConfig(top_k=2, max_new_tokens=500)
+    assert generator.resolve_config(GenerationConfig(), top_k=2) == GenerationConfig(top_k=2)
 
 
 def test_texts_that_do_not_fit_are_refused_by_default(generator):
@@ -220,6 +221,14 @@ def test_texts_that_do_not_fit_are_refused_by_default(generator):
         plain(["the"], context="cut")
     lengths = [len(output.tokens) for (output,) in plain.outputs(["the", "on the mat"])]
     assert lengths == [9, 2]  # the default of max_new_tokens is lowered
+    defaults = GenerationConfig(max_new_tokens=20)
+    other = TextGenerator(generator.model, generator.tokenizer, context_length=12, defaults=defaults)
+    assert other(["the"], suppress_tokens=[2])[0] == other(["the"], max_new_tokens=9, suppress_tokens=[2])[0]
+    for same_as_default in ({"max_new_tokens": 20}, {"config": defaults}):
+        with raises_line(ConfigError, "prompt 1 has 3 tokens and max_new_tokens is 20"):
+            other(["the"], **same_as_default)
+    with raises_line(ConfigError, "prompt 1 has 3 tokens and max_new_tokens is 500"):
+        plain(["the"], max_new_tokens=500)
     assert "".join(plain.stream("the", seed=3)) == plain(["the"], seed=3)[0]
     assert plain(["the"], max_new_tokens=30, context="slide") == generator(["the"], max_new_tokens=30)
 

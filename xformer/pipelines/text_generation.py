@@ -54,6 +54,7 @@ class TextGenerator(GenerationPipeline):
         defaults: Default settings of generation, which a call may replace. Default: sampling.
 
     Attributes:
+        default_max_length: Maximum of new tokens of a call without max_new_tokens, if the context has space for them.
         prefix_cache: Keys and values of earlier prompts, at most 256 MiB; None computes every prompt from its start.
 
     Raises:
@@ -91,6 +92,7 @@ class TextGenerator(GenerationPipeline):
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer, self.defaults = model, tokenizer, defaults
         self.prefix_cache = PrefixCache()
+        self.default_max_length = (defaults and defaults.max_new_tokens) or DEFAULT_MAX_NEW_TOKENS
         max_positions = model.config.max_positions
         self.context_length = max_positions if context_length is None else context_length
         if model.config.positions == "learned":
@@ -130,10 +132,10 @@ class TextGenerator(GenerationPipeline):
         Args:
             prompts: Texts to continue, their token ids, or chats to answer (lists of messages with "role" and
                 "content"). An empty text is treated as a line break.
-            config: Settings. Default: at most 500 tokens. Models trained with xformer sample with temperature 0.8 from
-                the 200 most probable tokens; public checkpoints follow their generation_config.json. A field that
-                replaces one of these defaults leaves the others; num_beams above 1 and do_sample=False turn sampling
-                off.
+            config: Settings. Default: at most `default_max_length` tokens. Models trained with xformer sample with
+                temperature 0.8 from the 200 most probable tokens; public checkpoints follow their
+                generation_config.json. A field that replaces one of these defaults leaves the others; num_beams above 1
+                and do_sample=False turn sampling off.
             sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
             tools: Functions that a chat may call, in the format of OpenAI; see `parse_tool_calls`.
             batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
@@ -195,7 +197,7 @@ class TextGenerator(GenerationPipeline):
             beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
             first_index: As for `outputs`.
             context: Treatment of texts that are longer than the context of the model. "error": a prompt that does not
-                fit together with max_new_tokens is refused; the default of max_new_tokens is lowered to what fits.
+                fit together with max_new_tokens is refused; `default_max_length` is lowered to what fits.
                 "slide": when the context is full, its first half is dropped; not for beam search.
             on_text: Function of the index of a prompt, the new part of its text, and its tokens if they are recorded;
                 the parts of the best output are passed once they are complete. Requires one sample for each prompt.
@@ -212,7 +214,7 @@ class TextGenerator(GenerationPipeline):
             check_count("logprobs", logprobs, 0)
         is_beam, strings = config.method == "beam", stop_strings(stop)
         encoded = self.encode(prompts, first_index, tools=tools)
-        limits = [config.max_new_tokens or 0] * len(encoded)
+        limits = [config.max_new_tokens or self.default_max_length] * len(encoded)
         if context == "error" or is_beam:
             limits = [self._limit(ids, config, number) for number, ids in enumerate(encoded, start=first_index + 1)]
         phrases: Any = encode_phrases(sequence_bias, self.tokenizer, len(encoded)) or [None] * len(encoded)
@@ -320,18 +322,18 @@ class TextGenerator(GenerationPipeline):
     def resolve_config(self, config: GenerationConfig | None = None, **overrides: Any) -> GenerationConfig:
         """Return the settings of a call of `outputs`, with the defaults of text generation.
 
+        Without max_new_tokens in the call, that of the result is None: `default_max_length` applies.
+
         Raises:
             ConfigError: For invalid or contradictory settings, and for `unsupported_fields`.
         """
         if config is None:
-            config = DEFAULT_SAMPLING if self.defaults is None else self.defaults
+            config = dataclasses.replace(self.defaults or DEFAULT_SAMPLING, max_new_tokens=None)
         config = GenerationConfig.resolve(config, overrides)
         default = GenerationConfig()
         for name in sorted(self.unsupported_fields if self.defaults is None else ()):
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name} does not apply to text generation; omit it")
-        if config.max_new_tokens is None:
-            config = dataclasses.replace(config, max_new_tokens=DEFAULT_MAX_NEW_TOKENS)
         return config
 
     def encode(
@@ -379,10 +381,8 @@ class TextGenerator(GenerationPipeline):
 
     def _limit(self, ids: Sequence[int], config: GenerationConfig, number: int) -> int:
         """Return the maximum of new tokens for a prompt; raise ConfigError if they do not fit into the context."""
-        defaults = GenerationConfig() if self.defaults is None else self.defaults
-        limit, left = config.max_new_tokens or 0, self.context_length - len(ids)
-        is_default = limit == (defaults.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
-        if left < 1 or (limit > left and not is_default):
+        limit, left = config.max_new_tokens or self.default_max_length, self.context_length - len(ids)
+        if left < 1 or (limit > left and config.max_new_tokens is not None):
             advice = "" if config.method == "beam" else ", or use context='slide'"
             raise ConfigError(
                 f"prompt {number} has {len(ids)} tokens and max_new_tokens is {limit}; the context of the model has "

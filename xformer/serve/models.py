@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import secrets
@@ -68,6 +69,9 @@ class ServedModel:
     ) -> None:
         self.name, self.backend, self.max_tokens = name, backend, max_tokens
         self.pipeline: Any = pipeline
+        if isinstance(pipeline, TextGenerator):
+            self.pipeline = limited = copy.copy(pipeline)
+            limited.default_max_length = min(limited.default_max_length, max_tokens)
         run = None if directory is None else RunDirectory(directory)
         self.log = run.log if run is not None and run.log.is_file() else None
         training = {} if run is None else run.read_config().get("recipe", {}).get("training", {})
@@ -101,7 +105,8 @@ class ServedModel:
         defaults = None
         if self.generates:
             default = self.resolve({})
-            defaults = default.to_dict() | {"do_sample": default.method == "sampling"}
+            length = default.max_new_tokens or pipeline.default_max_length
+            defaults = default.to_dict() | {"do_sample": default.method == "sampling", "max_new_tokens": length}
         return schema.Model(
             id=self.name,
             created=self.created,
