@@ -59,6 +59,28 @@ def test_the_batch_changes_nothing(model, method):
         np.testing.assert_allclose([h.score for h in single], [h.score for h in together[number]], atol=1e-9)
 
 
+@pytest.mark.parametrize("method", OPTIONS)
+def test_prompts_of_very_different_lengths_need_little_padding(model, monkeypatch, method):
+    lengths = [3, 150, 40, 70, 40, 1, 140, 33]
+    prompts = [[1, *(3 + normal(n, n) * 100).astype(int) % 10 + 3] for n in lengths]
+    assert {len(prompt) for prompt in prompts} == {n + 1 for n in lengths}
+    sizes, step = [], LanguageModel.decode_step
+
+    def record(self, ids, cache, **options):
+        sizes.append(ids.shape)
+        return step(self, ids, cache, **options)
+
+    monkeypatch.setattr(LanguageModel, "decode_step", record)
+    rng = Rng(4)
+    together = generate(model, prompts, OPTIONS[method], rng=rng)
+    entered = sum(rows * tokens for rows, tokens in sizes if tokens > 1)
+    assert entered < 1.3 * sum(map(len, prompts)) < 0.8 * len(prompts) * 151
+    for index, prompt in enumerate(prompts):
+        (alone,) = generate(model, [prompt], OPTIONS[method], rng=rng, indices=[index])
+        assert [each.tokens for each in together[index]] == [each.tokens for each in alone]
+        assert together[index][0].score == pytest.approx(alone[0].score, abs=1e-9)
+
+
 def test_scores_count_the_continuation_only(model):
     for hypotheses in generate(
         model, PROMPTS, GenerationConfig(max_new_tokens=6, num_beams=3, num_return_sequences=3, length_penalty=1.0)

@@ -30,6 +30,8 @@ from xformer.models.token_ids import check_one_each, check_tokens
 if TYPE_CHECKING:
     from xformer.generation.beams import BeamHistory
 
+_MIN_LENGTH = 32  # of prompts: the shorter ones enter a model with those of this length
+
 
 class Sources(NamedTuple):
     """Inputs of an encoder-decoder.
@@ -239,22 +241,42 @@ class GenerationBatch:
 
 
 def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
-    """Enter the prefixes of batches in one step, one row per input; return further steps and the next logits."""
+    """Enter the prefixes of batches, one row per input; return further steps and the next logits.
+
+    Prompts of similar lengths enter a language model together, so that little padding is computed.
+    """
     first = batches[0]
     rows = [[*batch.start, *prefix] for batch in batches for prefix in batch.prefixes]
-    lengths = list(map(len, rows))
-    tokens = first.to_device([[*row, *[0] * (max(lengths) - len(row))] for row in rows], index_dtype(first.xp))
     sources = [batch.sources for batch in batches if batch.sources is not None]
-    cache = _encode(first.model, sources) if sources else first.model.init_cache(len(rows))
-    maximum = max(limits.maximum for batch in batches for limits in batch.lengths.ranges)
-    lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
-    steps = DecodingSteps(first.model, cache, len(first.start) + maximum, lengths_of_sources)
-    if len(batches) == 1 and first.uses_prefix_cache and first.prefix_cache is not None:
-        end = first.prefix_cache.prefill(
-            first.model, rows[0], cache, lambda data: first.to_device(data, index_dtype(first.xp))
-        )
-        tokens = tokens[:, end:]
-    return steps, steps.prefill(tokens, lengths)
+    maximum = len(first.start) + max(limits.maximum for batch in batches for limits in batch.lengths.ranges)
+    similar: dict[int, list[int]] = {}
+    for row, tokens in enumerate(rows):
+        similar.setdefault(0 if sources else max(len(tokens), _MIN_LENGTH).bit_length(), []).append(row)
+    groups = [similar[size] for size in sorted(similar, reverse=True)]
+
+    def enter(group: Sequence[int]) -> tuple[DecodingSteps, Array]:
+        prompts = [rows[row] for row in group]
+        lengths = list(map(len, prompts))
+        tokens = first.to_device([[*row, *[0] * (max(lengths) - len(row))] for row in prompts], index_dtype(first.xp))
+        cache = _encode(first.model, sources) if sources else first.model.init_cache(len(group))
+        lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
+        steps = DecodingSteps(first.model, cache, maximum, lengths_of_sources)
+        if len(batches) == 1 and first.uses_prefix_cache and first.prefix_cache is not None:
+            end = first.prefix_cache.prefill(
+                first.model, prompts[0], cache, lambda data: first.to_device(data, index_dtype(first.xp))
+            )
+            tokens = tokens[:, end:]
+        return steps, steps.prefill(tokens, lengths)
+
+    (steps, logits), *others = [enter(group) for group in groups]
+    if others:
+        place = {row: index for index, row in enumerate(row for group in groups for row in group)}
+        steps.reorder([place[row] if place[row] < len(groups[0]) else 0 for row in range(len(rows))])
+        for group, (other, _) in zip(groups[1:], others, strict=True):
+            steps.put(group, [], other)
+        logits = first.xp.concat([logits, *(each for _, each in others)], axis=0)
+        logits = first.take(logits, [place[row] for row in range(len(rows))])
+    return steps, logits
 
 
 def _encode(model: Any, sources: Sequence[Sources]) -> Any:
