@@ -8,7 +8,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -30,26 +30,12 @@ _TYPES: dict[str, Any] = {
 _BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
 
 
-class Quantization(enum.StrEnum):
-    """Values of `--quantize`."""
-
-    INT8 = "int8"
-    BFLOAT16 = "bfloat16"
-
-
 class LoggerName(enum.StrEnum):
     """Values of `--logger`."""
 
     TENSORBOARD = "tensorboard"
     MLFLOW = "mlflow"
     WANDB = "wandb"
-
-
-class CommunicatorName(enum.StrEnum):
-    """Values of `--distributed`."""
-
-    MPI = "mpi"
-    NCCL = "nccl"
 
 
 def check_utf8(value: Any) -> Any:
@@ -85,7 +71,7 @@ OptionalBackendOption = Annotated[
     ),
 ]
 QuantizeOption = Annotated[
-    Quantization | None,
+    Literal["int8", "bfloat16"] | None,
     typer.Option(
         "--quantize",
         metavar="int8|bfloat16",
@@ -95,6 +81,9 @@ QuantizeOption = Annotated[
 ]
 ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]
 CheckpointOption = Annotated[Path, _model_option("Directory of a public checkpoint.")]
+BatchTokensOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Maximum tokens in a batch, with padding.", rich_help_panel=COMPUTING)
+]
 OutOption = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Directory of the run: new or empty.", rich_help_panel=DATA)
 ]
@@ -118,7 +107,7 @@ LoggerOption = Annotated[
     ),
 ]
 DistributedOption = Annotated[
-    CommunicatorName | None,
+    Literal["mpi", "nccl"] | None,
     typer.Option(
         "--distributed",
         metavar="mpi|nccl",

@@ -12,7 +12,15 @@ import typer
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import COMPUTING, DATA, BackendOption, CheckpointOption, QuantizeOption, config_options
+from xformer.cli._options import (
+    DATA,
+    BackendOption,
+    BatchTokensOption,
+    CheckpointOption,
+    QuantizeOption,
+    config_options,
+    file_option,
+)
 from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
 from xformer.io import atomic_write
@@ -36,14 +44,8 @@ def embed(
     output: Annotated[
         Path, typer.Option("--output", metavar="FILE.npy", help="Vectors, a NumPy array.", rich_help_panel=DATA)
     ],
-    source: Annotated[
-        str,
-        typer.Option("--input", metavar="FILE", help="Texts, one per line; - is standard input.", rich_help_panel=DATA),
-    ] = "-",
-    batch_tokens: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Maximum tokens in a batch, with padding.", rich_help_panel=COMPUTING),
-    ] = 4096,
+    source: Annotated[str, file_option("--input", "Texts, one per line; - is standard input.")] = "-",
+    batch_tokens: BatchTokensOption = 4096,
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",

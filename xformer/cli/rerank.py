@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from xformer.cli import _io
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import COMPUTING, DATA, BackendOption, CheckpointOption, QuantizeOption
+from xformer.cli._options import DATA, BackendOption, BatchTokensOption, CheckpointOption, QuantizeOption, file_option
 from xformer.pipelines import Reranker
 
 HELP = """Order the lines of a file by how well they answer a query, with a public cross-encoder such as \
@@ -22,30 +22,20 @@ ms-marco-MiniLM-L6-v2. Each output line has a score, the number of the line and 
 def rerank(
     model: CheckpointOption,
     query: Annotated[str, typer.Option("--query", metavar="TEXT", help="The query.", rich_help_panel=DATA)],
-    source: Annotated[
-        str,
-        typer.Option(
-            "--input", metavar="FILE", help="Documents, one per line; - is standard input.", rich_help_panel=DATA
-        ),
-    ] = "-",
-    output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="File to write; - is standard output.", rich_help_panel=DATA)
-    ] = "-",
+    source: Annotated[str, file_option("--input", "Documents, one per line; - is standard input.")] = "-",
+    output: Annotated[str, file_option("--output", "File to write; - is standard output.")] = "-",
     top_k: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Write the best N only.", rich_help_panel=DATA)
     ] = None,
-    batch_tokens: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Maximum tokens in a batch, with padding.", rich_help_panel=COMPUTING),
-    ] = 4096,
+    batch_tokens: BatchTokensOption = 4096,
     backend: BackendOption = "numpy",
     quantize: QuantizeOption = None,
 ) -> None:
     """Order documents by a query."""
     _io.check_output(output, source, [model / "config.json", model / "model.safetensors"])
     documents = _io.read_all(source)
-    options: dict[str, Any] = {"quantize": quantize}
-    reranker = load_pipeline(Reranker, model, backend, **options)
-    ranked = reranker(query, documents, top_k=top_k, batch_tokens=batch_tokens)
+    ranked = load_pipeline(Reranker, model, backend, quantize=quantize)(
+        query, documents, top_k=top_k, batch_tokens=batch_tokens
+    )
     with _io.open_output(output) as write:
         write([f"{score:.4f}\t{position + 1}\t{documents[position]}" for position, score in ranked])

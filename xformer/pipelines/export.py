@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +17,8 @@ from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
 from xformer.io import atomic_directory, atomic_write, read_json, write_json
 from xformer.models import BaseModel, ImageEncoder, Transformer, load
-from xformer.tokenizers import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    SPECIAL_TOKENS,
-    UNK_ID,
-    PretrainedTokenizer,
-    Tokenizer,
-    load_tokenizer,
-)
+from xformer.pipelines.tokenizers import Tokenizers
+from xformer.tokenizers import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, BaseTokenizer, load_tokenizer
 
 
 def export_run(
@@ -60,17 +53,16 @@ def export_run(
 
 def _to_hugging_face(directory: Path, output: Path) -> str:
     run = RunDirectory(directory)
-    pretrained, write_tokenizers = run.pretrained_files(), _tokenizer_writer(run)
-    model = load(run.model)
-    if pretrained is not None:
+    if (pretrained := run.pretrained_files()) is not None:
         copy_pretrained(pretrained, output)
-        model_type = save_with_config(model, pretrained / "config.json", output)
+        model_type = save_with_config(load(run.model), pretrained / "config.json", output)
     else:
+        tokenizers, model = Tokenizers.load(run).by_side(), load(run.model)
         save_pretrained(model, output)
         if (path := output / GENERATION_FILE).exists():
             base = GenerationConfig().length_penalty_base  # of runs; transformers ignores it
             write_json(path, {**read_json(path, "generation settings"), "length_penalty_base": base})
-        write_tokenizers(model, output)
+        _write_tokenizers(tokenizers, model, output)
         model_type = read_json(output / "config.json", "configuration")["model_type"]
     return f"as a model of type {model_type}"
 
@@ -79,28 +71,25 @@ class _Source(NamedTuple):
     """A model to export, its tokenizers by side, and a function that writes them to a directory."""
 
     model: BaseModel
-    tokenizers: dict[str, Tokenizer | PretrainedTokenizer]
+    tokenizers: dict[str, BaseTokenizer]
     write_tokenizers: Callable[[BaseModel, Path], None]
 
 
 def _open(directory: Path) -> _Source:
     """Load the model and the tokenizers of a run or of a public checkpoint."""
-    pretrained: Path | None = directory
-    model: BaseModel
-    if is_public(directory):
-        model = load_pretrained(directory)
-    else:
-        run = RunDirectory(directory)
-        pretrained, write_tokenizers = run.pretrained_files(), _tokenizer_writer(run)
-        model = load(run.model)
+    run = None if is_public(directory) else RunDirectory(directory)
+    model: BaseModel = load_pretrained(directory) if run is None else load(run.model)
+    pretrained = directory if run is None else run.pretrained_files()
     if pretrained is None:
-        return _Source(model, {**_tokenizers(run)}, write_tokenizers)
+        tokenizers = Tokenizers.load(RunDirectory(directory)).by_side()
+        return _Source(model, tokenizers, functools.partial(_write_tokenizers, tokenizers))
+    generation = pretrained / GENERATION_FILE
     tokenizer = None if isinstance(model, ImageEncoder) else load_tokenizer(pretrained)
 
     def write(model: BaseModel, output: Path) -> None:
-        if (pretrained / GENERATION_FILE).is_file():
+        if generation.is_file():
             with atomic_write(output / GENERATION_FILE) as file:
-                file.write((pretrained / GENERATION_FILE).read_bytes())
+                file.write(generation.read_bytes())
         if tokenizer is not None:
             tokenizer.save(output)
 
@@ -139,7 +128,7 @@ def _to_ctranslate2(directory: Path, output: Path, quantization: str = "float32"
     )
 
 
-def _token_names(tokenizer: Tokenizer | PretrainedTokenizer, size: int) -> list[str]:
+def _token_names(tokenizer: BaseTokenizer, size: int) -> list[str]:
     """Return the text of each token; a model may have more ids than its tokenizer."""
     count = min(size, tokenizer.vocab_size)
     return [*tokenizer.tokens(range(count)), *(f"<unused{index}>" for index in range(count, size))]
@@ -152,28 +141,16 @@ FORMATS: dict[str, Callable[..., str]] = {
 }
 
 
-def _tokenizers(run: RunDirectory) -> dict[str, Tokenizer]:
-    """Return the tokenizers of a run by side."""
-    names = run.read_config().get("tokenizers", {})
-    sides = [side for side in ("joint", "source", "target") if run.tokenizer(side).name in names]
-    return {side: run.load_tokenizer(side) for side in sides}
-
-
-def _tokenizer_writer(run: RunDirectory) -> Callable[[BaseModel, Path], None]:
-    """Check the tokenizers of a run, and return a function that writes them to a directory."""
-    tokenizers = _tokenizers(run)
-
-    def write(model: BaseModel, output: Path) -> None:
-        for side, tokenizer in tokenizers.items():
-            path = output / RunDirectory(output).tokenizer(side).name
-            tokenizer.save(path)
-            if isinstance(model, Transformer) and side != "target":
-                _append_eos(path)
-        roles = {"pad_token": PAD_ID, "bos_token": BOS_ID, "eos_token": EOS_ID, "unk_token": UNK_ID}
-        settings = {role: SPECIAL_TOKENS[index] for role, index in roles.items()}
-        write_json(output / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
-
-    return write
+def _write_tokenizers(tokenizers: dict[str, BaseTokenizer], model: BaseModel, output: Path) -> None:
+    """Write the tokenizers of a run to a directory."""
+    for side, tokenizer in tokenizers.items():
+        path = RunDirectory(output).tokenizer(side)
+        tokenizer.save(path)
+        if isinstance(model, Transformer) and side != "target":
+            _append_eos(path)
+    roles = {"pad_token": PAD_ID, "bos_token": BOS_ID, "eos_token": EOS_ID, "unk_token": UNK_ID}
+    settings = {role: SPECIAL_TOKENS[index] for role, index in roles.items()}
+    write_json(output / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
 
 
 def _append_eos(path: Path) -> None:

@@ -136,7 +136,8 @@ def _decode(raw: bytes, name: PathName, number: int) -> str:
 
 
 @contextlib.contextmanager
-def _open(path: PathName) -> Iterator[IO[bytes]]:
+def open_text(path: PathName) -> Iterator[IO[bytes]]:
+    """Open a file; raise DataError if it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             yield file
@@ -145,7 +146,8 @@ def _open(path: PathName) -> Iterator[IO[bytes]]:
         raise DataError(f"cannot read {path}: {reason}; expected a UTF-8 text file; check the path") from error
 
 
-def _is_empty(path: PathName) -> DataError:
+def is_empty(path: PathName) -> DataError:
+    """Return the error for an empty file."""
     return DataError(f"{path} is empty; expected UTF-8 text, one sentence per line")
 
 
@@ -163,10 +165,10 @@ def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[
         DataError: For a missing, unreadable or empty file, and (with the line number) for invalid UTF-8 and lines of
             more than `max_characters`.
     """
-    with _open(path) as file:
+    with open_text(path) as file:
         lines = list(iter_lines(file, path, max_characters=max_characters))
     if not lines:
-        raise _is_empty(path)
+        raise is_empty(path)
     return lines
 
 
@@ -236,7 +238,7 @@ class TextPart:
 def _read_blocks(path: PathName, size: int) -> Iterator[str]:
     """Yield lines of a file, with their ends, joined to about `size` characters."""
     number = 1
-    with _open(path) as file:
+    with open_text(path) as file:
         while lines := file.readlines(size):
             if number == 1:
                 _reject_binary_formats(lines[0], path)
@@ -310,7 +312,7 @@ class ParallelFiles:
 
 def _read_chunks(names: tuple[str, str], max_characters: int) -> Iterator[ParallelCorpus]:
     """Yield the lines of two files, blank ones included."""
-    with _open(names[0]) as source, _open(names[1]) as target:
+    with open_text(names[0]) as source, open_text(names[1]) as target:
         readers = [
             iter_lines(file, name, max_characters=max_characters)
             for file, name in zip((source, target), names, strict=True)
@@ -322,7 +324,7 @@ def _read_chunks(names: tuple[str, str], max_characters: int) -> Iterator[Parall
             counts = [count + len(each) for count, each in zip(counts, lines, strict=True)]
             for name, count in zip(names, counts, strict=True):
                 if not count:
-                    raise _is_empty(name)
+                    raise is_empty(name)
             if counts[0] != counts[1]:
                 counts = [count + sum(1 for _ in reader) for count, reader in zip(counts, readers, strict=True)]
                 raise DataError(

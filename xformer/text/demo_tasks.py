@@ -90,39 +90,23 @@ def numbers_task(
     )
 
 
-def reverse_task(
-    seed: int = 0,
-    num_train: int = 20_000,
-    num_valid: int = 200,
-    num_test: int = 1000,
-    shortest: int = 4,
-    longest: int = 10,
-) -> DemoTask:
+def reverse_task(seed: int = 0, **sizes: int) -> DemoTask:
     """Make a task of reversing sequences of the symbols 3 to 9: "7 3 9 4" to "4 9 3 7".
 
-    Lengths from `shortest` to `longest` are about equally frequent; the other arguments are those of `numbers_task`.
+    Args:
+        seed: Seed of the task.
+        **sizes: num_train, num_valid and num_test, as for `numbers_task`; shortest (default 4) and longest (10) length.
+            All lengths are about equally frequent.
 
     Raises:
         ConfigError: If lengths are out of order or there are too few sequences for the splits.
     """
-    sizes = (num_train, num_valid, num_test)
-    return _sequence_task("reverse", "a sequence in reverse", -1, seed, sizes, (shortest, longest))
+    return _sequence_task("reverse", "a sequence in reverse", -1, seed, **sizes)
 
 
-def copy_task(
-    seed: int = 0,
-    num_train: int = 20_000,
-    num_valid: int = 200,
-    num_test: int = 1000,
-    shortest: int = 4,
-    longest: int = 10,
-) -> DemoTask:
-    """Make a task of copying sequences of the symbols 3 to 9: "7 3 9 4" to "7 3 9 4".
-
-    Arguments and errors are those of `reverse_task`.
-    """
-    sizes = (num_train, num_valid, num_test)
-    return _sequence_task("copy", "a sequence as it is", 1, seed, sizes, (shortest, longest))
+def copy_task(seed: int = 0, **sizes: int) -> DemoTask:
+    """Make a task of copying sequences: "7 3 9 4" to "7 3 9 4". Arguments and errors are those of `reverse_task`."""
+    return _sequence_task("copy", "a sequence as it is", 1, seed, **sizes)
 
 
 def _make_task(
@@ -174,27 +158,28 @@ def _sequence_task(
     description: str,
     step: int,
     seed: int,
-    sizes: tuple[int, int, int],
-    lengths: tuple[int, int],
+    num_train: int = 20_000,
+    num_valid: int = 200,
+    num_test: int = 1000,
+    shortest: int = 4,
+    longest: int = 10,
 ) -> DemoTask:
     """Make a task whose target is the source read with a slice step: 1 forward, -1 backward."""
-    _check_sizes(*sizes)
-    shortest, longest = lengths
+    _check_sizes(num_train, num_valid, num_test)
     if not 1 <= shortest <= longest:
         raise ConfigError(f"lengths are {shortest} to {longest}; expected 1 or more, the shortest first")
     # Sequences are drawn until they are new, which takes long once half of the longest ones are used.
-    available = len(_SYMBOLS) ** longest // 2
-    if sum(sizes) > available:
+    count, available = num_train + num_valid + num_test, len(_SYMBOLS) ** longest // 2
+    if count > available:
         raise ConfigError(
-            f"the splits need {sum(sizes)} different sequences; expected at most {available}; raise longest={longest}"
+            f"the splits need {count} different sequences; expected at most {available}; raise longest={longest}"
         )
     generator = random.Random(f"{name}/{seed}")
     drawn: dict[tuple[str, ...], None] = {}  # a set that keeps its order
-    while len(drawn) < sum(sizes):
+    while len(drawn) < count:
         drawn[tuple(generator.choices(_SYMBOLS, k=generator.randint(shortest, longest)))] = None
     # Held-out sequences come first: later draws lack the short sequences that are used up.
-    sequences, (_, num_valid, num_test) = list(drawn), sizes
-    held_out = num_valid + num_test
+    sequences, held_out = list(drawn), num_valid + num_test
     splits = sequences[held_out:], sequences[:num_valid], sequences[num_valid:held_out]
     vocab_size = 4 + len(_SYMBOLS)  # with the special tokens of every tokenizer
     return _make_task(

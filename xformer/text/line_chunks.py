@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.errors import DataError
-from xformer.text.corpus import PathName, iter_lines
+from xformer.text.corpus import PathName, is_empty, iter_lines, open_text
 
 _BLOCK_BYTES = 1 << 20
 _DIGEST_BYTES = 16
@@ -76,16 +76,8 @@ class LineChunks:
         self.path, self.chunk_lines = Path(os.path.abspath(path)), chunk_lines
         self.num_lines = self.num_bytes = 0
         self._stops, self._digests = array("q", [0]), bytearray()  # of 24 bytes for each chunk
-        try:
-            self._read(path)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
-        if self.num_bytes <= len(codecs.BOM_UTF8) and self.path.read_bytes() in (b"", codecs.BOM_UTF8):
-            raise DataError(f"{path} is empty; expected UTF-8 text, one sentence per line")
-
-    def _read(self, path: PathName) -> None:
         decoder, digest = codecs.getincrementaldecoder("utf-8")(), _new_digest()
-        with self.path.open("rb") as file:
+        with open_text(path) as file:
             try:
                 while block := file.read(_BLOCK_BYTES):
                     decoder.decode(block)
@@ -105,7 +97,9 @@ class LineChunks:
                 for _ in iter_lines(file, path, max_characters=1 << 40):  # raises the error with the line number
                     pass
                 raise
-        if self.num_bytes and last != b"\n":
+        if self.num_bytes <= len(codecs.BOM_UTF8) and self.path.read_bytes() in (b"", codecs.BOM_UTF8):
+            raise is_empty(path)
+        if last != b"\n":
             self.num_lines += 1
         if self._stops[-1] < self.num_bytes:
             self._end_chunk(self.num_bytes, digest)
