@@ -138,10 +138,9 @@ class GenerationBatch:
         return len(self.prefixes)
 
     @property
-    def num_tokens(self) -> int:
-        """Number of tokens of the longest input."""
-        source = 0 if self.sources is None else int(self.sources.ids.shape[1])
-        return max([source, *map(len, self.prefixes)])
+    def source_length(self) -> int:
+        """Length of the longest source; 0 for a language model."""
+        return 0 if self.sources is None else int(self.sources.ids.shape[1])
 
     @functools.cached_property
     def parameter(self) -> Array:

@@ -212,12 +212,12 @@ class Engine:
         self._groups: dict[int, _Group] = {}  # by the number of rows for each input
 
     def add(self, searches: Sequence[Search]) -> None:
-        """Read the prefixes of searches, those of similar lengths together, and let them join the next step."""
+        """Read the prefixes of searches, those with similar lengths together, and let them join the next step."""
         alike: dict[Any, list[Search]] = {}
         for search in searches:
             batch = search.batch
-            length = search if batch.uses_prefix_cache else batch.num_tokens.bit_length()
-            alike.setdefault((batch.rows_per_input, length), []).append(search)
+            key = search if batch.uses_prefix_cache else batch.source_length.bit_length()
+            alike.setdefault((batch.rows_per_input, key), []).append(search)
         for (count, _), each in alike.items():
             self._add(count, each)
 

@@ -229,18 +229,13 @@ def stream(
         ConfigError: For beam search or several outputs per input, and as `generate`.
         DataError: For invalid ids.
     """
-    return _stream(stream_batch(model, inputs, config, **options))
-
-
-def stream_batch(model: Any, inputs: Any, config: GenerationConfig | None = None, **options: Any) -> GenerationBatch:
-    """Check the arguments of `stream` and return them as a batch."""
     batch = make_batch(model, inputs, config, **options)
     if batch.config.method == "beam" or batch.config.num_return_sequences > 1:
         raise ConfigError(
             f"num_beams is {batch.config.num_beams} and num_return_sequences {batch.config.num_return_sequences}; "
             "expected 1 of each: only a single output per input can be streamed"
         )
-    return batch
+    return _stream(batch)
 
 
 def search_of(batch: GenerationBatch) -> Search:

@@ -192,14 +192,14 @@ class RepetitionPenalty:
     """
 
     def __init__(self, penalty: float, start: Tokens = ()) -> None:
-        self.penalty, self.start = penalty, _TokenMask(start)
+        self.penalty, self.start = penalty, SuppressTokens(start)
 
     def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
         """Return the changed logits."""
         xp = array_namespace(logits)
         seen = count_tokens(tokens, tokens >= 0, logits) > 0.0
         if self.start.tokens:
-            seen = seen | self.start.array(logits)
+            seen = seen | self.start.mask(logits)
         return xp.where(seen, xp.where(logits > 0.0, logits / self.penalty, logits * self.penalty), logits)
 
 
@@ -265,37 +265,31 @@ def count_tokens(tokens: Array, is_counted: Array, logits: Array) -> Array:
 # --- Favored and masked tokens ----------------------------------------------------------------------------------------
 
 
-class _TokenMask:
-    """A set of tokens, as a mask (1, vocabulary) on the device that is made once."""
+class SuppressTokens:
+    """Mask tokens, in all rows as a logits processor; the mask (1, vocabulary) is made once."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self.tokens = sorted(tokens)
-        self._array: Any = None
+        self._mask: Any = None
 
-    def array(self, logits: Array) -> Any:
-        if self._array is None:
+    def mask(self, logits: Array) -> Any:
+        """Return which tokens are masked, as booleans (1, vocabulary) on the device of the logits."""
+        if self._mask is None:
             mask = np.zeros((1, logits.shape[-1]), dtype=np.bool_)
             mask[0, self.tokens] = True
-            self._array = from_host(array_namespace(logits), mask, device=device(logits))
-        return self._array
+            self._mask = from_host(array_namespace(logits), mask, device=device(logits))
+        return self._mask
 
     def suppress(self, logits: Array, rows: Any = None) -> Array:
         """Mask the tokens in all rows, or in those that a boolean array (rows,) of NumPy selects."""
-        xp, mask = array_namespace(logits), self.array(logits)
+        xp, mask = array_namespace(logits), self.mask(logits)
         if rows is not None:
             mask = mask & from_host(xp, rows[:, None], device=device(logits))
         return xp.where(mask, -math.inf, logits)
 
-
-class SuppressTokens:
-    """Mask tokens in all rows."""
-
-    def __init__(self, tokens: Iterable[int]) -> None:
-        self.mask = _TokenMask(tokens)
-
     def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
         """Return the changed logits."""
-        return self.mask.suppress(logits)
+        return self.suppress(logits)
 
 
 class SuppressAtBegin(SuppressTokens):
@@ -304,37 +298,39 @@ class SuppressAtBegin(SuppressTokens):
     def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:  # type: ignore[override]
         """Return the changed logits."""
         is_first = rows.lengths == rows.starts
-        return self.mask.suppress(logits, is_first) if is_first.any() else logits
+        return self.suppress(logits, is_first) if is_first.any() else logits
 
 
-class MinLength:
+class MinLength(SuppressTokens):
     """Mask the tokens that end an output in rows that are shorter than their minimum length."""
 
     def __init__(self, lengths: LengthLimits, end_ids: Iterable[int]) -> None:
-        self.lengths, self.mask = lengths, _TokenMask(end_ids)
+        super().__init__(end_ids)
+        self.lengths = lengths
         self.minima = np.asarray([limits.minimum for limits in lengths.ranges])
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:  # type: ignore[override]
         """Return the changed logits."""
         is_short = rows.lengths < self.minima[rows.inputs]
         if self.lengths.unit_ranges is not None:
             is_short |= [
                 not self.lengths.may_end(index, rows.history(row)) for row, index in enumerate(rows.inputs.tolist())
             ]
-        return self.mask.suppress(logits, is_short) if is_short.any() else logits
+        return self.suppress(logits, is_short) if is_short.any() else logits
 
 
-class StopTokens:
+class StopTokens(SuppressTokens):
     """Let further tokens end a beam: eos gets the largest of their log-probabilities, and they are masked."""
 
     def __init__(self, tokens: Iterable[int], eos_id: int) -> None:
-        self.mask, self.eos = _TokenMask(tokens), _TokenMask([eos_id])
+        super().__init__(tokens)
+        self.eos = SuppressTokens([eos_id])
 
     def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
         """Return the changed logits."""
-        xp, is_eos = array_namespace(logits), self.eos.array(logits)
-        ends = xp.where(self.mask.array(logits) | is_eos, logits, -math.inf)
-        return xp.where(is_eos, xp.max(ends, axis=-1, keepdims=True), self.mask.suppress(logits))
+        xp, is_eos = array_namespace(logits), self.eos.mask(logits)
+        ends = xp.where(self.mask(logits) | is_eos, logits, -math.inf)
+        return xp.where(is_eos, xp.max(ends, axis=-1, keepdims=True), self.suppress(logits))
 
 
 class LogitBias:

@@ -79,18 +79,12 @@ class ServedModel:
         self.created = int(time.time())
         self.is_seq2seq, self.generates = pipeline.has_source, pipeline.generates_text
         self.source_tokenizer, self.target_tokenizer = pipeline.source_tokenizer, pipeline.target_tokenizer
-        self.has_chat = pipeline.has_chat
+        self.task, self.has_chat, self.attention_kinds = (
+            pipeline.task,
+            pipeline.has_chat,
+            list(pipeline.attention_kinds),
+        )
         self.worker = Worker(f"xformer {name}", max_batch=max_batch)
-
-    @property
-    def task(self) -> str:
-        """Task of the model: "translation", "language_modeling", "embedding", ..."""
-        return str(self.pipeline.task)
-
-    @property
-    def attention_kinds(self) -> list[str]:
-        """Kinds of attention that the model has."""
-        return list(self.pipeline.attention_kinds)
 
     def describe(self) -> schema.Model:
         """Return the entry of the list of models."""

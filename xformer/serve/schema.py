@@ -73,25 +73,25 @@ class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class TranslateRequest(_Steered, kw_only=True, forbid_unknown_fields=True):
+class _Directed(_Steered, kw_only=True, forbid_unknown_fields=True):
+    prefix: Annotated[str | None, about("Text that outputs begin with; encoder-decoders only.")] = None
+    target_length: Annotated[int, about("Length of outputs; encoder-decoders only.", ge=1, le=100_000)] | None = None
+    length_unit: Annotated[Literal["tokens", "words"], about("Unit of target_length.")] = "tokens"
+
+
+class TranslateRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
     """Texts to translate or summarize, with any field of `GenerationConfig`."""
 
     text: Annotated[str | list[str], about("A text, or a list of texts.")]
-    prefix: Annotated[str | None, about("Text that outputs begin with.")] = None
-    target_length: Annotated[int, about("Length of outputs.", ge=1, le=100_000)] | None = None
-    length_unit: Annotated[Literal["tokens", "words"], about("Unit of target_length.")] = "tokens"
     stop: Annotated[str | list[str] | None, about("Stop strings; not included in the output.")] = None
     stream: Annotated[bool, about("Send the output of one text as it is generated.")] = False
 
 
-class ExploreRequest(_Steered, kw_only=True, forbid_unknown_fields=True):
+class ExploreRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
     """A text or a chat to generate from, with any field of `GenerationConfig`; the answer shows the whole search."""
 
     text: Annotated[str | None, about("Source text or prompt.")] = None
     messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
-    prefix: Annotated[str | None, about("Text that outputs begin with; encoder-decoders only.")] = None
-    target_length: Annotated[int, about("Length of outputs; encoder-decoders only.", ge=1, le=100_000)] | None = None
-    length_unit: Annotated[Literal["tokens", "words"], about("Unit of target_length.")] = "tokens"
     num_alternatives: Annotated[int, about("Alternatives of each token.", ge=0, le=50)] = 10
     stream: Annotated[bool, about("Send tokens or beam steps as they are generated.")] = False
 
