@@ -4,7 +4,6 @@ from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import GenerationPipeline, Pipeline
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction, Ranked, Reranker
-from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
 from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.output_text import Output, Token
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
@@ -22,7 +21,6 @@ __all__ = [
     "Corpus",
     "CorpusProgress",
     "Embedder",
-    "EncodedCorpus",
     "GenerationPipeline",
     "Output",
     "Pipeline",
@@ -38,7 +36,6 @@ __all__ = [
     "Tokenizers",
     "Transcriber",
     "Translator",
-    "ValidationScore",
     "WorkerProcesses",
     "check_source_lengths",
     "model_digests",

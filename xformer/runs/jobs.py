@@ -19,8 +19,8 @@ from xformer.layers import lora
 from xformer.models import BaseModel, LanguageModel, LanguageModelConfig, Transformer
 from xformer.pipelines import Attention, TextGenerator, Tokenizers, show_attention
 from xformer.pipelines.base import check_vocabulary
-from xformer.pipelines.evaluation import PIPELINES, EncodedCorpus, ValidationScore
 from xformer.runs.console import plural
+from xformer.runs.evaluation import PIPELINES, EncodedCorpus, ValidationScore
 from xformer.runs.initial_model import InitialModel
 from xformer.runs.inputs import paths_of
 from xformer.runs.recipe import Recipe, check_training, error_context

@@ -11,8 +11,8 @@ from tests.text.test_metrics import CHINESE
 from xformer.errors import ConfigError, DataError
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers
-from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
 from xformer.pipelines.seq2seq import Output, Result, TextToText
+from xformer.runs.evaluation import EncodedCorpus, ValidationScore
 from xformer.text import ParallelCorpus, bleu, rouge
 from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
 from xformer.tree import replace
