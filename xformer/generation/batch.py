@@ -30,7 +30,7 @@ from xformer.models.token_ids import check_one_each, check_tokens
 if TYPE_CHECKING:
     from xformer.generation.beams import BeamHistory
 
-_MIN_LENGTH = 32  # of prompts: the shorter ones enter a model with those of this length
+_MAX_PADDING = 32  # of a prompt, or a quarter of the longest one: another pass through the model takes about as long
 
 
 class Sources(NamedTuple):
@@ -248,10 +248,14 @@ def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
     rows = [[*batch.start, *prefix] for batch in batches for prefix in batch.prefixes]
     sources = [batch.sources for batch in batches if batch.sources is not None]
     maximum = len(first.start) + max(limits.maximum for batch in batches for limits in batch.lengths.ranges)
-    similar: dict[int, list[int]] = {}
-    for row, tokens in enumerate(rows):
-        similar.setdefault(0 if sources else max(len(tokens), _MIN_LENGTH).bit_length(), []).append(row)
-    groups = [similar[size] for size in sorted(similar, reverse=True)]
+    groups: list[list[int]] = []
+    for row in sorted(range(len(rows)), key=lambda row: -len(rows[row])):
+        longest = len(rows[groups[-1][0]]) if groups else 0
+        if groups and (sources or longest - len(rows[row]) <= max(_MAX_PADDING, longest // 4)):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    groups = [sorted(group) for group in groups]
 
     def enter(group: Sequence[int]) -> tuple[DecodingSteps, Array]:
         prompts = [rows[row] for row in group]
