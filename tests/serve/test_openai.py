@@ -394,6 +394,14 @@ def test_the_grammar_of_calls_follows_the_template(generator, monkeypatch, templ
         assert (matcher.try_consume_tokens(ids) == len(ids)) == is_valid
 
 
+def test_chats_with_tools_may_have_a_template_of_their_own(generator, monkeypatch):
+    monkeypatch.setitem(generator.tokenizer.chat_templates, "tool_use", "{{ tools[0].function.name }}")
+    (ids,) = generator.encode([USER], tools=[TOOL])
+    assert generator.tokenizer.decode(ids) == "weather"
+    (ids,) = generator.encode([USER], tools=[])
+    assert "How are you?" in generator.tokenizer.decode(ids)
+
+
 def test_tools_and_calls_are_written_by_the_template(generator):
     (ids,) = generator.encode([USER], tools=[TOOL])
     assert '"name": "weather"' in generator.tokenizer.decode(ids)
