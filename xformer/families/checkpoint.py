@@ -288,6 +288,16 @@ def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> st
     return str(values["model_type"])
 
 
+def write_configs(gguf: Path, directory: Path) -> None:
+    """Write the configuration of a GGUF file in the Hugging Face format: config.json and generation_config.json.
+
+    Raises:
+        CheckpointError: If a file cannot be read or written.
+    """
+    write_json(directory / "config.json", GGUFFile(gguf).config)
+    write_json(directory / "generation_config.json", generation_config(open_checkpoint(gguf).model))
+
+
 def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: Path) -> None:
     """Write config.json and the tensors of a model."""
     model = model.unpack()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.checkpoint import describe_missing
+from xformer.families.checkpoint import describe_missing, write_configs
 from xformer.families.gguf_file import find_gguf
 from xformer.io import atomic_write, lock_directory, read_json, unwritable_parent, write_json
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
@@ -196,8 +196,15 @@ class RunDirectory:
 
 
 def copy_pretrained(source: Path, target: Path) -> None:
-    """Copy the files of a public checkpoint, except its weights; raise CheckpointError if one cannot be copied."""
+    """Copy the files of a public checkpoint, except its weights; those of a GGUF file in the Hugging Face format.
+
+    Raises:
+        CheckpointError: If a file cannot be read or written.
+    """
     load_tokenizer(source).save(target)
+    if (gguf := find_gguf(source)) is not None:
+        write_configs(gguf, target)
+        return
     for name in ("config.json", "generation_config.json"):
         if (source / name).is_file():
             with atomic_write(target / name) as file:

@@ -20,25 +20,20 @@ class InitialModel:
     """The model and tokenizer that a run starts from.
 
     Args:
-        path: Directory of a public checkpoint in the Hugging Face format, or of a run.
+        path: Directory of a public checkpoint in the Hugging Face format, a GGUF file, or the directory of a run.
 
     Attributes:
-        path: The directory.
+        path: The path.
         run: The run, or None for a public checkpoint.
-        pretrained: Directory with config.json and the tokenizer of a public checkpoint; None for a run with a tokenizer
-            that xformer trained.
+        pretrained: Directory or GGUF file with the configuration and the tokenizer of a public checkpoint; None for a
+            run with a tokenizer that xformer trained.
 
     Raises:
-        CheckpointError: If the path is neither, or is a GGUF file.
+        CheckpointError: If the path is none of these.
     """
 
     def __init__(self, path: Path) -> None:
         check_exists(path)
-        if path.is_file() or find_gguf(path) is not None:
-            raise CheckpointError(
-                f"{path} is a GGUF file; --init expects a run or safetensors files with config.json, which "
-                "xformer.save_pretrained(model, directory) and tokenizer.save(directory) write"
-            )
         self.path = path
         self.run = None if is_public(path) else RunDirectory(path)
         self.pretrained = path if self.run is None else self.run.pretrained_files()
@@ -57,8 +52,9 @@ class InitialModel:
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each file with weights."""
-        weights = [self.run.model] if self.run else sorted(self.path.glob("*.safetensors"))
-        return {path.name: sha256(path) for path in weights}
+        gguf = None if self.run else find_gguf(self.path)
+        files = [self.run.model] if self.run else sorted(self.path.glob("*.safetensors")) if gguf is None else [gguf]
+        return {path.name: sha256(path) for path in files}
 
     def load(self, model_class: type[BaseModel], settings: dict[str, Any], *, xp: Any, dtype: str) -> Any:
         """Load the model.
