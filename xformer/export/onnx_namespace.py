@@ -337,6 +337,7 @@ class OnnxNamespace:
     operator_add, operator_sub, operator_mul, operator_truediv, operator_pow = map(
         _binary, (op.add, op.sub, op.mul, op.div, op.pow)
     )
+    add = operator_add
     operator_lt, operator_le, operator_gt, operator_ge, operator_eq = (
         _binary(function, np.bool_)
         for function in (op.less, op.less_or_equal, op.greater, op.greater_or_equal, op.equal)
