@@ -132,3 +132,23 @@ def test_settings_of_the_model_and_changed_weights_are_refused(tmp_path, capsys)
     xf.save_pretrained(xf.LanguageModel(xf.load_pretrained(original).config, seed=1), original)
     assert run("resume", tmp_path / "run", "--max-steps", 4) == 2
     assert "has changed since the run started" in capsys.readouterr().err
+
+
+def test_a_gguf_file_is_tuned(tmp_path, capsys):
+    pytest.importorskip("gguf")
+    from tests.test_readme import make_gguf
+
+    make_gguf(tmp_path / "model.gguf", "{{ messages }}")
+    command = [*arguments(tmp_path, "llama"), "--init", tmp_path / "model.gguf", *SETTINGS, "--lora", 2]
+    assert run(*command, "--out", tmp_path / "run", "--max-steps", 2) == 0
+    assert run("resume", tmp_path / "run", "--max-steps", 3) == 0
+    assert run("export", tmp_path / "run", tmp_path / "exported") == 0
+    before = xf.load_pretrained(tmp_path / "model.gguf")
+    tuned, exported = (xf.load_pretrained(tmp_path / name) for name in ("run", "exported"))
+    ids = np.asarray([[3, 4, 5]])
+    np.testing.assert_allclose(exported(ids), tuned(ids), rtol=0, atol=1e-5)
+    assert not np.allclose(before(ids), tuned(ids))
+    texts = [
+        xf.TextGenerator.from_pretrained(tmp_path / name)(["a man"], max_new_tokens=3) for name in ("run", "exported")
+    ]
+    assert texts[0] == texts[1]
