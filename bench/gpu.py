@@ -7,7 +7,7 @@
 
 Each command first reports what is missing, or which library serves which operation, and prints a short table last,
 even if the time limit (XFORMER_GPU_SECONDS) ends it early. Results go to DIR. Arguments after DIR select tests, as in
-pytest; probes, by their names; or cases, by words of their names. README.md describes a session on a GPU.
+pytest; probes, by their names; or cases, by words of their names. README.md describes how to run it.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def test_containers_are_frozen_when_they_are_assigned():
     assert [float(array[0]) for _, array in module.named_parameters()] == [0.0, 1.0, 3.0, 2.0]
     assert type(module.more) is tuple
     assert type(module.named["b"]) is tuple
-    change = "a dict in a module is frozen; use tree.with_fields"
+    change = "a dict in a module is read-only; use tree.with_fields"
     for mutate in (
         lambda x: x.update(c=1),
         lambda x: x.__setitem__("c", 1),
@@ -264,7 +264,7 @@ def test_static_dicts_are_frozen_and_keep_their_order():
     module = Scaled({"b": [1, 2], "a": {3: 4}}, np.ones(1))
     assert list(module.options) == ["b", "a"]
     assert module.options == {"b": (1, 2), "a": {3: 4}}
-    with raises_line(TypeError, "frozen"):
+    with raises_line(TypeError, "read-only"):
         module.options["a"][3] = 5
 
 

@@ -105,7 +105,7 @@ class Module:
         if not self.__dict__:
             load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
         self.__dict__.pop(_LAYOUT, None)  # of a module that was looked at while it is made
-        object.__setattr__(self, name, _freeze(name, value))
+        object.__setattr__(self, name, _immutable(name, value))
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen")
@@ -125,12 +125,16 @@ class Module:
         return _named(self, "")
 
     def named_parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield the floating arrays of `named_arrays` that are not frozen: training changes them, and no others."""
+        """Yield the floating arrays of `named_arrays`, also frozen ones."""
+        return ((name, array) for name, array in self.named_arrays() if is_floating(array.dtype))
+
+    def named_trainable_parameters(self) -> Iterator[tuple[str, Array]]:
+        """Yield the parameters that are not frozen: training changes them, and no others."""
         return ((name, array) for name, array in _named(self, "", parameters_only=True) if is_floating(array.dtype))
 
     def parameter_count(self) -> int:
-        """Return the number of elements in all floating arrays of the tree, also in frozen ones."""
-        return sum(math.prod(array.shape) for _, array in self.named_arrays() if is_floating(array.dtype))
+        """Return the number of elements in all parameters of the tree, also in frozen ones."""
+        return sum(math.prod(array.shape) for _, array in self.named_parameters())
 
     def to(self, xp: Any = None, *, dtype: DType | str | None = None, device: Device = None) -> Self:
         """Return the module with its arrays in another library, floating dtype or device.
@@ -223,7 +227,7 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
 
     Args:
         tree: A Module, an array, or tuples, lists and dicts of them. Other values belong to the structure.
-        parameters_only: Return the parameters only. Integer, boolean and frozen arrays then belong to the structure.
+        parameters_only: Return the trainable parameters only. All other arrays then belong to the structure.
 
     Returns:
         The arrays in a fixed order, and a function that builds the same tree from other arrays. With
@@ -274,7 +278,7 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
         if len(arrays) != len(leaves):
             raise ShapeError(f"got {len(arrays)} arrays for a tree of {len(leaves)}; expected one for each leaf")
         if keep and isinstance(tree, Module) and all(map(operator.is_, arrays, leaves)):
-            return tree  # it is frozen, so no copy is needed; optimizers that write in place give the same arrays
+            return tree  # it is immutable, so no copy is needed; optimizers that write in place give the same arrays
         remaining = list(arrays)
         built: list[Any] = []
         for kind, value in reversed(nodes):
@@ -309,7 +313,7 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
 
 
 def flatten_parameters(tree: Any) -> tuple[list[Array], Callable[..., Any]]:
-    """Split a tree into its parameters, which are its floating arrays that are not frozen, and the rest."""
+    """Split a tree into its trainable parameters, which are its floating arrays that are not frozen, and the rest."""
     return flatten(tree, parameters_only=True)
 
 
@@ -333,7 +337,7 @@ def map_arrays(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def map_parameters(function: Callable[[Array], Any], tree: Any) -> Any:
-    """Apply `function` to the parameters of a tree; all other arrays become None."""
+    """Apply `function` to the trainable parameters of a tree; all other arrays become None."""
     leaves, rebuild = flatten_parameters(tree)
     return rebuild(list(map(function, leaves)), keep=False)
 
@@ -389,29 +393,36 @@ def with_fields(module: Any, **fields: Any) -> Any:
         name = min(unknown)
         raise ConfigError(f"{type(module).__name__} has no field {name!r}; {nearest_hint(name, module.__fields__)}")
     copy = object.__new__(type(module))
-    copy.__dict__.update(module.__dict__ | {name: _freeze(name, value) for name, value in fields.items()})
+    copy.__dict__.update(module.__dict__ | {name: _immutable(name, value) for name, value in fields.items()})
     copy.__dict__.pop(_LAYOUT, None)
     return copy
 
 
-def freeze(tree: Any, *names: str) -> Any:
+def freeze(tree: Any) -> Any:
     """Return a tree whose arrays training does not change.
 
-    They have no gradient and no optimizer state, and `named_parameters` leaves them out. To freeze a part of a model,
-    replace it: `with_fields(model, encoder=freeze(model.encoder))`.
+    They have no gradient and no optimizer state, and `named_trainable_parameters` leaves them out. To freeze a part of
+    a model, replace it: `with_fields(model, encoder=freeze(model.encoder))`.
 
     Args:
         tree: A Module, or tuples, lists and dicts of them; it is not changed.
-        *names: Fields of the Module `tree` to freeze, and nothing else; default everything.
+
+    Raises:
+        ConfigError: If it has no Module.
     """
-    if names:
-        return _with_frozen(tree, frozenset(names))
-    return map_modules(lambda module: _with_frozen(module, frozenset(module.__fields__)), tree)
+    if not _has_modules(tree):
+        raise ConfigError(f"freeze got a {type(tree).__name__}; expected a Module, or a container of Modules")
+    return map_modules(lambda module: with_frozen(module, frozenset(module.__fields__)), tree)
 
 
 def unfreeze(tree: Any) -> Any:
     """Return a tree whose floating arrays are all parameters again; see `freeze`."""
-    return map_modules(lambda module: _with_frozen(module, frozenset()), tree)
+    return map_modules(lambda module: with_frozen(module, frozenset()), tree)
+
+
+def _has_modules(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, _SEQUENCES) else ()
+    return isinstance(value, Module) or any(map(_has_modules, items))
 
 
 def is_frozen(module: Module) -> bool:
@@ -419,7 +430,7 @@ def is_frozen(module: Module) -> bool:
     return _FROZEN in module.__dict__
 
 
-def _with_frozen(module: Any, names: frozenset[str]) -> Any:
+def with_frozen(module: Any, names: frozenset[str]) -> Any:
     """Return a copy of a module in which the arrays of these fields are frozen, and no others."""
     copy = with_fields(module)
     copy.__dict__.pop(_FROZEN, None)
@@ -454,7 +465,7 @@ class FrozenDict(dict[Any, Any]):
     """A read-only dict: every dict that is assigned to a field of a module becomes one."""
 
     def _refuse(self, *args: Any, **keywords: Any) -> Any:
-        raise TypeError("a dict in a module is frozen; use tree.with_fields(module, name=new_dict) to make a copy")
+        raise TypeError("a dict in a module is read-only; use tree.with_fields(module, name=new_dict) to make a copy")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
@@ -462,7 +473,7 @@ class FrozenDict(dict[Any, Any]):
         return FrozenDict, (dict(self),)
 
 
-def _freeze(name: str, value: Any) -> Any:
+def _immutable(name: str, value: Any) -> Any:
     """Return the value of a field with tuples in place of lists, and read-only dicts."""
     if isinstance(value, dict):
         keys = list(value)
@@ -470,11 +481,11 @@ def _freeze(name: str, value: Any) -> Any:
             if wrong := [key for key in keys if not isinstance(key, str) or "." in key]:
                 raise ConfigError(f"{name} has the key {wrong[0]!r}; expected strings without '.' as names of arrays")
             keys.sort()  # as named_arrays() does
-        return FrozenDict({key: _freeze(name, value[key]) for key in keys})
+        return FrozenDict({key: _immutable(name, value[key]) for key in keys})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_freeze(name, item) for item in value))
+        return type(value)(*(_immutable(name, item) for item in value))
     if type(value) in _SEQUENCES:
-        return tuple(_freeze(name, item) for item in value)
+        return tuple(_immutable(name, item) for item in value)
     return value
 
 

@@ -20,7 +20,7 @@ def loss_fn(model, tokens, rng):
 
 
 model = xf.lora(base, rank=4, alpha=8)
-trainable = sum(array.size for _, array in model.named_parameters())
+trainable = sum(array.size for _, array in model.named_trainable_parameters())
 print(f"{trainable:,} of {model.parameter_count():,} numbers are trained")
 
 model, history = xf.fit(

@@ -90,6 +90,13 @@ def test_adapters_of_a_quantized_model(tmp_path):
         ({"use_dora": True}, "has use_dora True; expected False"),
         ({"bias": "all"}, "has bias 'all'; expected 'none'"),
         ({"modules_to_save": ["lm_head"]}, r"has modules_to_save \['lm_head'\]; expected None"),
+        ({"r": 0}, "has r 0; expected a positive number"),
+        ({"r": None}, "has r None; expected a positive number"),
+        ({"lora_alpha": "6"}, "has lora_alpha '6'; expected a positive number"),
+        ({"lora_alpha": float("nan")}, "has lora_alpha nan; expected a positive number"),
+        ({"rank_pattern": {"(": 3}}, r"has rank_pattern .*; expected regular expressions"),
+        ({"alpha_pattern": [3]}, r"has alpha_pattern \[3\]; expected regular expressions"),
+        ({"alora_invocation_tokens": [1]}, r"has alora_invocation_tokens \[1\]; expected None"),
         ({"r": 4}, r"has shapes \(3, \d+\) and \(\d+, 3\), and rank 4; expected"),
     ],
 )
@@ -104,7 +111,7 @@ def test_adapters_of_another_model(tmp_path):
     with pytest.raises(CheckpointError, match=r"has an adapter of model\.layers\.0.*, which the model does not have"):
         xf.load_lora(xf.load_pretrained(DATA / "gpt2"), adapters)
     model = xf.load_lora(xf.load_pretrained(DATA / "llama"), adapters)
-    with pytest.raises(ConfigError, match=r"the model has adapters; use merge_lora\(model\) first"):
+    with pytest.raises(ConfigError, match=r"the model has adapters; use merge_lora\(model\)"):
         xf.load_lora(model, adapters)
     with pytest.raises(CheckpointError, match=r"cannot read adapter configuration"):
         xf.load_lora(xf.load_pretrained(DATA / "llama"), tmp_path / "nothing")
@@ -117,3 +124,15 @@ def test_trained_adapters_of_one_matrix_are_refused(tmp_path):
     model = xf.lora(xf.load_pretrained(DATA / "gpt2"), 2)
     with pytest.raises(ConfigError, match=r"c_attn of gpt2 is one matrix, and the adapters of .* differ in lora_a"):
         xf.save_lora(model, tmp_path)
+    model = xf.lora(xf.load_pretrained(DATA / "gpt2"), 2, targets=("query", "down"))
+    with pytest.raises(ConfigError, match=r"the adapter of .*query has no module of its own in gpt2; use merge_lora"):
+        xf.save_lora(model, tmp_path)
+
+
+def test_frozen_arrays_are_saved(tmp_path):
+    model = xf.load_pretrained(DATA / "llama")
+    xf.save_pretrained(xf.freeze(model), tmp_path / "frozen")
+    np.testing.assert_array_equal(logits(xf.load_pretrained(tmp_path / "frozen")), logits(model))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot create"):
+        xf.save_lora(xf.lora(model), tmp_path / "file" / "adapters")

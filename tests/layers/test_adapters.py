@@ -36,7 +36,7 @@ def test_new_adapters_change_nothing(xp):
     model = xf.LanguageModel(CONFIG, xp=xp)
     adapted, ids = xf.lora(model, 4), array_namespace(model.embedding.weight).asarray(IDS)
     np.testing.assert_allclose(to_host(adapted(ids)), to_host(model(ids)), rtol=0, atol=1e-6)
-    names = [name for name, _ in adapted.named_parameters()]
+    names = [name for name, _ in adapted.named_trainable_parameters()]
     assert len(names) == 2 * 2 * 6
     assert all(name.endswith(("lora_a", "lora_b")) for name in names)
     assert adapted.parameter_count() - model.parameter_count() == 2 * 4 * (4 * 32 + 2 * 48)
@@ -89,10 +89,11 @@ def test_generation_and_files(tmp_path):
     merged = xf.merge_lora(trained)
     tokens = [[row[0].tokens for row in xf.generate(each, [[3, 4]], max_new_tokens=12)] for each in (trained, merged)]
     assert tokens[0] == tokens[1]
-    xf.save_parameters(trained, tmp_path / "x.safetensors")
-    again = xf.load_parameters(model, tmp_path / "x.safetensors")
-    np.testing.assert_array_equal(again(IDS), trained(IDS))
-    assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
+    for refused in (lambda: trained.save(tmp_path / "x"), trained.quantize, trained.pack, lambda: xf.lora(trained)):
+        with pytest.raises(ConfigError, match=r"the model has adapters; use merge_lora\(model\), or save_lora"):
+            refused()
+    merged.save(tmp_path / "x.safetensors")
+    np.testing.assert_array_equal(xf.load(tmp_path / "x.safetensors")(IDS), merged(IDS))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_generation_and_files(tmp_path):
     [
         ((0,), {}, "rank is 0; expected an integer of at least 1"),
         ((2.0,), {}, r"rank is 2\.0; expected an integer"),
+        ((2,), {"alpha": True}, "alpha is True; expected a positive number"),
         ((2,), {"alpha": 0}, "alpha is 0; expected a positive number"),
         ((2,), {"alpha": float("nan")}, "alpha is nan; expected a positive number"),
         ((2,), {"targets": "q_proj"}, "no linear map is called 'q_proj'; "),
@@ -137,6 +139,24 @@ def test_targets_by_their_ends():
 # --- frozen arrays -------------------------------------------------------------------------------------------------
 
 
+def test_training_on_any_library(xp):
+    model = xf.lora(xf.LanguageModel(CONFIG, xp=xp), 4)
+    ids, before = array_namespace(model.embedding.weight).asarray(IDS), arrays(model)
+    trained, history = xf.fit(model, loss_fn, [ids], optimizer=xf.Adam(), **{**OPTIONS, "steps": 3})
+    assert history[-1].loss < history[0].loss
+    assert all(np.array_equal(x, before[name]) for name, x in arrays(trained).items() if ".lora_" not in name)
+
+
+def test_a_frozen_model_generates_but_has_no_gradient():
+    model = xf.freeze(xf.LanguageModel(CONFIG, seed=0))
+    assert len(xf.generate(model, [[3, 4]], max_new_tokens=3)[0][0].tokens) <= 3
+    with pytest.raises(ConfigError, match="all arrays are frozen; expected at least one parameter"):
+        xf.value_and_grad(loss_fn)(model, IDS)
+    for wrong in (3, np.ones(3), [], {"a": 1}):
+        with pytest.raises(ConfigError, match="expected a Module, or a container of Modules"):
+            xf.freeze(wrong)
+
+
 def test_a_frozen_part_keeps_its_arrays():
     model = xf.LanguageModel(CONFIG, seed=0)
     frozen = with_fields(model, embedding=xf.freeze(model.embedding))
@@ -148,11 +168,12 @@ def test_a_frozen_part_keeps_its_arrays():
     assert trained.embedding.weight is model.embedding.weight
     assert not np.array_equal(trained.norm.weight, model.norm.weight)
     assert frozen.parameter_count() == model.parameter_count()
+    assert len(list(frozen.named_parameters())) == len(list(model.named_parameters()))
     assert len(flatten_parameters(frozen)[0]) == len(flatten(model)[0]) - 1
     assert map_parameters(np.zeros_like, frozen).embedding.weight is None
     thawed = xf.unfreeze(trained)
     assert len(flatten_parameters(thawed)[0]) == len(flatten(model)[0])
-    assert not list(xf.freeze(model).to(dtype="float64").named_parameters())
+    assert not list(xf.freeze(model).to(dtype="float64").named_trainable_parameters())
 
 
 class Table(xf.Module):
@@ -162,6 +183,6 @@ class Table(xf.Module):
 
 def test_containers_of_arrays_are_frozen():
     table = Table({"a": np.ones(2), "b": (np.ones(3), np.ones(1))}, (xf.Linear(2, 2, init=0), np.ones(4)))
-    assert len(list(table.named_parameters())) == 6
-    assert not list(xf.freeze(table).named_parameters())
+    assert len(list(table.named_trainable_parameters())) == 6
+    assert not list(xf.freeze(table).named_trainable_parameters())
     assert not flatten_parameters(xf.freeze(table))[0]

@@ -87,9 +87,9 @@ def test_a_kernel_that_fails_is_switched_off(monkeypatch, cache, options, reason
     assert ops.explain(lambda: relu(X)).startswith("relu on numpy: portable definition")
     environment.clear_cache()
     calls = use(monkeypatch, "relu", **options)
-    with pytest.warns(RuntimeWarning, match="is switched off"):  # each process says so
-        relu(X)
-    assert not calls
+    with pytest.warns(RuntimeWarning, match=r"please report this, and delete .*kernel_checks\.json to compare again$"):
+        relu(X)  # in each process
+    assert not calls or options["forward"] is fail  # which another process may build
 
 
 def test_the_derivative_is_compared_where_it_is_needed(monkeypatch, cache):
@@ -130,7 +130,11 @@ def test_the_kind_of_mask_is_compared_by_itself(monkeypatch, cache):
 def test_large_arrays_are_compared_at_smaller_sizes(monkeypatch, cache):
     calls = use(monkeypatch, "linear")
     linear(np.ones((300, 1000), "float32"), np.ones((1000, 130), "float32"))
-    assert calls == [(12, 616), (300, 1000)]
+    assert calls == [(12, 1000), (300, 1000)]
+    calls = use(monkeypatch, "attention")
+    query = np.ones((1, 2, 700, 8), "float32")
+    attention(query, query, query)
+    assert calls == [(1, 2, 572, 8), (1, 2, 700, 8)]
 
 
 def test_all_kinds_of_arguments(monkeypatch, cache):

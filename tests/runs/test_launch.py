@@ -140,7 +140,7 @@ def test_adapters_of_a_run(tmp_path, capsys):
     xf.train_lm(text=TASK.train.source, out=tmp_path / "half", init=init, **{**halves, "max_steps": 3})
     xf.resume(tmp_path / "half", max_steps=6, progress=False)
     assert state(tmp_path / "half") == state(run.directory)
-    with pytest.raises(ConfigError, match=r"lora of .* is 2 without a path of a model; give one, or omit it"):
+    with pytest.raises(ConfigError, match=r"lora of .* is 2, which needs the path of a model; set path, or omit lora"):
         xf.train_lm(text=TASK.train.source, out=tmp_path / "none", init={"lora": 2}, **halves)
 
 

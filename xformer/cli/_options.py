@@ -119,8 +119,8 @@ InitOption = Annotated[
     Path | None,
     typer.Option(
         "--init",
-        metavar="DIR",
-        help="Start from the model and the tokenizer of a public checkpoint or of a run.",
+        metavar="PATH",
+        help="Start from the model and the tokenizer of a public checkpoint, a GGUF file or a run.",
         rich_help_panel=DATA,
     ),
 ]

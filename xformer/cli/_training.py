@@ -11,8 +11,8 @@ from xformer.runs.launch import TrainedRun
 
 INIT_HELP = """With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate \
 is then 5e-5 unless set (5e-4 with --lora), warm-up takes at most a tenth of --max-steps, and \\[model] has only \
-dropout, attention_dropout, activation_dropout and rematerialize. `xformer export DIR OUT` writes a tuned checkpoint \
-back in its own format.
+dropout, attention_dropout, activation_dropout and rematerialize. `xformer export DIR OUT` writes the tuned model \
+in the Hugging Face format.
 
 Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """

@@ -11,7 +11,7 @@ from xformer.cli._loading import load_pipeline
 from xformer.cli._options import DATA, BackendOption, BatchTokensOption, CheckpointOption, QuantizeOption, file_option
 from xformer.pipelines import Reranker
 
-HELP = """Order the lines of a file by how well they answer a query, with a public cross-encoder such as \
+HELP = """Rank the lines of a file by their relevance to a query, with a public cross-encoder such as \
 ms-marco-MiniLM-L6-v2. Each output line has a score, the number of the line and its text, best first.
 
 \b

@@ -12,6 +12,7 @@ import numpy as np
 
 from xformer.errors import BackendError, ConfigError
 from xformer.io import atomic_directory
+from xformer.layers.adapters import check_no_adapters
 from xformer.models import BaseModel, LanguageModel, Transformer
 from xformer.models.config import GATED
 from xformer.ops.quantized import quantized_dtype
@@ -104,6 +105,7 @@ def _check_supported(model: BaseModel) -> None:
     """Raise ConfigError for models that CTranslate2 does not compute."""
     if type(model) not in (Transformer, LanguageModel):
         raise ConfigError(f"the model is a {type(model).__name__}; expected a Transformer or a LanguageModel")
+    check_no_adapters(model)
     if dtype := quantized_dtype(model):
         raise ConfigError(f"the model is quantized to {dtype}; export the original model with a quantization")
     config: Any = model.config

@@ -15,6 +15,7 @@ from xformer.errors import BackendError, ConfigError, how_to_install
 from xformer.families.checkpoint import generation_config
 from xformer.io import atomic_write, write_json
 from xformer.layers import KVCache, LayerCache
+from xformer.layers.adapters import check_no_adapters
 from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
 from xformer.models.cache import DecodingCache, Memory
 from xformer.models.token_ids import padding_mask
@@ -98,6 +99,7 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
     """
     if importlib.util.find_spec("spox") is None:
         raise BackendError(f"ONNX files need spox and onnxruntime; {how_to_install('spox')}")
+    check_no_adapters(model)
     if dtype := quantized_dtype(model):
         raise ConfigError(
             f"the model is quantized to {dtype}; export the original model, and quantize its files by "

@@ -33,6 +33,7 @@ from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import check_path, read_json, restorable_dtype, save_arrays, write_json
+from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
 from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
@@ -268,6 +269,7 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
             names the field.
         CheckpointError: If the directory cannot be written.
     """
+    check_no_adapters(model)
     if dtype := quantized_dtype(model):
         raise ConfigError(f"the model is quantized to {dtype}; expected floating weights, or use model.save(path)")
     model = with_separate_halves(model.unpack())

@@ -1,7 +1,8 @@
-"""Adapters of linear maps as directories of PEFT: adapter_config.json and adapter_model.safetensors."""
+"""LoRA adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -25,7 +26,13 @@ _PREFIX = "base_model.model."
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 # Settings of PEFT that change what an adapter computes, and the only values that are supported.
 _FIXED = {"use_dora": False, "bias": "none", "modules_to_save": None, "lora_bias": False, "target_parameters": None}
-_FIXED |= {"trainable_token_indices": None, "layer_replication": None, "use_bdlora": False, "use_qalora": False}
+_FIXED |= {
+    "alora_invocation_tokens": None,
+    "trainable_token_indices": None,
+    "layer_replication": None,
+    "use_bdlora": False,
+    "use_qalora": False,
+}
 
 
 def save_lora(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
@@ -43,7 +50,13 @@ def save_lora(model: BaseModel, directory: str | os.PathLike[str], *, model_type
     check_path(directory)
     adapters, family = adapters_of(model), _family(model, model_type)
     tensors: dict[str, Any] = {}
-    for tensor, (layout, parameters) in _tensors(family, model, adapters).items():
+    table = _tensors(family, model, adapters)
+    if missing := sorted(adapters.keys() - {name for _, names in table.values() for name in names}):
+        raise ConfigError(
+            f"the adapter of {missing[0]} has no module of its own in {family.model_types[0]}; "
+            "use merge_lora(model) and save_pretrained"
+        )
+    for tensor, (layout, parameters) in table.items():
         parts = [adapters[name] for name in parameters]
         shapes = [part.shape for part in parts]
         first, *others = (to_host(part.lora_a).T for part in parts)
@@ -63,7 +76,10 @@ def save_lora(model: BaseModel, directory: str | os.PathLike[str], *, model_type
     if len(ranks) > 1 or len(alphas) > 1:
         raise ConfigError(f"adapters have the ranks {sorted(ranks)} and alphas {sorted(alphas)}; expected one each")
     path = Path(directory)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot create {path}: {error.strerror or error}") from error
     save_arrays(path / "adapter_model.safetensors", tensors, {"format": "pt"})
     names = sorted(name.removeprefix(_PREFIX).removesuffix(".lora_A.weight") for name in tensors if ".lora_A." in name)
     values = {"peft_type": "LORA", "r": ranks.pop(), "lora_alpha": alphas.pop(), "target_modules": names}
@@ -107,8 +123,8 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
             raise CheckpointError(f"{path} has an adapter of {tensor}, which the model does not have")
         layout, parameters = table[name]
         shapes = [tuple(layers[parameter].weight.shape) for parameter in parameters]
-        rank = _setting(config, "rank_pattern", tensor, config.get("r", 8))
-        alpha = _setting(config, "alpha_pattern", tensor, config.get("lora_alpha", rank))
+        rank = _setting(path, config, "r", "rank_pattern", tensor)
+        alpha = _setting(path, config, "lora_alpha", "alpha_pattern", tensor)
         scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
         for index, parameter in enumerate(parameters):
             rows, columns = _places(layout, shapes, index)
@@ -131,12 +147,18 @@ def _weight(base: Any, lora_a: Any, lora_b: Any, scaling: float) -> LoraWeight:
     return LoraWeight.make(base, first, second, scaling)
 
 
-def _setting(config: dict[str, Any], pattern: str, tensor: str, default: Any) -> float:
-    """Return the rank or alpha of a module: the first pattern that matches the end of its name, as in PEFT."""
-    for expression, value in (config.get(pattern) or {}).items():
-        if re.fullmatch(rf"(.*\.)?({expression})", tensor):
-            return value
-    return default
+def _setting(path: Path, config: dict[str, Any], name: str, pattern: str, tensor: str) -> float:
+    """Return the rank or alpha of a module: that of the first pattern that matches the end of its name, as in PEFT."""
+    try:
+        patterns = (config.get(pattern) or {}).items()
+        found = (value for expression, value in patterns if re.fullmatch(rf"(.*\.)?({expression})", tensor))
+        value = next(found, config.get(name, 8))
+    except (AttributeError, re.error) as error:
+        raise CheckpointError(f"{path} has {pattern} {config[pattern]!r}; expected regular expressions") from error
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    if not is_number or (name == "r" and not isinstance(value, int)):
+        raise CheckpointError(f"{path} has {name} {value!r}; expected a positive number")
+    return value
 
 
 def _family(model: BaseModel, model_type: str | None) -> Family:

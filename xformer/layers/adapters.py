@@ -16,7 +16,7 @@ from xformer.ops.inference_weight import InferenceWeight, inference_weights
 from xformer.ops.linear import linear
 from xformer.ops.packed import PackedWeight
 from xformer.random import Rng
-from xformer.tree import Module, freeze, map_named_modules, unfreeze, with_fields
+from xformer.tree import Module, freeze, map_named_modules, unfreeze, with_fields, with_frozen
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
@@ -42,7 +42,7 @@ class LoraWeight(InferenceWeight):
     def make(cls, base: Array | InferenceWeight, lora_a: Array, lora_b: Array, scaling: float) -> LoraWeight:
         """Return a weight with a frozen base."""
         base = freeze(base) if isinstance(base, InferenceWeight) else base
-        return freeze(cls(None, base, lora_a, lora_b, scaling), "base")
+        return with_frozen(cls(None, base, lora_a, lora_b, scaling), frozenset({"base"}))
 
     @property
     def T(self) -> Any:
@@ -70,7 +70,7 @@ class LoraWeight(InferenceWeight):
         low = linear(xp.astype(rows, self.lora_a.dtype, copy=False), self.lora_a)
         update = linear(low * self.scaling, self.lora_b)
         output = linear(rows, self.base, bias)
-        return output + xp.astype(update, output.dtype, copy=False)
+        return xp.add(output, xp.astype(update, output.dtype, copy=False))
 
     def merged(self) -> Array:
         """Return the matrix as an array."""
@@ -98,8 +98,8 @@ def lora(
         model: A model; it is not changed.
         rank: Rank of the adapters.
         alpha: The product of an adapter is multiplied by `alpha / rank`; default `rank`.
-        targets: Names of the linear maps that get adapters, such as `("query", "value")`; default all of them,
-            `"all-linear"`. A name may have a prefix: "self_attention.query".
+        targets: Names of the linear maps that get adapters, such as `("query", "value")`; default all of
+            them except the output layer, `"all-linear"`. A name may have a prefix: "self_attention.query".
         seed: Seed of the initial adapters.
 
     Returns:
@@ -112,16 +112,19 @@ def lora(
         >>> import xformer as xf
         >>> config = xf.LanguageModelConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=12, num_layers=1)
         >>> model = xf.lora(xf.LanguageModel(config), rank=2, targets=("query", "value"))
-        >>> [name for name, _ in model.named_parameters()]  # doctest: +NORMALIZE_WHITESPACE
+        >>> [name for name, _ in model.named_trainable_parameters()]  # doctest: +NORMALIZE_WHITESPACE
         ['layers.0.self_attention.query.weight.lora_a', 'layers.0.self_attention.query.weight.lora_b',
          'layers.0.self_attention.value.weight.lora_a', 'layers.0.self_attention.value.weight.lora_b']
     """
     check_count("rank", rank)
     scale = rank if alpha is None else alpha
-    if not isinstance(scale, Real) or not 0.0 < scale < math.inf:
+    if isinstance(scale, bool) or not isinstance(scale, Real) or not 0.0 < scale < math.inf:
         raise ConfigError(f"alpha is {alpha!r}; expected a positive number")
     layers = linear_maps(model)
-    chosen = list(layers) if targets == "all-linear" else _matches(targets, layers)
+    if targets == "all-linear":
+        chosen = [name for name in layers if "." in name] or list(layers)  # the output layer is a field of the model
+    else:
+        chosen = _matches(targets, layers)
     source = Rng(seed).fold_in("lora")
 
     def adapter(name: str, weight: Any) -> LoraWeight:
@@ -141,11 +144,10 @@ def linear_maps(model: Any) -> dict[str, Linear]:
         ConfigError: If the model is packed or has adapters.
     """
     layers: dict[str, Linear] = {}
+    check_no_adapters(model)
 
     def find(name: str, module: Module) -> Module:
         weight = getattr(module, "weight", None)
-        if isinstance(weight, LoraWeight):
-            raise ConfigError("the model has adapters; use merge_lora(model) first")
         if isinstance(weight, PackedWeight):
             raise ConfigError("the model is packed for inference; use lora(model.unpack())")
         if isinstance(module, Linear):
@@ -188,6 +190,12 @@ def with_adapters(model: AnyModule, weights: dict[str, LoraWeight]) -> AnyModule
 def has_adapters(model: Any) -> bool:
     """Return whether a linear map of a model has an adapter."""
     return any(isinstance(weight, LoraWeight) for weight in inference_weights(model))
+
+
+def check_no_adapters(model: Any) -> None:
+    """Raise ConfigError if a linear map of a model has an adapter."""
+    if has_adapters(model):
+        raise ConfigError("the model has adapters; use merge_lora(model), or save_lora(model, directory)")
 
 
 def adapters_of(model: Any) -> dict[str, LoraWeight]:

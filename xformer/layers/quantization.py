@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from xformer import native
 from xformer.backends import Array, array_namespace, backend_name, dtype_name
 from xformer.errors import ConfigError
+from xformer.layers.adapters import check_no_adapters
 from xformer.layers.embedding import Embedding
 from xformer.layers.linear import Linear
 from xformer.ops.inference_weight import InferenceWeight
@@ -36,6 +37,7 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
     """
     if dtype not in QUANTIZED_DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; expected 'int8' or 'bfloat16'")
+    check_no_adapters(module)
     module, current = unpack(module), quantized_dtype(module)
     if current == dtype:
         return module
@@ -66,6 +68,7 @@ def pack(module: AnyModule) -> AnyModule:
     Args:
         module: A model or layer; it is not changed.
     """
+    check_no_adapters(module)
     if not native.is_available():
         return module
 

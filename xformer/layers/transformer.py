@@ -20,7 +20,7 @@ from xformer.tree import Module
 
 def _add(x: Array, y: Array) -> Array:
     """Return x + y by the function of the namespace, which on CuPy is faster for bfloat16 than the operator."""
-    return array_namespace(x).add(x, y)
+    return array_namespace(x, y).add(x, y)
 
 
 class FeedForward(Module):

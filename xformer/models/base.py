@@ -9,10 +9,11 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from xformer.backends import Array, Device, DType, dtype_name, is_floating
+from xformer.backends import Array, Device, DType, dtype_name
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.layers import Initializer
+from xformer.layers.adapters import check_no_adapters
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
@@ -74,14 +75,13 @@ class BaseModel(Module):
     @property
     def _parameter(self) -> Array:
         """A parameter of the library, floating dtype and device of the model."""
-        return next(array for _, array in self.named_arrays() if is_floating(array.dtype))
+        return next(array for _, array in self.named_parameters())
 
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters, also in those that `quantize` rounded to integers."""
-        is_quantized = quantized_dtype(self) is not None
-        arrays = (array for _, array in self.named_arrays() if is_quantized or is_floating(array.dtype))
+        arrays = self.named_parameters() if quantized_dtype(self) is None else self.named_arrays()
         padding = (each.panels.size - math.prod(each.shape) for each in packed_weights(self))
-        return sum(math.prod(array.shape) for array in arrays) - sum(padding)
+        return sum(math.prod(array.shape) for _, array in arrays) - sum(padding)
 
     def quantize(self, dtype: str = "int8") -> Self:
         """Return the model for inference with weights in 8 or 16 bits; dtype and errors as for `layers.quantize`."""
@@ -133,7 +133,11 @@ class BaseModel(Module):
 
         Args:
             path: File to write; its suffix is usually ".safetensors".
+
+        Raises:
+            ConfigError: If the model has adapters.
         """
+        check_no_adapters(self)
         model = unpack(self)
         metadata = {
             "format": "xformer",

@@ -40,7 +40,7 @@ def is_current() -> bool:
 
 
 def _key() -> str:
-    """Return a text that differs between sources and between flags; the library contains it."""
+    """Return a string that identifies the sources and flags; the library contains it."""
     digest = hashlib.sha256()
     for source in [Path(__file__), *sorted((FOLDER / "src").iterdir())]:
         digest.update(f"{source.name}\n{source.stat().st_size}\n".encode() + source.read_bytes())

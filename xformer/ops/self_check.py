@@ -1,8 +1,9 @@
-"""Comparison of kernels with the portable definition at their first use on a machine, before their results count.
+"""Compare each kernel with the portable definition before its first use on a machine.
 
-The kernels for GPUs run on drivers and libraries that nobody tested together. So each of them computes random arrays
-of the dtypes, the layout and about the sizes of the first call of a kind, forward and backward. One that fails or
-differs is switched off with a warning, and the next kernel or the definition runs. Verdicts are kept in a file.
+Kernels for GPUs depend on combinations of drivers and libraries that nobody tested together. So each of them computes
+random arrays of the dtypes, the layout and about the sizes of the first call of its kind, forward and backward. One
+that fails or differs is switched off with a warning, and the next kernel or the definition runs. Results are kept in a
+file.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ from xformer.ops.kernel_check import compare
 if TYPE_CHECKING:
     from xformer.ops.operation import Kernel, Operation
 
-_MAX_SIZE, _KEPT_PART = 640, 128  # a larger size is reduced to 512 and what it has beyond a multiple of 128
-_MAX_ROWS, _MAX_IDENTITIES = 16, 16
-_GUARDED: dict[tuple[str, str], Verdicts] = {}  # by kernel and namespace
+# Largest sizes of examples: of the first axis, the last, and others. A larger size is reduced to a multiple of _STEP
+# and what it has beyond one.
+_MAX_FIRST, _MAX_LAST, _MAX_OTHER, _STEP = 16, 2**16, 640, 128
+_MAX_IDENTITIES = 16
+_GUARDED: dict[tuple[str, str], Checks] = {}  # by kernel and namespace
 on_clear(_GUARDED.clear)
 
 
 def guarded(kernel: Kernel, operation: Operation, xp: Any) -> Kernel:
     """Return the kernel with a `why_not` that also gives the reason if it failed its comparison."""
-    verdicts = _GUARDED.setdefault((kernel.name, xp.__name__), Verdicts(kernel, operation))
-    return kernel._replace(why_not=verdicts.why_not) if kernel.tolerance < math.inf else kernel
+    results = _GUARDED.setdefault((kernel.name, xp.__name__), Checks(kernel, operation))
+    return kernel._replace(why_not=results.why_not) if kernel.tolerance < math.inf else kernel
 
 
-class Verdicts:
-    """The kinds of calls for which a kernel was compared: "" if it passed, or the reason why it did not."""
+class Checks:
+    """The results of a kernel's comparisons by the key of the call: "" if it passed, or the reason why it did not."""
 
     def __init__(self, kernel: Kernel, operation: Operation) -> None:
         self._kernel, self._operation = kernel, operation
@@ -50,54 +53,63 @@ class Verdicts:
         reason = None if refusal is None else refusal(*arrays, save=save, **options)
         if reason is not None:
             return reason
-        kind = save, *map(_kind, arrays), *((name, _kind(value)) for name, value in options.items())
-        if kind not in self._known:
-            self._known[kind] = self._verdict(f"{self._kernel.name} {kind}", arrays, options, save)
-        return self._known[kind] or None
+        key = save, *map(_key, arrays), *((name, _key(value)) for name, value in options.items())
+        if key not in self._known:
+            self._known[key] = self._result(f"{self._kernel.name} {key}", arrays, options, save)
+        return self._known[key] or None
 
-    def _verdict(self, key: str, arrays: Any, options: dict[str, Any], save: bool) -> str:
+    def _result(self, key: str, arrays: Any, options: dict[str, Any], save: bool) -> str:
         xp = array_namespace(*arrays)
         identity = backend_of(xp).kernel_identity() or ""
-        verdict = _read().get(identity, {}).get(key)
-        if not isinstance(verdict, str):
-            verdict = self._compared(arrays, options, save)
-            if verdict is None:
-                return ""  # it is compared in the next process
-            _write(identity, key, verdict)
-        if verdict:
+        result = _read().get(identity, {}).get(key)
+        if not isinstance(result, str):
+            result, is_lasting = self._compared(arrays, options, save)
+            if is_lasting:
+                _write(identity, key, result)
+        if result:
             warnings.warn(
-                f"kernel {self._kernel.name} is switched off, and {self._operation.name} may be slower: {verdict}",
+                f"kernel {self._kernel.name} is switched off, and {self._operation.name} may be slower: {result}; "
+                f"please report this, and delete {_path()} to compare again",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return verdict
+        return result
 
-    def _compared(self, arrays: Any, options: dict[str, Any], save: bool) -> str | None:
-        """Return "" if the kernel agrees with the definition, the reason if not, or None if this is unknown."""
+    def _compared(self, arrays: Any, options: dict[str, Any], save: bool) -> tuple[str, bool]:
+        """Return "" if the kernel agrees with the definition, else the reason; and whether to keep the result."""
         for reduced in (True, False):
             try:
                 examples = _examples(self._operation, arrays, reduced=reduced)
                 compare(self._kernel, self._operation, examples, options, save=save)
             except MemoryError:
-                return None
+                break
+            except BackendError as error:
+                return str(error), True
             except Exception as error:  # noqa: BLE001 - whatever a compiler or a library raises
-                if isinstance(error, BackendError) or not reduced:
-                    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
-                continue  # options, such as the number of heads, may fit the original sizes only
-            return ""
-        return None
+                if reduced:
+                    continue  # options, such as the number of heads, may fit the original sizes only
+                return " ".join(f"{type(error).__name__}: {error}".split())[:500], False
+            return "", True
+        return "", False
 
 
-def _kind(value: Any) -> Hashable:
-    """Return what a comparison depends on: of an array its dtype, its axes of size 1 and its layout."""
+def _key(value: Any) -> Hashable:
+    """Return the part of a call's key for an argument: of an array its dtype, the classes of its sizes, its layout."""
     if value is None or isinstance(value, int | float):
         return bool(value)
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
-        return tuple(map(_kind, value))
-    shape = value.shape
-    return value.dtype, len(shape), 1 in shape and tuple(size == 1 for size in shape), value.flags.c_contiguous
+        return tuple(map(_key, value))
+    return value.dtype, _size_classes(value.shape), value.flags.c_contiguous
+
+
+@functools.lru_cache(maxsize=4096)
+def _size_classes(shape: tuple[int, ...]) -> str:
+    """Return a letter for each axis but the first: its size is 1, a multiple of 8 or not, and large or not."""
+    first = "" if len(shape) < 2 else "1" if shape[0] == 1 else "n"
+    others = ("1" if size == 1 else "abAB"[(size % 8 > 0) + 2 * (size > _MAX_OTHER)] for size in shape[len(first) :])
+    return first + "".join(others)
 
 
 # --- example arrays ---------------------------------------------------------------------------------------------------
@@ -130,11 +142,11 @@ def _examples(operation: Operation, arrays: Any, *, reduced: bool) -> tuple[Any,
 
 
 def _reduced(size: int, *, is_first: bool, is_last: bool) -> int:
+    """Return the size of an example's axis."""
     if is_last and size == 1:
         return 2  # the variance of a single number is zero, and its derivative all rounding
-    if is_first:
-        return size if size <= _MAX_ROWS else _MAX_ROWS // 2 + size % (_MAX_ROWS // 2)
-    return size if size <= _MAX_SIZE else _MAX_SIZE - _KEPT_PART + size % _KEPT_PART
+    most, step = (_MAX_FIRST, 8) if is_first else (_MAX_LAST if is_last else _MAX_OTHER, _STEP)
+    return size if size <= most else most - step + size % step
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], argument: Any, sizes: dict[Any, int]) -> Any:
@@ -155,9 +167,9 @@ def _path() -> Path:
 
 @functools.cache
 def _read() -> dict[str, Any]:
-    """Return the verdicts of all machines that share the directory: by identity, then by kernel and kind."""
+    """Return the results of all machines that share the directory: by identity, then by kernel and kind."""
     try:
-        return {key: value for key, value in read_json(_path(), "verdicts").items() if isinstance(value, dict)}
+        return {key: value for key, value in read_json(_path(), "results").items() if isinstance(value, dict)}
     except (OSError, RuntimeError, XformerError):  # without the file, or a home directory
         return {}
 
@@ -165,13 +177,13 @@ def _read() -> dict[str, Any]:
 on_clear(_read.cache_clear)
 
 
-def _write(identity: str, key: str, verdict: str) -> None:
-    verdicts = _read()
-    verdicts.setdefault(identity, {})[key] = verdict
-    while len(verdicts) > _MAX_IDENTITIES:
-        del verdicts[next(iter(verdicts))]
+def _write(identity: str, key: str, result: str) -> None:
+    results = _read()
+    results.setdefault(identity, {})[key] = result
+    while len(results) > _MAX_IDENTITIES:
+        del results[next(iter(results))]
     try:
         _path().parent.mkdir(parents=True, exist_ok=True)
-        write_json(_path(), verdicts)
+        write_json(_path(), results)
     except (OSError, RuntimeError, XformerError):
         return  # compared in each process

@@ -130,7 +130,8 @@ class TrainingJob(ABC):
         precision = f"{settings.precision} mixed precision" if mixed else settings.dtype
         count = plural(self.model.parameter_count(), "parameter")
         if self.recipe.init.lora is not None:
-            count += f", {sum(math.prod(array.shape) for _, array in self.model.named_parameters()):,} of them trained"
+            trained = sum(math.prod(array.shape) for _, array in self.model.named_trainable_parameters())
+            count += f", {trained:,} of them trained"
         yield (
             f"model: {count}, {vocabulary}; "
             f"{backend_name(self.xp)}, {precision}, {plural(settings.data_parallel, 'shard')}, seed {settings.seed}"

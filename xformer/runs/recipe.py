@@ -66,7 +66,7 @@ class Recipe:
         for key, value in init.to_dict().items():
             if value is not None:
                 raise ConfigError(
-                    f"{key} of [init] in {name} is {value!r} without a path of a model; give one, or omit it"
+                    f"{key} of [init] in {name} is {value!r}, which needs the path of a model; set path, or omit {key}"
                 )
         for key, defaults in spec.defaults.items():
             tables[key] = {**defaults, **tables.get(key, {})}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, broadcast
@@ -188,42 +187,43 @@ class Trainer:
         elif type(event) is Validation:
             if event.best:
                 self.progress.best_step = event.step
-                self._save(loop.model, self.directory.model)
+                save_parameters(self._merged(loop.model), self.directory.model)
             self._keep_checkpoint(self.validator.rank(event)[0])
         elif isinstance(event, Step) and event.step != self.validator.step:
             self._keep_checkpoint(None)
         elif isinstance(event, Checkpoint) and self.config.keep_checkpoints:
             self.checkpoints.prune(self.progress.checkpoints)
         elif isinstance(event, End) and event.is_interrupted and self.validator.best is None:
-            self._save(loop.model, self.directory.model)
+            save_parameters(self._merged(loop.model), self.directory.model)
 
-    def _save(self, model: Any, path: Path) -> None:
-        """Write a model, with the products of its adapters in its weights."""
-        save_parameters(merge_lora(model) if has_adapters(model) else model, path)
+    def _merged(self, model: Any) -> Any:
+        """Return a model with its adapters, if any, merged into its weights."""
+        return merge_lora(model) if has_adapters(model) else model
 
     def _keep_checkpoint(self, score: float | None) -> None:
         """Keep the model if a checkpoint is due; the next saved state contains the entry."""
         step = self.loop.step
         if not self.config.keep_checkpoints or step == 0 or step % self.config.checkpoint_interval:
             return
-        entries = self.checkpoints.add(self.progress.checkpoints, step, score, self.loop.model)
+        entries = self.checkpoints.add(self.progress.checkpoints, step, score, self._merged(self.loop.model))
         self.progress.checkpoints = entries
         self.loop.emit(ModelCheckpoint(step, score, [entry[0] for entry in entries]))
 
     def _average(self) -> None:
         """Evaluate the average of the kept models, which becomes the model if it is better than the best one."""
         self.progress = progress = Progress(**self.communicator.all_gather(self.state_dict())[0])
-        steps, model, writes = [step for step, _ in progress.checkpoints], self.loop.model, self.communicator.rank == 0
+        steps, writes = [step for step, _ in progress.checkpoints], self.communicator.rank == 0
+        model = self._merged(self.loop.model)
         if self.config.average == "none" or not steps or progress.averaged_step == self.loop.step:
             return
         if writes:
             model = average_models([self.checkpoints.path(step) for step in steps], like=model)
-            self._save(model, self.directory.averaged)
+            save_parameters(model, self.directory.averaged)
         model = broadcast(self.communicator, model)
         event = self.validator.evaluate(model, self.loop, partial(Average, steps=steps))
         if event.best and writes:
             self.directory.back_up_best()
-            self._save(model, self.directory.model)
+            save_parameters(model, self.directory.model)
         progress.averaged_step = self.loop.step
         progress.averaged_score = self.validator.rank(event)[0] if event.best else None
         self.loop.save()

@@ -148,7 +148,7 @@ async def classify(server: Server, request: schema.ClassifyRequest) -> schema.Cl
 @route("POST", "/v1/rerank")
 @route("POST", "/rerank")
 async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank:
-    """Order documents by how well they answer a query."""
+    """Rank documents by their relevance to a query."""
     model = server.model(request.model, Reranker, task="order documents")
     documents = texts_of("documents", request.documents, schema.MAX_INPUTS)
     pairs = [(request.query, document) for document in documents]

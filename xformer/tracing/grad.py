@@ -59,6 +59,8 @@ def value_and_grad(
         arrays = leaves or flatten(selected)[0]  # for the error message
         with tracing(base_for(arrays)) as trace:
             traced = _leaves_of(trace, arrays)
+            if not leaves:
+                raise ConfigError("all arrays are frozen; expected at least one parameter: use xformer.unfreeze")
             result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
             if has_aux and not (isinstance(result, tuple) and len(result) == 2):
                 raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
@@ -118,8 +120,9 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
 
     Returns:
         The output, and a function that takes a cotangent (a tree like the output) and returns a tuple with one
-        cotangent for each primal, in which integer and boolean arrays have None. The pullback consumes the trace, so it
-        can be called once. It raises ShapeError if the cotangent does not have the shapes of the output.
+        cotangent for each primal, in which integer and boolean arrays have None, and frozen ones do not. The pullback
+        consumes the trace, so it can be called once. It raises ShapeError if the cotangent does not have the shapes of
+        the output.
 
     Raises:
         ShapeError: If the primals have no floating array.

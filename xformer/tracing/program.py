@@ -106,7 +106,7 @@ class CudaProgram:
         references = [weakref.ref(arg) if isinstance(arg, Module) else arg for arg in copied]
 
         def call() -> None:
-            # Copies of objects, as the caller may give other arrays to his own before the capture.
+            # Copies of objects, because the caller may assign other arrays to the originals.
             given = [arg() if isinstance(arg, weakref.ref) else arg for arg in references]
             arguments, named = _map_arrays(lambda array: array, (given, options), {})
             result = function(*arguments, **named)

@@ -55,19 +55,18 @@ def cuda() -> Any:
     return importlib.import_module("cupy").cuda
 
 
-@functools.cache
 def identity() -> str:
-    """Return the GPU, the versions of driver and libraries, and a hash of the sources of all kernels for CuPy."""
-    runtime, sources = cuda().runtime, _SOURCES.parents[1]
-    paths = [
-        *_SOURCES.glob("*.cu"),
-        *sources.glob("_cupy/*.py"),
-        *sources.glob("*/cupy.py"),
-        *sources.glob("*/cudnn.py"),
-    ]
+    """Return the current GPU, the versions of driver and libraries, and a hash of the sources of all operations."""
+    return _identity(cuda().runtime.getDevice())
+
+
+@functools.cache
+def _identity(device: int) -> str:
+    runtime, operations = cuda().runtime, _SOURCES.parents[1]
+    paths = [*operations.rglob("*.cu"), *operations.rglob("*.py")]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:16]
     numbers = [
-        runtime.getDeviceProperties(runtime.getDevice())["name"].decode(),
+        runtime.getDeviceProperties(device)["name"].decode(),
         f"driver {runtime.driverGetVersion()}",
         f"runtime {runtime.runtimeGetVersion()}",
         f"cupy {importlib.import_module('cupy').__version__}",

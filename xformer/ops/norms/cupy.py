@@ -21,7 +21,7 @@ from xformer.ops.operation import Kernel
 
 # Vectors of a row that a thread keeps in registers: R in cuda/norms.cu. The derivative keeps two rows.
 _VECTORS, _VJP_VECTORS = 4, 2
-_MIN_THREADS = 32  # per row: a warp takes or leaves together the branch for large numbers
+_MIN_THREADS = 32  # per row, so that a warp does not diverge at the branch for large numbers
 
 
 def _why_not(x: Any, weight: Any, *rest: Any, **options: Any) -> str | None:
