@@ -12,7 +12,8 @@ from xformer import fit, generate, native
 from xformer.backends import to_host
 from xformer.errors import ConfigError
 from xformer.families import save_pretrained
-from xformer.ops.packed import PackedWeight, packed_weights
+from xformer.layers.quantization import is_packed
+from xformer.ops.packed import PackedWeight
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)
@@ -23,7 +24,7 @@ if not native.is_available():
 def test_outputs_are_those_of_the_original_model(name, quantized):
     original = MODELS[name]() if quantized is None else MODELS[name]().quantize(quantized)
     model = original.pack()
-    assert packed_weights(model)
+    assert is_packed(model)
     assert model.pack().parameter_count() == original.parameter_count()
     np.testing.assert_allclose(outputs(model), outputs(original), rtol=0.0, atol=1e-5)
     restored = model.unpack()
@@ -40,7 +41,7 @@ def test_any_library_computes_with_packed_weights(name, xp):
 
 def test_other_models_stay_as_they_are():
     model = MODELS["untied"]().to(dtype="float64")
-    assert not packed_weights(model.pack())
+    assert not is_packed(model.pack())
     np.testing.assert_array_equal(outputs(model.pack()), outputs(model))
 
 

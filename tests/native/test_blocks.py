@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.ops.blocks.test_definition import random_blocks as finite_blocks
 from xformer import native
 from xformer.errors import ShapeError
 from xformer.families.gguf_file import QUANTIZED
@@ -48,19 +49,48 @@ def test_blocks_of_random_bytes(name, count):
     np.testing.assert_array_equal(np.signbit(values[values == 0]), np.signbit(expected[values == 0]))
 
 
+def products(name):
+    """Return products of few and of many rows with finite blocks."""
+    blocks, values = finite_blocks(name, 500, 3 if name.endswith("_K") else 24)  # several parts
+    x = np.random.default_rng(1).normal(size=(40, values.shape[1])).astype(np.float32)
+    results = []
+    for rows in (1, 3, 7, 40):
+        out = np.empty((rows, len(blocks)), np.float32)
+        native.call("matmul_blocks", (x[:rows], blocks, out, None))
+        results.append(out.ravel())
+    return np.concatenate(results)
+
+
+def run_with(program, **variables):
+    """Return the float32 numbers that a program writes in another process."""
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)} | variables
+    command = [sys.executable, "-c", f"import sys\nfrom tests.native.test_blocks import *\n{program}"]
+    done = subprocess.run(command, env=environment, cwd=root, stdout=subprocess.PIPE, check=True)
+    return np.frombuffer(done.stdout, np.float32)
+
+
 @pytest.mark.parametrize("level", ["baseline", "avx2"][: max(1, LEVELS.index(native.level()))])
 def test_levels_have_the_same_bits(level):
-    program = (
-        "import sys\nfrom tests.native.test_blocks import QUANTIZED, dequantized\n"
-        "for name in QUANTIZED:\n    sys.stdout.buffer.write(dequantized(name, 300).tobytes())"
-    )
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"XFORMER_NATIVE": level, "PYTHONPATH": str(root)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=root, stdout=subprocess.PIPE, check=True
-    )
+    program = "for name in QUANTIZED: sys.stdout.buffer.write(dequantized(name, 300).tobytes())"
     own = np.concatenate([dequantized(name, 300).ravel() for name in QUANTIZED])
-    np.testing.assert_array_equal(np.frombuffer(done.stdout, np.float32), own)
+    np.testing.assert_array_equal(run_with(program, XFORMER_NATIVE=level), own)
+
+
+@pytest.mark.parametrize("level", ["baseline", "avx2"][: max(1, LEVELS.index(native.level()))])
+def test_products_have_the_same_bits_at_levels_with_fused_products(level):
+    program = "for name in QUANTIZED: sys.stdout.buffer.write(products(name).tobytes())"
+    own, others = np.concatenate([products(name) for name in QUANTIZED]), run_with(program, XFORMER_NATIVE=level)
+    if level == "baseline":
+        np.testing.assert_allclose(others, own, rtol=0.0, atol=1e-5 * np.abs(own).max())
+    else:
+        np.testing.assert_array_equal(others, own)
+
+
+def test_products_have_the_same_bits_for_any_number_of_threads():
+    program = "for name in QUANTIZED: sys.stdout.buffer.write(products(name).tobytes())"
+    one, three = (run_with(program, XFORMER_NUM_THREADS=number) for number in "13")
+    np.testing.assert_array_equal(one, three)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +106,30 @@ def test_levels_have_the_same_bits(level):
 def test_other_arrays_are_refused(blocks, values, message):
     with pytest.raises(ShapeError, match=message):
         native.call("dequantize", (blocks, values))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({0: np.zeros((3, 65), np.float32)}, "depths differ"),
+        ({0: np.zeros((3, 64), np.float64)}, "expected float32"),
+        ({0: np.zeros((2, 64), np.float32)}, "rows differ"),
+        ({0: None}, "expected x, w and out"),
+        ({1: np.zeros((5, 2, 19), np.uint8)}, "no format has blocks of this size"),
+        ({1: np.zeros((5, 2, 18), np.int8)}, "expected w of uint8"),
+        ({1: np.zeros((5, 36), np.uint8)}, "expected matrices"),
+        ({1: np.zeros((6, 2, 18), np.uint8)}, "the blocks are of another matrix"),
+        ({1: np.zeros((5, 3, 18), np.uint8)}, "depths differ"),
+        ({1: np.zeros((5, 4, 18), np.uint8)[:, ::2]}, "the blocks are of another matrix"),
+        ({2: np.zeros((3, 10), np.float32)[:, ::2]}, "expected rows of out to be contiguous"),
+        ({2: np.zeros((1, 3, 5), np.float32)}, "the blocks are of another matrix"),
+        ({3: np.zeros(4, np.float32)}, "for the columns of out"),
+    ],
+)
+def test_other_arrays_of_products_are_refused(changes, message):
+    arrays = [np.zeros((3, 64), np.float32), np.zeros((5, 2, 18), np.uint8), np.zeros((3, 5), np.float32), None]
+    native.call("matmul_blocks", tuple(arrays))
+    for index, array in changes.items():
+        arrays[index] = array
+    with pytest.raises(ShapeError, match=message):
+        native.call("matmul_blocks", tuple(arrays))

@@ -19,7 +19,7 @@ from xformer.io import check_path, read_json, save_arrays, write_json
 from xformer.layers.adapters import LoraWeight, adapters_of, linear_maps, with_adapters
 from xformer.models import LanguageModel, Transformer
 from xformer.models.base import BaseModel
-from xformer.ops.inference_weight import InferenceWeight
+from xformer.ops.quantized import QuantizedWeight
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 _PREFIX = "base_model.model."
@@ -141,7 +141,7 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
 
 
 def _weight(base: Any, lora_a: Any, lora_b: Any, scaling: float) -> LoraWeight:
-    like: Any = base.scales if isinstance(base, InferenceWeight) else base
+    like: Any = base.scales if isinstance(base, QuantizedWeight) else base
     options: dict[str, Any] = {"dtype": dtype_name(like.dtype), "device": device(like)}
     first, second = (from_host(array_namespace(like), np.ascontiguousarray(x), **options) for x in (lora_a, lora_b))
     return LoraWeight.make(base, first, second, scaling)

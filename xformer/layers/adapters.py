@@ -12,9 +12,11 @@ from xformer.config import check_count
 from xformer.errors import ConfigError, nearest_hint
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
+from xformer.ops.blocks import BlockWeight
 from xformer.ops.inference_weight import InferenceWeight, inference_weights
 from xformer.ops.linear import linear
 from xformer.ops.packed import PackedWeight
+from xformer.ops.quantized import QuantizedWeight
 from xformer.random import Rng
 from xformer.tree import Module, freeze, map_named_modules, unfreeze, with_fields, with_frozen
 
@@ -25,14 +27,12 @@ class LoraWeight(InferenceWeight):
     """A matrix `base + scaling * lora_a @ lora_b`, whose base is frozen.
 
     Attributes:
-        scales: None.
         base: Matrix of shape (in_features, out_features), an array or a quantized weight.
         lora_a: Array of shape (in_features, rank).
         lora_b: Array of shape (rank, out_features).
         scaling: Factor of the product.
     """
 
-    scales: Array | None
     base: Array | InferenceWeight
     lora_a: Array
     lora_b: Array
@@ -42,7 +42,7 @@ class LoraWeight(InferenceWeight):
     def make(cls, base: Array | InferenceWeight, lora_a: Array, lora_b: Array, scaling: float) -> LoraWeight:
         """Return a weight with a frozen base."""
         base = freeze(base) if isinstance(base, InferenceWeight) else base
-        return with_frozen(cls(None, base, lora_a, lora_b, scaling), frozenset({"base"}))
+        return with_frozen(cls(base, lora_a, lora_b, scaling), frozenset({"base"}))
 
     @property
     def T(self) -> Any:
@@ -128,7 +128,7 @@ def lora(
     source = Rng(seed).fold_in("lora")
 
     def adapter(name: str, weight: Any) -> LoraWeight:
-        like = weight.scales if isinstance(weight, InferenceWeight) else weight
+        like = weight.scales if isinstance(weight, QuantizedWeight) else weight
         init = Initializer(array_namespace(like), seed=source.fold_in(name), device=device(like))
         in_features, out_features = weight.shape
         lora_a = init.uniform((in_features, rank), 1.0 / math.sqrt(in_features))
@@ -148,7 +148,7 @@ def linear_maps(model: Any) -> dict[str, Linear]:
 
     def find(name: str, module: Module) -> Module:
         weight = getattr(module, "weight", None)
-        if isinstance(weight, PackedWeight):
+        if isinstance(weight, PackedWeight | BlockWeight):
             raise ConfigError("the model is packed for inference; use lora(model.unpack())")
         if isinstance(module, Linear):
             layers[name] = module

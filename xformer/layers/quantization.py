@@ -12,8 +12,9 @@ from xformer.errors import ConfigError
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.embedding import Embedding
 from xformer.layers.linear import Linear
-from xformer.ops.inference_weight import InferenceWeight
-from xformer.ops.packed import PackedWeight, packed_weights
+from xformer.ops.blocks import BlockWeight
+from xformer.ops.inference_weight import InferenceWeight, inference_weights
+from xformer.ops.packed import PackedWeight
 from xformer.ops.quantized import QUANTIZED_DTYPES, QuantizedWeight, quantized_dtype
 from xformer.tree import Module, map_modules, with_fields
 
@@ -62,8 +63,8 @@ def pack(module: AnyModule) -> AnyModule:
     """Return a module for inference whose linear maps and embeddings have their weights in panels of 48 columns.
 
     Products of few rows, as in decoding, read such weights up to twice as fast, with the same bits. Weights of NumPy in
-    float32, and quantized ones, are packed if the native library is available; others stay as they are. A packed
-    module cannot be trained.
+    float32, and quantized ones, are packed if the native library is available; others stay as they are, such as the
+    blocks of a GGUF file. A packed module cannot be trained.
 
     Args:
         module: A model or layer; it is not changed.
@@ -73,7 +74,7 @@ def pack(module: AnyModule) -> AnyModule:
         return module
 
     def pack_layer(layer: Module) -> Module:
-        if not isinstance(layer, Linear | Embedding) or isinstance(layer.weight, PackedWeight):
+        if not isinstance(layer, Linear | Embedding) or isinstance(layer.weight, PackedWeight | BlockWeight):
             return layer
         weight: Any = layer.weight
         array = weight.elements if isinstance(weight, QuantizedWeight) else weight
@@ -88,6 +89,11 @@ def pack(module: AnyModule) -> AnyModule:
 def _packed(layer: Module, weight: Any) -> PackedWeight:
     is_table = isinstance(layer, Embedding)  # rows are looked up, and the transpose is multiplied
     return PackedWeight.pack(weight.T).T if is_table else PackedWeight.pack(weight)
+
+
+def is_packed(module: Any) -> bool:
+    """Return whether `unpack` changes a module."""
+    return any(isinstance(weight, PackedWeight | BlockWeight) for weight in inference_weights(module))
 
 
 def inference_weights_of(
@@ -120,13 +126,13 @@ def inference_weights_of(
 
 
 def unpack(module: AnyModule) -> AnyModule:
-    """Return a module with the weights that `pack` got."""
-    if not packed_weights(module):
+    """Return a module with the weights that `pack` got; those in the blocks of a GGUF file become float32."""
+    if not is_packed(module):
         return module
 
     def unpack_layer(layer: Module) -> Module:
         weight = getattr(layer, "weight", None)
-        return with_fields(layer, weight=weight.unpack()) if isinstance(weight, PackedWeight) else layer
+        return with_fields(layer, weight=weight.unpack()) if isinstance(weight, PackedWeight | BlockWeight) else layer
 
     unpacked: AnyModule = map_modules(unpack_layer, module)
     return unpacked

@@ -17,7 +17,8 @@ from xformer.layers.adapters import check_no_adapters
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
-from xformer.ops.packed import packed_weights
+from xformer.ops.blocks import BlockWeight
+from xformer.ops.inference_weight import inference_weights
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.tracing import remat
@@ -79,9 +80,9 @@ class BaseModel(Module):
 
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters, also in those that `quantize` rounded to integers."""
-        arrays = self.named_parameters() if quantized_dtype(self) is None else self.named_arrays()
-        padding = (each.panels.size - math.prod(each.shape) for each in packed_weights(self))
-        return sum(math.prod(array.shape) for _, array in arrays) - sum(padding)
+        stored = {id(each.elements): math.prod(each.shape) for each in inference_weights(self)}
+        arrays = (array for _, array in self.named_arrays() if is_floating(array.dtype) or id(array) in stored)
+        return sum(stored.get(id(array), math.prod(array.shape)) for array in arrays)
 
     def quantize(self, dtype: str = "int8") -> Self:
         """Return the model for inference with weights in 8 or 16 bits; dtype and errors as for `layers.quantize`."""
@@ -95,8 +96,17 @@ class BaseModel(Module):
         return pack(self)
 
     def unpack(self) -> Self:
-        """Return the model with the weights that `pack` got."""
+        """Return the model with the weights that `pack` got; those in the blocks of a GGUF file become float32."""
         return unpack(self)
+
+    def to(self, xp: Any = None, *, dtype: DType | str | None = None, device: Device = None) -> Self:
+        """Return the model with its arrays in another library, floating dtype or device; see `Module.to`.
+
+        A model with weights in the blocks of a GGUF file is unpacked for another dtype than float32.
+        """
+        has_blocks = any(isinstance(weight, BlockWeight) for weight in inference_weights(self))
+        model = self.unpack() if has_blocks and dtype is not None else self
+        return super(BaseModel, model).to(xp, dtype=dtype, device=device)
 
     def _apply_layers(
         self,

@@ -7,6 +7,7 @@ from xformer.ops.activations import activation, gelu, gelu_tanh, relu, silu
 from xformer.ops.adafactor import adafactor
 from xformer.ops.adam import adam
 from xformer.ops.attention import attention, attention_weights
+from xformer.ops.blocks import BlockWeight
 from xformer.ops.cast import cast
 from xformer.ops.cross_entropy import cross_entropy
 from xformer.ops.dropout import dropout
@@ -23,6 +24,7 @@ from xformer.ops.softmax import softmax
 from xformer.ops.squared_norm import squared_norm
 
 __all__ = [
+    "BlockWeight",
     "Kernel",
     "Operation",
     "PackedWeight",

@@ -10,13 +10,7 @@ from xformer.tree import Module
 
 
 class InferenceWeight(Module):
-    """A matrix in another form, which linear maps and embeddings take as their weight.
-
-    Attributes:
-        scales: One factor for each row or column, or None.
-    """
-
-    scales: Array | None
+    """A matrix in another form, which linear maps and embeddings take as their weight."""
 
     @property
     def T(self) -> Any:
@@ -37,6 +31,11 @@ class InferenceWeight(Module):
     def dtype(self) -> Any:
         """Floating dtype of the matrix, in which results are computed."""
         raise NotImplementedError
+
+    @property
+    def quantized_dtype(self) -> str | None:
+        """Name of the dtype that the matrix was quantized to, or None."""
+        return None
 
     def linear(self, rows: Array, bias: Array | None) -> Any:
         """Compute rows @ matrix + bias.

@@ -22,8 +22,8 @@ from xformer.backends import array_namespace, device, from_host
 from xformer.config import check_count
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, check_arguments, out_of_memory
+from xformer.layers.quantization import is_packed
 from xformer.ops.inference_weight import inference_weights
-from xformer.ops.packed import packed_weights
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
@@ -541,7 +541,7 @@ def _check_arguments(
         )
     if not flatten_parameters(model)[0]:
         raise ConfigError("all arrays of the model are frozen; expected at least one parameter: use xformer.unfreeze")
-    if packed_weights(model):
+    if is_packed(model):
         raise ConfigError("the model is packed for inference; train model.unpack()")
     if not callable(loss_fn):
         raise ConfigError(f"loss_fn is {loss_fn!r}; expected a function (model, batch, rng)")

@@ -76,6 +76,16 @@ def test_rows_of_an_embedding(dtype):
     np.testing.assert_array_equal(embedding(PackedWeight.pack(table), ids), embedding(table, ids))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_program_looks_up_rows(dtype):
+    packed, ids = PackedWeight.pack(matrix(20, 50, dtype)).T, np.array([[0, 49], [3, 48]])
+    tables = [packed, packed.T] + ([packed.unpack()] if dtype != "float32" else [])
+    for table in tables:
+        np.testing.assert_array_equal(
+            xf.jit(lambda ids, table=table: embedding(table, ids))(ids % 20), embedding(table, ids % 20)
+        )
+
+
 def test_explain_names_the_kernel():
     packed, x = PackedWeight.pack(single(20, 7)), single(3, 20)
     explanation = ops.explain("packed_linear", x, packed.panels, None, None, columns=7)

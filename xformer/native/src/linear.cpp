@@ -1,10 +1,10 @@
-// Products of matrices: out = x w + bias, with w in float32, int8 or bfloat16.
+// Products of matrices: out = x w + bias, with w in float32, int8, bfloat16 or quantized blocks.
 //
 // Lanes are columns, and an element of a result is one chain of fused products in the order of the depth. So its bits
 // depend neither on the number of rows nor on the block sizes, nor on whether w was packed. Only products of few rows
 // with a transposed w (dot products) and those of the BLAS library sum in other orders.
 #include <cstdlib>
-#include "vector.h"
+#include "blocks.h"
 
 namespace ISA {
 
@@ -29,12 +29,17 @@ constexpr int MAX_ROWS = 48, MAX_ROWS_TRANSPOSED = 12;  // up to which packing w
 constexpr int64_t MIN_BLAS = 1 << 26;                // multiplications, above which this does not matter
 
 enum Kind : int64_t { ROWS_OF_W, COLUMNS_OF_W, PANELS, BLAS };
+enum Form { MATRIX, PACKED, BLOCKS };                // of w
+
+// An element is a number, or a block of several numbers of a column.
+template <class T, class = void> constexpr int VALUES = 1;
+template <class T> constexpr int VALUES<T, std::enable_if_t<(T::VALUES > 1)>> = T::VALUES;
 
 // Strides are in elements.
 template <class T> struct Matrix {
     T* data;
     int64_t row, column;
-    T* at(int64_t i, int64_t j) const { return data + i * row + j * column; }
+    T* at(int64_t i, int64_t j) const { return data + i / VALUES<T> * row + j * column; }
 };
 
 template <class T> struct Product {
@@ -52,6 +57,13 @@ template <class T> struct Product {
         p.bias = bias ? bias + j : nullptr;
         p.scales = scales ? scales + j : nullptr;
         p.columns = count;
+        return p;
+    }
+    Product rows_from(int64_t i, int64_t most) const {
+        Product p = *this;
+        p.x.data = x.at(i, 0);
+        p.out.data = out.at(i, 0);
+        p.rows = std::min(most, rows - i);
         return p;
     }
 };
@@ -81,34 +93,59 @@ template <class T> INLINE Vector widen(const T* x, int64_t count) {
     return widen(lanes);
 }
 
+// Read the first `count` of the 16 * AT_A_TIME rows from row k of a column on; a block has all of them.
+template <class T> constexpr int AT_A_TIME = VALUES<T> == 1 ? 1 : 2;
+template <class T> INLINE void read(const T* column, int64_t k, int64_t count, Vector* out) {
+    if constexpr (VALUES<T> == 1) *out = widen(column + k, count);
+    else column[k / VALUES<T>].read(k % VALUES<T> / 32, out);
+}
+
 // --- packing ----------------------------------------------------------------------------------------------------------
 
 typedef float Quarter __attribute__((vector_size(16)));
 typedef float UnalignedQuarter __attribute__((vector_size(16), aligned(4), may_alias));
 
+INLINE void transpose(Quarter* q) {
+    auto low = [](Quarter a, Quarter b) { return Quarter{a[0], b[0], a[1], b[1]}; };
+    auto high = [](Quarter a, Quarter b) { return Quarter{a[2], b[2], a[3], b[3]}; };
+    const Quarter a = low(q[0], q[2]), b = low(q[1], q[3]), c = high(q[0], q[2]), d = high(q[1], q[3]);
+    q[0] = low(a, b), q[1] = high(a, b), q[2] = low(c, d), q[3] = high(c, d);
+}
+
 // Copy a matrix to rows that are `step` apart, and fill them with zeros up to whole vectors.
 template <class T> static void pack(Matrix<const T> x, int64_t rows, int64_t columns, float* y, int64_t step) {
+    constexpr int HEIGHT = AT_A_TIME<T> * LANES;
     const int64_t width = round_up(columns, LANES);
-    if (x.column == 1) {
-        for (int64_t i = 0; i < rows; i++)
-            for (int64_t j = 0; j < width; j += LANES) store(y + i * step + j, widen(x.at(i, j), columns - j));
-        return;
-    }
-    for (int64_t i = 0; i < rows; i += LANES)
+    if constexpr (VALUES<T> == 1)
+        if (x.column == 1) {
+            for (int64_t i = 0; i < rows; i++)
+                for (int64_t j = 0; j < width; j += LANES) store(y + i * step + j, widen(x.at(i, j), columns - j));
+            return;
+        }
+    for (int64_t i = 0; i < rows; i += HEIGHT)
         for (int64_t j = 0; j < width; j += LANES) {
-            float square[LANES][LANES];  // transposed
-            const int64_t height = std::min<int64_t>(LANES, rows - i);
+            float strip[LANES][HEIGHT];  // transposed
+            const int64_t height = std::min<int64_t>(HEIGHT, rows - i);
             for (int n = 0; n < LANES; n++) {
-                const T* from = x.at(i, j + n);
-                if (j + n >= columns) store(square[n], Vector{});
-                else if (x.row == 1) store(square[n], widen(from, height));
-                else for (int64_t m = 0; m < height; m++) square[n][m] = widen(from + m * x.row, 1).r[0][0];
+                Vector values[AT_A_TIME<T>] = {};
+                const T* from = x.at(0, j + n);
+                if (j + n >= columns) {
+                } else if (x.row == 1) {
+                    read(from, i, height, values);
+                } else if constexpr (VALUES<T> == 1) {
+                    T lanes[LANES] = {};
+                    for (int64_t m = 0; m < height; m++) lanes[m] = from[(i + m) * x.row];
+                    *values = widen(lanes);
+                }
+                for (int v = 0; v < AT_A_TIME<T>; v++) store(strip[n] + v * LANES, values[v]);
             }
             for (int64_t m = 0; m < height; m += 4)
                 for (int n = 0; n < LANES; n += 4) {
-                    const float *a = square[n] + m, *b = square[n + 1] + m, *c = square[n + 2] + m, *d = square[n + 3] + m;
+                    Quarter q[4];
+                    for (int k = 0; k < 4; k++) std::memcpy(q + k, strip[n + k] + m, sizeof *q);
+                    transpose(q);
                     for (int64_t k = 0; k < std::min<int64_t>(4, height - m); k++)
-                        *(UnalignedQuarter*)(y + (i + m + k) * step + j + n) = Quarter{a[k], b[k], c[k], d[k]};
+                        *(UnalignedQuarter*)(y + (i + m + k) * step + j + n) = q[k];
                 }
         }
 }
@@ -221,27 +258,28 @@ template <class T> static void multiply_panels(const Product<T>& p, const T* pan
             Tiles<T> t = tiles.at(0, j);
             t.columns = columns;
             t.step_w = width;
-            if (panels) {
-                t.step_w = PANEL;
-                for (int64_t first = 0; first == 0 || first < depth; first += PANEL_DEPTH) {
-                    Tiles<T> part = t;
-                    part.depth = std::min<int64_t>(PANEL_DEPTH, depth - first);
-                    part.x += first;
-                    part.w = panels + j * p.depth + (k + first) * PANEL;
-                    part.accumulate = t.accumulate || first > 0;
-                    part.ahead = (sizeof(T) == 4 ? 8192 : 2048) / sizeof(T);
-                    if (first + part.depth < depth) part.scales = part.bias = nullptr;
-                    const T* next = first + part.depth < depth ? part.w + part.depth * PANEL
-                                    : j + PANEL < p.columns    ? panels + (j + PANEL) * p.depth + k * PANEL
-                                    : k + depth < p.depth      ? panels + (k + depth) * PANEL
-                                                               : nullptr;
-                    multiply_panel(part, p.rows, next);
+            if constexpr (VALUES<T> == 1)
+                if (panels) {
+                    t.step_w = PANEL;
+                    for (int64_t first = 0; first == 0 || first < depth; first += PANEL_DEPTH) {
+                        Tiles<T> part = t;
+                        part.depth = std::min<int64_t>(PANEL_DEPTH, depth - first);
+                        part.x += first;
+                        part.w = panels + j * p.depth + (k + first) * PANEL;
+                        part.accumulate = t.accumulate || first > 0;
+                        part.ahead = (sizeof(T) == 4 ? 8192 : 2048) / sizeof(T);
+                        if (first + part.depth < depth) part.scales = part.bias = nullptr;
+                        const T* next = first + part.depth < depth ? part.w + part.depth * PANEL
+                                        : j + PANEL < p.columns    ? panels + (j + PANEL) * p.depth + k * PANEL
+                                        : k + depth < p.depth      ? panels + (k + depth) * PANEL
+                                                                   : nullptr;
+                        multiply_panel(part, p.rows, next);
+                    }
+                    continue;
                 }
-            } else {
-                pack<T>({p.w.at(k, j), p.w.row, p.w.column}, depth, columns, panel, width);
-                multiply_panel(Tiles<float>{t.x, panel, width, t.out, t.step_out, depth, columns, t.accumulate,
-                                            t.scales, t.bias, 0, nullptr, 0}, p.rows, static_cast<const float*>(nullptr));
-            }
+            pack<T>({p.w.at(k, j), p.w.row, p.w.column}, depth, columns, panel, width);
+            multiply_panel(Tiles<float>{t.x, panel, width, t.out, t.step_out, depth, columns, t.accumulate, t.scales, t.bias,
+                                        0, nullptr, 0}, p.rows, static_cast<const float*>(nullptr));
         }
     });
 }
@@ -285,19 +323,21 @@ INLINE Quarter sums(const Vector* v) {
 // M rows of x, whose rows have zeros up to whole vectors, by C columns of w.
 template <int M, int C, class T>
 static void dots(const float* x, int64_t step_x, const Product<T>& p, int64_t i, int64_t j) {
+    constexpr int N = AT_A_TIME<T>;
     Vector total[(M * C + 3) / 4 * 4] = {};
     const T* w = p.w.at(0, j);
-    const int64_t whole = p.depth / LANES * LANES;
-    auto add = [&](int64_t k, auto load_w) __attribute__((always_inline)) {
-        Vector columns[C];
-        for (int c = 0; c < C; c++) columns[c] = load_w(w + c * p.w.column + k);
-        for (int m = 0; m < M; m++) {
-            const Vector left = load(x + m * step_x + k);
-            for (int c = 0; c < C; c++) fma(total[m * C + c], left, columns[c]);
-        }
+    const int64_t whole = p.depth / (N * LANES) * (N * LANES);
+    auto add = [&](int64_t k, int64_t count) __attribute__((always_inline)) {
+        Vector columns[C][N];
+        for (int c = 0; c < C; c++) read(w + c * p.w.column, k, count, columns[c]);
+        for (int n = 0; n < N; n++)
+            for (int m = 0; m < M; m++) {
+                const Vector left = load(x + m * step_x + k + n * LANES);
+                for (int c = 0; c < C; c++) fma(total[m * C + c], left, columns[c][n]);
+            }
     };
-    for (int64_t k = 0; k < whole; k += LANES) add(k, [](const T* from) { return widen(from); });
-    if (whole < p.depth) add(whole, [&](const T* from) { return widen(from, p.depth - whole); });
+    for (int64_t k = 0; k < whole; k += N * LANES) add(k, N * LANES);
+    if (whole < p.depth) add(whole, p.depth - whole);
     for (int n = 0; n < M * C; n += 4) {
         const Quarter result = sums(total + n);
         for (int e = 0; e < std::min(4, M * C - n); e++) {
@@ -313,11 +353,12 @@ static void dots(const float* x, int64_t step_x, const Product<T>& p, int64_t i,
 
 template <int M, int C, class T> static void columns_of_dots(const float* x, int64_t step, const Product<T>& p) {
     int64_t j = 0;
+    const int64_t size = p.depth * sizeof(T) / VALUES<T>;  // bytes of a column
     auto multiply = [&](auto width) __attribute__((always_inline)) {
         constexpr int N = decltype(width)::value;
         for (; j + N <= p.columns; j += N) {
             for (int n = 0; n < N; n++)  // the columns after the next ones
-                for (int64_t k = 0; k < p.depth; k += 64 / sizeof(T)) __builtin_prefetch(p.w.at(k, j + n + 2 * N));
+                for (int64_t k = 0; k < size; k += 64) __builtin_prefetch((const char*)p.w.at(0, j + n + 2 * N) + k);
             int64_t i = 0;
             for (; i + M <= p.rows; i += M) dots<M, N>(x + i * step, step, p, i, j);
             for (; i < p.rows; i++) dots<1, N>(x + i * step, step, p, i, j);
@@ -328,11 +369,13 @@ template <int M, int C, class T> static void columns_of_dots(const float* x, int
 }
 
 template <class T> static void multiply_columns(const Product<T>& p) {
+    constexpr bool is_wide = REGISTERS == 1, is_block = VALUES<T> > 1;
     const int64_t step = round_up(p.depth, LANES) + LANES;
     float* x = scratch(p.rows * step);
     pack(p.x, p.rows, p.depth, x, step);
-    constexpr bool is_wide = REGISTERS == 1;
-    if (p.rows >= 4 && is_wide) columns_of_dots<4, 4>(x, step, p);
+    if (is_block && p.rows >= 4) {  // reading blocks takes longer than fetching x from the L2 cache
+        for (int64_t i = 0; i < p.rows; i += 4) columns_of_dots<4, is_wide ? 4 : 1>(x + i * step, step, p.rows_from(i, 4));
+    } else if (p.rows >= 4 && is_wide) columns_of_dots<4, 4>(x, step, p);
     else if (p.rows >= 2) columns_of_dots<2, is_wide ? 4 : 2>(x, step, p);
     else columns_of_dots<1, 4>(x, step, p);
 }
@@ -361,13 +404,14 @@ static void multiply_blas(const Product<float>& p) {
 struct Plan { int64_t kind, batch, row_step, column_step, row_parts, column_parts; };
 static_assert(sizeof(Plan) <= sizeof(Record::plan), "a plan has too many numbers");
 
-static const char* check_common(const Record& r, bool is_packed) {
+static const char* check_common(const Record& r, Form form) {
     const Array &x = r.arrays[0], &w = r.arrays[1], &out = r.arrays[2];
     const int n = out.ndim;
     REQUIRE(x && w && out, "expected x, w and out");
     REQUIRE(x.type == FLOAT32 && out.type == FLOAT32, "expected float32");
-    REQUIRE(w.type == FLOAT32 || w.type == INT8 || w.type == BFLOAT16, "expected w of float32, int8 or bfloat16");
-    REQUIRE(n >= 2 && x.ndim >= 2 && x.ndim <= n && (is_packed ? w.ndim == 3 : w.ndim >= 2 && w.ndim <= n),
+    if (form == BLOCKS) REQUIRE(w.type == UINT8, "expected w of uint8");
+    else REQUIRE(w.type == FLOAT32 || w.type == INT8 || w.type == BFLOAT16, "expected w of float32, int8 or bfloat16");
+    REQUIRE(n >= 2 && x.ndim >= 2 && x.ndim <= n && (form == MATRIX ? w.ndim >= 2 && w.ndim <= n : w.ndim == 3),
             "expected matrices");
     REQUIRE(x.shape[x.ndim - 2] == out.shape[n - 2], "rows differ");
     REQUIRE(out.size() == 0 || out.shape[n - 1] <= 1 || out.strides[n - 1] == 4, "expected rows of out to be contiguous");
@@ -378,7 +422,7 @@ static const char* check_common(const Record& r, bool is_packed) {
     }
     REQUIRE(!r.integers[0] || !r.arrays[4], "scaled products cannot be added");
     for (const Array* a : {&x, &w}) {
-        if (a == &w && is_packed) break;
+        if (a == &w && form != MATRIX) break;
         for (int i = 0; i < a->ndim - 2; i++) {
             const int64_t size = a->shape[i];
             REQUIRE(size == 1 || size == out.shape[n - a->ndim + i], "leading axes do not broadcast");
@@ -404,13 +448,14 @@ template <class T> static Matrix<T> matrix(const Array& a, const Array& out, int
     return {reinterpret_cast<T*>(data), row, column};
 }
 
-template <class T> static Product<T> product(const Record& r, int64_t item, bool is_packed) {
+template <class T> static Product<T> product(const Record& r, int64_t item, Form form) {
     const Array &x = r.arrays[0], &w = r.arrays[1], &out = r.arrays[2];
     Product<T> p{matrix<const float>(x, out, item), {}, matrix<float>(out, out, item), r.arrays[3].as<const float>(),
                  r.arrays[4].as<const float>(), out.shape[out.ndim - 2], x.shape[x.ndim - 1], out.shape[out.ndim - 1],
                  r.integers[0] != 0};
     p.out.column = 1;
-    if (!is_packed) p.w = matrix<const T>(w, out, item);
+    if (VALUES<T> > 1) p.w = {w.as<const T>(), 1, w.shape[1]};
+    else if (form == MATRIX) p.w = matrix<const T>(w, out, item);
     return p;
 }
 
@@ -428,7 +473,7 @@ static int64_t columns_of_part(int64_t depth) {
 // `Product` of the first matrices decides how all of them are computed.
 template <class T> static Plan plan_of(const Record& r) {
     const Array& out = r.arrays[2];
-    const Product<T> p = product<T>(r, 0, false);
+    const Product<T> p = product<T>(r, 0, MATRIX);
     const int64_t step = columns_of_part(p.depth);
     Plan plan{PANELS, 1, 240, 0, 1, 1};
     for (int i = 0; i < out.ndim - 2; i++) plan.batch *= out.shape[i];
@@ -445,7 +490,7 @@ template <class T> static Plan plan_of(const Record& r) {
 }
 
 static const char* check_matmul(Record& r) {
-    if (const char* error = check_common(r, false)) return error;
+    if (const char* error = check_common(r, MATRIX)) return error;
     const Array &x = r.arrays[0], &w = r.arrays[1], &out = r.arrays[2];
     REQUIRE(x.shape[x.ndim - 1] == w.shape[w.ndim - 2], "depths differ");
     REQUIRE(w.shape[w.ndim - 1] == out.shape[out.ndim - 1], "columns differ");
@@ -454,26 +499,23 @@ static const char* check_matmul(Record& r) {
     return nullptr;
 }
 
-template <class T> static void run_as(const Record& r, int part, bool is_packed) {
+template <class T> static void run_as(const Record& r, int part, Form form) {
     Plan plan;
     std::memcpy(&plan, r.plan, sizeof plan);
     const int64_t column_part = part % plan.column_parts, row_part = part / plan.column_parts % plan.row_parts;
-    Product<T> p = product<T>(r, part / (plan.column_parts * plan.row_parts), is_packed);
-    const int64_t i = row_part * plan.row_step, j = column_part * plan.column_step;
-    p = p.columns_from(j, std::min(plan.column_step, p.columns - j));
-    p.x.data = p.x.at(i, 0);
-    p.out.data = p.out.at(i, 0);
-    p.rows = std::min(plan.row_step, p.rows - i);
-    if (is_packed) return multiply_panels(p, r.arrays[1].as<const T>() + j * p.depth);
+    Product<T> p = product<T>(r, part / (plan.column_parts * plan.row_parts), form);
+    const int64_t j = column_part * plan.column_step;
+    p = p.columns_from(j, std::min(plan.column_step, p.columns - j)).rows_from(row_part * plan.row_step, plan.row_step);
+    if (form == PACKED) return multiply_panels(p, r.arrays[1].as<const T>() + j * p.depth);
     if (plan.kind == PANELS) return multiply_panels<T>(p, nullptr);
     if (plan.kind == COLUMNS_OF_W) return multiply_columns(p);
     if constexpr (sizeof(T) == 4) plan.kind == BLAS ? multiply_blas(p) : multiply_rows(p);
 }
-template <bool is_packed> static void run_matmul(const Record& r, int part) {
+template <Form form> static void run_matmul(const Record& r, int part) {
     const int32_t type = r.arrays[1].type;
-    if (type == FLOAT32) run_as<float>(r, part, is_packed);
-    else if (type == INT8) run_as<int8_t>(r, part, is_packed);
-    else run_as<uint16_t>(r, part, is_packed);
+    if (type == FLOAT32) run_as<float>(r, part, form);
+    else if (type == INT8) run_as<int8_t>(r, part, form);
+    else run_as<uint16_t>(r, part, form);
 }
 
 // w in panels (panels, depth, 48), the last one filled with zeros. x and out are matrices.
@@ -482,7 +524,7 @@ static bool are_panels(const Array& a, int64_t depth, int64_t columns) {
            a.shape[2] == PANEL;
 }
 static const char* check_matmul_packed(Record& r) {
-    if (const char* error = check_common(r, true)) return error;
+    if (const char* error = check_common(r, PACKED)) return error;
     const Array &x = r.arrays[0], &panels = r.arrays[1], &out = r.arrays[2];
     REQUIRE(out.ndim == 2 && are_panels(panels, x.shape[1], out.shape[1]), "the panels are of another matrix");
     if (out.size() == 0) return r.parts = 0, nullptr;
@@ -490,6 +532,25 @@ static const char* check_matmul_packed(Record& r) {
     const int64_t row_step = rows <= 384 ? rows : 240;
     set_plan(r, {PANELS, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
     return nullptr;
+}
+
+// w in blocks (columns, blocks of a column, bytes), whose size determines the format. x and out are matrices.
+static const char* check_matmul_blocks(Record& r) {
+    if (const char* error = check_common(r, BLOCKS)) return error;
+    const Array &x = r.arrays[0], &blocks = r.arrays[1], &out = r.arrays[2];
+    REQUIRE(out.ndim == 2 && blocks.is_contiguous() && blocks.shape[0] == out.shape[1], "the blocks are of another matrix");
+    const int64_t values = with_format(blocks.shape[2], [](auto block) { return VALUES<decltype(block)>; });
+    REQUIRE(values > 0, "no format has blocks of this size");
+    REQUIRE(x.shape[1] == blocks.shape[1] * values, "depths differ");
+    if (out.size() == 0) return r.parts = 0, nullptr;
+    const int64_t rows = out.shape[0], columns = out.shape[1];
+    const bool is_panels = rows > MAX_ROWS_TRANSPOSED;
+    const int64_t row_step = rows <= 384 ? rows : 240, step = is_panels ? 240 : columns_of_part(x.shape[1]);
+    set_plan(r, {is_panels ? PANELS : COLUMNS_OF_W, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
+    return nullptr;
+}
+static void run_matmul_blocks(const Record& r, int part) {
+    with_format(r.arrays[1].shape[2], [&](auto block) { return run_as<decltype(block)>(r, part, MATRIX), 0; });
 }
 
 // Arrays: x (rows, columns), out (columns,). Sums of blocks of rows are added, as sums of many terms lose digits.
@@ -523,8 +584,9 @@ static void run_sum_rows(const Record& r, int part) {
 }
 
 static const Operation operations[] = {
-    {"matmul", 1 << 2, check_matmul, run_matmul<false>},
-    {"matmul_packed", 1 << 2, check_matmul_packed, run_matmul<true>},
+    {"matmul", 1 << 2, check_matmul, run_matmul<MATRIX>},
+    {"matmul_packed", 1 << 2, check_matmul_packed, run_matmul<PACKED>},
+    {"matmul_blocks", 1 << 2, check_matmul_blocks, run_matmul_blocks},
     {"sum_rows", 1 << 1, check_sum_rows, run_sum_rows},
 };
 extern const Family linear_family = {operations, sizeof operations / sizeof *operations};

@@ -66,6 +66,8 @@ using Sgemm = void (*)(int order, int transpose_a, int transpose_b, int64_t m, i
                        const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 extern Sgemm blas_sgemm;
 
+extern float halves[1 << 16];  // all numbers of float16 by their bits
+
 #define REQUIRE(condition, message) do { if (!(condition)) return message; } while (0)
 
 // Split `count` items into parts of `step` items, so that a part has at least `grain` units of work.

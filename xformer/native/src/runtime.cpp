@@ -25,6 +25,7 @@ static inline void pause_cpu() {}
 #endif
 
 Sgemm blas_sgemm = nullptr;
+float halves[1 << 16];
 
 // --- instruction sets -------------------------------------------------------------------------------------------------
 
@@ -38,6 +39,16 @@ namespace {
 
 std::vector<Operation> operations;  // of the chosen level; filled once by xf_init
 const char* level = "";
+
+void fill_halves() {
+    for (uint32_t h = 0; h < 1 << 16; h++) {
+        uint32_t bits = (h & 0x7fffu) << 13;
+        if (bits >= 0x0f800000u) bits += 0x70000000u;  // infinity and NaN
+        std::memcpy(halves + h, &bits, 4);
+        if (bits < 0x0f800000u) halves[h] *= 0x1p112f;  // also of subnormal numbers
+        if (h & 0x8000u) halves[h] = -halves[h];
+    }
+}
 
 bool choose_level(const char* limit) {
     const Family* const* families = baseline::families;
@@ -351,6 +362,7 @@ extern "C" {
 
 EXPORT int xf_init(const Layout* given, const char* limit) {
     layout = *given;
+    fill_halves();
     return choose_level(limit);
 }
 EXPORT const char* xf_key() { return KEY; }  // build.py looks for it in the file

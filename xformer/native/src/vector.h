@@ -11,7 +11,8 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE_METHOD inline __attribute__((always_inline))
+#define INLINE static INLINE_METHOD
 
 namespace ISA {
 

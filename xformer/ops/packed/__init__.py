@@ -1,5 +1,5 @@
 """Weights in panels of columns, and linear maps with them."""
 
-from xformer.ops.packed.definition import PackedWeight, packed_weights
+from xformer.ops.packed.definition import PackedWeight
 
-__all__ = ["PackedWeight", "packed_weights"]
+__all__ = ["PackedWeight"]

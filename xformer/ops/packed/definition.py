@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import Array, array_namespace, device, index_dtype
-from xformer.ops.inference_weight import InferenceWeight, inference_weights
+from xformer.backends import Array, array_namespace, device, dtype_name, index_dtype
+from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
 from xformer.ops.quantized.definition import QuantizedWeight
 
@@ -76,6 +76,11 @@ class PackedWeight(InferenceWeight):
         """Floating dtype of the matrix, in which results are computed."""
         return (self.panels if self.scales is None else self.scales).dtype
 
+    @property
+    def quantized_dtype(self) -> str | None:
+        """Name of the dtype that the matrix was quantized to, or None."""
+        return None if self.scales is None else str(dtype_name(self.panels.dtype))
+
     def linear(self, rows: Array, bias: Array | None) -> Any:
         """Compute rows @ matrix + bias."""
         if not self.is_transposed:
@@ -86,7 +91,7 @@ class PackedWeight(InferenceWeight):
 
     def take(self, indices: Array) -> Any:
         """Return rows of the matrix: (n, columns) for indices (n,)."""
-        xp = array_namespace(self.panels)
+        xp = array_namespace(self.panels, indices)
         if not self.is_transposed:
             return xp.take(_scaled(self.panels, self.scales, self.columns), indices, axis=0)
         size, integers = self.panels.shape[1], index_dtype(xp)
@@ -96,11 +101,6 @@ class PackedWeight(InferenceWeight):
         elements = xp.reshape(first[:, None] + steps, (-1,))
         rows = xp.reshape(xp.take(xp.reshape(self.panels, (-1,)), elements, axis=0), (indices.shape[0], size))
         return rows if self.scales is None else _times(rows, xp.take(self.scales, indices, axis=0)[:, None])
-
-
-def packed_weights(tree: Any) -> list[PackedWeight]:
-    """Return the packed weights of a module."""
-    return [each for each in inference_weights(tree) if isinstance(each, PackedWeight)]
 
 
 def _contiguous(x: Array) -> Any:

@@ -77,6 +77,11 @@ class QuantizedWeight(InferenceWeight):
         """Floating dtype of the matrix, in which results are computed."""
         return self.scales.dtype
 
+    @property
+    def quantized_dtype(self) -> str:
+        """Name of the dtype of the values."""
+        return str(dtype_name(self.values.dtype))
+
     def dequantize(self) -> Array:
         """Return the matrix as a floating array."""
         matrix = _dequantize(self.scales, self.values)
@@ -91,7 +96,7 @@ class QuantizedWeight(InferenceWeight):
 
     def take(self, indices: Array) -> Any:
         """Return rows of the matrix: (n, columns) for indices (n,)."""
-        xp = array_namespace(self.values)
+        xp = array_namespace(self.values, indices)
         if self.is_transposed:
             return xp.take(self.dequantize(), indices, axis=0)
         return _dequantize(xp.take(self.scales, indices, axis=0), xp.take(self.values, indices, axis=0))
@@ -138,5 +143,4 @@ _operation = Operation(
 
 def quantized_dtype(tree: Any) -> str | None:
     """Return the dtype of the quantized weights of a module, "int8" or "bfloat16", or None without any."""
-    weights = (each for each in inference_weights(tree) if each.scales is not None)
-    return next((dtype_name(each.elements.dtype) for each in weights), None)
+    return next(filter(None, (each.quantized_dtype for each in inference_weights(tree))), None)

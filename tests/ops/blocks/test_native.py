@@ -1,0 +1,67 @@
+"""Products with quantized blocks by the native library against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.ops.blocks.test_definition import random_blocks
+from tests.ops.numpy_cases import normal
+from xformer import native, ops
+from xformer.families.gguf_file import QUANTIZED
+from xformer.ops import linear
+from xformer.ops.blocks import BlockWeight
+from xformer.ops.embedding import embedding
+
+if not native.is_available():
+    pytest.skip(native.WHY_NOT, allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def native_kernels(monkeypatch):
+    """Enable the kernels."""
+    monkeypatch.setenv("XFORMER_KERNELS", "auto")
+
+
+def single(*shape, seed=0):
+    return normal(*shape, seed=seed).astype("float32")
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize(("rows", "count"), [(95, 3), (2, 1), (1, 5), (260, 1), (0, 2), (300, 20)])
+def test_products(name, rows, count):
+    blocks, values = random_blocks(name, rows, count)
+    weight = BlockWeight(blocks, True)
+    for number in (0, 1, 2, 3, 4, 7, 12, 13, 100, 300):
+        x = single(2 * number, values.shape[1], seed=1)[::2]
+        for bias in (None, single(2 * rows, seed=2)[::2]):
+            expected = x.astype("float64") @ values.T.astype("float64") + (0.0 if bias is None else bias)
+            largest = np.max(np.abs(x) @ np.abs(values.T), initial=0.0)
+            np.testing.assert_allclose(linear(x, weight, bias), expected, rtol=0.0, atol=1e-6 * largest + 1e-6)
+
+
+def test_explain_names_the_kernel():
+    blocks, _ = random_blocks("Q4_K", 7, 1)
+    x = single(3, 256)
+    assert ops.explain("block_linear", x, blocks, None).startswith("block_linear on numpy: native.block_linear")
+    assert ops.explain("dequantize", blocks).startswith("dequantize on numpy: native.dequantize")
+    explanation = ops.explain("block_linear", x, blocks.astype("int32"), None)
+    assert "not native.block_linear: blocks of dtype int32" in explanation
+    explanation = ops.explain("dequantize", np.asfortranarray(blocks))
+    assert "not native.dequantize: the blocks are not contiguous" in explanation
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
+@pytest.mark.parametrize("rows", [1, 6, 44, 300])
+def test_a_program_returns_the_bits_of_the_function(name, rows):
+    blocks, values = random_blocks(name, 160, 2)
+    weight, bias = BlockWeight(blocks, True), single(160, seed=2)
+    jitted = xf.jit(lambda x: linear(x, weight, bias))
+    for seed in range(3):
+        x = single(2 * rows, values.shape[1], seed=seed)[::2]
+        np.testing.assert_array_equal(jitted(x), linear(x, weight, bias))
+    look_up = xf.jit(lambda ids: embedding(weight.T, ids))
+    for seed in range(3):
+        ids = np.random.default_rng(seed).integers(0, 160, (2, 3))
+        np.testing.assert_array_equal(look_up(ids), values[ids])

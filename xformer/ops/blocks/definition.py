@@ -1,0 +1,250 @@
+"""Weights in the quantized blocks of GGUF files, and linear maps with them, for inference.
+
+The formats are those of ggml (ggml-common.h, ggml-quants.c). A block has one or two scales in float16, and 32 or 256
+values of 4 to 8 bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xformer.backends import Array, array_namespace, base_namespace, device, from_host, index_dtype
+from xformer.ops.inference_weight import InferenceWeight
+from xformer.ops.operation import Operation
+
+_CHUNK = 2**18  # values dequantized at a time, which bounds the memory
+
+
+class BlockWeight(InferenceWeight):
+    """A matrix in the quantized blocks of a GGUF file, which linear maps and embeddings take as their weight.
+
+    The rows are the output features of a linear map and the tokens of an embedding. Use `BlockWeight.of` to make one.
+
+    Attributes:
+        blocks: Array of shape (rows, blocks of a row, bytes of a block), uint8. The number of bytes determines the
+            format.
+        is_transposed: The matrix is the transpose, (columns, rows).
+    """
+
+    blocks: Array
+    is_transposed: bool
+
+    @classmethod
+    def of(cls, matrix: Any, shape: tuple[int, ...]) -> BlockWeight:
+        """Return the weight of a matrix of blocks; its memory is used if its rows are contiguous.
+
+        Args:
+            matrix: NumPy array of shape (rows, blocks of a row) or its transpose, whose elements are blocks (dtype
+                void).
+            shape: The expected shape, which tells the rows from the columns.
+        """
+        num_bytes = matrix.dtype.itemsize
+        is_transposed = matrix.shape[0] * _FORMATS[num_bytes].num_values == shape[0] or matrix.shape[1] == shape[1]
+        rows = matrix.T if is_transposed else matrix
+        return cls(np.ascontiguousarray(rows).view(np.uint8).reshape(*rows.shape, num_bytes), is_transposed)
+
+    @property
+    def T(self) -> BlockWeight:
+        """Transpose of the matrix; shares its arrays."""
+        return BlockWeight(self.blocks, not self.is_transposed)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix."""
+        rows, columns = self.blocks.shape[0], num_columns(self.blocks)
+        return (columns, rows) if self.is_transposed else (rows, columns)
+
+    @property
+    def elements(self) -> Array:
+        """The blocks."""
+        return self.blocks
+
+    @property
+    def dtype(self) -> Any:
+        """float32, in which results are computed."""
+        return array_namespace(self.blocks).float32
+
+    def unpack(self) -> Array:
+        """Return the matrix as a float32 array."""
+        matrix = dequantize(self.blocks)
+        return array_namespace(matrix).matrix_transpose(matrix) if self.is_transposed else matrix
+
+    def linear(self, rows: Array, bias: Array | None) -> Any:
+        """Compute rows @ matrix + bias; the blocks of a linear map are those of an output feature."""
+        if self.is_transposed:
+            return _linear(rows, self.blocks, bias)
+        y = rows @ self.unpack()
+        return y if bias is None else y + bias
+
+    def take(self, indices: Array) -> Any:
+        """Return rows of the matrix: (n, columns) for indices (n,)."""
+        xp = array_namespace(self.blocks, indices)
+        if self.is_transposed:
+            return xp.take(self.unpack(), indices, axis=0)
+        return dequantize(xp.take(self.blocks, indices, axis=0))
+
+
+def dequantize(blocks: Array) -> Any:
+    """Return the values of quantized blocks.
+
+    Args:
+        blocks: Array of shape (rows, blocks of a row, bytes of a block), uint8.
+
+    Returns:
+        Array of shape (rows, columns), float32.
+    """
+    return _dequantize(blocks)
+
+
+def num_columns(blocks: Array) -> int:
+    """Return the number of values in a row of blocks."""
+    return int(blocks.shape[1]) * _FORMATS[blocks.shape[2]].num_values
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+class _Format(NamedTuple):
+    """A format of blocks.
+
+    Attributes:
+        num_values: Values of a block.
+        dequantize: (xp, blocks) -> values, in arrays of any number of leading axes.
+    """
+
+    num_values: int
+    dequantize: Callable[[Any, Array], Any]
+
+
+def _half(xp: Any, blocks: Any, start: int) -> Any:
+    """Return the float16 in two bytes of each block as float32, with an axis of length 1."""
+    table = from_host(base_namespace(xp), _halves(), device=device(blocks))
+    low, high = (xp.astype(blocks[..., i], index_dtype(xp)) for i in (start, start + 1))
+    numbers = xp.reshape(low + 256 * high, (-1,))
+    return xp.reshape(xp.take(table, numbers, axis=0), (*blocks.shape[:-1], 1))
+
+
+@functools.cache
+def _halves() -> Any:
+    """Return all float16 numbers by their bits."""
+    return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def _split(x: Any, *shape: int) -> Any:
+    """Split the last axis."""
+    return array_namespace(x).reshape(x, (*x.shape[:-1], *shape))
+
+
+def _shifted(xp: Any, x: Any, *steps: int) -> Any:
+    """Return x, of shape (..., n), shifted right by each step: (..., steps, n)."""
+    return x[..., None, :] >> xp.asarray(steps, dtype=xp.uint8, device=device(x))[:, None]
+
+
+def _signed(xp: Any, x: Any) -> Any:
+    """Return bytes as float32 numbers from -128 to 127."""
+    x = xp.astype(x, xp.float32)
+    return xp.where(x > 127.0, x - 256.0, x)
+
+
+def _legacy(xp: Any, blocks: Any, *, bits: int, zero: int) -> Any:
+    """Return scale * (value - zero), or scale * value + minimum; a fifth bit of all values follows the scales."""
+    start = 2 if zero else 4
+    values = xp.reshape(_shifted(xp, blocks[..., -16:], 0, 4) & 15, (*blocks.shape[:-1], 32))
+    if bits == 5:
+        high = blocks[..., start : start + 4, None] >> xp.arange(8, dtype=xp.uint8, device=device(blocks))
+        values = values | xp.reshape(high & 1, values.shape) << 4
+    scaled = _half(xp, blocks, 0) * (xp.astype(values, xp.float32) - zero)
+    return scaled if zero else scaled + _half(xp, blocks, 2)
+
+
+def _q8_0(xp: Any, blocks: Any) -> Any:
+    return _half(xp, blocks, 0) * _signed(xp, blocks[..., 2:])
+
+
+def _k_quants(xp: Any, blocks: Any, *, bits: int) -> Any:
+    """Return the values of 8 groups, whose scales and minima have 6 bits."""
+    first, second, third = (blocks[..., i : i + 4] for i in (4, 8, 12))
+    scales = xp.concat([first & 63, (third & 15) | first >> 6 << 4], axis=-1)
+    minima = xp.concat([second & 63, third >> 4 | second >> 6 << 4], axis=-1)
+    values = _shifted(xp, _split(blocks[..., -128:], 4, 32), 0, 4) & 15
+    values = xp.reshape(values, (*blocks.shape[:-1], 8, 32))
+    if bits == 5:
+        values = values | (_shifted(xp, blocks[..., 16:48], *range(8)) & 1) << 4
+    scales, minima, values = (xp.astype(x, xp.float32) for x in (scales, minima, values))
+    scaled = (_half(xp, blocks, 0) * scales)[..., None] * values - (_half(xp, blocks, 2) * minima)[..., None]
+    return xp.reshape(scaled, (*blocks.shape[:-1], 256))
+
+
+def _q6_k(xp: Any, blocks: Any) -> Any:
+    """Return the values of 16 groups, whose scales have 8 bits."""
+    shape = (*blocks.shape[:-1], 16, 16)
+    low = xp.reshape(_shifted(xp, _split(blocks[..., :128], 2, 64), 0, 4) & 15, shape)
+    high = xp.reshape(_shifted(xp, _split(blocks[..., 128:192], 2, 32), 0, 2, 4, 6) & 3, shape)
+    scales = _half(xp, blocks, 208) * _signed(xp, blocks[..., 192:208])
+    scaled = scales[..., None] * (xp.astype(low | high << 4, xp.float32) - 32)
+    return xp.reshape(scaled, (*blocks.shape[:-1], 256))
+
+
+# By the bytes of a block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K.
+_FORMATS = {
+    18: _Format(32, functools.partial(_legacy, bits=4, zero=8)),
+    20: _Format(32, functools.partial(_legacy, bits=4, zero=0)),
+    22: _Format(32, functools.partial(_legacy, bits=5, zero=16)),
+    24: _Format(32, functools.partial(_legacy, bits=5, zero=0)),
+    34: _Format(32, _q8_0),
+    144: _Format(256, functools.partial(_k_quants, bits=4)),
+    176: _Format(256, functools.partial(_k_quants, bits=5)),
+    210: _Format(256, _q6_k),
+}
+
+
+# --- operations -------------------------------------------------------------------------------------------------------
+
+
+def _chunks(blocks: Any) -> Any:
+    """Yield the values of some rows of blocks at a time; at least once."""
+    xp, (rows, _, num_bytes), columns = array_namespace(blocks), blocks.shape, num_columns(blocks)
+    step = max(1, _CHUNK // max(1, columns))
+    for i in range(0, max(1, rows), step):
+        values = _FORMATS[num_bytes].dequantize(xp, blocks[i : min(i + step, rows), ...])
+        yield xp.reshape(values, (values.shape[0], columns))
+
+
+def _dequantize_forward(blocks: Array, *, save: bool) -> tuple[Array, Any]:
+    return array_namespace(blocks).concat(list(_chunks(blocks)), axis=0), None
+
+
+def _linear_forward(x: Array, blocks: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
+    xp = array_namespace(x, blocks)
+    parts = [x @ xp.matrix_transpose(xp.astype(values, x.dtype, copy=False)) for values in _chunks(blocks)]
+    y = xp.concat(parts, axis=1)
+    return y if bias is None else y + bias, None
+
+
+_IS_FORMAT = {f"blocks of {', '.join(map(str, _FORMATS))} bytes": lambda sizes: sizes["bytes"] in _FORMATS}
+
+# Without derivatives: blocks are for inference.
+_dequantize = Operation(
+    "dequantize",
+    "blocks: (rows, blocks, bytes) int -> (rows, columns)",
+    _dequantize_forward,
+    None,
+    conditions=_IS_FORMAT,
+)
+_linear = Operation(
+    "block_linear",
+    "x: (rows, in_features) float, blocks: (out_features, blocks, bytes) int, bias?: (out_features) float "
+    "-> (rows, out_features)",
+    _linear_forward,
+    None,
+    conditions=_IS_FORMAT
+    | {
+        "rows of in_features values": lambda sizes: (
+            sizes["blocks"] * _FORMATS[sizes["bytes"]].num_values == sizes["in_features"]
+        )
+    },
+)
