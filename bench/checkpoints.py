@@ -3,10 +3,10 @@
     python bench/checkpoints.py DIR [--threads 2] [--python PYTHON] [--json FILE]
     python bench/checkpoints.py MODEL.gguf --peer llama.cpp [--python PYTHON]
 
-DIR has the model in the Hugging Face format, e.g. SmolLM2-135M; the peer is transformers on torch, in float32. A GGUF
-file is read by llama.cpp, which stores the weights in Q8_0, while xformer stores them in int8. PYTHON is an interpreter
-with the peer (torch and transformers, or llama-cpp-python); default: the one that runs the script. Each library runs in
-its own process; measurements alternate. The table shows the medians and the median of the ratios.
+DIR has the model in the Hugging Face format, e.g. SmolLM2-135M; the peer is transformers on torch, in float32. Of a
+GGUF file, both xformer and llama.cpp multiply the quantized blocks. PYTHON is an interpreter with the peer (torch and
+transformers, or llama-cpp-python); default: the one that runs the script. Each library runs in its own process;
+measurements alternate. The table shows the medians and the median of the ratios.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ CASES: Cases = {"decode, batch 1": (5, 1), "decode, batch 8": (4, 8), "prompt of
 def xformer_functions(path: str):
     import xformer as xf
 
-    model = xf.load_pretrained(path)
-    if path.endswith(".gguf"):
-        model = model.quantize("int8")
-    model = model.pack()
+    model = xf.load_pretrained(path, pack=True)
 
     def decode(prompts):
         xf.generate(model, prompts.tolist(), max_new_tokens=NEW_TOKENS, special_tokens=False)
@@ -61,22 +58,12 @@ def transformers_functions(directory: str):
 
 
 def llama_functions(path: str):
-    import ctypes
     import itertools
-    import tempfile
 
     import llama_cpp
 
     threads = int(os.environ["OMP_NUM_THREADS"])
-    with tempfile.TemporaryDirectory() as directory:
-        quantized = f"{directory}/q8_0.gguf"
-        parameters = llama_cpp.llama_model_quantize_default_params()
-        parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
-        parameters.allow_requantize = True
-        if llama_cpp.llama_model_quantize(path.encode(), quantized.encode(), ctypes.byref(parameters)):
-            raise RuntimeError(f"llama.cpp cannot quantize {path}")
-        options = {"n_ctx": 1024, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
-        model = llama_cpp.Llama(quantized, **options)
+    model = llama_cpp.Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def forward(ids):
         model.reset()

@@ -2,16 +2,21 @@
 
 import dataclasses
 import json
+import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from xformer.errors import BackendError, CheckpointError
-from xformer.families import gguf_file, load_pretrained
+from tests.reference import raises_line
+from xformer import Adam, fit, generate, load, lora, native
+from xformer.backends import to_host
+from xformer.errors import CheckpointError, ConfigError
+from xformer.families import gguf_file, load_pretrained, save_pretrained
+from xformer.ops.blocks import BlockWeight, definition
+from xformer.ops.inference_weight import inference_weights
 
 gguf = pytest.importorskip("gguf")
 DATA = Path(__file__).parent / "data"
@@ -158,8 +163,8 @@ def random_blocks(kind, shape, rng):
 @pytest.mark.parametrize("name", ["F16", "BF16", *gguf_file.QUANTIZED])
 def test_every_type_has_the_values_that_the_package_gguf_computes(name, has_library, tmp_path, monkeypatch):
     if not has_library:
-        monkeypatch.setattr(gguf_file.native, "is_available", lambda: False)
-    monkeypatch.setattr(gguf_file, "_CHUNK", 3072)  # several chunks, the last one shorter
+        monkeypatch.setenv("XFORMER_KERNELS", "no-native")
+    monkeypatch.setattr(definition, "_CHUNK", 3072)  # several chunks, the last one shorter
     rng, kind = np.random.default_rng(0), TYPE[name]
     values = {
         "model_type": "qwen2", "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11,
@@ -258,19 +263,111 @@ def test_types_have_the_names_and_sizes_of_the_package():
         assert TYPE(number).name == name
 
 
-def test_the_package_is_needed_only_without_the_library(tmp_path, monkeypatch):
-    path = convert("llama", tmp_path / "model.gguf", kind=TYPE.BF16)
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    load_pretrained(path)
-    entry = gguf_file.GGUFEntry(path, "Q8_0", (1, 32), 0, (32, 34))
-    monkeypatch.setattr(gguf_file.native, "is_available", lambda: False)
-    with pytest.raises(BackendError, match=r"run: pip install \"array-transformers\[gguf\]"):
-        entry.read()
-
-
 def test_a_file_that_changed_is_read_again(llama, tmp_path):
     path = tmp_path / "model.gguf"
     shutil.copy(llama, path)
     assert load_pretrained(path).config.num_layers == 2
     convert("gpt2", path)
     assert load_pretrained(path).model_type == "gpt2"
+
+
+# --- weights that stay in blocks --------------------------------------------------------------------------------------
+
+needs_library = pytest.mark.skipif(not native.is_available(), reason="the library was not compiled")
+
+
+def convert_wider(case, path, kind):
+    """Write a file of the type with random weights, four times as wide as the checkpoint, so that rows have blocks."""
+    values = json.loads((DATA / case / "config.json").read_text())
+    for key in values.keys() & {"hidden_size", "intermediate_size", "head_dim", "n_embd"}:
+        values[key] = values[key] and 4 * values[key]
+    fixed, rng = (values["vocab_size"], values.get("n_positions")), np.random.default_rng(0)
+    tensors = {}
+    for name, x in load_file(DATA / case / "model.safetensors").items():
+        shape = [size if size in fixed else 4 * size for size in x.shape]
+        tensors[name] = rng.normal(1.0 if x.ndim == 1 else 0.0, 0.2, shape).astype(np.float32)
+    write_gguf(path, values, tensors, kind=kind)
+    return path
+
+
+def weights_in_blocks(model):
+    return [each for each in inference_weights(model) if isinstance(each, BlockWeight)]
+
+
+@needs_library
+@pytest.mark.parametrize("kind", [TYPE.Q8_0, TYPE.Q4_1])
+@pytest.mark.parametrize("case", ["gpt2", "llama", "llama_linear_rope_biases", "qwen2_tied", "qwen3", "phi3"])
+def test_packed_weights_stay_in_the_blocks_of_the_file(case, kind, tmp_path):
+    path = convert_wider(case, tmp_path / "model.gguf", kind)
+    model, expected = load_pretrained(path, pack=True), load_pretrained(path)
+    matrices = [x for name, x in expected.named_parameters() if x.ndim == 2 and "position" not in name]
+    assert [each.shape for each in weights_in_blocks(model)] == [x.shape for x in matrices]
+    assert model.parameter_count() == expected.parameter_count()
+    for (name, x), (other, y) in zip(model.unpack().named_arrays(), expected.named_arrays(), strict=True):
+        assert name == other
+        np.testing.assert_array_equal(x, y)
+    for length in (1, 3, 7):
+        ids = np.random.default_rng(0).integers(0, model.config.vocab_size, (2, length))
+        logits = expected(ids)
+        np.testing.assert_allclose(model(ids), logits, rtol=0.0, atol=1e-5 * np.abs(logits).max())
+    tokens = [[each[0].tokens for each in generate(m, ids[:, :3], max_new_tokens=9)] for m in (model, expected)]
+    assert tokens[0] == tokens[1]
+
+
+@needs_library
+def test_blocks_are_kept_only_if_nothing_else_was_requested(tmp_path):
+    path = convert_wider("llama", tmp_path / "model.gguf", TYPE.Q5_0)
+    for options in ({}, {"pack": True, "dtype": "float32"}, {"pack": True, "quantize": "int8"}, {"dtype": "float64"}):
+        assert not weights_in_blocks(load_pretrained(path, **options))
+    strict = pytest.importorskip("array_api_strict")
+    assert not weights_in_blocks(load_pretrained(path, pack=True, xp=strict))
+
+
+@needs_library
+def test_a_model_in_blocks_can_be_saved_moved_and_quantized_but_not_trained(tmp_path, xp):
+    path = convert_wider("llama", tmp_path / "model.gguf", TYPE.Q4_0)
+    model, expected = load_pretrained(path, pack=True), load_pretrained(path)
+    ids = [[5, 4, 7]]
+    logits = expected(ids)
+    assert model.pack() is not None
+    assert weights_in_blocks(model.pack())[0].blocks is weights_in_blocks(model)[0].blocks
+    moved = model.to(xp)
+    assert weights_in_blocks(moved)
+    np.testing.assert_allclose(to_host(moved(ids)), logits, rtol=0.0, atol=1e-5 * np.abs(logits).max())
+    double = model.to(xp, dtype="float64")
+    assert not weights_in_blocks(double)
+    np.testing.assert_allclose(to_host(double(ids)), logits, rtol=0.0, atol=1e-5 * np.abs(logits).max())
+    np.testing.assert_array_equal(model.quantize("int8")(ids), expected.quantize("int8")(ids))
+    model.save(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(load(tmp_path / "model.safetensors")(ids), logits)
+    save_pretrained(model, tmp_path / "out")
+    np.testing.assert_array_equal(load_pretrained(tmp_path / "out")(ids), logits)
+    with raises_line(ConfigError, "the model is packed for inference; train model.unpack()"):
+        fit(model, lambda m, b, r: m(b).sum(), [ids], optimizer=Adam(), learning_rate=1e-3, steps=1)
+    with raises_line(ConfigError, r"the model is packed for inference; use lora\(model.unpack\(\)\)"):
+        lora(model)
+
+
+@needs_library
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not list open files")
+def test_all_blocks_share_one_map_of_the_file(tmp_path):
+    path = convert_wider("llama", tmp_path / "model.gguf", TYPE.Q8_0)
+    before = len(os.listdir("/proc/self/fd"))
+    model = load_pretrained(path, pack=True)
+    assert len(weights_in_blocks(model)) > 10
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@needs_library
+def test_blocks_of_another_shape_are_refused(tmp_path):
+    path = convert_wider("llama", tmp_path / "model.gguf", TYPE.Q8_0)
+    header = gguf_file._read_header(path)[1]["blk.0.ffn_up.weight"]
+    assert header.shape == (160, 96)
+    content = path.read_bytes()
+    name = b"blk.0.ffn_up.weight"
+    start = content.index(name) + len(name) + 4
+    assert content[start : start + 16] == np.array([96, 160], "<u8").tobytes()
+    path.write_bytes(content[:start] + np.array([160, 96], "<u8").tobytes() + content[start + 16 :])
+    for pack in (False, True):
+        with raises_line(CheckpointError, r"has shape \(96, 160\), which gives layers.0.feed_forward.up.weight"):
+            load_pretrained(path, pack=pack)

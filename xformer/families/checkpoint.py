@@ -38,6 +38,7 @@ from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
 from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
 from xformer.models.base import BaseModel
+from xformer.ops.blocks import BlockWeight
 from xformer.ops.quantized import QUANTIZED_DTYPES, quantized_dtype
 from xformer.threads import parallel_map, run_serially
 from xformer.tree import flatten, replace
@@ -151,11 +152,13 @@ def load_pretrained(
             safetensors file that `BaseModel.save` wrote.
         xp: Array library, as a module or by name.
         dtype: Floating dtype of the parameters. Default: that of the file; float32 if the library lacks it, for
-            bfloat16 in NumPy, and for quantized tensors of GGUF files.
+            bfloat16 in NumPy, and for quantized tensors of GGUF files that are not packed.
         device: Device of the parameters, as the library names it.
         quantize: "int8" or "bfloat16" to quantize the weights for inference (`layers.quantize`), in place of `dtype`.
             On NumPy each weight is quantized as it is read, so the float32 model is never in memory as a whole.
-        pack: Whether to pack the weights for inference (`layers.pack`), in the same way.
+        pack: Whether to pack the weights for inference (`layers.pack`), in the same way. Without a `dtype` and
+            `quantize`, the quantized blocks of a GGUF file stay as they are in the file, which is mapped into memory
+            and must not change.
         progress: Called after each tensor with the number of values read so far and their total. On NumPy, calls may
             come from several threads, but never at the same time.
 
@@ -165,7 +168,7 @@ def load_pretrained(
     Raises:
         CheckpointError: If the checkpoint is damaged, of an unknown family, or needs a computation that xformer does
             not have.
-        BackendError: If the library, dtype or device is not available, or the package gguf is missing.
+        BackendError: If the library, dtype or device is not available.
 
     Example:
         >>> model = load_pretrained("SmolLM2-135M-Instruct")  # doctest: +SKIP
@@ -180,16 +183,19 @@ def load_pretrained(
         file = path if path.is_file() else path / "model.safetensors"
         return for_inference(load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
     checkpoint = open_checkpoint(path)
-    xp = resolve(xp)
+    xp, requested = resolve(xp), dtype
     dtype = default_float(xp, restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
     converters: dict[str, Callable[[Array], Any]] = {}
+    keep_blocks = False
     if backend_name(xp) == "numpy" and quantize is not None:
         dtype = xp.float32
     if backend_name(xp) == "numpy" and dtype_name(dtype) == "float32":
         pack = pack and native.is_available()
         if pack or quantize is not None:
             converters = inference_weights_of(checkpoint.model, quantize, packed=pack)
-    arrays = _read_parameters(checkpoint, path, converters, xp=xp, dtype=dtype, device=device, progress=progress)
+            keep_blocks = pack and quantize is None and requested is None
+    options = {"keep_blocks": keep_blocks, "xp": xp, "dtype": dtype, "device": device, "progress": progress}
+    arrays = _read_parameters(checkpoint, path, converters, **options)
     try:
         model = replace(checkpoint.model, arrays)
     except (ConfigError, ShapeError) as error:
@@ -208,6 +214,7 @@ def _read_parameters(
     path: Path,
     converters: dict[str, Callable[[Array], Any]],
     *,
+    keep_blocks: bool,
     xp: Any,
     dtype: DType,
     device: Device,
@@ -215,7 +222,8 @@ def _read_parameters(
 ) -> dict[str, Any]:
     """Read all tensors, and return the parameters by name; arguments and errors are those of `load_pretrained`.
 
-    The converters of `inference_weights_of` are applied to the parameters that they name.
+    The converters of `inference_weights_of` are applied to the parameters that they name, except, with `keep_blocks`,
+    to those that the file has in quantized blocks.
     """
     family, model, tensors, config_path = checkpoint
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
@@ -229,18 +237,22 @@ def _read_parameters(
     def read(name: str) -> None:
         nonlocal num_read
         layout, parameters = layouts[name]
-        x = tensors.read(stored_names[name])
-        expected = [shapes[parameter] for parameter in parameters]
+        stored, expected = stored_names[name], [shapes[parameter] for parameter in parameters]
+        blocks = tensors.read_blocks(stored) if keep_blocks and converters.keys() >= {*parameters} else None
+        x = tensors.read(stored) if blocks is None else blocks
         for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
-            if tuple(values.shape) != shape:
+            weight = values if blocks is None else BlockWeight.of(values, shape)
+            if tuple(weight.shape) != shape:
                 raise CheckpointError(
-                    f"{path}: {stored_names[name]} has shape {tuple(x.shape)}, which gives {parameter} the shape "
-                    f"{tuple(values.shape)}; {config_path.name} implies {shape}"
+                    f"{path}: {stored} has shape {tensors.entries[stored].shape}, which gives {parameter} the shape "
+                    f"{tuple(weight.shape)}; {config_path.name} implies {shape}"
                 )
-            if parameter in converters:  # which copy it, so that the file stays as it is
-                arrays[parameter] = converters[parameter](np.asarray(values, dtype=dtype))
+            if blocks is not None:
+                arrays[parameter] = weight
+            elif parameter in converters:  # which copy it, so that the file stays as it is
+                arrays[parameter] = converters[parameter](np.asarray(weight, dtype=dtype))
             else:
-                arrays[parameter] = from_host(xp, np.array(values, order="C"), dtype=dtype, device=device)
+                arrays[parameter] = from_host(xp, np.array(weight, order="C"), dtype=dtype, device=device)
         with lock:
             num_read += sum(int(np.prod(shape)) for shape in expected)
             if progress is not None:

@@ -1,14 +1,14 @@
 """`GGUFFile`: a GGUF file of llama.cpp, with the tensor names and the config.json of a family.
 
-The format is specified in docs/gguf.md of ggml. The native library dequantizes, or else the package gguf. The header is
-read here, because the GGUFReader of gguf makes several arrays for every token of the vocabulary: seconds, and 170 MB
-for 49,000 tokens.
+The format is specified in docs/gguf.md of ggml. The header is read here, because the GGUFReader of the package gguf
+makes several arrays for every token of the vocabulary: seconds, and 170 MB for 49,000 tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import mmap
 import re
 import struct
@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from xformer import native
 from xformer.errors import CheckpointError, nearest_hint
 from xformer.families.tensor_files import TensorEntry, TensorFiles
 from xformer.io import check_no_lfs_pointer
-from xformer.text.extras import require
+from xformer.ops.blocks import dequantize
 
 # {number of a type: its name, and the values and bytes of a block}.
 _TYPES = {
@@ -36,7 +35,6 @@ _UNSUPPORTED = {
     22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 _SIZE = struct.Struct("<Q")
-_CHUNK = 1 << 18  # values that the package gguf dequantizes at a time
 
 # {type of a metadata value: code of the struct module}; strings are type 8 and arrays type 9.
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -140,27 +138,20 @@ class GGUFEntry(TensorEntry):
 
     def read(self) -> Any:
         """Return the tensor; quantized types and bfloat16 become float32."""
-        return self.arrange(self._dequantize() if self.code in QUANTIZED else super().read())
+        if self.code not in QUANTIZED:
+            return self.arrange(super().read())
+        blocks = self.read_blocks(np.memmap(self.path, "u1", mode="r"))
+        return self.arrange(dequantize(blocks).reshape(self.shape))
 
-    def _dequantize(self) -> Any:
+    def read_blocks(self, content: Any) -> Any:
+        """Return the part of the bytes of the file that has the quantized blocks: (blocks, 1, bytes of a block)."""
         num_values, num_bytes = self.block
-        x, blocks_at_a_time = np.empty(self.shape, "<f4"), _CHUNK // num_values
-        values = x.reshape(-1, num_values)
-        blocks = np.asarray(np.memmap(self.path, "u1", mode="r", offset=self.offset, shape=(len(values), num_bytes)))
-        if native.is_available():
-            native.call("dequantize", (blocks, values))
-            return x
-        gguf = require("gguf")
-        quantized_type = gguf.GGMLQuantizationType[self.code]
-        for i in range(0, len(values), blocks_at_a_time):
-            chunk = blocks[i : i + blocks_at_a_time]
-            rows = gguf.dequantize(chunk.reshape(1, -1), quantized_type)
-            values[i : i + blocks_at_a_time] = rows.reshape(-1, num_values)
-        return x
+        count = math.prod(self.shape) // num_values
+        return np.asarray(content[self.offset : self.offset + count * num_bytes]).reshape(count, 1, num_bytes)
 
 
 class GGUFFile(TensorFiles):
-    """The tensors of a GGUF file by the names of its family, dequantized one at a time.
+    """The tensors of a GGUF file by the names of its family, dequantized one at a time or in blocks.
 
     Args:
         path: The file.
@@ -175,6 +166,7 @@ class GGUFFile(TensorFiles):
 
     def __init__(self, path: Path) -> None:
         self.metadata, stored = _read_header(path)
+        self._content = np.memmap(path, "u1", mode="r")  # of all weights in blocks, as it has a file descriptor
         if self.metadata.get("split.count", 1) > 1:
             count = self.metadata["split.count"]
             raise CheckpointError(f"{path} is one of {count} parts; merge them with llama-gguf-split --merge")
@@ -193,6 +185,15 @@ class GGUFFile(TensorFiles):
             )
             for key, entry in stored.items()
         }
+
+    def read_blocks(self, name: str) -> Any:
+        """Return a matrix as an array of quantized blocks (rows, blocks of a row) in the file, or None; see `read`."""
+        entry: Any = self.entries[name]
+        num_values, num_bytes = entry.block
+        if entry.code not in QUANTIZED or len(entry.shape) != 2 or entry.shape[1] % num_values:
+            return None
+        blocks = entry.read_blocks(self._content).view(f"V{num_bytes}")
+        return entry.arrange(blocks.reshape(entry.shape[0], entry.shape[1] // num_values))
 
 
 def find_gguf(path: Path) -> Path | None:

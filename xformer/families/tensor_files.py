@@ -78,6 +78,10 @@ class TensorFiles:
         """Return a tensor as a NumPy array; bfloat16 is converted to float32."""
         return self.entries[name].read()
 
+    def read_blocks(self, name: str) -> Any:
+        """Return None, as safetensors files have no quantized blocks."""
+        return None
+
     def dtype(self) -> str:
         """Return the name of the most frequent floating dtype."""
         codes = [entry.code for entry in self.entries.values() if entry.code in DTYPE_NAMES]

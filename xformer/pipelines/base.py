@@ -67,7 +67,8 @@ class Pipeline:
         Args:
             directory: Directory of the checkpoint or the run, or a GGUF file.
             xp: Array library of the model, as a module or by name.
-            dtype: dtype of the parameters. Default: that of the files.
+            dtype: dtype of the parameters. Default: that of the files; the quantized blocks of a GGUF file stay as they
+                are on NumPy.
             quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`. They are also
                 packed (`layers.pack`): to train the model, use `model.unpack()`.
             progress: As for `load_pretrained`.
