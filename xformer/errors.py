@@ -68,7 +68,7 @@ class OutOfMemoryError(XformerError, MemoryError):
 _EXTRAS = {
     **dict.fromkeys(("tokenizers", "jinja2"), "chat"),
     **dict.fromkeys(("matplotlib", "rich", "rouge_score", "sacrebleu", "typer"), "cli"),
-    **{name: name for name in ("ctranslate2", "cudnn", "gguf", "jax", "torch")},
+    **{name: name for name in ("ctranslate2", "cudnn", "jax", "torch")},
     **dict.fromkeys(("msgspec", "starlette", "uvicorn"), "serve"),
     "distributed": "dask",
     "llguidance": "grammar",

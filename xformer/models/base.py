@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from xformer.backends import Array, Device, DType, dtype_name
+from xformer.backends import Array, Device, DType, dtype_name, is_floating
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.layers import Initializer

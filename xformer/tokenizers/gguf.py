@@ -52,7 +52,7 @@ def read_gguf(path: Path) -> PretrainedTokenizer:
 
     Raises:
         CheckpointError: If the file is damaged, or has no tokenizer or one of an unknown type.
-        BackendError: If the package tokenizers or gguf is missing.
+        BackendError: If the package tokenizers is missing.
     """
     metadata = read_metadata(path)
     values = {
