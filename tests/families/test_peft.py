@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 import xformer as xf
 from xformer.errors import CheckpointError, ConfigError
 from xformer.layers.adapters import adapters_of
+from xformer.tree import with_fields
 
 DATA = Path(__file__).parent / "data"
 # Modules of torch that get an adapter; those of GPT-2 have the weight (in_features, out_features).
@@ -97,7 +98,7 @@ def test_adapters_of_a_quantized_model(tmp_path):
         ({"rank_pattern": {"(": 3}}, r"has rank_pattern .*; expected regular expressions"),
         ({"alpha_pattern": [3]}, r"has alpha_pattern \[3\]; expected regular expressions"),
         ({"alora_invocation_tokens": [1]}, r"has alora_invocation_tokens \[1\]; expected None"),
-        ({"r": 4}, r"has shapes \(3, \d+\) and \(\d+, 3\), and rank 4; expected"),
+        ({"r": 4}, r"has shapes \(3, \d+\) and \(\d+, 3\); expected \(4, "),
     ],
 )
 def test_settings_that_are_not_supported(changes, message, tmp_path):
@@ -117,6 +118,26 @@ def test_adapters_of_another_model(tmp_path):
         xf.load_lora(xf.load_pretrained(DATA / "llama"), tmp_path / "nothing")
     with pytest.raises(ConfigError, match="the model has no adapters"):
         xf.save_lora(xf.load_pretrained(DATA / "llama"), tmp_path / "out")
+
+
+def test_adapters_of_other_sizes(tmp_path):
+    adapters, _ = write("llama", tmp_path)
+    for name, axis in (("lora_A", 1), ("lora_B", 0)):
+        tensors = load_file(adapters / "adapter_model.safetensors")
+        larger = {key: np.concatenate([x, x], axis=axis) if name in key else x for key, x in tensors.items()}
+        (tmp_path / name).mkdir()
+        save_file(larger, tmp_path / name / "adapter_model.safetensors")
+        shutil.copy(adapters / "adapter_config.json", tmp_path / name)
+        with pytest.raises(CheckpointError, match=r"has shapes .*; expected "):
+            xf.load_lora(xf.load_pretrained(DATA / "llama"), tmp_path / name)
+
+
+def test_other_trained_arrays_are_not_dropped(tmp_path):
+    model = xf.lora(xf.load_pretrained(DATA / "llama"))
+    with pytest.raises(ConfigError, match=r"norm\.weight is trainable, which adapters do not include"):
+        xf.save_lora(with_fields(model, norm=xf.unfreeze(model.norm)), tmp_path / "out")
+    with pytest.raises(ConfigError, match="model_type is None, as the model was not loaded from a checkpoint"):
+        xf.save_lora(xf.lora(xf.LanguageModel(model.config, seed=0)), tmp_path / "out")
 
 
 def test_trained_adapters_of_one_matrix_are_refused(tmp_path):

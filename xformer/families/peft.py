@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from xformer.backends import array_namespace, device, dtype_name, from_host, to_host
-from xformer.errors import CheckpointError, ConfigError
+from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families.family import FAMILIES, Family
 from xformer.families.layouts import Layout
 from xformer.families.tensor_files import read_header
@@ -49,6 +49,9 @@ def save_lora(model: BaseModel, directory: str | os.PathLike[str], *, model_type
     """
     check_path(directory)
     adapters, family = adapters_of(model), _family(model, model_type)
+    for name, _ in model.named_trainable_parameters():
+        if not name.endswith((".lora_a", ".lora_b")):
+            raise ConfigError(f"{name} is trainable, which adapters do not include; use merge_lora and save_pretrained")
     tensors: dict[str, Any] = {}
     table = _tensors(family, model, adapters)
     if missing := sorted(adapters.keys() - {name for _, names in table.values() for name in names}):
@@ -111,6 +114,8 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
     found: dict[str, dict[str, Any]] = {}
     for key, entry in read_header(path / "adapter_model.safetensors").items():
         match = _KEY.fullmatch(key)
+        if key.endswith(".base_layer.weight"):  # PEFT's copy of an adapted output layer
+            continue
         if match is None:
             raise CheckpointError(f"{path} has the tensor {key}; expected {_PREFIX}NAME.lora_A.weight and lora_B")
         found.setdefault(match[1], {})[match[2]] = entry.read()
@@ -129,10 +134,11 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
         for index, parameter in enumerate(parameters):
             rows, columns = _places(layout, shapes, index)
             a, b = matrices["A"], matrices["B"]
-            if a.ndim != 2 or b.ndim != 2 or len(a) != rank or a.shape[1] <= rows.max() or b.shape[0] <= columns.max():
+            expected = (rank, shapes[0][0]), (sum(shape[1] for shape in shapes), rank)
+            if (a.shape, b.shape) != expected:
                 raise CheckpointError(
-                    f"{path}: the adapter of {tensor} has shapes {a.shape} and {b.shape}, and rank {rank}; expected "
-                    f"({rank}, {1 + rows.max()}) and ({1 + columns.max()}, {rank})"
+                    f"{path}: the adapter of {tensor} has shapes {a.shape} and {b.shape}; expected {expected[0]} and "
+                    f"{expected[1]}"
                 )
             weights[parameter] = _weight(layers[parameter].weight, a[:, rows].T, b[columns, :].T, scaling)
     if not weights:
@@ -164,7 +170,11 @@ def _setting(path: Path, config: dict[str, Any], name: str, pattern: str, tensor
 def _family(model: BaseModel, model_type: str | None) -> Family:
     name = model.model_type if model_type is None else model_type
     if name not in FAMILIES:
-        raise ConfigError(f"model_type is {name!r}; expected that of the base model, e.g. model_type='llama'")
+        raise ConfigError(
+            f"model_type is {name!r}, as the model was not loaded from a checkpoint; expected that of the base model"
+            if name is None
+            else f"model_type is {name!r}; {nearest_hint(str(name), sorted(FAMILIES))}"
+        )
     return FAMILIES[name]
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from xformer.backends import Array, array_namespace, device
 from xformer.config import check_count
-from xformer.errors import ConfigError, nearest_hint
+from xformer.errors import ConfigError, check_arguments, nearest_hint
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
 from xformer.ops.blocks import BlockWeight
@@ -81,6 +81,9 @@ class LoraWeight(InferenceWeight):
         return self.base + xp.astype(update, self.base.dtype, copy=False)
 
 
+@check_arguments(
+    r="use rank", lora_alpha="use alpha", target_modules="use targets", lora_dropout="dropout is a setting of the model"
+)
 def lora(
     model: AnyModule,
     rank: int = 8,
@@ -162,7 +165,7 @@ def linear_maps(model: Any) -> dict[str, Linear]:
 
 def _matches(targets: str | Collection[str], names: Collection[str]) -> list[str]:
     """Return the names that end with a target."""
-    wanted = (targets,) if isinstance(targets, str) else tuple(targets)
+    wanted = (targets,) if isinstance(targets, str) else tuple(targets or ())
     if not wanted:
         raise ConfigError(f"targets is {targets!r}; expected at least one name")
     for target in wanted:
