@@ -222,12 +222,15 @@ def _as_constants(value: Any) -> Any:
     return _Constant(value) if is_array(value) else value
 
 
-def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], Callable[..., Any]]:
+def flatten(
+    tree: Any, *, parameters_only: bool = False, frozen: list[int] | None = None
+) -> tuple[list[Array], Callable[..., Any]]:
     """Split a tree into its arrays and its structure.
 
     Args:
         tree: A Module, an array, or tuples, lists and dicts of them. Other values belong to the structure.
         parameters_only: Return the trainable parameters only. All other arrays then belong to the structure.
+        frozen: List that gets the positions of the frozen arrays.
 
     Returns:
         The arrays in a fixed order, and a function that builds the same tree from other arrays. With
@@ -245,7 +248,7 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
         if isinstance(node, Module):
             layout = node.__dict__.get(_LAYOUT) or _layout(node)
             nodes.append((_MODULE, layout))
-            constants = layout.fields.get(_FROZEN, ()) if parameters_only else ()
+            constants = layout.fields.get(_FROZEN, ()) if parameters_only or frozen is not None else ()
             for name in reversed(layout.names):
                 child = getattr(node, name)
                 pending.append(_as_constants(child) if name in constants else child)
@@ -268,6 +271,10 @@ def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], C
                     nodes.append((_CONSTANT, node))
                     continue
             leaves.append(node)
+            nodes.append((_LEAF, None))
+        elif isinstance(node, _Constant) and frozen is not None:
+            frozen.append(len(leaves))
+            leaves.append(node.array)
             nodes.append((_LEAF, None))
         elif isinstance(node, _Constant):
             nodes.append((_CONSTANT, node.array))

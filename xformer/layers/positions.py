@@ -193,9 +193,7 @@ class LearnedPositions(Module):
         table = self.weight[start : start + length, :]
         if positions is not None:
             check_array(positions, "positions", "batch", length)
-        # By the function of the namespace, as one of the two may be traced and the other frozen.
-        rows = table if positions is None else embedding(table, positions)
-        return array_namespace(x, rows).add(as_dtype_of(x, table), rows)
+        return as_dtype_of(x, table) + (table if positions is None else embedding(table, positions))
 
 
 def remaining_length(remaining: Array, d_model: int, dtype: DType) -> Array:

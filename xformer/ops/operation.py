@@ -311,11 +311,10 @@ class Kernel(NamedTuple):
 
     def refusal(self, arrays: tuple[Any, ...], options: dict[str, Any], dtype: str, *, save: bool) -> str | None:
         """Return None if the kernel can run a call, else the reason; `dtype` is that of all floating arrays, or ""."""
-        if save and self.vjp is None:
-            return "the kernel has no derivative"
         if self.dtypes is not None and dtype not in self.dtypes:
             return f"{f'dtype {dtype}' if dtype else 'mixed dtypes'} (the kernel takes {' or '.join(self.dtypes)})"
-        return None if self.why_not is None else self.why_not(*arrays, save=save, **options)
+        reason = None if self.why_not is None else self.why_not(*arrays, save=save, **options)
+        return "the kernel has no derivative" if reason is None and save and self.vjp is None else reason
 
 
 FINITE = -sys.float_info.max, sys.float_info.max  # the range of an option that may be any finite number

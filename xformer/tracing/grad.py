@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_floating, trace_level
@@ -17,7 +17,7 @@ from xformer.tracing.namespace import GradTrace, active, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
 from xformer.tracing.tracer import Tracer, join_family
-from xformer.tree import flatten, flatten_parameters, is_array, map_arrays
+from xformer.tree import flatten, is_array, map_arrays
 
 
 def value_and_grad(
@@ -54,20 +54,17 @@ def value_and_grad(
 
     @functools.wraps(function)
     def differentiated(*args: Any, **keywords: Any) -> Any:
-        selected = _selected(args, argnums)
-        leaves, rebuild = flatten_parameters(selected)
-        arrays = leaves or flatten(selected)[0]  # for the error message
-        with tracing(base_for(arrays)) as trace:
-            traced = _leaves_of(trace, arrays)
-            if not leaves:
-                raise ConfigError("all arrays are frozen; expected at least one parameter: use xformer.unfreeze")
+        frozen: list[int] = []
+        leaves, rebuild = flatten(_selected(args, argnums), frozen=frozen)
+        with tracing(base_for(leaves)) as trace:
+            traced = _leaves_of(trace, leaves, frozen)
             result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
             if has_aux and not (isinstance(result, tuple) and len(result) == 2):
                 raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)
-        return unwrapped, rebuild(_pull_back(trace, [value], None, traced, on_gradient), keep=False)
+        return unwrapped, rebuild(_pull_back(trace, [value], None, traced, on_gradient))
 
     return differentiated
 
@@ -256,9 +253,13 @@ def _pull_back(
     return [None if leaf._index < 0 else gradients[leaf._index] for leaf in traced]
 
 
-def _leaves_of(trace: GradTrace, arrays: list[Any]) -> list[Any]:
-    """Return the arrays as inputs of a trace; integers and booleans become constants."""
-    traced = trace.leaves(arrays)
+def _leaves_of(trace: GradTrace, arrays: list[Any], frozen: Collection[int] = ()) -> list[Any]:
+    """Return the arrays as inputs of a trace; integers, booleans and those at `frozen` positions become constants."""
+    constants = set(frozen)
+    inputs = iter(trace.leaves([array for position, array in enumerate(arrays) if position not in constants]))
+    traced = [trace.wrap(array) if position in constants else next(inputs) for position, array in enumerate(arrays)]
+    if not trace.tape and constants:
+        raise ConfigError("all arrays are frozen; expected at least one parameter: use xformer.unfreeze")
     if not trace.tape:
         dtypes = ", ".join(sorted({dtype_name(array.dtype) for array in arrays}))
         raise ShapeError(f"there are only arrays of {dtypes} to differentiate; expected at least one floating array")
