@@ -46,11 +46,18 @@ def test_padding_keeps_half_of_every_sentence():
 
 
 @pytest.mark.parametrize("flags", FLAGS[1::3], ids=lambda flags: "-".join(name for name in flags if flags[name]))
-@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("backend", ["torch", "jax", "mlx"])
 def test_libraries_compute_the_same(backend, flags):
     library_or_skip(backend)
     settings = {**SETTINGS, **flags}
     assert difference(fingerprint_of(settings), fingerprint_of({**settings, "backend": backend})) < 1e-5
+
+
+def test_results_of_a_lazy_library_are_computed_in_each_step():
+    pytest.importorskip("dask.array")
+    settings = {**SETTINGS, **FLAGS[1], "backend": "dask.array"}
+    assert all(isinstance(result, np.ndarray) for result in attention.build(settings).step(0))
+    assert difference(fingerprint_of({**settings, "backend": "numpy"}), fingerprint_of(settings)) < 1e-5
 
 
 def test_a_fingerprint_has_every_element_or_a_fixed_sample():
@@ -66,6 +73,15 @@ def test_the_grid_has_every_combination():
     workloads = suite.workloads(suite.sizes)
     assert len(workloads) == len(suite.sizes.batch) * len(suite.sizes.length)
     assert {workload.settings["heads"] for workload in workloads} == {8}
+
+
+def test_versions_of_the_measured_libraries_are_recorded():
+    assert machine.describe_machine(1, ["array_api_strict", "array_api_compat.numpy", "unknown"])[
+        "versions"
+    ].keys() >= {
+        "array_api_strict",
+        "array_api_compat",
+    }
 
 
 def test_the_matrix_product_is_measured(monkeypatch):

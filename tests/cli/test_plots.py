@@ -51,28 +51,59 @@ def test_nothing_to_draw(tmp_path):
         _plots.draw_curves([], tmp_path / "curves.png")
 
 
-def test_throughput_against_length_and_batch(figure, tmp_path):
+def bench_run(suite="attention", lengths=(8,), **sizes):
+    """Return a run of two libraries, in which the second one takes twice as long."""
     results = [
         {
-            "sizes": {"batch": batch, "length": length, "causal": True},
+            "sizes": {"batch": 1, "length": length, "heads": 2, "head_dim": 4, "dtype": "float32", **sizes},
             "implementations": [
-                {"name": name, "tokens_per_second": 100 * batch * length} for name in ("numpy", "torch")
+                {
+                    "name": f"xformer {name}",
+                    "seconds": ratio * length / 1e3,
+                    "seconds_quartiles": [0.5 * ratio * length / 1e3, 1.5 * ratio * length / 1e3],
+                    "ratio": ratio,
+                    "ratio_quartiles": [0.9 * ratio, 1.1 * ratio],
+                    "peak_bytes": peak,
+                }
+                for name, ratio, peak in (("numpy", 1.0, 2**20), ("dask.array", 2.0, None))
             ],
         }
-        for length in (16, 8)
-        for batch in (1, 2)
+        for length in lengths
     ]
-    run = {"suite": "attention", "machine": {"threads": 2, "processor": "CPU"}, "results": results}
-    bench_plot.draw_throughput(run, tmp_path / "speed.png")
-    by_length, by_batch = figure[0].axes
-    assert [line.get_label() for line in by_length.lines] == [
-        f"{name}, batch {batch}" for batch in (1, 2) for name in ("numpy", "torch")
+    machine = {"threads": 2, "processor": "CPU", "versions": {"numpy": "2.4.6", "dask": "2026.8.0"}}
+    return {"suite": suite, "machine": machine, "results": results}
+
+
+def test_a_bar_for_each_library_and_a_panel_for_each_size(figure, tmp_path):
+    bench_plot.draw_bars(bench_run(lengths=(8, 16), layer=True, causal=True), tmp_path / "speed.png")
+    assert figure[0].get_suptitle() == "Multi-head attention, causal, forward, float32: 2 threads of CPU"
+    first, second = figure[0].axes
+    assert [label.get_text() for label in first.get_yticklabels()] == ["numpy 2.4.6", "dask.array 2026.8.0"]
+    assert [bar.get_width() for bar in first.patches] == [8.0, 16.0]
+    assert [bar.get_width() for bar in second.patches] == [16.0, 32.0]
+    assert [text.get_text() for text in first.texts] == [
+        "8.00 ms   1.00 × (0.90–1.10)",
+        "16.0 ms   2.00 × (1.80–2.20)",
     ]
-    assert by_length.lines[2].get_xydata().tolist() == [[8, 1600], [16, 3200]]
-    assert by_length.lines[0].get_color() == by_length.lines[2].get_color() != by_length.lines[1].get_color()
-    assert [line.get_xdata().tolist() for line in by_batch.lines] == [[1, 2]] * 4
-    bench_plot.draw_throughput({**run, "results": results[:1]}, tmp_path / "speed.png")
-    assert len(figure[1].axes) == 1
+    (whiskers,) = first.collections
+    assert [segment[:, 0].tolist() for segment in whiskers.get_segments()] == [[4.0, 12.0], [8.0, 24.0]]
+    assert (first.get_xscale(), first.get_xlim()[0]) == ("linear", 0.0)
+    assert second.get_title(loc="left") == "batch 1, length 16, 2 heads of 4 features"
+    assert first.get_xlabel() == "milliseconds   (× time of numpy, quartiles)"
+    assert first.axison
+
+
+def test_panels_that_are_not_needed_are_empty(figure, tmp_path):
+    bench_plot.draw_bars(bench_run(lengths=(1, 2, 3, 4)), tmp_path / "speed.png")
+    assert [axes.axison for axes in figure[0].axes] == [True] * 4 + [False] * 2
+
+
+def test_memory_is_plotted_as_memory(figure, tmp_path):
+    bench_plot.draw_bars(bench_run("memory", backward=True), tmp_path / "memory.png")
+    (axes,) = figure[0].axes
+    assert [bar.get_width() for bar in axes.patches] == [1.0, 0.0]
+    assert [text.get_text() for text in axes.texts] == ["1.0 MiB", "unknown"]
+    assert axes.get_xlabel() == "peak memory (MiB)"
 
 
 def test_a_plot_replaces_no_device_and_follows_links(tmp_path):

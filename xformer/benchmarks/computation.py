@@ -15,6 +15,8 @@ from xformer.benchmarks.interleaved import dtype_of
 from xformer.tree import flatten
 
 _NUM_SAMPLES = 4096  # elements of each array in its fingerprint
+_EAGER = ("numpy", "cupy", "torch", "array_api_strict")
+_COMPILERS = {"jax": ("jax", "jit", "block_until_ready"), "mlx": ("mlx.core", "compile", "eval")}
 
 
 def _no_fingerprint(result: Any) -> list[Any]:
@@ -41,7 +43,9 @@ class Computation:
 
 
 class Backend:
-    """An array library in its fastest mode: compiled by JAX, in torch's inference mode.
+    """An array library in its fastest mode: compiled by JAX and MLX, in torch's inference mode.
+
+    The results of a library that may be lazy are read in each step, so that they are computed.
 
     Args:
         name: Name of the backend.
@@ -69,17 +73,29 @@ class Backend:
         self, function: Callable[..., Any], *arguments: Any, metadata: dict[str, Any] | None = None
     ) -> Computation:
         """Return the computation that calls a function of arrays and modules; the function returns arrays."""
-        run = self._jit(function, arguments) if self.name == "jax" else lambda: function(*arguments)
         context: Callable[[], Any] = contextlib.nullcontext
         if self.name == "torch":
             context = importlib.import_module("torch").inference_mode
+        run = self._run(function, arguments)
         return Computation(lambda index: run(), fingerprint, metadata or {}, context, self.wait)
 
-    def _jit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Any]:
+        """Return a function that computes the results, or on CuPy only enqueues them."""
+        if self.name in _EAGER:
+            return lambda: function(*arguments)
+        if self.name not in _COMPILERS:
+            return lambda: [to_host(array) for array in flatten(function(*arguments))[0]]
+        module, jit, block = _COMPILERS[self.name]
+        library = importlib.import_module(module)
         leaves, rebuild = flatten(arguments)
-        jax = importlib.import_module("jax")
-        compiled = jax.jit(lambda leaves: flatten(function(*rebuild(leaves)))[0])
-        return lambda: jax.block_until_ready(compiled(leaves))
+        compiled = getattr(library, jit)(lambda leaves: flatten(function(*rebuild(leaves)))[0])
+
+        def run() -> Any:
+            results = compiled(leaves)
+            getattr(library, block)(results)
+            return results
+
+        return run
 
 
 def _wait_for_gpu(result: Any) -> None:

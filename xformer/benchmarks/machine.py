@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ _PACKAGES = ("numpy", "torch", "jax", "cupy", "nvidia-cudnn-cu13", "ctranslate2"
 _GEMM_SIZE, _GEMM_ROUNDS = 2048, 5
 
 
-def describe_machine(threads: int | None = None) -> dict[str, Any]:
-    """Describe the machine as JSON data.
+def describe_machine(threads: int | None = None, libraries: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe the machine as JSON data, with the versions of some packages and of array libraries.
 
     `native` is the instruction set of the native library, or why it is not used; `load` is the average of the last
     minute, before any measurement.
     """
-    versions = {name: version for name in _PACKAGES if (version := _version(name))}
+    names = dict.fromkeys([*_PACKAGES, *(library.split(".")[0] for library in libraries)])
+    versions = {name: version for name in names if (version := _version(name))}
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

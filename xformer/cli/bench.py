@@ -40,7 +40,8 @@ HELP = """Measure speed and memory on this machine, on one array library or inte
 
 \b
 Attention            xformer bench attention
-Compare libraries    xformer bench attention --backend numpy --backend torch
+Compare libraries    xformer bench attention --backend numpy --backend torch \\
+                       --backend mlx --backend dpnp --plot speed.png
 One size             xformer bench attention --batch 4 --length 1024 \\
                        --causal --backward
 On a GPU             xformer bench attention --backend cupy --dtype bfloat16
@@ -92,7 +93,9 @@ def bench(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Plot tokens/s against length and batch size.", rich_help_panel="Output"),
+        typer.Option(
+            metavar="FILE.png", help="Plot the times as bars (of memory: the peaks).", rich_help_panel="Output"
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel="Output")
@@ -112,7 +115,7 @@ def bench(
         if out is not None and os.path.realpath(out) == os.path.realpath(plot):
             raise ConfigError(f"--out and --plot are both {out}; expected two different files")
     rounds = rounds or checked.rounds
-    machine = describe_machine(threads)
+    machine = describe_machine(threads, backends)
     with _progress(len(workloads) * (rounds + 1)) as advance:
         gemm = gemm_flops_per_second(backends[0], threads, dtype_of(settings))
         results, notes = _measure_all(workloads, backends, rounds, threads, advance)
@@ -120,9 +123,9 @@ def bench(
     if out is not None:
         write_json(out, run)
     if plot is not None:
-        from xformer.cli.bench_plot import draw_throughput
+        from xformer.cli.bench_plot import draw_bars
 
-        draw_throughput(run, plot)
+        draw_bars(run, plot)
     if as_json:
         print(json.dumps(run))
     else:
