@@ -44,6 +44,37 @@ def test_a_fresh_interpreter_imports_no_more_than_it_needs(statement, loaded, no
     assert not_loaded.intersection(modules) == set()
 
 
+def test_derivatives_and_programs_need_no_models():
+    program = """
+import json, sys
+import numpy as np
+from xformer.random import Rng
+from xformer.tracing import grad, jit, vjp
+x = np.asarray(3.0)
+square = jit(lambda x: x * x)
+assert grad(square)(x) == vjp(square, x)[1](np.asarray(1.0))[0] == 6.0
+print(json.dumps([name.split(".")[1] for name in sys.modules if name.startswith("xformer.")]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    few = {"backends", "environment", "errors", "html", "native", "random", "threads", "tracing", "tree"}
+    assert {*json.loads(done.stdout)} <= few
+
+
+def test_operations_are_imported_after_an_array_of_torch():
+    pytest.importorskip("torch")
+    program = """
+import numpy as np
+from xformer.backends import from_host, resolve
+from xformer.tracing import grad
+x = from_host(resolve("torch"), np.ones(2, "float32"))
+print(grad(lambda x: (x * x)[0])(x).tolist())
+from xformer import ops
+print(ops.softmax(x).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[2.0, 0.0]", "[0.5, 0.5]"]
+
+
 def test_parts_of_numpy_that_are_not_used_are_imported_at_their_first_use():
     program = (
         "import sys\nimport numpy\nimport xformer\nxformer.array_namespace(numpy.zeros(2))\n"

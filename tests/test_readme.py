@@ -39,6 +39,7 @@ SHORTER['"docs/recipes/multi30k-de-en.toml"'], SHORTER["max_minutes=90"] = '"sma
 SHORTER["--backend cupy"] = f"--backend {'cupy' if has_gpu() else 'numpy'}"
 SHORTER["--text input.txt"] = "--text input.txt --max-steps 3"
 SHORTER["docs/recipes/tinyshakespeare.toml"] = shlex.quote(str(ROOT / "docs" / "recipes" / "tinyshakespeare.toml"))
+SHORTER["--batch 8 --length 128 --backend numpy --backend torch --backend jax --backend mlx --backend dpnp"] = "--quick"
 SMALL = """
 [model]
 d_model = 16

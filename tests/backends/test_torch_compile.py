@@ -32,9 +32,7 @@ class Graphs:
 @pytest.fixture
 def graphs():
     torch._dynamo.reset()
-    operation._load_with_backend(
-        backend_of(resolve("torch"))
-    )  # reads the settings again, which conftest.py has cleared
+    operation.load_with_backend(backend_of(resolve("torch")))  # reads the settings again, which conftest.py has cleared
     yield Graphs()
     torch._dynamo.reset()
 

@@ -45,7 +45,6 @@ from xformer.backends import (
     resolve,
     trace_level,
 )
-from xformer.backends.backend import on_load
 from xformer.environment import clear_cache, env_flag, env_value, on_clear
 from xformer.errors import ConfigError, DataError, DifferentiationError, ShapeError, nearest_hint
 from xformer.ops.kernel_check import checked
@@ -581,7 +580,7 @@ def _folders_with(module: str) -> list[str]:
     return [name for name in folders if (root / name / f"{module}.py").exists()]
 
 
-def _load_with_backend(backend: Backend) -> None:
+def load_with_backend(backend: Backend) -> None:
     """Load the kernels for torch before the first operation, because torch.compile cannot trace imports."""
     if backend.name == "torch":
         load_kernels("torch")
@@ -590,9 +589,6 @@ def _load_with_backend(backend: Backend) -> None:
             _kind_and_name(getattr(xp, name))
         for operation in OPERATIONS.values():
             operation.enable_kernels(xp)
-
-
-on_load(_load_with_backend)
 
 
 def _mode() -> str:
