@@ -60,6 +60,7 @@ def tests(session: nox.Session) -> None:
     """Run tests and doctests; `-- -m ""` includes the slow ones, XFORMER_TEST_TORCH=0 omits torch."""
     session.install("-e", ".[cli,serve]", *group("test"))
     install_if_available(session, JAX)
+    install_if_available(session, "mlx[cpu]")
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":

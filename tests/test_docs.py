@@ -18,8 +18,9 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(example: Path) -> None:
-    if "xf.tensorboard(" in example.read_text(encoding="utf-8"):
-        pytest.importorskip("tensorboardX")
+    for use, package in (("xf.tensorboard(", "tensorboardX"), ("import sklearn", "sklearn")):
+        if use in example.read_text(encoding="utf-8"):
+            pytest.importorskip(package)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

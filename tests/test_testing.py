@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import time
 import types
 
 import array_api_strict
@@ -73,3 +75,15 @@ def test_take_along_axis_is_composed():
 def test_unknown_groups_are_refused():
     with raises_line(ConfigError, "group is 'speed'; expected one of forward, gradients, training"):
         check_backend("numpy", groups=["speed"])
+
+
+def test_a_check_that_takes_too_long_fails(monkeypatch):
+    def wait(x):
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+
+    monkeypatch.setattr(array_api_strict, "sqrt", wait)
+    report = check_backend("array_api_strict", groups=["forward"], time_limit=0.5)
+    assert {(check.status, check.detail) for check in report.checks} == {("fails", "not finished after 0.5 s")}
+    assert report.checks[0].where.startswith("xformer/")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import json
 import math
+import signal
 import tempfile
 import time
 import traceback
@@ -91,7 +93,11 @@ class Report:
 
 
 def check_backend(
-    xp: Any, *, groups: Sequence[str] | None = None, on_check: Callable[[Check], None] | None = None
+    xp: Any,
+    *,
+    groups: Sequence[str] | None = None,
+    time_limit: float | None = None,
+    on_check: Callable[[Check], None] | None = None,
 ) -> Report:
     """Run small Transformers on an array library, and compare everything with NumPy.
 
@@ -99,6 +105,7 @@ def check_backend(
         xp: The library, as a module or by name.
         groups: Groups of checks to run; default all: "forward", "gradients", "training", "decoding", "files", "dtypes"
             and "other".
+        time_limit: Seconds after which a check is ended, and counts as a failure; only in the main thread, on Unix.
         on_check: Gets each result as soon as it is there.
 
     Returns:
@@ -121,23 +128,26 @@ def check_backend(
     results = []
     for group, name, function in _checks():
         if groups is None or group in groups:
-            results.append(_run(group, name, functools.partial(function, library)))
+            results.append(_run(group, name, functools.partial(function, library), time_limit))
             if on_check is not None:
                 on_check(results[-1])
     return Report(backend_name(library.xp), _version(backend_name(library.xp)), _missing(library.xp), tuple(results))
 
 
-def _run(group: str, name: str, function: Callable[[], float | None]) -> Check:
+def _run(group: str, name: str, function: Callable[[], float | None], time_limit: float | None) -> Check:
     start = time.perf_counter()
     status, detail, where = "ok", "", ""
     try:
-        excess = function()
+        with _time_limit(time_limit):
+            excess = function()
         if excess is not None:
             detail = f"difference {excess:.1g}"
     except _Difference as difference:
         status, detail = "differs", str(difference)
     except _Absent as absent:
         status, detail = "lacks", str(absent)
+    except _TimeLimit as limit:
+        status, detail, where = "fails", f"not finished after {time_limit:g} s", _caller(limit)
     except Exception as error:  # noqa: BLE001  (libraries raise anything)
         message = " ".join(str(error).split())
         status, detail, where = "fails", f"{type(error).__name__}: {message}", _caller(error)
@@ -150,6 +160,29 @@ class _Difference(Exception):
 
 class _Absent(Exception):
     """An optional part that the library lacks."""
+
+
+class _TimeLimit(BaseException):
+    """A check that takes too long; no Exception, so that libraries do not catch it."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise _TimeLimit after some seconds, as soon as Python code runs."""
+    if seconds is None:
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise _TimeLimit
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def _caller(error: BaseException) -> str:

@@ -96,7 +96,7 @@ class TrackingNamespace(GradTrace):
         return super().record_outputs(outputs, pull, parents, saved)
 
 
-xp = TrackingNamespace(resolve("numpy"))
+xp = TrackingNamespace(resolve(os.environ.get("XFORMER_CONFORMANCE_LIBRARY", "numpy")))
 
 
 @atexit.register

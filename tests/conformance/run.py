@@ -1,32 +1,37 @@
 """Run data-apis/array-api-tests on the differentiating namespace, and compare with the namespace below it.
 
-    python tests/conformance/run.py [--suite DIR] [--max-examples N] [-k EXPRESSION]
+    python tests/conformance/run.py [--suite DIR] [--library NAME] [--max-examples N] [-k EXPRESSION] [--out FILE]
 
-The gate is "no failure that the base namespace does not have": what array_api_compat.numpy itself fails is its own
-affair. Some tests of the suite (test_special_cases) draw one example in a process, and not the same in the next; so
-what fails on ours alone is tried on the base again, several times, until that fails too. The suite is taken from
---suite, or the environment variable XFORMER_ARRAY_API_TESTS, or cloned from GitHub at the pinned commit. Exit code 0:
-passed; 1: new failures; 2: the suite cannot be had, or did not run.
+The gate is "no failure that the base namespace does not have": what the library itself fails is its own affair. Some
+tests of the suite (test_special_cases) draw one example in a process, and not the same in the next; so what fails on
+ours alone is tried on the base again, several times, until that fails too. The suite is taken from --suite, or the
+environment variable XFORMER_ARRAY_API_TESTS, or cloned from GitHub at the pinned commit. --out writes the outcome of
+each function, for the table of the documentation. Exit code 0: passed; 1: new failures; 2: the suite cannot be had, or
+did not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from xformer.backends import resolve
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = "https://github.com/data-apis/array-api-tests"
 COMMIT = (
     "55fcc60179efa2680ddd6cd926ddf17b83530e2b"  # its array-api submodule is 5f847a3858875c682ae901aa22b0413bf24be9da
 )
-BASE = "array_api_compat.numpy"
 OURS = "exec('import difftest; xp = difftest.xp')"
 API_VERSION = "2024.12"
 # Fewer VJPs than this mean that the suite ran on something that tracks nothing.
@@ -42,12 +47,12 @@ EXPECTED: dict[str, str] = {
 
 
 class Outcome(NamedTuple):
-    passed: int
+    passed: list[str]
     failed: dict[str, str]
-    skipped: int
+    skipped: list[str]
 
     def __str__(self) -> str:
-        return f"{self.passed} passed, {len(self.failed)} failed, {self.skipped} skipped"
+        return f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
 
 
 class Unavailable(Exception):
@@ -107,9 +112,11 @@ def run_suite(
         **os.environ,
         "ARRAY_API_TESTS_MODULE": module,
         "ARRAY_API_TESTS_VERSION": API_VERSION,
+        "JAX_ENABLE_X64": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
         "XFORMER_CONFORMANCE_COUNT": str(count),
+        "XFORMER_CONFORMANCE_LIBRARY": options.library,
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", f"--junitxml={report}"]
     command += ["--disable-extension", "linalg", "fft", "--disable-deadline"]
@@ -129,7 +136,9 @@ def failing_too(suite: Path, names: Sequence[str], options: argparse.Namespace, 
     passing = list(names)
     for seed in range(ATTEMPTS):
         if passing:
-            outcome, _ = run_suite(suite, BASE, options, scratch, [node(name) for name in passing], seed)
+            outcome, _ = run_suite(
+                suite, base_module(options), options, scratch, [node(name) for name in passing], seed
+            )
             passing = [name for name in passing if name not in outcome.failed]
     return [name for name in names if name not in passing]
 
@@ -142,17 +151,42 @@ def node(name: str) -> str:
 
 def read_report(path: Path) -> Outcome:
     """Read pytest's JUnit report: names are "test_module.test_name[parameters]"."""
-    passed, failed, skipped = 0, {}, 0
+    passed, failed, skipped = [], {}, []
     for case in ElementTree.parse(path).iter("testcase"):
         name = f"{case.get('classname', '').removeprefix('array_api_tests.')}.{case.get('name')}"
         trouble = [child for child in case if child.tag in ("failure", "error")]
         if trouble:
             failed[name] = (trouble[0].get("message") or "").splitlines()[0]
         elif case.find("skipped") is not None:
-            skipped += 1
+            skipped.append(name)
         else:
-            passed += 1
+            passed.append(name)
     return Outcome(passed, failed, skipped)
+
+
+def base_module(options: argparse.Namespace) -> str:
+    """Return the module of the library below the differentiating namespace."""
+    return str(resolve(options.library).__name__)
+
+
+def outcome_of_functions(base: Outcome, ours: Outcome) -> dict[str, str]:
+    """Return for each function "passes", "library fails" (without derivatives too), "fails" or "skipped"."""
+    outcomes: dict[str, str] = {}
+    for name in (*ours.skipped, *ours.passed, *ours.failed):
+        function = re.sub(r"^test_\w+\.(?:Test\w+\.)?test_(\w+?)(?:\[.*)?$", r"\1", name, flags=re.DOTALL)
+        worse = "skipped" if name in ours.skipped else "passes" if name in ours.passed else "library fails"
+        worse = "fails" if worse == "library fails" and name not in base.failed else worse
+        order = ("skipped", "passes", "library fails", "fails")
+        outcomes[function] = max(outcomes.get(function, "skipped"), worse, key=order.index)
+    return dict(sorted(outcomes.items()))
+
+
+def write_outcomes(path: Path, options: argparse.Namespace, base: Outcome, ours: Outcome) -> None:
+    """Write the outcome of each function as JSON."""
+    library = options.library.split(".")[0]
+    report: dict[str, Any] = {"library": options.library, "version": importlib.metadata.version(library)}
+    report |= {"max_examples": options.max_examples, "functions": outcome_of_functions(base, ours)}
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -161,19 +195,24 @@ def main() -> int:
     )
     parser.add_argument("--suite", default=os.environ.get("XFORMER_ARRAY_API_TESTS"), help="a checkout of the suite")
     parser.add_argument("--max-examples", type=int, default=40, help="examples for each test (default 40)")
+    parser.add_argument("--library", default="numpy", help="the library below the namespace (default numpy)")
+    parser.add_argument("--out", type=Path, help="JSON file for the outcome of each function")
     parser.add_argument("-k", help="run only the tests that match, as in pytest")
     options = parser.parse_args()
     try:
         suite = suite_directory(options.suite)
         with tempfile.TemporaryDirectory() as scratch:
-            base, _ = run_suite(suite, BASE, options, Path(scratch))
+            base, _ = run_suite(suite, base_module(options), options, Path(scratch))
             ours, vjps = run_suite(suite, OURS, options, Path(scratch))
             new = sorted(ours.failed.keys() - base.failed.keys() - EXPECTED.keys())
             shared = failing_too(suite, new, options, Path(scratch))
+            base.failed.update({name: ours.failed[name] for name in shared})
+            if options.out is not None:
+                write_outcomes(options.out, options, base, ours)
     except Unavailable as unavailable:
         print(f"error: {unavailable}", file=sys.stderr)
         return 2
-    print(f"{BASE}: {base}")
+    print(f"{base_module(options)}: {base}")
     print(f"differentiating namespace over it: {ours}, {vjps} VJPs executed")
     for name, reason in EXPECTED.items():
         print(f"{'expected failure' if name in ours.failed else 'did not fail'}: {name}: {reason}")

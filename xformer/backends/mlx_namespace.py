@@ -14,6 +14,7 @@ from mlx.core import *  # noqa: F403  (`max`, `any` and others are MLX's below)
 
 from xformer.errors import BackendError
 
+__array_namespace_info__ = _core.__array_namespace_info__
 bool = _core.bool_
 
 

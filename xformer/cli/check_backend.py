@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
 from xformer import testing
+from xformer.errors import BackendError, ConfigError
 
 HELP = """Check whether Transformers run, train and decode on an array library.
 
@@ -27,9 +29,22 @@ def check_backend(
     group: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Group of checks to run; may be repeated. Default: all.")
     ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End a check after this time, as a failure. Default: never.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Check an array library."""
-    report = testing.check_backend(module, groups=group, on_check=None if as_json else typer.echo)
+    if time_limit is not None and not time_limit > 0:
+        raise ConfigError(f"--time-limit is {time_limit:g}; expected a number above 0")
+    try:
+        report = testing.check_backend(
+            module, groups=group, time_limit=time_limit, on_check=None if as_json else typer.echo
+        )
+    except BackendError as error:
+        if not as_json:
+            raise
+        typer.echo(json.dumps({"library": module, "error": str(error), "passed": False}, indent=2))
+        raise typer.Exit(1) from error
     typer.echo(report.to_json() if as_json else report.summary())
     raise typer.Exit(0 if report.passed else 1)
