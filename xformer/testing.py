@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import math
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -131,7 +132,7 @@ def check_backend(
             results.append(_run(group, name, functools.partial(function, library), time_limit))
             if on_check is not None:
                 on_check(results[-1])
-    return Report(backend_name(library.xp), _version(backend_name(library.xp)), _missing(library.xp), tuple(results))
+    return Report(backend_name(library.xp), version_of(backend_name(library.xp)), _missing(library.xp), tuple(results))
 
 
 def _run(group: str, name: str, function: Callable[[], float | None], time_limit: float | None) -> Check:
@@ -194,11 +195,13 @@ def _caller(error: BaseException) -> str:
     return f"{Path(frame.filename).relative_to(_PACKAGE.parent)}:{frame.lineno}: {frame.line}"
 
 
-def _version(library: str) -> str:
+def version_of(library: str) -> str:
+    """Return the version of the package of a library, given the name of a module of it."""
+    root = library.split(".")[0]
     try:
-        return importlib.metadata.version(library.split(".")[0])
-    except importlib.metadata.PackageNotFoundError:  # the distribution of cupy is cupy-cuda13x
-        return str(getattr(importlib.import_module(library.split(".")[0]), "__version__", "of unknown version"))
+        return importlib.metadata.version(root)
+    except importlib.metadata.PackageNotFoundError:  # e.g. that of cupy is cupy-cuda13x
+        return str(getattr(sys.modules.get(root), "__version__", "of unknown version"))
 
 
 def _missing(xp: Any) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def test_a_library_may_be_a_module_its_twin_or_a_name(name):
 
 
 def test_unknown_libraries():
-    for bad in ("tensorflow", "", "Numpy"):
+    for bad in ("tensorflow", "", "Numpy", "math.nothing", "not a name"):
         with raises_line(
             BackendError, f"backend {bad!r} is unknown; expected one of numpy, cupy, torch, jax, array_api"
         ):
@@ -54,6 +54,22 @@ def test_unknown_libraries():
             BackendError, "xp is .*; expected one of numpy, cupy, torch, jax, array_api_strict, mlx, as a"
         ):
             resolve(bad)
+
+
+def test_a_library_that_cannot_be_imported_says_why(monkeypatch, tmp_path):
+    (tmp_path / "broken_library.py").write_text("import a_package_that_is_missing")
+    monkeypatch.syspath_prepend(tmp_path)
+    with raises_line(
+        BackendError,
+        "'broken_library' is installed but cannot be imported: No module named 'a_package_that_is_missing'",
+    ):
+        resolve("broken_library")
+
+
+def test_a_namespace_may_be_an_attribute_of_a_module(monkeypatch, tmp_path):
+    (tmp_path / "of_namespaces.py").write_text("import types, array_api_strict\nstrict = array_api_strict")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert resolve("of_namespaces.strict") is resolve("array_api_strict")
 
 
 @pytest.mark.parametrize(

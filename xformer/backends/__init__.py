@@ -18,6 +18,7 @@ from xformer.backends.arrays import (
     is_host_accessible,
     is_writable,
     to_host,
+    to_host_together,
 )
 from xformer.backends.backend import Backend, backend_of
 from xformer.backends.dtypes import accumulation_dtype, dtype_name, is_floating, is_half_precision, is_integer
@@ -64,5 +65,6 @@ __all__ = [
     "resolve",
     "resolve_known",
     "to_host",
+    "to_host_together",
     "trace_level",
 ]

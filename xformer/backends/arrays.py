@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,6 +115,24 @@ def call_on_host(function: Callable[..., Any], *arrays: Any) -> Any:
     """
     xp = array_namespace(*arrays)
     return xp.call_on_host(function, *arrays) if is_trace(xp) else function(*arrays)
+
+
+def to_host_together(*arrays: Array) -> list[Any]:
+    """Return arrays of one device as NumPy arrays, which are read from it by one transfer.
+
+    Integers among floating arrays must be representable in them, as token ids are (below 2**24).
+    """
+    xp = array_namespace(*arrays)
+    if all(map(is_host_accessible, arrays)):
+        return [to_host(array) for array in arrays]
+    floating = [array.dtype for array in arrays if is_floating(array.dtype)] or [array.dtype for array in arrays]
+    dtype = functools.reduce(lambda a, b: a if a == b else xp.result_type(a, b), floating)
+    host = to_host(xp.concat([xp.astype(xp.reshape(array, (-1,)), dtype) for array in arrays]))
+    ends = np.cumsum([math.prod(array.shape) for array in arrays])[:-1]
+    return [
+        part.reshape(array.shape) if is_floating(array.dtype) else part.reshape(array.shape).astype("int64")
+        for part, array in zip(np.split(host, ends), arrays, strict=True)
+    ]
 
 
 def check_same_device(arrays: Sequence[Array | None]) -> None:

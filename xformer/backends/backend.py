@@ -17,6 +17,7 @@ from xformer.errors import BackendError
 
 RANDOM_BITS = 16  # random bits per element of a dropout mask
 _DLPACK_CPU = 1
+_KEPT_TABLES = 32
 # Raised for arrays without DLPack or a part of it, e.g. of bool.
 _NO_DLPACK = (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
@@ -42,6 +43,7 @@ class Backend:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._tables: dict[Any, Array] = {}
 
     # --- dtypes -------------------------------------------------------------------------------------------------------
 
@@ -81,9 +83,15 @@ class Backend:
     ) -> Array:
         """Return rows of the NumPy array `table(*arguments)` as an array that is not written to.
 
-        The function caches its arrays, and does not change them.
+        The function caches its arrays, and does not change them. The last tables are kept on the device, so that
+        steps do not copy them again.
         """
-        return self.from_host(xp, table(*arguments)[rows], dtype, device)
+        key = table, arguments, None if dtype is None else dtype_name(dtype), str(device)
+        array = self._tables.get(key)
+        if array is None:
+            array = self.from_host(xp, table(*arguments), dtype, device)
+            self._tables = dict([*self._tables.items(), (key, array)][-_KEPT_TABLES:])  # others may read the old dict
+        return array if rows == slice(None) else array[rows, ...]
 
     def to_host(self, array: Array) -> Any:
         """Return the array as a NumPy array, sharing memory if the library can.
@@ -138,7 +146,12 @@ class Backend:
         self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
     ) -> Array:
         """Draw as `bernoulli` does with the key `key ^ counter`, where `counter` is an int64 scalar array."""
-        return self.bernoulli(xp, key ^ int(self.to_host(counter)), threshold, shape, device)
+        return self.bernoulli(xp, key ^ int(counter), threshold, shape, device)
+
+    @property
+    def reads_counters_on_device(self) -> bool:
+        """Whether `counted_bernoulli` reads the counter on the device; otherwise counters stay on the host."""
+        return type(self).counted_bernoulli is not Backend.counted_bernoulli
 
     # --- execution ----------------------------------------------------------------------------------------------------
 

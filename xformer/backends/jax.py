@@ -24,6 +24,18 @@ class JaxBackend(Backend):
         # The device of an array that is sharded over several devices is a sharding, which has no platform.
         return not isinstance(array, jax.core.Tracer) and getattr(array.device, "platform", "") == "cpu"
 
+    def rows_of_table(
+        self,
+        xp: Namespace,
+        table: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        rows: slice,
+        dtype: DType,
+        device: Device,
+    ) -> Array:
+        """Copy the rows, which are a constant of a jitted function."""
+        return self.from_host(xp, table(*arguments)[rows], dtype, device)
+
     def erf(self, x: Array) -> Array:
         """Compute erf by `jax.scipy`."""
         return jax.scipy.special.erf(x)

@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import math
+import pkgutil
 import sys
 from collections.abc import Mapping
 from types import ModuleType
@@ -116,12 +117,19 @@ def _defer(*names: str) -> None:
 
 def _import_other(name: str) -> Namespace:
     try:
-        return importlib.import_module(name)
-    except (ImportError, ValueError) as error:  # ValueError for an empty name
+        return pkgutil.resolve_name(name)  # a module, or an attribute of one, such as marray.numpy
+    except (ImportError, ValueError, AttributeError) as error:  # ValueError for an empty name
+        if isinstance(error, ImportError) and _is_installed(name):
+            raise BackendError(f"backend {name!r} is installed but cannot be imported: {error}") from error
         raise BackendError(
             f"backend {name!r} is unknown; expected one of {', '.join(known_backends())}, the name of another module "
             "that follows the Array API standard, or dtype=... or device=... by name"
         ) from error
+
+
+def _is_installed(name: str) -> bool:
+    root = name.split(".")[0]
+    return root.isidentifier() and importlib.util.find_spec(root) is not None
 
 
 @functools.cache

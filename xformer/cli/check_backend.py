@@ -44,7 +44,8 @@ def check_backend(
     except BackendError as error:
         if not as_json:
             raise
-        typer.echo(json.dumps({"library": module, "error": str(error), "passed": False}, indent=2))
+        refused = {"library": module, "version": testing.version_of(module), "error": str(error), "passed": False}
+        typer.echo(json.dumps(refused, indent=2))
         raise typer.Exit(1) from error
     typer.echo(report.to_json() if as_json else report.summary())
     raise typer.Exit(0 if report.passed else 1)

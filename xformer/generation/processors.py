@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, extra, from_host, index_dtype, to_host
+from xformer.backends import Array, array_namespace, device, extra, from_host, index_dtype, to_host, to_host_together
 from xformer.errors import ConfigError, DataError
 from xformer.generation.config import GenerationConfig, LengthLimits
 from xformer.models.token_ids import check_one_each, check_tokens
@@ -283,7 +283,7 @@ class SuppressTokens:
     def suppress(self, logits: Array, rows: Any = None) -> Array:
         """Mask the tokens in all rows, or in those that a boolean array (rows,) of NumPy selects."""
         xp, mask = array_namespace(logits), self.mask(logits)
-        if rows is not None:
+        if rows is not None and not rows.all():
             mask = mask & from_host(xp, rows[:, None], device=device(logits))
         return xp.where(mask, -math.inf, logits)
 
@@ -461,8 +461,8 @@ def top_tokens(log_probs: Array, count: int, eos_id: int | None) -> TopTokens:
     values, tokens = extra.top_k(log_probs, min(count, int(log_probs.shape[-1])))
     if eos_id is not None:
         values = array_namespace(values).concat([values, log_probs[:, eos_id : eos_id + 1]], axis=-1)
-    # The first copy waits for the step; the second one is then immediate.
-    host_tokens, host_log_probs = to_host(tokens), to_host(values).astype("float64")
+    host_tokens, host_log_probs = to_host_together(tokens, values)
+    host_log_probs = host_log_probs.astype("float64")
     if eos_id is None:
         return TopTokens(host_tokens, host_log_probs, None)
     return TopTokens(host_tokens, host_log_probs[:, :-1], host_log_probs[:, -1])

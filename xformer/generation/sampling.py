@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, extra, from_host, to_host
+from xformer.backends import Array, array_namespace, device, extra, from_host, to_host_together
 from xformer.generation.batch import Choice, GenerationBatch, Move
 from xformer.generation.config import GenerationConfig
 from xformer.generation.processors import Rows, log_sum_exp
@@ -144,8 +144,8 @@ def choose(choices: Sequence[Choice]) -> tuple[list[int], list[float]]:
         chosen = draw(truncate(logits, first.config), uniforms)
         scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
     log_probs = scores - log_sum_exp(logits)
-    # The first copy waits for the step; the second one is then immediate.
-    return to_host(chosen).tolist(), to_host(log_probs)[:, 0].tolist()
+    host_tokens, host_log_probs = to_host_together(chosen, log_probs)
+    return host_tokens.tolist(), host_log_probs[:, 0].tolist()
 
 
 def truncate(logits: Array, config: GenerationConfig) -> Array:

@@ -80,7 +80,7 @@ def _mean(x: Array, axis: int) -> Array:
 
 def _at_least(x: Array, bound: float) -> Array:
     xp = array_namespace(x)
-    return xp.maximum(x, xp.asarray(bound, dtype=x.dtype, device=device(x)))
+    return xp.maximum(x, xp.full((), bound, dtype=x.dtype, device=device(x)))
 
 
 def zero_factors(parameter: Array) -> tuple[Array | None, Array | None, Array | None]:

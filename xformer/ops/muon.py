@@ -72,7 +72,7 @@ def orthogonalize(matrix: Array, num_iterations: int = 5) -> Array:
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = xp.matrix_transpose(matrix) if is_tall else matrix  # products of the shorter side are smaller
     norm = xp.sqrt(xp.sum(x * x))
-    x = x / xp.maximum(norm, xp.asarray(_SMALLEST_NORM, dtype=x.dtype, device=device(x)))
+    x = x / xp.maximum(norm, xp.full((), _SMALLEST_NORM, dtype=x.dtype, device=device(x)))
     # NumPy's products are faster, but their bits depend on the processor.
     is_numpy = backend_name(xp) == "numpy"
     matmul = linear if is_numpy and not env_flag("XFORMER_BLAS", default=True) else xp.matmul

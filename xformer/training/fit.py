@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xformer.backends import array_namespace, device, from_host
+from xformer.backends import array_namespace, backend_of, device, from_host, to_host_together
 from xformer.config import check_count
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, check_arguments, out_of_memory
@@ -425,11 +425,14 @@ class TrainingLoop:
             raise DataError(f"the batches of step {step} have {counts} tokens; expected at least 1")
         like = flatten(self._model)[0][0]
         xp = array_namespace(like)
+        counter: Any = np.asarray(step)
+        if backend_of(xp).reads_counters_on_device:
+            counter = from_host(xp, counter, device=device(like))
         result = self._train_step(
             _with_own_parameters(self._model) if self._is_shared else self._model,
             self.state,
             batches,
-            self._rng.with_counter(from_host(xp, np.asarray(step), device=device(like))),
+            self._rng.with_counter(counter),
             loss_fn=self._autocast_loss,
             optimizer=self.optimizer,
             learning_rate=learning_rate,
@@ -439,7 +442,7 @@ class TrainingLoop:
             value_and_grad=self._value_and_grad,
         )
         # Reading the loss waits for the GPU; by now the whole step has been launched.
-        loss, grad_norm = float(result.loss), float(result.grad_norm)
+        loss, grad_norm = map(float, to_host_together(result.loss, result.grad_norm))
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
         scaler = self._scaler.growth() if is_finite else self._scaler.backoff()
         if scaler is None:

@@ -55,7 +55,7 @@ def _vjp(
     one_hot = xp.expand_dims(labels, axis=-1) == class_ids
     low = label_smoothing / classes
     high = 1.0 - label_smoothing + low
-    target = xp.where(one_hot, xp.asarray(high, **options), xp.asarray(low, **options))
+    target = xp.where(one_hot, xp.full((), high, **options), xp.full((), low, **options))
     g = xp.where(is_token, g, xp.zeros_like(g))
     probabilities = xp.exp(log_probs)
     if z_loss:

@@ -1,0 +1,88 @@
+"""Write the tables of array libraries into the pages of the documentation: `python docs/library_tables.py`.
+
+The data are JSON files: those of `xformer check-backend MODULE --json` in docs/libraries/check-backend/, and those of
+`nox -s conformance -- --library NAME --out FILE` in docs/libraries/conformance/.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+PAGES = {"check-backend": "how-to/array-library.md", "conformance": "how-to/differentiate.md"}
+TABLE = re.compile(r"(<!-- table of docs/library_tables.py: ([\w-]+) -->\n).*?(<!-- end of the table -->)", re.DOTALL)
+RESULTS = ("supported", "partly", "refused")
+SIGNS = {"passes": "✓", "library fails": "library", "fails": "fails", "skipped": "skipped"}
+
+
+def reports(kind: str) -> list[dict[str, Any]]:
+    """Return the reports of a kind."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((DOCS / "libraries" / kind).glob("*.json"))]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def result(report: dict[str, Any]) -> str:
+    """Return whether a library is supported, runs a part of the checks, or is refused."""
+    if report["passed"]:
+        return "supported"
+    return "partly" if any(check["status"] == "ok" for check in report.get("checks", ())) else "refused"
+
+
+def reason(report: dict[str, Any]) -> str:
+    """Return what does not pass: the names of the checks of each error."""
+    if "error" in report:
+        return re.sub(r"^.* standard; (?=it lacks)", "", report["error"])
+    names: dict[str, list[str]] = {}
+    for check in report["checks"]:
+        if check["status"] != "ok":
+            names.setdefault(re.sub(r"[;(].*", "", check["detail"]).strip(), []).append(check["name"])
+    parts = [
+        f"{', '.join(each[:3])}{f' and {len(each) - 3} more' if each[3:] else ''}: {why}" for why, each in names.items()
+    ]
+    return "; ".join(parts[:3]) + ("; and others" if parts[3:] else "")
+
+
+def check_backend_table() -> str:
+    """Return the table of all libraries that `xformer check-backend` was run on."""
+    rows = []
+    for report in sorted(reports("check-backend"), key=lambda each: (RESULTS.index(result(each)), each["library"])):
+        checks = report.get("checks", ())
+        count = f"{sum(check['status'] == 'ok' for check in checks)} of {len(checks)}" if checks else ""
+        rows.append([f"`{report['library']}`", report["version"], result(report), count, reason(report)])
+    return table(["Library", "Version", "Result", "Checks", "What does not pass"], rows)
+
+
+def conformance_table() -> str:
+    """Return the table of functions and libraries; functions with the same outcomes share a row."""
+    libraries = reports("conformance")
+    names = sorted({name for report in libraries for name in report["functions"]})
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        outcomes = tuple(SIGNS[report["functions"].get(name, "skipped")] for report in libraries)
+        if {*outcomes} != {"skipped"}:
+            groups.setdefault(outcomes, []).append(name)
+    rows = [
+        [f"{len(group)}: " + ", ".join(f"`{name}`" for name in group), *outcomes]
+        for outcomes, group in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    return table(["Functions", *(f"{report['library']} {report['version']}" for report in libraries)], rows)
+
+
+def with_tables(page: str) -> str:
+    """Return the text of a page with its tables made again."""
+    tables = {"check-backend": check_backend_table, "conformance": conformance_table}
+    return TABLE.sub(lambda match: match[1] + tables[match[2]]() + match[3], page)
+
+
+if __name__ == "__main__":
+    for name in PAGES.values():
+        path = DOCS / name
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,149 @@
+"""How often training and decoding read from a device and copy to it, on a library whose device is not the host.
+
+array_api_strict simulates devices; `device1` stands for one whose memory the host cannot read. Each step gets other
+data, so that an array that is copied twice with the same values does not depend on the step.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from typing import Any
+
+import array_api_strict
+import numpy as np
+import pytest
+
+import xformer as xf
+from xformer.backends import backend as backend_module
+from xformer.backends import resolve
+from xformer.backends.backend import Backend
+
+HOST, DEVICE = array_api_strict.Device("CPU_DEVICE"), array_api_strict.Device("device1")
+READS = ("__array__", "__bool__", "__complex__", "__dlpack__", "__float__", "__index__", "__int__")
+ONE_API = 14  # DLPack's number of a kind of device
+
+
+class Transfers:
+    """Lines of xformer that read from the device, and arrays that are copied to it, with the line."""
+
+    def __init__(self) -> None:
+        self.reads: list[str] = []
+        self.copies: list[tuple[str, Any]] = []
+
+
+def line_of_xformer() -> str:
+    frames = [frame for frame in traceback.extract_stack() if "/xformer/" in frame.filename]
+    return next(f"{frame.filename}:{frame.lineno}" for frame in frames[::-1] if "/backends/" not in frame.filename)
+
+
+@pytest.fixture
+def transfers(monkeypatch: pytest.MonkeyPatch) -> Transfers:
+    """Count transfers of array_api_strict, about which xformer knows nothing."""
+    resolve("array_api_strict")  # loads what xformer knows, before it is replaced
+    counted = Transfers()
+    cls = type(array_api_strict.zeros(()))
+
+    def counting(method: Any) -> Any:
+        def read(self: Any, *args: Any, **keywords: Any) -> Any:
+            if self.device == DEVICE:
+                counted.reads.append(line_of_xformer())
+            return method(self, *args, **keywords)
+
+        return read
+
+    for name in READS:
+        monkeypatch.setattr(cls, name, counting(getattr(cls, name)))
+    place = cls.__dlpack_device__
+    monkeypatch.setattr(cls, "__dlpack_device__", lambda self: (ONE_API, 0) if self.device == DEVICE else place(self))
+    asarray = array_api_strict.asarray
+
+    def copy(data: Any, *, device: Any = None, **keywords: Any) -> Any:
+        if device == DEVICE and not isinstance(data, cls):
+            counted.copies.append((line_of_xformer(), np.asarray(data)))
+        return asarray(data, device=device, **keywords)
+
+    monkeypatch.setattr(array_api_strict, "asarray", copy)
+    monkeypatch.setitem(backend_module._BACKENDS, "array_api_strict", Backend("array_api_strict"))
+    return counted
+
+
+SIZES: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 8}
+
+
+def transformer(**options: Any) -> Any:
+    config = xf.TransformerConfig(
+        source_vocab_size=11, target_vocab_size=11, num_encoder_layers=1, num_decoder_layers=1, **SIZES, **options
+    )
+    return xf.Transformer(config, xp=array_api_strict, device=DEVICE, seed=0)
+
+
+def language_model(**options: Any) -> Any:
+    config = xf.LanguageModelConfig(vocab_size=11, num_layers=1, **SIZES, **options)
+    return xf.LanguageModel(config, xp=array_api_strict, device=DEVICE, seed=0)
+
+
+def loss_fn(model: Any, batch: Any, rng: Any) -> Any:
+    losses = xf.cross_entropy(model(batch[0], batch[1], rng=rng), batch[2], pad_id=0)
+    return xf.array_namespace(losses).sum(losses)
+
+
+def batches(count: int) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [tuple(rng.integers(3, 11, (2, 5)) for _ in range(3)) for _ in range(count)]
+
+
+def in_steps(transfers: Transfers, run: Any, first: int, last: int) -> tuple[Counter[str], list[str]]:
+    """Return the reads of the steps between two numbers of steps, and what these copy that was copied before."""
+    run(first)
+    reads, num_copies = Counter(transfers.reads), len(transfers.copies)
+    transfers.reads.clear()
+    transfers.copies.clear()
+    run(last)
+    values = [(array.shape, array.dtype, array.tobytes()) for _, array in transfers.copies]
+    again = [
+        f"{line} {array.dtype}{array.shape}"
+        for (line, array), value in list(zip(transfers.copies, values, strict=True))[num_copies:]
+        if values.count(value) > 1
+    ]
+    return Counter(transfers.reads) - reads, again
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adafactor", "Muon"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "relative"])
+def test_a_step_of_training_reads_once(transfers, optimizer, positions):
+    def train(steps):
+        model = transformer(dropout=0.1, positions=positions)
+        options = {"optimizer": getattr(xf, optimizer)(), "steps": steps, "num_tokens": lambda batch: batch[2].size}
+        xf.fit(model, loss_fn, batches(steps), learning_rate=xf.schedules.cosine(1e-2, total_steps=20), **options)
+
+    reads, copied_again = in_steps(transfers, train, 3, 7)
+    assert reads.total() == 4, reads
+    assert not copied_again
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"num_beams": 3},
+    "sampling": {"do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7, "rng": xf.Rng(0)},
+    "processors": {
+        "repetition_penalty": 1.2,
+        "suppress_tokens": [5],
+        "logit_bias": {6: 1.0},
+        "no_repeat_ngram_size": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", [transformer, language_model])
+def test_a_step_of_decoding_reads_once(transfers, make, mode):
+    model = make()
+
+    def decode(steps):
+        options = {"min_new_tokens": steps, "max_new_tokens": steps, **MODES[mode]}
+        xf.generate(model, [[3, 4, 5, 6], [7, 8, 9, 10]], **options)
+
+    reads, copied_again = in_steps(transfers, decode, 4, 12)
+    assert reads.total() == 8, reads
+    assert not [copy for copy in copied_again if "int64" not in copy]  # a token or a beam may be chosen again
