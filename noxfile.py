@@ -70,7 +70,7 @@ def tests(session: nox.Session) -> None:
     # Doctests of a module whose array library is missing (CuPy without a GPU) are ignored.
     doctests = ["--doctest-modules", "--doctest-ignore-import-errors"]
     # pytest would leave these modules half imported, and other tests would use them.
-    for name in ("array_api_strict", "cupy_namespace", "jax", "mlx", "mlx_namespace", "torch"):
+    for name in ("array_api_strict", "cupy_namespace", "jax", "mlx", "mlx_namespace", "ndonnx", "torch"):
         doctests += ["--ignore", f"xformer/backends/{name}.py"]
     arguments = with_paths(session, "xformer", "tests")
     session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env={**ONE_THREAD, **QUICK_JAX})
@@ -132,7 +132,7 @@ def lowest(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def libraries(session: nox.Session) -> None:
     """Check whether Transformers run on MLX, dpnp (with the OpenCL runtime of Intel; 3 GB), dask.array and ndonnx."""
-    session.install("-e", ".[cli]", "mlx[cpu]", "dpnp", "intel-opencl-rt", "dask[array]", "ndonnx")
+    session.install("-e", ".[cli]", "mlx[cpu]", "dpnp", "intel-opencl-rt", "dask[array]", "ndonnx", "onnxruntime")
     libraries = Path(session.virtualenv.location) / "lib"
     env = {"OCL_ICD_FILENAMES": str(libraries / "libintelocl.so"), "LD_LIBRARY_PATH": str(libraries)}
     for module in session.posargs or ("mlx.core", "dpnp", "dask.array", "ndonnx"):

@@ -14,7 +14,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 PAGES = {"check-backend": "how-to/array-library.md", "conformance": "how-to/differentiate.md"}
 TABLE = re.compile(r"(<!-- table of docs/library_tables.py: ([\w-]+) -->\n).*?(<!-- end of the table -->)", re.DOTALL)
-RESULTS = ("supported", "partly", "refused")
+RESULTS = ("supported", "partly", "fails", "refused")
 SIGNS = {"passes": "✓", "library fails": "library", "fails": "fails", "skipped": "skipped"}
 
 
@@ -30,24 +30,27 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def result(report: dict[str, Any]) -> str:
-    """Return whether a library is supported, runs a part of the checks, or is refused."""
-    if report["passed"]:
-        return "supported"
-    return "partly" if any(check["status"] == "ok" for check in report.get("checks", ())) else "refused"
+    """Return whether a library is supported, computes some checks, none, or is refused at once."""
+    if "error" in report:
+        return "refused"
+    computed = [check["status"] for check in report["checks"] if check["group"] not in ("files", "other", "dtypes")]
+    return "supported" if report["passed"] else "partly" if "ok" in computed else "fails"
 
 
 def reason(report: dict[str, Any]) -> str:
-    """Return what does not pass: the names of the checks of each error."""
+    """Return what does not pass: the dtypes that the library lacks, and the names of the checks of each error."""
     if "error" in report:
         return re.sub(r"^.* standard; (?=it lacks)", "", report["error"])
+    lacks = [check["name"] for check in report["checks"] if check["status"] == "lacks" and "(" not in check["name"]]
     names: dict[str, list[str]] = {}
     for check in report["checks"]:
-        if check["status"] != "ok":
-            names.setdefault(re.sub(r"[;(].*", "", check["detail"]).strip(), []).append(check["name"])
-    parts = [
-        f"{', '.join(each[:3])}{f' and {len(each) - 3} more' if each[3:] else ''}: {why}" for why, each in names.items()
-    ]
-    return "; ".join(parts[:3]) + ("; and others" if parts[3:] else "")
+        if check["status"] in ("fails", "differs"):
+            names.setdefault(check["detail"].split(";")[0][:110].strip(), []).append(check["name"])
+    parts = [f"no {' or '.join(lacks)}"] if lacks else []
+    for why, each in names.items():
+        more = f" and {len(each) - 3} more" if each[3:] else ""
+        parts.append(f"{', '.join(each[:3])}{more}: {why}")
+    return "; ".join(parts[:4]) + ("; and others" if parts[4:] else "")
 
 
 def check_backend_table() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -36,3 +37,15 @@ def test_pages_name_files_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`((?:docs|xformer|bench|tests)/[\w./-]*)`", text):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_tables_of_libraries_are_those_of_the_reports() -> None:
+    spec = importlib.util.spec_from_file_location("library_tables", ROOT / "docs" / "library_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    for name in tables.PAGES.values():
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert tables.with_tables(page) == page, f"run: python docs/library_tables.py, which changes {name}"
+        assert "| --- |" in page

@@ -51,7 +51,7 @@ def test_unknown_libraries():
             resolve(bad)
     for bad in (None, 3, sys, object()):
         with raises_line(
-            BackendError, "xp is .*; expected one of numpy, cupy, torch, jax, array_api_strict, mlx, as a"
+            BackendError, "xp is .*; expected one of numpy, cupy, torch, jax, array_api_strict, mlx, ndonnx, as a"
         ):
             resolve(bad)
 

@@ -1,7 +1,8 @@
 """Array libraries behind one interface: namespaces, dtypes, devices, and what the Array API standard leaves open.
 
 Everything else in xformer is written against the standard: `xp = array_namespace(x)`, then `xp.exp(x)`. All facts about
-a single library are in the module with its name (numpy, cupy, torch, jax, array_api_strict, mlx), as a `Backend`.
+a single library are in the module with its name (numpy, cupy, torch, jax, array_api_strict, mlx, ndonnx), as
+a `Backend`.
 """
 
 from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray

@@ -27,6 +27,7 @@ _STANDARD_MODULES = {
     "jax": "jax.numpy",
     "array_api_strict": "array_api_strict",
     "mlx": "xformer.backends.mlx_namespace",
+    "ndonnx": "ndonnx",
 }
 BACKENDS = tuple(_STANDARD_MODULES)
 
