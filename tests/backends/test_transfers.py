@@ -6,6 +6,8 @@ data, so that an array that is copied twice with the same values does not depend
 
 from __future__ import annotations
 
+import functools
+import math
 import traceback
 from collections import Counter
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 
 import xformer as xf
 from xformer.backends import backend as backend_module
-from xformer.backends import resolve
+from xformer.backends import from_host, resolve, to_host, to_host_together
 from xformer.backends.backend import Backend
 
 HOST, DEVICE = array_api_strict.Device("CPU_DEVICE"), array_api_strict.Device("device1")
@@ -33,8 +35,9 @@ class Transfers:
 
 
 def line_of_xformer() -> str:
-    frames = [frame for frame in traceback.extract_stack() if "/xformer/" in frame.filename]
-    return next(f"{frame.filename}:{frame.lineno}" for frame in frames[::-1] if "/backends/" not in frame.filename)
+    """Return the line that asks the modules of array libraries for a transfer."""
+    frames = [frame for frame in traceback.extract_stack()[::-1] if "/backends/" not in frame.filename]
+    return f"{frames[0].filename}:{frames[0].lineno}"
 
 
 @pytest.fixture
@@ -147,3 +150,24 @@ def test_a_step_of_decoding_reads_once(transfers, make, mode):
     reads, copied_again = in_steps(transfers, decode, 4, 12)
     assert reads.total() == 8, reads
     assert not [copy for copy in copied_again if "int64" not in copy]  # a token or a beam may be chosen again
+
+
+def test_arrays_are_read_together(transfers):
+    tokens = from_host(array_api_strict, [[1], [2**24 - 1]], device=DEVICE)
+    for dtype in ("float32", "float64"):
+        scores = from_host(array_api_strict, [0.1, -math.inf], dtype=dtype, device=DEVICE)
+        scalar = from_host(array_api_strict, 0.1, dtype="float64", device=DEVICE)
+        transfers.reads.clear()
+        read = to_host_together(tokens, scores, scalar)
+        assert [x.tolist() for x in read] == [[[1], [2**24 - 1]], [np.asarray(0.1, dtype).item(), -math.inf], 0.1]
+        assert read[0].dtype == "int64"
+        assert len(transfers.reads) == 1
+
+
+def test_few_tables_stay_on_the_device():
+    backend = Backend("array_api_strict")
+    for rows in range(1, 50):
+        table = functools.partial(np.arange, rows)
+        part = backend.rows_of_table(array_api_strict, table, (), slice(0, 1), array_api_strict.float32, None)
+        assert to_host(part).tolist() == [0.0]
+    assert len(backend._tables) == 32
