@@ -30,6 +30,12 @@ def test_all_checks_pass(library):
     assert json.loads(report.to_json())["passed"] is True
 
 
+def test_the_version_is_that_of_the_library():
+    dask = pytest.importorskip("dask")
+    report = check_backend("dask.array", groups=["other"])
+    assert (report.library, report.version) == ("dask.array", dask.__version__)
+
+
 def library_without(*names):
     """Return a module with the functions of array_api_strict except some."""
     module = types.ModuleType("incomplete")

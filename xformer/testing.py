@@ -132,7 +132,8 @@ def check_backend(
             results.append(_run(group, name, functools.partial(function, library), time_limit))
             if on_check is not None:
                 on_check(results[-1])
-    return Report(backend_name(library.xp), version_of(backend_name(library.xp)), _missing(library.xp), tuple(results))
+    name = backend_name(library.xp).removeprefix("array_api_compat.")
+    return Report(name, version_of(name), _missing(library.xp), tuple(results))
 
 
 def _run(group: str, name: str, function: Callable[[], float | None], time_limit: float | None) -> Check:
