@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import importlib.metadata
 import json
 import math
