@@ -34,6 +34,7 @@ WITHOUT_DERIVATIVE = {
     "adam",
     "muon",
     "sgd",
+    "BlockWeight",
     "PackedWeight",
     "QuantizedWeight",
     "top_k",
