@@ -126,6 +126,8 @@ NEOX = {
     "eos_token_id": 0,
 }
 
+STABLELM = {**LLAMA, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+
 # name: (configuration class, model class, values of the configuration)
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
@@ -252,6 +254,24 @@ CASES = {
         "GPTNeoXConfig",
         "GPTNeoXForCausalLM",
         {**NEOX, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True},
+    ),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", {**LLAMA, "sliding_window": 4}),
+    "starcoder2_no_biases": (
+        "Starcoder2Config",
+        "Starcoder2ForCausalLM",
+        {**LLAMA, "use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu", "head_dim": 8},
+    ),
+    "stablelm": ("StableLmConfig", "StableLmForCausalLM", STABLELM),
+    "stablelm_biases": (
+        "StableLmConfig",
+        "StableLmForCausalLM",
+        {**STABLELM, "use_qkv_bias": True, "tie_word_embeddings": True, "partial_rotary_factor": 0.5},
+    ),
+    "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {**LLAMA, "head_dim": 8}),
+    "seed_oss_biases": (
+        "SeedOssConfig",
+        "SeedOssForCausalLM",
+        {**LLAMA, "head_dim": 8, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     ),
 }
 

@@ -10,6 +10,8 @@ from xformer.families.gpt_neox import GPT_NEOX
 from xformer.families.llama import LLAMA, PHI3
 from xformer.families.opt import OPT
 from xformer.families.peft import load_lora, save_lora
+from xformer.families.stablelm import STABLELM
+from xformer.families.starcoder2 import STARCODER2
 from xformer.families.t5 import T5
 from xformer.families.vit import VIT
 from xformer.families.whisper import WHISPER
@@ -26,6 +28,8 @@ __all__ = [
     "OPT",
     "PHI3",
     "ROBERTA",
+    "STABLELM",
+    "STARCODER2",
     "T5",
     "VIT",
     "WHISPER",

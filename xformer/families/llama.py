@@ -1,6 +1,6 @@
-"""Llama and language models of similar architecture: Mistral, Ministral, Qwen 2 and 3, and Phi 3.
+"""Llama and language models of similar architecture: Mistral, Ministral, Qwen 2 and 3, Phi 3 and Seed-OSS.
 
-Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); Abdin et al. (2024).
+Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); Abdin et al. (2024); ByteDance Seed team (2025).
 """
 
 from __future__ import annotations
@@ -31,21 +31,26 @@ _ARCHITECTURES = {
     "ministral": "MinistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
 }
 
 _FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps"}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Llama, Mistral, Ministral, Qwen 2 or 3, or Phi 3."""
+    """Translate the config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Phi 3, or Seed-OSS."""
     reader.skip("attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map", "max_window_layers")
     reader.skip("use_sliding_window", "tie_word_embeddings")  # the tensors determine the latter
     reader.require("hidden_act", "silu", "swish")
     epsilon = 1e-5 if reader.model_type == "phi3" else 1e-6
     fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=epsilon)
     num_heads = fields["num_heads"]
-    head_dim = 128 if reader.model_type == "qwen3" else fields["d_model"] // num_heads
-    has_bias = reader.flag("attention_bias", default=reader.model_type == "qwen2")
+    head_dim = 128 if reader.model_type in ("qwen3", "seed_oss") else fields["d_model"] // num_heads
+    has_bias = reader.flag("attention_bias", default=reader.model_type in ("qwen2", "seed_oss"))
+    has_output_bias = False if reader.model_type == "qwen2" else has_bias
+    if reader.model_type == "seed_oss":
+        reader.skip("residual_dropout")
+        has_output_bias = reader.flag("attention_out_bias", default=False)
     return LanguageModelConfig(
         **fields,
         num_key_value_heads=reader.count("num_key_value_heads", default=num_heads),
@@ -54,7 +59,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         norm="rms",
         qk_norm=reader.model_type == "qwen3",
         attention_bias=has_bias,
-        attention_output_bias=False if reader.model_type == "qwen2" else has_bias,
+        attention_output_bias=has_output_bias,
         feed_forward_bias=reader.flag("mlp_bias", default=False),
         positions="rotary",
         scale_embeddings=False,
@@ -79,7 +84,7 @@ def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into a config.json of Llama, Mistral, Ministral, Qwen 2 or Qwen 3."""
+    """Translate a configuration into a config.json of Llama, Mistral, Ministral, Qwen 2 or 3, or Seed-OSS."""
     model_type = _model_type(config)
     values = {
         "architectures": [_ARCHITECTURES[model_type]],
@@ -91,10 +96,12 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         **write_rope(config),
         **write_output(config),
     }
-    if model_type in ("llama", "qwen3"):
+    if model_type in ("llama", "qwen3", "seed_oss"):
         values["attention_bias"] = config.attention_bias
-    if model_type == "llama":
+    if model_type in ("llama", "seed_oss"):
         values["mlp_bias"] = config.feed_forward_bias
+    if model_type == "seed_oss":
+        values["attention_out_bias"] = config.attention_output_bias
     windows = write_windows(config)
     layer_types = windows["layer_types"]
     if model_type.startswith("qwen"):  # before transformers 4.53, layer_types was not known
@@ -102,7 +109,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         windows |= {"use_sliding_window": windows["sliding_window"] is not None, "max_window_layers": first}
     if model_type == "mistral":
         del windows["layer_types"]
-    return values if model_type == "llama" else values | windows
+    return values if model_type in ("llama", "seed_oss") else values | windows
 
 
 def _model_type(config: LanguageModelConfig) -> str:
@@ -111,14 +118,16 @@ def _model_type(config: LanguageModelConfig) -> str:
     output_bias = bias if output_bias is None else output_bias
     if config.qk_norm:
         model_type = "qwen3"
-    elif bias and not output_bias:
+    elif bias and not output_bias and not config.feed_forward_bias:
         model_type = "qwen2"
+    elif bias != output_bias:
+        model_type = "seed_oss"
     else:
         windows = {config.window_of(layer) for layer in range(config.num_layers)}
         model_type = "llama" if windows <= {None} else "ministral" if None in windows else "mistral"
-    if model_type != "llama" and config.feed_forward_bias:
+    if model_type not in ("llama", "seed_oss") and config.feed_forward_bias:
         raise ConfigError(f"feed_forward_bias is True; {model_type} expects False")
-    if model_type != "qwen2" and output_bias != bias:
+    if model_type not in ("qwen2", "seed_oss") and output_bias != bias:
         raise ConfigError(f"attention_output_bias is {output_bias}; {model_type} expects {bias}")
     if model_type in ("mistral", "ministral") and bias:
         raise ConfigError(f"attention_bias is True; {model_type} expects False")

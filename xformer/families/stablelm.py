@@ -1,0 +1,88 @@
+"""StableLM (Bellagente et al., 2024)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, register
+from xformer.families.layouts import affine, attention, linear, same, transposed
+from xformer.families.values import (
+    SIZES,
+    read_fields,
+    read_output,
+    read_rope,
+    write_activation,
+    write_fields,
+    write_output,
+    write_rope,
+)
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_FIELDS = {
+    **SIZES,
+    "num_key_value_heads": "num_key_value_heads",
+    "norm_epsilon": "layer_norm_eps",
+    "attention_bias": "use_qkv_bias",
+}
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of StableLM."""
+    reader.skip("attention_dropout", "hidden_dropout", "tie_word_embeddings")
+    reader.require("hidden_act", "silu", "swish")
+    reader.require("qk_layernorm", False)
+    reader.require("use_parallel_residual", False)
+    return LanguageModelConfig(
+        **read_fields(
+            reader, _FIELDS, max_positions=4096, num_key_value_heads=32, norm_epsilon=1e-5, attention_bias=False
+        ),
+        attention_output_bias=False,
+        feed_forward_bias=False,
+        activation="swiglu",
+        positions="rotary",
+        scale_embeddings=False,
+        **read_rope(reader, fraction=0.25),
+        **read_output(reader),
+    )
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of StableLM."""
+    rope = write_rope(config)
+    rope["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction  # the default is not 1
+    return {
+        "architectures": ["StableLmForCausalLM"],
+        "model_type": "stablelm",
+        **write_fields(config, _FIELDS),
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "hidden_act": write_activation(config, gated=True),
+        **rope,
+        "partial_rotary_factor": config.rotary_fraction,
+        **write_output(config),
+    }
+
+
+_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
+STABLELM = register(
+    Family(
+        model_types=("stablelm",),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        ignored=("*.rotary_emb.inv_freq",),
+        tensors={
+            "model.embed_tokens.weight": same("embedding.weight"),
+            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
+            **affine(_LAYER + "input_layernorm", _OURS + "self_attention_residual.norm"),
+            **affine(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
+            **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
+            **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
+            **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
+            **affine("model.norm", "norm"),
+            "lm_head.weight": transposed("output.weight"),
+        },
+    )
+)
