@@ -69,6 +69,7 @@ TRANSLATORS = {
 }
 LANGUAGE_MODELS = {
     "default": {},
+    "olmo2": {**LLAMA, "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
     "gpt2": {"activation": "gelu_tanh", "positions": "learned", "max_positions": 90, "pad_id": 2},
     "llama": {**LLAMA, "rope_scaling": YARN, "pad_id": None},
     "phi3": {**LLAMA, "rope_scaling": LONGROPE, "rotary_fraction": 1.0, "attention_scale": 0.3},

@@ -267,6 +267,25 @@ CASES = {
         "StableLmForCausalLM",
         {**STABLELM, "use_qkv_bias": True, "tie_word_embeddings": True, "partial_rotary_factor": 0.5},
     ),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", LLAMA),
+    "olmo2_tied_biases": (
+        "Olmo2Config",
+        "Olmo2ForCausalLM",
+        {**LLAMA, "attention_bias": True, "head_dim": 8, "tie_word_embeddings": True},
+    ),
+    "olmo3": (
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        {
+            **LLAMA,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {**LLAMA, "head_dim": 8}),
     "seed_oss_biases": (
         "SeedOssConfig",
@@ -275,5 +294,5 @@ CASES = {
     ),
 }
 
-# Cases whose gradients are stored: one for each class of models.
-GRADIENTS = ("llama", "marian", "bert_classifier", "vit_classifier")
+# Cases whose gradients are stored: one for each class of models, and those with layers that no other has.
+GRADIENTS = ("llama", "olmo2", "marian", "bert_classifier", "vit_classifier")

@@ -88,7 +88,7 @@ def test_gemma_is_written_with_the_integer_that_transformers_expects(tmp_path):
         xf.save_pretrained(xf.LanguageModel(config), tmp_path, model_type="gemma2")
 
 
-@pytest.mark.parametrize("name", ["ministral", "qwen2_window", "qwen3_window", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["ministral", "qwen2_window", "qwen3_window", "gemma2", "gemma3", "olmo3"])
 @pytest.mark.parametrize("types", ["fff", "sss", "fsf", "sfs", "ffs"])
 def test_windows_in_any_layers_are_written(name, types, tmp_path):
     names = {"f": "full_attention", "s": "sliding_attention"}
@@ -101,8 +101,9 @@ def test_windows_in_any_layers_are_written(name, types, tmp_path):
     assert [layer.self_attention.window for layer in again.layers] == [None if t == "f" else 4 for t in types]
     np.testing.assert_allclose(again(tokens), model(tokens), rtol=0, atol=2e-5)
     values = json.loads((tmp_path / "config.json").read_text())
-    if values["model_type"] in ("llama", "mistral"):  # have no layer_types
-        assert (values["model_type"], values.get("sliding_window")) == (("llama", None), ("mistral", 4))[types == "sss"]
+    if values["model_type"] in ("llama", "mistral", "olmo2"):  # have no layer_types
+        assert (values["model_type"] == "mistral") == (types == "sss")
+        assert values.get("sliding_window") == (4 if types == "sss" else None)
     else:
         assert values["layer_types"] == [names[t] for t in types]
     if "qwen" in name:

@@ -10,7 +10,8 @@ from tests.reference import attention_arrays, gradients, normal, raises_line, ra
 from xformer import Initializer, Rng, masks, value_and_grad
 from xformer.backends import array_namespace, backend_name, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import KVCache, LayerNorm, MultiHeadAttention, Rotary
+from xformer.layers import KVCache, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from xformer.ops import attention_weights
 from xformer.tree import map_arrays, replace
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
@@ -188,7 +189,28 @@ def test_a_window_is_a_mask(xp):
     assert_close(windowed(x, memory), plain(x, memory, mask=xp.asarray(near)))
 
 
-@pytest.mark.parametrize("settings", [{}, {"window": 2}, {"norm": LayerNorm}, {"num_key_value_heads": 1, "window": 3}])
+def test_a_norm_of_all_heads_is_applied_to_the_projections(xp):
+    layer = MultiHeadAttention(
+        12, 6, num_key_value_heads=2, norm=RMSNorm, norm_all_heads=True, init=Initializer(xp, dtype="float64")
+    )
+    weights = {"query_norm.weight": xp.asarray(normal(1, 12)), "key_norm.weight": xp.asarray(normal(2, 4))}
+    layer, x = replace(layer, dict(layer.named_arrays()) | weights), xp.asarray(normal(0, 2, 5, 12))
+    q = xp.permute_dims(xp.reshape(layer.query_norm(layer.query(x)), (2, 5, 6, 2)), (0, 2, 1, 3))
+    k = xp.permute_dims(xp.reshape(layer.key_norm(layer.key(x)), (2, 5, 2, 2)), (0, 2, 1, 3))
+    assert_close(layer.keys_and_values(x)[0], k)
+    assert_close(layer.weights(x), attention_weights(q, k))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"window": 2},
+        {"norm": LayerNorm},
+        {"num_key_value_heads": 1, "window": 3},
+        {"num_key_value_heads": 1, "norm": RMSNorm, "norm_all_heads": True},
+    ],
+)
 @pytest.mark.parametrize("options", ["none", "causal", "mask", "bias", "rotation", "dropout", "cache"])
 def test_queries_are_the_default_of_keys_and_values(xp, settings, options):
     layer = MultiHeadAttention(16, 2, dropout=0.5, init=Initializer(xp, dtype="float64"), **settings)

@@ -48,3 +48,12 @@ def test_output_and_gradients_equal_those_of_torch(activation, norm_position, ma
     expected_gradients = encoder_layer_arrays(theirs, gradients)
     for name, gradient in actual.named_parameters():
         assert_close(gradient, expected_gradients[name])
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_norm_of_the_output_is_inside_the_residual_connection(qk_norm):
+    layer = small_parts(norm_position="output", norm="rms", qk_norm=qk_norm, qk_norm_all_heads=True).encoder_layer()
+    noise = {name: array + 0.2 * normal(1, *array.shape) for name, array in layer.named_parameters()}
+    layer, x = replace(layer, noise), normal(0, 2, 5, 8)
+    y = x + layer.self_attention_residual.norm(layer.self_attention(x, causal=True))
+    assert_close(layer(x, causal=True), y + layer.feed_forward_residual.norm(layer.feed_forward(y)))

@@ -40,6 +40,7 @@ KINDS = [
     {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 1, "output_bias": True},
     {"positions": "alibi", "window": 3},
     {"positions": "relative", "rematerialize": True},
+    {"positions": "rotary", "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
 ]
 
 
@@ -171,6 +172,11 @@ def test_a_static_cache_with_windows_equals_a_growing_one(xp, positions, types):
     for i in range(2, 6):
         expected = model.decode_step(tokens[:, i : i + 1], cache)
         assert_close(model.decode_step(tokens[:, i : i + 1], static), expected, xp=xp)
+
+
+def test_layers_with_a_window_rotate_the_same_fraction():
+    model = small_language_model(positions="rotary", window=3, rope_local_theta=100.0, rotary_fraction=0.5)
+    assert (model.positions.features, model.local_positions.features) == (2, 2)
 
 
 @pytest.mark.parametrize("lengths", [None, [2, 1]])

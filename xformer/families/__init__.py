@@ -8,6 +8,7 @@ from xformer.families.gemma import GEMMA
 from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
 from xformer.families.llama import LLAMA, PHI3
+from xformer.families.olmo import OLMO
 from xformer.families.opt import OPT
 from xformer.families.peft import load_lora, save_lora
 from xformer.families.stablelm import STABLELM
@@ -25,6 +26,7 @@ __all__ = [
     "GPT2",
     "GPT_NEOX",
     "LLAMA",
+    "OLMO",
     "OPT",
     "PHI3",
     "ROBERTA",

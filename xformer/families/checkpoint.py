@@ -390,15 +390,19 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         *(() if positions == "learned" else ("max_positions",)),
         *(() if any(windows) else ("rope_local_theta",)),
         *(() if config.norm == "layer" else ("norm_bias",)),
+        *(() if config.qk_norm else ("qk_norm_all_heads",)),
         *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
     }
-    bias = config.attention_bias
+    bias, local_theta = config.attention_bias, config.rope_local_theta
+    if local_theta is None and config.rope_scaling is None:
+        local_theta = config.rope_theta
     resolved = {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "head_dim": config.features_per_head,
         "attention_scale": config.attention_scale or config.features_per_head**-0.5,
         "attention_output_bias": bias if config.attention_output_bias is None else config.attention_output_bias,
         "key_bias": bias if config.key_bias is None else config.key_bias,
+        "rope_local_theta": local_theta,
         "final_norm": config.norm_position != "post" if config.final_norm is None else config.final_norm,
     }
     if "num_layers" in fields:

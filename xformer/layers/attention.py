@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from xformer import masks
 from xformer.backends import Array, array_namespace, device
-from xformer.config import check_count
+from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, ShapeError, check_arguments
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
@@ -17,7 +17,7 @@ from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
 from xformer.ops import attention, attention_weights, project_heads
-from xformer.ops.linear.definition import Projection, merge_heads
+from xformer.ops.linear.definition import Projection, merge_heads, split_heads
 from xformer.random import Rng
 from xformer.threads import Collector
 from xformer.tree import Module
@@ -70,6 +70,8 @@ class MultiHeadAttention(Module):
         key_bias: Add a learned bias to the projection of keys; default as `bias`.
         output_bias: Add a learned bias to the output projection; default as `bias`.
         norm: (features, *, init) -> norm of each head's queries and keys, before rotation (Dehghani et al., 2023).
+        norm_all_heads: Apply `norm` to the features of all heads together, (batch, length, heads * head_dim), instead
+            (OLMo 2).
         scale: Scale of the scores; default 1 / sqrt(head_dim).
         softcap: Limit c of the scores, c tanh(score / c).
         dropout: Dropout rate on the attention weights.
@@ -95,6 +97,7 @@ class MultiHeadAttention(Module):
     output: Linear
     query_norm: Norm | None
     key_norm: Norm | None
+    norm_all_heads: bool
     dropout: Dropout
     num_heads: int
     num_key_value_heads: int
@@ -114,6 +117,7 @@ class MultiHeadAttention(Module):
         key_bias: bool | None = None,
         output_bias: bool | None = None,
         norm: Callable[..., Norm] | None = None,
+        norm_all_heads: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
         dropout: float = 0.0,
@@ -131,8 +135,9 @@ class MultiHeadAttention(Module):
         self.key = Linear(d_model, key_value_features, bias=bias if key_bias is None else key_bias, init=init)
         self.value = Linear(d_model, key_value_features, bias=bias, init=init)
         self.output = Linear(features, d_model, bias=bias if output_bias is None else output_bias, init=init)
-        self.query_norm = None if norm is None else norm(head_dim, init=init)
-        self.key_norm = None if norm is None else norm(head_dim, init=init)
+        self.norm_all_heads = as_flag("norm_all_heads", norm_all_heads)
+        self.query_norm = None if norm is None else norm(features if norm_all_heads else head_dim, init=init)
+        self.key_norm = None if norm is None else norm(key_value_features if norm_all_heads else head_dim, init=init)
         self.dropout = Dropout(dropout)
         self.num_heads = num_heads
         self.num_key_value_heads = num_key_value_heads
@@ -253,7 +258,7 @@ class MultiHeadAttention(Module):
         else:
             inputs = (as_dtype_of(x, self.key.weight) for x in (key, value))
             (keys,), (values,) = (project_heads(x, p) for x, p in zip(inputs, projections, strict=True))
-        return keys if self.key_norm is None else self.key_norm(keys), values
+        return self._normalized(keys, self.key_norm), values
 
     def _projections(self) -> tuple[Projection, Projection, Projection]:
         key, value, heads = self.key, self.value, self.num_key_value_heads
@@ -262,7 +267,15 @@ class MultiHeadAttention(Module):
 
     def _queries(self, query: Array) -> Array:
         (queries,) = project_heads(as_dtype_of(query, self.query.weight), self._projections()[0])
-        return queries if self.query_norm is None else self.query_norm(queries)
+        return self._normalized(queries, self.query_norm)
+
+    def _normalized(self, x: Array, norm: Norm | None) -> Array:
+        """Apply the norm of queries or keys, (batch, heads, length, head_dim)."""
+        if norm is None or not self.norm_all_heads:
+            return x if norm is None else norm(x)
+        batch, heads, length, head_dim = x.shape
+        rows = array_namespace(x).reshape(norm(merge_heads(x)), (batch * length, heads * head_dim))
+        return split_heads(rows, (batch, length), heads)
 
     def _project(
         self,
@@ -280,8 +293,7 @@ class MultiHeadAttention(Module):
             q, (k, v) = self._queries(query), self.keys_and_values(key, value)
         else:
             q, k, v = project_heads(as_dtype_of(query, self.query.weight), *self._projections())
-            if self.query_norm is not None and self.key_norm is not None:
-                q, k = self.query_norm(q), self.key_norm(k)
+            q, k = self._normalized(q, self.query_norm), self._normalized(k, self.key_norm)
         if rotation is not None:
             rotation = Rotation(*(as_dtype_of(angle, q) for angle in rotation))
             q, k = rotation(q), rotation(k)

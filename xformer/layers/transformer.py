@@ -100,7 +100,7 @@ class Residual(Module):
     """Residual connection around a sublayer, with a norm and dropout.
 
     Args:
-        norm: Norm of the input of the sublayer (`PreNorm`) or of the sum (`PostNorm`).
+        norm: Norm of the input of the sublayer (`PreNorm`), of the sum (`PostNorm`) or of the output (`OutputNorm`).
         dropout: Dropout rate on the output of the sublayer.
     """
 
@@ -147,6 +147,17 @@ class PostNorm(Residual):
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
         """Apply a sublayer; see `Residual`."""
         return self.norm(_add(x, self.dropout(sublayer(x), rng)))
+
+
+class OutputNorm(Residual):
+    """Residual connection with a norm of the output, `x + dropout(norm(f(x)))` (Liu et al., 2022, section 3.2).
+
+    Swin Transformer V2 introduced it, OLMo 2 has it too. Arguments are those of `Residual`.
+    """
+
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+        """Apply a sublayer; see `Residual`."""
+        return _add(x, self.dropout(self.norm(sublayer(x)), rng))
 
 
 class SandwichNorm(Residual):

@@ -16,6 +16,7 @@ from xformer.layers import (
     InputEmbedding,
     LearnedPositions,
     MultiHeadAttention,
+    OutputNorm,
     ParallelEncoderLayer,
     PostNorm,
     PreNorm,
@@ -58,8 +59,8 @@ class LayerFactory:
         """Make the residual connection of a sublayer."""
         if self.config.norm_position == "sandwich":
             return SandwichNorm(self.norm(), self.norm(), dropout=self.config.dropout)
-        cls: Callable[..., Residual] = PreNorm if self.config.norm_position == "pre" else PostNorm
-        return cls(self.norm(), dropout=self.config.dropout)
+        residuals: dict[str, Callable[..., Residual]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm}
+        return residuals[self.config.norm_position](self.norm(), dropout=self.config.dropout)
 
     def attention(self, *, window: int | None = None) -> MultiHeadAttention:
         """Make an attention layer."""
@@ -73,6 +74,7 @@ class LayerFactory:
             key_bias=c.key_bias,
             output_bias=c.attention_output_bias,
             norm=self.norm if c.qk_norm else None,
+            norm_all_heads=c.qk_norm_all_heads,
             scale=c.attention_scale,
             softcap=c.attention_softcap,
             dropout=c.attention_dropout,
@@ -142,8 +144,7 @@ class LayerFactory:
         """
         c = self.config
         if c.positions == "rotary":
-            features = int(c.features_per_head * c.rotary_fraction)
-            return Rotary(c.features_per_head, base=c.rope_theta, features=features, scaling=c.rope_scaling)
+            return self._rotary(c.rope_theta, c.rope_scaling)
         if c.positions == "alibi":
             return ALiBi(c.num_heads)
         if c.positions == "relative":
@@ -158,5 +159,9 @@ class LayerFactory:
 
     def local_positions(self) -> RelativePositions | None:
         """Make the rotary positions of layers with a window, if they have wavelengths of their own; else None."""
-        c = self.config
-        return None if c.rope_local_theta is None else Rotary(c.features_per_head, base=c.rope_local_theta)
+        theta = self.config.rope_local_theta
+        return None if theta is None else self._rotary(theta)
+
+    def _rotary(self, base: float, scaling: dict[str, Any] | None = None) -> Rotary:
+        features = self.config.features_per_head
+        return Rotary(features, base=base, features=int(features * self.config.rotary_fraction), scaling=scaling)

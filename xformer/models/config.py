@@ -37,6 +37,9 @@ class ModelConfig(Config):
     head_dim: int | None = option("Features of a head; default d_model / num_heads.", default=None, at_least=1)
     attention_scale: float | None = option("Scale of the scores; default 1 / sqrt(head_dim).", default=None, above=0)
     qk_norm: bool = option("Normalize the queries and keys of each head (Dehghani et al., 2023).", default=False)
+    qk_norm_all_heads: bool = option(
+        "Normalize the features of all heads together instead of those of each head (OLMo 2).", default=False
+    )
     window: int | None = option("Distance that self-attention can see, in tokens.", default=None, at_least=1)
     layer_types: tuple[str, ...] | None = option(
         "For each layer 'sliding_attention', if the window applies to it, or 'full_attention'; default: to all.",
@@ -56,15 +59,16 @@ class ModelConfig(Config):
     activation: str = option("Activation of the feed-forward network.", default="relu", choices=(*ACTIVATIONS, *GATED))
     norm: str = option("Normalization.", default="layer", choices=tuple(NORMS))
     norm_position: str = option(
-        "Norm before the sublayer, with a final norm (Xiong et al., 2020), after it, as in the paper, or both.",
+        "Norm before the sublayer, with a final norm (Xiong et al., 2020); after the residual connection, as in the "
+        "paper; before and after the sublayer (sandwich); or of its output, with a final norm (Liu et al., 2022).",
         default="pre",
-        choices=("pre", "post", "sandwich"),
+        choices=("pre", "post", "sandwich", "output"),
     )
     parallel_residual: bool = option(
         "Add attention and feed-forward of a layer to the same input (Wang and Komatsuzaki, 2021).", default=False
     )
     final_norm: bool | None = option(
-        "Normalize the output of the last layer; default if norm_position is pre.", default=None
+        "Normalize the output of the last layer; default unless norm_position is post.", default=None
     )
     norm_epsilon: float = option("Added to the variance by norms.", default=1e-5, above=0, below=1)
     attention_bias: bool = option("Add biases to the projections of queries, keys and values.", default=True)

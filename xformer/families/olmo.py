@@ -1,0 +1,108 @@
+"""OLMo 2 and 3 (OLMo team, 2024 and 2025)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, register
+from xformer.families.layouts import attention, linear, same, transposed
+from xformer.families.values import (
+    SIZES,
+    read_fields,
+    read_output,
+    read_rope,
+    read_windows,
+    write_activation,
+    write_fields,
+    write_output,
+    write_rope,
+    write_windows,
+)
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
+_ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM"}
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of OLMo 2 or 3."""
+    reader.skip("attention_dropout", "tie_word_embeddings")
+    reader.require("hidden_act", "silu", "swish")
+    fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, attention_bias=False)
+    has_windows = reader.model_type == "olmo3"
+    return LanguageModelConfig(
+        **fields,
+        num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
+        head_dim=reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
+        activation="swiglu",
+        norm="rms",
+        norm_position="output",
+        qk_norm=True,
+        qk_norm_all_heads=True,
+        feed_forward_bias=False,
+        positions="rotary",
+        scale_embeddings=False,
+        **read_rope(reader, theta=5e5 if has_windows else 1e4),
+        **(_read_windows(reader, fields["num_layers"]) if has_windows else {}),
+        **read_output(reader),
+    )
+
+
+def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of windows; their layers have unscaled rotary positions."""
+    local = reader.section("rope_parameters").section("sliding_attention")
+    local.choice("rope_type", known=("default",), default="default")
+    layer_types = ["full_attention" if (i + 1) % 4 == 0 else "sliding_attention" for i in range(num_layers)]
+    return {
+        "rope_local_theta": local.number("rope_theta", default=5e5),
+        **read_windows(reader, layer_types, default_window=4096),
+    }
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of OLMo 2 or, with windows, OLMo 3."""
+    windows = write_windows(config)
+    model_type = "olmo2" if windows["sliding_window"] is None else "olmo3"
+    values = {
+        "architectures": [_ARCHITECTURES[model_type]],
+        "model_type": model_type,
+        **write_fields(config, _FIELDS),
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "head_dim": config.features_per_head,
+        "hidden_act": write_activation(config, gated=True),
+        **write_output(config),
+    }
+    rope = write_rope(config)
+    if model_type == "olmo2":
+        return values | rope
+    local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
+    rope = {"full_attention": rope["rope_parameters"], "sliding_attention": local}
+    return values | windows | {"rope_parameters": rope}
+
+
+_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
+OLMO = register(
+    Family(
+        model_types=tuple(_ARCHITECTURES),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        ignored=("*.rotary_emb.inv_freq",),
+        tensors={
+            "model.embed_tokens.weight": same("embedding.weight"),
+            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
+            _LAYER + "self_attn.q_norm.weight": same(_OURS + "self_attention.query_norm.weight"),
+            _LAYER + "self_attn.k_norm.weight": same(_OURS + "self_attention.key_norm.weight"),
+            _LAYER + "post_attention_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
+            _LAYER + "post_feedforward_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
+            **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
+            **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
+            **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
+            "model.norm.weight": same("norm.weight"),
+            "lm_head.weight": transposed("output.weight"),
+        },
+    )
+)
