@@ -126,6 +126,7 @@ NEOX = {
     "eos_token_id": 0,
 }
 
+FULL = ["full_attention", "full_attention"]
 STABLELM = {**LLAMA, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 # name: (configuration class, model class, values of the configuration)
@@ -284,6 +285,26 @@ CASES = {
                 "full_attention": YARN,
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             },
+        },
+    ),
+    "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", {**LLAMA, "sliding_window": None, "layer_types": FULL}),
+    "exaone4_window": (
+        "Exaone4Config",
+        "Exaone4ForCausalLM",
+        {**LLAMA, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 2},
+    ),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {**LLAMA, "no_rope_layers": [0, 1]}),
+    "smollm3_window": (
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        {
+            **LLAMA,
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "use_sliding_window": True,
+            "sliding_window": 4,
         },
     ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {**LLAMA, "head_dim": 8}),

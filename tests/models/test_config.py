@@ -99,6 +99,15 @@ def test_invalid_dictionaries_are_refused(values, message):
     [
         ({"vocab_size": 0}, "vocab_size is 0; expected at least 1"),
         ({"vocab_size": 8, "num_layers": -1}, "num_layers is -1; expected a number in \\[0, 10000\\]"),
+        (
+            {"vocab_size": 8, "num_layers": 2, "layers_without_positions": [0, 2]},
+            r"layers_without_positions is \(0, 2\); expected numbers of layers, from 0 to num_layers - 1, 1",
+        ),
+        ({"vocab_size": 8, "layers_without_positions": 1}, "layers_without_positions is 1; expected numbers of layers"),
+        (
+            {"vocab_size": 8, "layers_without_positions": [True]},
+            r"layers_without_positions is \(True,\); expected numbers",
+        ),
         ({"vocab_size": 8, "d_model": 10, "num_heads": 4}, "d_model 10 is not divisible by num_heads 4"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.reference import (
     weighted_sum,
 )
 from xformer import LanguageModel, Transformer, grad, masks, value_and_grad
-from xformer.backends import resolve
+from xformer.backends import resolve, to_host
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.layers import FeedForward
 from xformer.models.config import POSITIONS
@@ -40,6 +40,7 @@ KINDS = [
     {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 1, "output_bias": True},
     {"positions": "alibi", "window": 3},
     {"positions": "relative", "rematerialize": True},
+    {"positions": "rotary", "layers_without_positions": (0,), "num_layers": 2, "window": 3, "layer_types": TYPES},
     {"positions": "rotary", "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
 ]
 
@@ -172,6 +173,20 @@ def test_a_static_cache_with_windows_equals_a_growing_one(xp, positions, types):
     for i in range(2, 6):
         expected = model.decode_step(tokens[:, i : i + 1], cache)
         assert_close(model.decode_step(tokens[:, i : i + 1], static), expected, xp=xp)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "relative"])
+def test_layers_without_positions_do_not_see_the_order(xp, positions):
+    settings = {"positions": positions, "num_layers": 1, "tie_output": False}
+    with_positions = small_language_model(xp, **settings)
+    without = replace(
+        small_language_model(xp, **settings, layers_without_positions=(0,)), dict(with_positions.named_arrays())
+    )
+    for model, is_ordered in ((with_positions, True), (without, False)):
+        one, other = (model([tokens])[0, -1, :] for tokens in ([5, 4, 7, 9], [7, 5, 4, 9]))
+        assert is_ordered == (float(np.max(np.abs(to_host(one) - to_host(other)))) > 1e-6)
+        if not is_ordered:
+            assert_close(one, other)
 
 
 def test_layers_with_a_window_rotate_the_same_fraction():

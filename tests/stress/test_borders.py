@@ -241,6 +241,8 @@ def model_options(draw):
         "rematerialize": choose(False, False, True),
         "pad_id": choose(0, 0, None, 2),
     }
+    if draw(st.booleans()):
+        options["layers_without_positions"] = draw(st.lists(st.integers(0, max(layers - 1, 0)), max_size=layers))
     if options["window"] is not None and draw(st.booleans()):
         options["layer_types"] = draw(
             st.lists(st.sampled_from(["sliding_attention", "full_attention"]), min_size=layers, max_size=layers)

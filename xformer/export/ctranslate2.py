@@ -29,6 +29,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "norm_position": ("pre", "post"),
     "parallel_residual": (False,),
     "qk_norm": (False,),
+    "layers_without_positions": ((),),
     "window": (None,),
     "attention_softcap": (None,),
     "logits_softcap": (None,),

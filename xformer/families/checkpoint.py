@@ -405,6 +405,9 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         "rope_local_theta": local_theta,
         "final_norm": config.norm_position != "post" if config.final_norm is None else config.final_norm,
     }
+    if isinstance(config, LanguageModelConfig):
+        is_relative = positions in ("rotary", "alibi", "relative")
+        resolved["layers_without_positions"] = sorted(set(config.layers_without_positions)) if is_relative else []
     if "num_layers" in fields:
         resolved |= {"window": windows, "layer_types": None}
     return {name: value for name, value in {**fields, **resolved}.items() if name not in unused}

@@ -1,13 +1,14 @@
-"""Llama and language models of similar architecture: Mistral, Ministral, Qwen 2 and 3, Phi 3 and Seed-OSS.
+"""Llama and language models of similar architecture: Mistral, Ministral, Qwen 2 and 3, Phi 3, Seed-OSS and SmolLM 3.
 
-Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); Abdin et al. (2024); ByteDance Seed team (2025).
+Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); Abdin et al. (2024); ByteDance Seed team (2025);
+Bakouch et al. (2025).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from xformer.errors import ConfigError
+from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import attention, fused, linear, same, transposed
@@ -32,13 +33,15 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 
+_WITH_FEED_FORWARD_BIAS = ("llama", "seed_oss", "smollm3")
 _FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps"}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Phi 3, or Seed-OSS."""
+    """Translate the config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Phi 3, Seed-OSS, or SmolLM 3."""
     reader.skip("attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map", "max_window_layers")
     reader.skip("use_sliding_window", "tie_word_embeddings")  # the tensors determine the latter
     reader.require("hidden_act", "silu", "swish")
@@ -63,8 +66,8 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         feed_forward_bias=reader.flag("mlp_bias", default=False),
         positions="rotary",
         scale_embeddings=False,
-        **_read_windows(reader, fields["num_layers"]),
-        **read_rope(reader),
+        **(_read_smollm3 if reader.model_type == "smollm3" else _read_windows)(reader, fields["num_layers"]),
+        **read_rope(reader, theta=2e6 if reader.model_type == "smollm3" else 1e4),
         **read_output(reader),
     )
 
@@ -83,8 +86,22 @@ def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     )
 
 
+def _read_smollm3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of the layers of SmolLM 3 without rotary positions, which may have windows."""
+    interval = reader.count("no_rope_layer_interval", default=4)
+    default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    has_rope = reader.counts("no_rope_layers", default=default, at_least=0)[:num_layers]  # the key means the opposite
+    if len(has_rope) != num_layers:
+        raise CheckpointError(
+            f"{reader.path} has {len(has_rope)} no_rope_layers; expected one for each of {num_layers} layers"
+        )
+    layer_types = ["full_attention" if each else "sliding_attention" for each in has_rope]
+    windows = read_windows(reader, layer_types, has_window=reader.flag("use_sliding_window", default=False))
+    return {"layers_without_positions": [i for i, each in enumerate(has_rope) if not each], **windows}
+
+
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into a config.json of Llama, Mistral, Ministral, Qwen 2 or 3, or Seed-OSS."""
+    """Translate a configuration into a config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Seed-OSS or SmolLM 3."""
     model_type = _model_type(config)
     values = {
         "architectures": [_ARCHITECTURES[model_type]],
@@ -96,9 +113,9 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         **write_rope(config),
         **write_output(config),
     }
-    if model_type in ("llama", "qwen3", "seed_oss"):
+    if model_type in ("llama", "qwen3", "seed_oss", "smollm3"):
         values["attention_bias"] = config.attention_bias
-    if model_type in ("llama", "seed_oss"):
+    if model_type in _WITH_FEED_FORWARD_BIAS:
         values["mlp_bias"] = config.feed_forward_bias
     if model_type == "seed_oss":
         values["attention_out_bias"] = config.attention_output_bias
@@ -107,6 +124,10 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     if model_type.startswith("qwen"):  # before transformers 4.53, layer_types was not known
         first = [*layer_types, "sliding_attention"].index("sliding_attention")
         windows |= {"use_sliding_window": windows["sliding_window"] is not None, "max_window_layers": first}
+    if model_type == "smollm3":
+        without = config.layers_without_positions
+        windows["no_rope_layers"] = [int(layer not in without) for layer in range(config.num_layers)]
+        windows["use_sliding_window"] = windows["sliding_window"] is not None
     if model_type == "mistral":
         del windows["layer_types"]
     return values if model_type in ("llama", "seed_oss") else values | windows
@@ -118,6 +139,8 @@ def _model_type(config: LanguageModelConfig) -> str:
     output_bias = bias if output_bias is None else output_bias
     if config.qk_norm:
         model_type = "qwen3"
+    elif config.layers_without_positions:
+        model_type = "smollm3"
     elif bias and not output_bias and not config.feed_forward_bias:
         model_type = "qwen2"
     elif bias != output_bias:
@@ -125,7 +148,7 @@ def _model_type(config: LanguageModelConfig) -> str:
     else:
         windows = {config.window_of(layer) for layer in range(config.num_layers)}
         model_type = "llama" if windows <= {None} else "ministral" if None in windows else "mistral"
-    if model_type not in ("llama", "seed_oss") and config.feed_forward_bias:
+    if model_type not in _WITH_FEED_FORWARD_BIAS and config.feed_forward_bias:
         raise ConfigError(f"feed_forward_bias is True; {model_type} expects False")
     if model_type not in ("qwen2", "seed_oss") and output_bias != bias:
         raise ConfigError(f"attention_output_bias is {output_bias}; {model_type} expects {bias}")

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3 (OLMo team, 2024 and 2025)."""
+"""OLMo 2 and 3 (OLMo team, 2024 and 2025) and EXAONE 4 (LG AI Research, 2025)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from xformer.families.values import (
 from xformer.models import LanguageModel, LanguageModelConfig
 
 _FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
-_ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM"}
+_ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of OLMo 2 or 3."""
+    """Translate the config.json of OLMo 2 or 3, or EXAONE 4."""
     reader.skip("attention_dropout", "tie_word_embeddings")
     reader.require("hidden_act", "silu", "swish")
     fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, attention_bias=False)
-    has_windows = reader.model_type == "olmo3"
+    windows: dict[str, Any] = {}
+    if reader.model_type == "olmo3":
+        windows = _read_olmo3(reader, fields["num_layers"])
+    if reader.model_type == "exaone4":
+        windows = _read_exaone4(reader, fields["num_layers"])
     return LanguageModelConfig(
         **fields,
         num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
@@ -39,18 +43,18 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         norm="rms",
         norm_position="output",
         qk_norm=True,
-        qk_norm_all_heads=True,
+        qk_norm_all_heads=reader.model_type != "exaone4",
         feed_forward_bias=False,
         positions="rotary",
         scale_embeddings=False,
-        **read_rope(reader, theta=5e5 if has_windows else 1e4),
-        **(_read_windows(reader, fields["num_layers"]) if has_windows else {}),
+        **windows,
+        **read_rope(reader, theta=5e5 if reader.model_type == "olmo3" else 1e4),
         **read_output(reader),
     )
 
 
-def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
-    """Return the fields of windows; their layers have unscaled rotary positions."""
+def _read_olmo3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of windows of OLMo 3; their layers have unscaled rotary positions."""
     local = reader.section("rope_parameters").section("sliding_attention")
     local.choice("rope_type", known=("default",), default="default")
     layer_types = ["full_attention" if (i + 1) % 4 == 0 else "sliding_attention" for i in range(num_layers)]
@@ -60,10 +64,28 @@ def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     }
 
 
+def _read_exaone4(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of windows of EXAONE 4; if there are any, other layers have no positions."""
+    if reader.values.get("layer_types") is not None:
+        reader.skip("sliding_window_pattern")
+        pattern = num_layers
+    else:
+        pattern = reader.count("sliding_window_pattern", default=4)
+    layer_types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
+    fields = read_windows(reader, layer_types, default_window=4096)
+    layer_types = fields.get("layer_types") or ["sliding_attention" if fields else "full_attention"] * num_layers
+    if reader.values.get("sliding_window", 4096) is None:
+        return fields
+    return {**fields, "layers_without_positions": [i for i, each in enumerate(layer_types) if each == "full_attention"]}
+
+
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of OLMo 2 or, with windows, OLMo 3."""
+    """Translate a configuration into the config.json of OLMo 2, OLMo 3 if it has windows, or EXAONE 4."""
     windows = write_windows(config)
-    model_type = "olmo2" if windows["sliding_window"] is None else "olmo3"
+    if config.qk_norm and not config.qk_norm_all_heads:
+        model_type = "exaone4"
+    else:
+        model_type = "olmo2" if windows["sliding_window"] is None else "olmo3"
     values = {
         "architectures": [_ARCHITECTURES[model_type]],
         "model_type": model_type,
@@ -76,6 +98,8 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     rope = write_rope(config)
     if model_type == "olmo2":
         return values | rope
+    if model_type == "exaone4":
+        return values | rope | windows
     local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
     rope = {"full_attention": rope["rope_parameters"], "sliding_attention": local}
     return values | windows | {"rope_parameters": rope}

@@ -245,6 +245,20 @@ class LanguageModelConfig(ModelConfig):
 
     vocab_size: int = option("Number of tokens.", at_least=1)
     num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
+    layers_without_positions: tuple[int, ...] = option(
+        "Numbers of the layers, from 0, that have no relative positions (Kazemnejad et al., 2023).", default=()
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layers = self.layers_without_positions
+        if not isinstance(layers, tuple) or not all(
+            type(each) is int and 0 <= each < self.num_layers for each in layers
+        ):
+            raise ConfigError(
+                f"layers_without_positions is {layers!r}; expected numbers of layers, from 0 to num_layers - 1, "
+                f"{self.num_layers - 1}"
+            )
 
 
 class _EncoderConfig(ModelConfig):

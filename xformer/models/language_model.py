@@ -84,7 +84,7 @@ class LanguageModel(BaseModel, init=False):
         x = self.input(self.embedding(tokens), positions_of(ids, pad_id), rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
         terms = [position_terms(p, ids.shape[1], ids.shape[1], x)._asdict() for p in self._all_positions]
-        options = [{"mask": mask, "causal": True, **self._terms_of(layer, terms)} for layer in self.layers]
+        options = [{"mask": mask, "causal": True, **self._terms_of(i, terms)} for i in range(len(self.layers))]
         return self._logits(self._apply_layers(self.layers, x, options=options, rngs=layer_rngs))
 
     def init_cache(self, batch_size: int) -> DecodingCache:
@@ -119,8 +119,8 @@ class LanguageModel(BaseModel, init=False):
         x = cache.embed(self.input, self.embedding(tokens))
         terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x, lengths)]
         mask = cache.mask()
-        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            options = self._terms_of(layer, terms)
+        for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            options = self._terms_of(i, terms)
             x = layer(x, mask=mask, causal=True, **options, cache=layer_cache.self_attention)
         cache.advance(num_tokens, lengths)
         return self._logits(cache.last(x))[:, 0, :]
@@ -137,9 +137,11 @@ class LanguageModel(BaseModel, init=False):
     def _all_positions(self) -> list[RelativePositions | None]:
         return [self.positions] if self.local_positions is None else [self.positions, self.local_positions]
 
-    def _terms_of(self, layer: EncoderLayer, terms: list[dict[str, Any]]) -> dict[str, Any]:
+    def _terms_of(self, layer: int, terms: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the position terms of a layer: those of the local positions, if it has a window and there are any."""
-        return terms[-1] if layer.self_attention.window is not None else terms[0]
+        if layer in self.config.layers_without_positions:
+            return {}
+        return terms[-1] if self.config.window_of(layer) is not None else terms[0]
 
     def _logits(self, x: Array) -> Array:
         x = x if self.norm is None else self.norm(x)
