@@ -307,6 +307,22 @@ CASES = {
             "sliding_window": 4,
         },
     ),
+    "granite": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {
+            **LLAMA,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 7.0,
+        },
+    ),
+    "granite_tied_biases": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {**LLAMA, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "logits_scaling": 0.5},
+    ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {**LLAMA, "head_dim": 8}),
     "seed_oss_biases": (
         "SeedOssConfig",
@@ -316,4 +332,4 @@ CASES = {
 }
 
 # Cases whose gradients are stored: one for each class of models, and those with layers that no other has.
-GRADIENTS = ("llama", "olmo2", "marian", "bert_classifier", "vit_classifier")
+GRADIENTS = ("llama", "olmo2", "granite", "marian", "bert_classifier", "vit_classifier")

@@ -57,3 +57,24 @@ def test_a_norm_of_the_output_is_inside_the_residual_connection(qk_norm):
     layer, x = replace(layer, noise), normal(0, 2, 5, 8)
     y = x + layer.self_attention_residual.norm(layer.self_attention(x, causal=True))
     assert_close(layer(x, causal=True), y + layer.feed_forward_residual.norm(layer.feed_forward(y)))
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post", "sandwich", "output", "parallel"])
+def test_outputs_of_sublayers_are_scaled(norm_position):
+    is_parallel = norm_position == "parallel"
+    settings = {"norm_position": "pre" if is_parallel else norm_position, "parallel_residual": is_parallel}
+    scaled, plain = (small_parts(**settings, residual_scale=scale).encoder_layer() for scale in (0.25, 1.0))
+    attention, feed = plain.self_attention_residual, plain.feed_forward_residual
+    residuals = {
+        "pre": lambda part, x, f: x + 0.25 * f(part.norm(x)),
+        "post": lambda part, x, f: part.norm(x + 0.25 * f(x)),
+        "sandwich": lambda part, x, f: x + 0.25 * part.norm_after(f(part.norm(x))),
+        "output": lambda part, x, f: x + 0.25 * part.norm(f(x)),
+    }
+    x = normal(0, 2, 5, 8)
+    if is_parallel:
+        expected = x + 0.25 * (plain.self_attention(attention.norm(x)) + plain.feed_forward(feed.norm(x)))
+    else:
+        apply = residuals[norm_position]
+        expected = apply(feed, apply(attention, x, plain.self_attention), plain.feed_forward)
+    assert_close(scaled(x), expected)

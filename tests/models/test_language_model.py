@@ -38,7 +38,7 @@ KINDS = [
     {},
     {"positions": "learned", "max_positions": 8, "tie_output": False, "norm_position": "post"},
     {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 1, "output_bias": True},
-    {"positions": "alibi", "window": 3},
+    {"positions": "alibi", "window": 3, "embedding_scale": 3.0, "residual_scale": 0.5, "logits_scale": 0.25},
     {"positions": "relative", "rematerialize": True},
     {"positions": "rotary", "layers_without_positions": (0,), "num_layers": 2, "window": 3, "layer_types": TYPES},
     {"positions": "rotary", "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
@@ -187,6 +187,19 @@ def test_layers_without_positions_do_not_see_the_order(xp, positions):
         assert is_ordered == (float(np.max(np.abs(to_host(one) - to_host(other)))) > 1e-6)
         if not is_ordered:
             assert_close(one, other)
+
+
+def test_embeddings_and_logits_are_scaled(xp):
+    plain = small_language_model(xp, scale_embeddings=True)
+    one_hot = xp.asarray(np.eye(13)[TOKENS])
+    for settings in ({"embedding_scale": 3.0}, {"scale_embeddings": False, "embedding_scale": 3.0 * 8**0.5}):
+        scaled = small_language_model(xp, **settings)
+        assert_close(scaled.embedding(xp.asarray(TOKENS)), 3.0 * plain.embedding(xp.asarray(TOKENS)))
+        assert_close(scaled.embedding(one_hot), 3.0 * plain.embedding(one_hot))
+    scaled = small_language_model(xp, logits_scale=0.25, output_bias=True)
+    arrays = dict(scaled.named_arrays()) | {"output_bias": xp.asarray(normal(0, 13))}
+    expected = 0.25 * (plain(TOKENS) + arrays["output_bias"])
+    assert_close(replace(scaled, arrays)(TOKENS), expected)
 
 
 def test_layers_with_a_window_rotate_the_same_fraction():

@@ -209,6 +209,8 @@ def model_options(draw):
         "d_ff": choose(1, 5, 8),
         "num_key_value_heads": choose(None, None, None, 1, heads, 2),
         "head_dim": choose(None, None, None, 2, 4, 3),
+        "embedding_scale": choose(1.0, 3.0),
+        "residual_scale": choose(1.0, 0.5),
         "attention_scale": choose(None, 0.5),
         "qk_norm": choose(False, True),
         "qk_norm_all_heads": choose(False, True),
@@ -241,8 +243,6 @@ def model_options(draw):
         "rematerialize": choose(False, False, True),
         "pad_id": choose(0, 0, None, 2),
     }
-    if draw(st.booleans()):
-        options["layers_without_positions"] = draw(st.lists(st.integers(0, max(layers - 1, 0)), max_size=layers))
     if options["window"] is not None and draw(st.booleans()):
         options["layer_types"] = draw(
             st.lists(st.sampled_from(["sliding_attention", "full_attention"]), min_size=layers, max_size=layers)
@@ -279,6 +279,8 @@ def is_valid(ids):
 @given(data=st.data())
 def test_language_model(data):
     options, layers = data.draw(model_options())
+    options |= {"logits_scale": data.draw(st.sampled_from([1.0, 0.25]))}
+    options |= {"layers_without_positions": data.draw(st.lists(st.integers(0, max(layers - 1, 0)), max_size=layers))}
     model = outcome(
         lambda: xf.LanguageModel(xf.LanguageModelConfig(vocab_size=VOCABULARY, num_layers=layers, **options))
     )

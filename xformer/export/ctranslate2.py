@@ -27,6 +27,9 @@ _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu":
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "norm": ("layer", "rms"),
     "norm_position": ("pre", "post"),
+    "embedding_scale": (1.0,),
+    "residual_scale": (1.0,),
+    "logits_scale": (1.0,),
     "parallel_residual": (False,),
     "qk_norm": (False,),
     "layers_without_positions": ((),),

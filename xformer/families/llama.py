@@ -1,7 +1,7 @@
-"""Llama and language models of similar architecture: Mistral, Ministral, Qwen 2 and 3, Phi 3, Seed-OSS and SmolLM 3.
+"""Llama and similar language models: Mistral, Ministral, Qwen 2 and 3, Phi 3, Seed-OSS, SmolLM 3 and Granite.
 
 Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); Abdin et al. (2024); ByteDance Seed team (2025);
-Bakouch et al. (2025).
+Bakouch et al. (2025); Granite team (2024).
 """
 
 from __future__ import annotations
@@ -34,14 +34,20 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
 }
 
-_WITH_FEED_FORWARD_BIAS = ("llama", "seed_oss", "smollm3")
+_WITH_FEED_FORWARD_BIAS = ("llama", "seed_oss", "smollm3", "granite")
 _FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps"}
+_SCALES = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention_scale": "attention_multiplier",
+}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Phi 3, Seed-OSS, or SmolLM 3."""
+    """Translate the config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Phi 3, Seed-OSS, SmolLM 3, or Granite."""
     reader.skip("attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map", "max_window_layers")
     reader.skip("use_sliding_window", "tie_word_embeddings")  # the tensors determine the latter
     reader.require("hidden_act", "silu", "swish")
@@ -68,8 +74,15 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         scale_embeddings=False,
         **(_read_smollm3 if reader.model_type == "smollm3" else _read_windows)(reader, fields["num_layers"]),
         **read_rope(reader, theta=2e6 if reader.model_type == "smollm3" else 1e4),
+        **(_read_scales(reader) if reader.model_type == "granite" else {}),
         **read_output(reader),
     )
+
+
+def _read_scales(reader: ConfigReader) -> dict[str, Any]:
+    """Return the factors of Granite."""
+    fields = {field: reader.number(key, default=1.0) for field, key in _SCALES.items()}
+    return {**fields, "logits_scale": 1.0 / reader.number("logits_scaling", default=1.0)}
 
 
 def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
@@ -101,7 +114,7 @@ def _read_smollm3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into a config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Seed-OSS or SmolLM 3."""
+    """Translate a configuration into a config.json of one of these models, but not of Phi 3."""
     model_type = _model_type(config)
     values = {
         "architectures": [_ARCHITECTURES[model_type]],
@@ -113,12 +126,15 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         **write_rope(config),
         **write_output(config),
     }
-    if model_type in ("llama", "qwen3", "seed_oss", "smollm3"):
+    if model_type in ("qwen3", *_WITH_FEED_FORWARD_BIAS):
         values["attention_bias"] = config.attention_bias
     if model_type in _WITH_FEED_FORWARD_BIAS:
         values["mlp_bias"] = config.feed_forward_bias
     if model_type == "seed_oss":
         values["attention_out_bias"] = config.attention_output_bias
+    if model_type == "granite":
+        values |= {**write_fields(config, _SCALES), "logits_scaling": 1.0 / config.logits_scale}
+        values["attention_multiplier"] = config.attention_scale or config.features_per_head**-0.5
     windows = write_windows(config)
     layer_types = windows["layer_types"]
     if model_type.startswith("qwen"):  # before transformers 4.53, layer_types was not known
@@ -130,7 +146,14 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         windows["use_sliding_window"] = windows["sliding_window"] is not None
     if model_type == "mistral":
         del windows["layer_types"]
-    return values if model_type in ("llama", "seed_oss") else values | windows
+    return values if model_type in ("llama", "seed_oss", "granite") else values | windows
+
+
+def _has_scales(config: LanguageModelConfig) -> bool:
+    """Return whether a configuration has factors that only Granite has."""
+    head_scale = config.features_per_head**-0.5
+    scales = config.embedding_scale, config.residual_scale, config.logits_scale
+    return scales != (1.0, 1.0, 1.0) or (config.attention_scale or head_scale) != head_scale
 
 
 def _model_type(config: LanguageModelConfig) -> str:
@@ -139,6 +162,8 @@ def _model_type(config: LanguageModelConfig) -> str:
     output_bias = bias if output_bias is None else output_bias
     if config.qk_norm:
         model_type = "qwen3"
+    elif _has_scales(config):
+        model_type = "granite"
     elif config.layers_without_positions:
         model_type = "smollm3"
     elif bias and not output_bias and not config.feed_forward_bias:

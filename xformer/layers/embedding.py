@@ -25,16 +25,19 @@ class Embedding(Module):
         vocab_size: Number of tokens.
         d_model: Features of a vector.
         scale: Multiply vectors by sqrt(d_model), as the paper does when input and output share the table.
+        factor: Multiply vectors by this number, too.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
     """
 
     weight: Array | InferenceWeight
     scale: bool
+    factor: float
 
-    def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, init: Init = None):
+    def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, factor: float = 1.0, init: Init = None):
         # With this deviation, scaled vectors have unit variance and unembedded logits start near unit variance too.
         self.weight = initializer(init).normal((vocab_size, d_model), d_model**-0.5)
         self.scale = as_flag("scale", scale)
+        self.factor = factor
 
     def __call__(self, ids: Array) -> Array:
         """Look up token vectors.
@@ -48,11 +51,11 @@ class Embedding(Module):
         """
         check_array(ids, "ids")
         weight = self.weight
-        scale = math.sqrt(weight.shape[1]) if self.scale else 1.0
+        scale = self.factor * (math.sqrt(weight.shape[1]) if self.scale else 1.0)
         if not is_floating(ids.dtype):
             return embedding(weight, ids, scale=scale)
         vectors = linear(as_dtype_of(ids, weight), weight)
-        return extra.cast_like(vectors * scale, vectors) if self.scale else vectors
+        return vectors if scale == 1.0 else extra.cast_like(vectors * scale, vectors)
 
     def unembed(self, x: Array) -> Array:
         """Compute logits with the same table (Press and Wolf, 2017).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends import Array, array_namespace
+from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.dropout import Dropout
@@ -102,16 +102,24 @@ class Residual(Module):
     Args:
         norm: Norm of the input of the sublayer (`PreNorm`), of the sum (`PostNorm`) or of the output (`OutputNorm`).
         dropout: Dropout rate on the output of the sublayer.
+        scale: Factor of that output.
     """
 
     norm: Norm
     dropout: Dropout
+    scale: float
 
-    def __init__(self, norm: Norm, *, dropout: float = 0.0):
+    def __init__(self, norm: Norm, *, dropout: float = 0.0, scale: float = 1.0):
         if not callable(norm):
             raise ConfigError(f"norm is {norm!r}; expected a layer, e.g. LayerNorm(d_model)")
         self.norm = norm
         self.dropout = Dropout(dropout)
+        self.scale = scale
+
+    def add(self, x: Array, y: Array, rng: Rng | None = None) -> Array:
+        """Return x + scale * dropout(y), for arrays of the same shape."""
+        y = self.dropout(y, rng)
+        return _add(x, y if self.scale == 1.0 else extra.cast_like(y * self.scale, y))
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
         """Apply a sublayer with its residual connection.
@@ -135,7 +143,7 @@ class PreNorm(Residual):
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
         """Apply a sublayer; see `Residual`."""
-        return _add(x, self.dropout(sublayer(self.norm(x)), rng))
+        return self.add(x, sublayer(self.norm(x)), rng)
 
 
 class PostNorm(Residual):
@@ -146,7 +154,7 @@ class PostNorm(Residual):
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
         """Apply a sublayer; see `Residual`."""
-        return self.norm(_add(x, self.dropout(sublayer(x), rng)))
+        return self.norm(self.add(x, sublayer(x), rng))
 
 
 class OutputNorm(Residual):
@@ -157,7 +165,7 @@ class OutputNorm(Residual):
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
         """Apply a sublayer; see `Residual`."""
-        return _add(x, self.dropout(self.norm(sublayer(x)), rng))
+        return self.add(x, self.norm(sublayer(x)), rng)
 
 
 class SandwichNorm(Residual):
@@ -167,18 +175,18 @@ class SandwichNorm(Residual):
         norm: Norm of the input of the sublayer.
         norm_after: Norm of its output.
         dropout: Dropout rate on the normalized output.
+        scale: Factor of that output.
     """
 
     norm_after: Norm
 
-    def __init__(self, norm: Norm, norm_after: Norm, *, dropout: float = 0.0):
-        self.norm = norm
+    def __init__(self, norm: Norm, norm_after: Norm, *, dropout: float = 0.0, scale: float = 1.0):
+        super().__init__(norm, dropout=dropout, scale=scale)
         self.norm_after = norm_after
-        self.dropout = Dropout(dropout)
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
         """Apply a sublayer; see `Residual`."""
-        return _add(x, self.dropout(self.norm_after(sublayer(self.norm(x))), rng))
+        return self.add(x, self.norm_after(sublayer(self.norm(x))), rng)
 
 
 class EncoderLayer(Module):
@@ -229,8 +237,8 @@ class ParallelEncoderLayer(EncoderLayer):
         before_attention, before_feed = self.self_attention_residual, self.feed_forward_residual
         attended = self.self_attention(before_attention.norm(x), rng=attention_rng, **options)
         fed = self.feed_forward(before_feed.norm(x), feed_rng)
-        x = _add(x, before_attention.dropout(attended, attention_out_rng))
-        return _add(x, before_feed.dropout(fed, feed_out_rng))
+        x = before_attention.add(x, attended, attention_out_rng)
+        return before_feed.add(x, fed, feed_out_rng)
 
 
 class DecoderLayer(Module):

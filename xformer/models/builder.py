@@ -57,10 +57,12 @@ class LayerFactory:
 
     def residual(self) -> Residual:
         """Make the residual connection of a sublayer."""
-        if self.config.norm_position == "sandwich":
-            return SandwichNorm(self.norm(), self.norm(), dropout=self.config.dropout)
+        c = self.config
+        options = {"dropout": c.dropout, "scale": c.residual_scale}
+        if c.norm_position == "sandwich":
+            return SandwichNorm(self.norm(), self.norm(), **options)
         residuals: dict[str, Callable[..., Residual]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm}
-        return residuals[self.config.norm_position](self.norm(), dropout=self.config.dropout)
+        return residuals[c.norm_position](self.norm(), **options)
 
     def attention(self, *, window: int | None = None) -> MultiHeadAttention:
         """Make an attention layer."""
@@ -119,7 +121,8 @@ class LayerFactory:
     def embedding(self, vocab_size: int) -> Embedding:
         """Make a table of token vectors."""
         c = self.config
-        return Embedding(vocab_size, c.d_model, scale=c.scale_embeddings and not c.scale_positions, init=self.init)
+        scale = c.scale_embeddings and not c.scale_positions
+        return Embedding(vocab_size, c.d_model, scale=scale, factor=c.embedding_scale, init=self.init)
 
     def input_embedding(self, max_positions: int | None = None) -> InputEmbedding:
         """Make the layer between token vectors and the first layer, by default with max_positions of the model."""

@@ -64,6 +64,7 @@ class ModelConfig(Config):
         default="pre",
         choices=("pre", "post", "sandwich", "output"),
     )
+    residual_scale: float = option("Factor of the output of every sublayer (Granite).", default=1.0, above=0)
     parallel_residual: bool = option(
         "Add attention and feed-forward of a layer to the same input (Wang and Komatsuzaki, 2021).", default=False
     )
@@ -106,6 +107,7 @@ class ModelConfig(Config):
     scale_positions: bool = option(
         "Scale the sum of embedding and position instead of the embedding alone.", default=False
     )
+    embedding_scale: float = option("Multiply embeddings by this factor, too (Granite).", default=1.0, above=0)
     embedding_norm: bool = option("Normalize embeddings before the first layer.", default=False)
     tie_output: bool = option("Use the (target) embedding as output projection (Press and Wolf, 2017).", default=True)
     scale_output: bool = option(
@@ -245,6 +247,7 @@ class LanguageModelConfig(ModelConfig):
 
     vocab_size: int = option("Number of tokens.", at_least=1)
     num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
+    logits_scale: float = option("Factor of the logits (Granite).", default=1.0, above=0)
     layers_without_positions: tuple[int, ...] = option(
         "Numbers of the layers, from 0, that have no relative positions (Kazemnejad et al., 2023).", default=()
     )
