@@ -75,7 +75,14 @@ LANGUAGE_MODELS = {
     "gpt2": {"activation": "gelu_tanh", "positions": "learned", "max_positions": 90, "pad_id": 2},
     "llama": {**LLAMA, "rope_scaling": YARN, "pad_id": None},
     "phi3": {**LLAMA, "rope_scaling": LONGROPE, "rotary_fraction": 1.0, "attention_scale": 0.3},
-    "gptj": {"positions": "rotary", "parallel_residual": True, "rotary_fraction": 0.5, "head_dim": 8},
+    "gptj": {
+        "positions": "rotary",
+        "parallel_residual": True,
+        "shared_norm": True,
+        "rotary_fraction": 0.5,
+        "head_dim": 8,
+    },
+    "gpt_neox": {"positions": "rotary", "parallel_residual": True, "rotary_fraction": 0.25, "head_dim": 8},
     "gemma2": {
         **LLAMA,
         "norm_position": "sandwich",

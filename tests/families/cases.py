@@ -323,6 +323,17 @@ CASES = {
         "GraniteForCausalLM",
         {**LLAMA, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "logits_scaling": 0.5},
     ),
+    "stablelm_parallel": (
+        "StableLmConfig",
+        "StableLmForCausalLM",
+        {**STABLELM, "use_parallel_residual": True, "use_qkv_bias": True},
+    ),
+    "phi": ("PhiConfig", "PhiForCausalLM", NEOX),
+    "phi_norms": (
+        "PhiConfig",
+        "PhiForCausalLM",
+        {**STABLELM, "qk_layernorm": True, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {**LLAMA, "head_dim": 8}),
     "seed_oss_biases": (
         "SeedOssConfig",
@@ -332,4 +343,4 @@ CASES = {
 }
 
 # Cases whose gradients are stored: one for each class of models, and those with layers that no other has.
-GRADIENTS = ("llama", "olmo2", "granite", "marian", "bert_classifier", "vit_classifier")
+GRADIENTS = ("llama", "olmo2", "granite", "phi", "marian", "bert_classifier", "vit_classifier")

@@ -10,7 +10,7 @@ import pytest
 import xformer as xf
 from tests.families.cases import GRADIENTS
 from xformer.families import load_pretrained, save_pretrained
-from xformer.layers import DecoderLayer, EncoderLayer, ParallelEncoderLayer
+from xformer.layers import DecoderLayer, EncoderLayer, ParallelEncoderLayer, SharedNormEncoderLayer
 
 DATA = Path(__file__).parent / "data"
 ENCODERS = ("bert", "roberta", "xlm_roberta", "distilbert", "vit")
@@ -39,7 +39,7 @@ def test_logits_equal_those_of_transformers(name):
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
     reference = np.load(DATA / name / "reference.npz")
-    states = {EncoderLayer: [], DecoderLayer: [], ParallelEncoderLayer: []}
+    states = {cls: [] for cls in (EncoderLayer, DecoderLayer, ParallelEncoderLayer, SharedNormEncoderLayer)}
     for cls in states:
 
         def record(layer, x, *args, call=cls.__call__, **options):

@@ -78,3 +78,13 @@ def test_outputs_of_sublayers_are_scaled(norm_position):
         apply = residuals[norm_position]
         expected = apply(feed, apply(attention, x, plain.self_attention), plain.feed_forward)
     assert_close(scaled(x), expected)
+
+
+def test_attention_and_feed_forward_may_share_a_norm():
+    layer, x = (
+        small_parts(parallel_residual=True, shared_norm=True, residual_scale=0.5).encoder_layer(),
+        normal(0, 2, 5, 8),
+    )
+    layer = replace(layer, {name: array + 0.2 * normal(1, *array.shape) for name, array in layer.named_arrays()})
+    y = layer.residual.norm(x)
+    assert_close(layer(x), x + 0.5 * (layer.self_attention(y) + layer.feed_forward(y)))

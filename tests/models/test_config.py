@@ -65,6 +65,7 @@ def test_a_configuration_survives_json():
         ({"window": 0}, "window is 0; expected at least 1"),
         ({"length_encoding": True, "pad_id": 2}, "length_encoding expects a pad_id that is neither"),
         ({"copy": True}, "copy is true and share_embeddings false"),
+        ({"shared_norm": True}, "shared_norm is true and parallel_residual false; expected both, or no shared norm"),
         ({"norm_position": "middle"}, "norm_position is 'middle'; expected one of 'pre', 'post'"),
         (
             {"share_embeddings": True},

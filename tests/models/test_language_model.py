@@ -41,6 +41,7 @@ KINDS = [
     {"positions": "alibi", "window": 3, "embedding_scale": 3.0, "residual_scale": 0.5, "logits_scale": 0.25},
     {"positions": "relative", "rematerialize": True},
     {"positions": "rotary", "layers_without_positions": (0,), "num_layers": 2, "window": 3, "layer_types": TYPES},
+    {"positions": "rotary", "parallel_residual": True, "shared_norm": True},
     {"positions": "rotary", "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
 ]
 

@@ -221,6 +221,7 @@ def model_options(draw):
         "norm_epsilon": 0.01,  # norms of few features divide by small numbers, which enlarges rounding errors
         "norm_position": choose("pre", "post", "sandwich", "output"),
         "parallel_residual": choose(False, False, True),
+        "shared_norm": choose(False, False, True),
         "final_norm": choose(None, False, True),
         "attention_bias": choose(False, True),
         "key_bias": choose(None, False, True),

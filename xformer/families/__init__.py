@@ -11,6 +11,7 @@ from xformer.families.llama import LLAMA, PHI3
 from xformer.families.olmo import OLMO
 from xformer.families.opt import OPT
 from xformer.families.peft import load_lora, save_lora
+from xformer.families.phi import PHI
 from xformer.families.stablelm import STABLELM
 from xformer.families.starcoder2 import STARCODER2
 from xformer.families.t5 import T5
@@ -28,6 +29,7 @@ __all__ = [
     "LLAMA",
     "OLMO",
     "OPT",
+    "PHI",
     "PHI3",
     "ROBERTA",
     "STABLELM",

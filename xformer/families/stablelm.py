@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import affine, attention, linear, same, transposed
+from xformer.families.layouts import Layout, affine, attention, linear, same, transposed
 from xformer.families.values import (
     SIZES,
     read_fields,
@@ -32,8 +32,10 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "hidden_dropout", "tie_word_embeddings")
     reader.require("hidden_act", "silu", "swish")
     reader.require("qk_layernorm", False)
-    reader.require("use_parallel_residual", False)
+    is_parallel = reader.flag("use_parallel_residual", default=False)
     return LanguageModelConfig(
+        parallel_residual=is_parallel,
+        shared_norm=is_parallel,
         **read_fields(
             reader, _FIELDS, max_positions=4096, num_key_value_heads=32, norm_epsilon=1e-5, attention_bias=False
         ),
@@ -56,6 +58,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "model_type": "stablelm",
         **write_fields(config, _FIELDS),
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "use_parallel_residual": config.shared_norm,
         "hidden_act": write_activation(config, gated=True),
         **rope,
         "partial_rotary_factor": config.rotary_fraction,
@@ -64,6 +67,23 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
+
+
+def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    residual = "residual" if config.shared_norm else "self_attention_residual"
+    return {
+        "model.embed_tokens.weight": same("embedding.weight"),
+        **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
+        **affine(_LAYER + "input_layernorm", f"{_OURS}{residual}.norm"),
+        **affine(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
+        **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
+        **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
+        **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
+        **affine("model.norm", "norm"),
+        "lm_head.weight": transposed("output.weight"),
+    }
+
+
 STABLELM = register(
     Family(
         model_types=("stablelm",),
@@ -73,16 +93,6 @@ STABLELM = register(
         prefix="model.",
         tied={"lm_head.weight": "model.embed_tokens.weight"},
         ignored=("*.rotary_emb.inv_freq",),
-        tensors={
-            "model.embed_tokens.weight": same("embedding.weight"),
-            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
-            **affine(_LAYER + "input_layernorm", _OURS + "self_attention_residual.norm"),
-            **affine(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
-            **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
-            **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
-            **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
-            **affine("model.norm", "norm"),
-            "lm_head.weight": transposed("output.weight"),
-        },
+        tensors=_tensors,
     )
 )

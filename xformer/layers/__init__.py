@@ -31,6 +31,7 @@ from xformer.layers.transformer import (
     PostNorm,
     PreNorm,
     SandwichNorm,
+    SharedNormEncoderLayer,
 )
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "RelativeBias",
     "Rotary",
     "SandwichNorm",
+    "SharedNormEncoderLayer",
     "Sinusoidal",
     "StaticKVCache",
     "lora",

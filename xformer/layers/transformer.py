@@ -227,8 +227,8 @@ class EncoderLayer(Module):
 class ParallelEncoderLayer(EncoderLayer):
     """Self-attention and feed-forward side by side, `x + attention(norm(x)) + feed_forward(norm'(x))`.
 
-    Introduced with GPT-J (Wang and Komatsuzaki, 2021). Fields and arguments are those of `EncoderLayer`, with pre-norm
-    residual connections.
+    GPT-NeoX has it (Black et al., 2022). Fields and arguments are those of `EncoderLayer`, with pre-norm residual
+    connections.
     """
 
     def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
@@ -239,6 +239,29 @@ class ParallelEncoderLayer(EncoderLayer):
         fed = self.feed_forward(before_feed.norm(x), feed_rng)
         x = before_attention.add(x, attended, attention_out_rng)
         return before_feed.add(x, fed, feed_out_rng)
+
+
+class SharedNormEncoderLayer(Module):
+    """Self-attention and feed-forward side by side after one norm, `x + attention(norm(x)) + feed_forward(norm(x))`.
+
+    Introduced with GPT-J (Wang and Komatsuzaki, 2021).
+
+    Attributes:
+        self_attention: Attention of the layer.
+        feed_forward: Feed-forward network of the layer.
+        residual: Residual connection around both; its norm is before them.
+    """
+
+    self_attention: MultiHeadAttention
+    feed_forward: FeedForward
+    residual: Residual
+
+    def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
+        """Apply the layer; arguments are those of `EncoderLayer`."""
+        attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
+        y = self.residual.norm(x)
+        x = self.residual.add(x, self.self_attention(y, rng=attention_rng, **options), attention_out_rng)
+        return self.residual.add(x, self.feed_forward(y, feed_rng), feed_out_rng)
 
 
 class DecoderLayer(Module):

@@ -23,6 +23,7 @@ from xformer.layers import (
     RelativeBias,
     Rotary,
     SandwichNorm,
+    SharedNormEncoderLayer,
     Sinusoidal,
 )
 from xformer.layers.normalization import Norm, RMSNorm, norm_named
@@ -97,8 +98,14 @@ class LayerFactory:
             init=self.init,
         )
 
-    def encoder_layer(self, index: int = 0) -> EncoderLayer:
+    def encoder_layer(self, index: int = 0) -> EncoderLayer | SharedNormEncoderLayer:
         """Make a layer of an encoder or of a decoder-only model; `index` counts from 0."""
+        if self.config.shared_norm:
+            return SharedNormEncoderLayer(
+                self_attention=self.attention(window=self.config.window_of(index)),
+                feed_forward=self.feed_forward(),
+                residual=self.residual(),
+            )
         cls = ParallelEncoderLayer if self.config.parallel_residual else EncoderLayer
         return cls(
             self_attention=self.attention(window=self.config.window_of(index)),

@@ -68,6 +68,7 @@ class ModelConfig(Config):
     parallel_residual: bool = option(
         "Add attention and feed-forward of a layer to the same input (Wang and Komatsuzaki, 2021).", default=False
     )
+    shared_norm: bool = option("Give both the same norm; needs parallel_residual.", default=False)
     final_norm: bool | None = option(
         "Normalize the output of the last layer; default unless norm_position is post.", default=None
     )
@@ -137,6 +138,8 @@ class ModelConfig(Config):
                 raise ConfigError(f"layer_types has {length} entries; expected {expected}, one for each layer")
         if self.parallel_residual and self.norm_position != "pre":
             raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
+        if self.shared_norm and not self.parallel_residual:
+            raise ConfigError("shared_norm is true and parallel_residual false; expected both, or no shared norm")
         check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads, self.head_dim)
         features, rotated = self.features_per_head, int(self.features_per_head * self.rotary_fraction)
         if self.positions == "rotary" and (features % 2 or features > _MAX_ROTARY):

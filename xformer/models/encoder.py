@@ -7,7 +7,7 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, device, index_dtype
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear
+from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, SharedNormEncoderLayer
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.models.base import BaseModel
@@ -60,7 +60,7 @@ class EncoderBase(BaseModel, init=False):
     """Fields of all encoders, and their classifier."""
 
     embedding: Module
-    layers: tuple[EncoderLayer, ...]
+    layers: tuple[EncoderLayer | SharedNormEncoderLayer, ...]
     norm: Norm | None
     input: InputEmbedding
     positions: RelativePositions | None

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, device, extra
 from xformer.errors import ConfigError
-from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear
+from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, SharedNormEncoderLayer
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.models.base import BaseModel
@@ -33,7 +33,7 @@ class LanguageModel(BaseModel, init=False):
     config_class = LanguageModelConfig
 
     embedding: Embedding
-    layers: tuple[EncoderLayer, ...]
+    layers: tuple[EncoderLayer | SharedNormEncoderLayer, ...]
     norm: Norm | None
     output: Linear | None
     output_bias: Array | None

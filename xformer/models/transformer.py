@@ -14,6 +14,7 @@ from xformer.layers import (
     EncoderLayer,
     InputEmbedding,
     Linear,
+    SharedNormEncoderLayer,
     record_attention,
 )
 from xformer.layers.linear import as_dtype_of
@@ -62,7 +63,7 @@ class Transformer(BaseModel, init=False):
 
     source_embedding: Embedding
     target_embedding: Embedding | None
-    encoder: tuple[EncoderLayer, ...]
+    encoder: tuple[EncoderLayer | SharedNormEncoderLayer, ...]
     decoder: tuple[DecoderLayer, ...]
     encoder_norm: Norm | None
     decoder_norm: Norm | None

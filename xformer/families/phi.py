@@ -1,0 +1,83 @@
+"""Phi 1, 1.5 and 2 (Gunasekar et al., 2023; Li et al., 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, register
+from xformer.families.layouts import affine, attention, linear, same, transposed
+from xformer.families.values import (
+    SIZES,
+    read_activation,
+    read_fields,
+    read_output,
+    read_rope,
+    write_activation,
+    write_fields,
+    write_output,
+    write_rope,
+)
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_FIELDS = {**SIZES, "norm_epsilon": "layer_norm_eps", "qk_norm": "qk_layernorm"}
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of Phi."""
+    reader.skip("attention_dropout", "embd_pdrop", "resid_pdrop", "tie_word_embeddings")
+    fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, qk_norm=False)
+    return LanguageModelConfig(
+        **fields,
+        num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
+        activation=read_activation(reader, "hidden_act", default="gelu_new"),
+        parallel_residual=True,
+        shared_norm=True,
+        output_bias=True,
+        positions="rotary",
+        scale_embeddings=False,
+        **read_rope(reader, fraction=0.5),
+        **read_output(reader),
+    )
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of Phi."""
+    rope = write_rope(config)
+    rope["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction  # the default is not 1
+    return {
+        "architectures": ["PhiForCausalLM"],
+        "model_type": "phi",
+        **write_fields(config, _FIELDS),
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "hidden_act": write_activation(config),
+        **rope,
+        "partial_rotary_factor": config.rotary_fraction,
+        **write_output(config),
+    }
+
+
+_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
+PHI = register(
+    Family(
+        model_types=("phi",),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        ignored=("*.rotary_emb.inv_freq",),
+        tensors={
+            "model.embed_tokens.weight": same("embedding.weight"),
+            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj dense"),
+            **affine(_LAYER + "self_attn.q_layernorm", _OURS + "self_attention.query_norm"),
+            **affine(_LAYER + "self_attn.k_layernorm", _OURS + "self_attention.key_norm"),
+            **affine(_LAYER + "input_layernorm", _OURS + "residual.norm"),
+            **linear(_LAYER + "mlp.fc1", _OURS + "feed_forward.up"),
+            **linear(_LAYER + "mlp.fc2", _OURS + "feed_forward.down"),
+            **affine("model.final_layernorm", "norm"),
+            "lm_head.weight": transposed("output.weight"),
+            "lm_head.bias": same("output_bias"),
+        },
+    )
+)
