@@ -334,6 +334,17 @@ CASES = {
         "PhiForCausalLM",
         {**STABLELM, "qk_layernorm": True, "tie_word_embeddings": True, "hidden_act": "gelu"},
     ),
+    "cohere": ("CohereConfig", "CohereForCausalLM", {**LLAMA, "logit_scale": 0.7}),
+    "cohere_untied_biases": (
+        "CohereConfig",
+        "CohereForCausalLM",
+        {**LLAMA, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "cohere2": (
+        "Cohere2Config",
+        "Cohere2ForCausalLM",
+        {**LLAMA, "num_hidden_layers": 3, "sliding_window": 4, "sliding_window_pattern": 2},
+    ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {**LLAMA, "head_dim": 8}),
     "seed_oss_biases": (
         "SeedOssConfig",

@@ -3,6 +3,7 @@
 from xformer.families.bart import BART
 from xformer.families.bert import BERT, DISTILBERT, ROBERTA
 from xformer.families.checkpoint import load_pretrained, save_pretrained
+from xformer.families.cohere import COHERE
 from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.gemma import GEMMA
 from xformer.families.gpt2 import GPT2
@@ -21,6 +22,7 @@ from xformer.families.whisper import WHISPER
 __all__ = [
     "BART",
     "BERT",
+    "COHERE",
     "DISTILBERT",
     "FAMILIES",
     "GEMMA",

@@ -41,16 +41,46 @@ def linear(tensor: str, parameter: str) -> dict[str, Layout]:
     return {f"{tensor}.weight": transposed(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
 
 
-def attention(tensor: str, parameter: str, names: str = "q_proj k_proj v_proj out_proj") -> dict[str, Layout]:
+def interleaved(parameter: str, head_dim: int, num_features: int) -> Layout:
+    """Return the layout of a torch Linear of queries or keys whose rotary positions rotate neighboring features.
+
+    Ours rotate the pairs (i, i + num_features / 2), see `Rotary`.
+
+    Args:
+        parameter: Weight or bias.
+        head_dim: Features of a head.
+        num_features: Rotated features of a head, the first ones.
+    """
+    even, odd = np.arange(0, num_features, 2), np.arange(1, num_features, 2)
+    order = np.concatenate([even, odd, np.arange(num_features, head_dim)])
+
+    def reordered(x: Any, indices: Any) -> Any:  # the first axis has the features of all heads
+        return x.reshape(-1, head_dim, *x.shape[1:])[:, indices].reshape(x.shape)
+
+    def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        return [reordered(x, order).T if x.shape[0] % head_dim == 0 else x.T]
+
+    return Layout((parameter,), split, lambda values: reordered(values[0].T, np.argsort(order)))
+
+
+def attention(
+    tensor: str, parameter: str, names: str = "q_proj k_proj v_proj out_proj", *, rotated: tuple[int, int] | None = None
+) -> dict[str, Layout]:
     """Return the layouts of the four torch Linears of an attention layer.
 
     Args:
         tensor: Prefix of the names of the tensors.
         parameter: Name of the attention layer in the model.
         names: Names of the projections of queries, keys, values and outputs in the file.
+        rotated: (head_dim, num_features) if queries and keys are `interleaved`.
     """
-    parts = zip(names.split(), ("query", "key", "value", "output"), strict=True)
-    return {k: v for name, part in parts for k, v in linear(f"{tensor}.{name}", f"{parameter}.{part}").items()}
+    layouts: dict[str, Layout] = {}
+    for name, part in zip(names.split(), ("query", "key", "value", "output"), strict=True):
+        layouts |= linear(f"{tensor}.{name}", f"{parameter}.{part}")
+        if rotated is not None and part in ("query", "key"):
+            for kind in ("weight", "bias"):
+                layouts[f"{tensor}.{name}.{kind}"] = interleaved(f"{parameter}.{part}.{kind}", *rotated)
+    return layouts
 
 
 def affine(tensor: str, parameter: str) -> dict[str, Layout]:

@@ -1,0 +1,114 @@
+"""Command R and R+ (`cohere`), and Command R7B (`cohere2`), of Cohere (2024)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, register
+from xformer.families.layouts import Layout, attention, same, transposed
+from xformer.families.values import (
+    SIZES,
+    read_fields,
+    read_output,
+    read_rope,
+    read_windows,
+    write_activation,
+    write_fields,
+    write_output,
+    write_rope,
+    write_windows,
+)
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_FIELDS = {
+    **SIZES,
+    "norm_epsilon": "layer_norm_eps",
+    "attention_bias": "attention_bias",
+    "logits_scale": "logit_scale",
+}
+_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of Command R, R+ or R7B."""
+    reader.skip("attention_dropout", "tie_word_embeddings", "use_embedding_sharing", "use_parallel_embedding")
+    reader.skip("model_max_length", "cache_implementation")
+    reader.require("hidden_act", "silu", "swish")
+    reader.require("use_qk_norm", False)
+    reader.require("use_gated_activation", True)
+    reader.require("use_parallel_block", True)
+    reader.require("position_embedding_type", "rope_gptj")
+    reader.require("order_of_interleaved_layers", "local_attn_first")
+    fields = read_fields(
+        reader, _FIELDS, max_positions=8192, norm_epsilon=1e-5, attention_bias=False, logits_scale=0.0625
+    )
+    reader.require("head_dim", fields["d_model"] // fields["num_heads"])
+    return LanguageModelConfig(
+        **fields,
+        num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
+        activation="swiglu",
+        norm_bias=False,
+        parallel_residual=True,
+        shared_norm=True,
+        feed_forward_bias=False,
+        positions="rotary",
+        scale_embeddings=False,
+        **(_read_windows(reader, fields["num_layers"]) if reader.model_type == "cohere2" else {}),
+        **read_rope(reader, theta=5e5 if reader.model_type == "cohere" else 1e4),
+        **read_output(reader),
+    )
+
+
+def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of layers: some have a window, and the others no positions."""
+    pattern = reader.count("sliding_window_pattern", "_sliding_window_pattern", default=4)
+    layer_types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
+    fields = read_windows(reader, layer_types, default_window=4096)
+    layer_types = fields.get("layer_types") or ["sliding_attention" if fields else "full_attention"] * num_layers
+    return {**fields, "layers_without_positions": [i for i, each in enumerate(layer_types) if each == "full_attention"]}
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of `cohere` or, with windows, `cohere2`."""
+    windows = write_windows(config)
+    is_cohere2 = bool(windows["sliding_window"] or config.layers_without_positions)
+    return {
+        "architectures": ["Cohere2ForCausalLM" if is_cohere2 else "CohereForCausalLM"],
+        "model_type": "cohere2" if is_cohere2 else "cohere",
+        **write_fields(config, _FIELDS),
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "hidden_act": write_activation(config, gated=True),
+        **(windows if is_cohere2 else {}),
+        **write_rope(config),
+        **write_output(config),
+    }
+
+
+def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    head_dim, names = config.features_per_head, "q_proj k_proj v_proj o_proj"
+    rotated = head_dim, int(head_dim * config.rotary_fraction)
+    return {
+        "model.embed_tokens.weight": same("embedding.weight"),
+        **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=rotated),
+        _LAYER + "input_layernorm.weight": same(_OURS + "residual.norm.weight"),
+        _LAYER + "mlp.gate_proj.weight": transposed(_OURS + "feed_forward.gate.weight"),
+        _LAYER + "mlp.up_proj.weight": transposed(_OURS + "feed_forward.up.weight"),
+        _LAYER + "mlp.down_proj.weight": transposed(_OURS + "feed_forward.down.weight"),
+        "model.norm.weight": same("norm.weight"),
+        "lm_head.weight": transposed("output.weight"),
+    }
+
+
+COHERE = register(
+    Family(
+        model_types=("cohere", "cohere2"),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        ignored=("*.rotary_emb.inv_freq",),
+        tensors=_tensors,
+    )
+)
