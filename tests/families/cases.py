@@ -345,6 +345,13 @@ CASES = {
         "Cohere2ForCausalLM",
         {**LLAMA, "num_hidden_layers": 3, "sliding_window": 4, "sliding_window_pattern": 2},
     ),
+    "glm": ("GlmConfig", "GlmForCausalLM", {**LLAMA, "head_dim": 8}),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {**LLAMA, "head_dim": 8}),
+    "glm4_tied": (
+        "Glm4Config",
+        "Glm4ForCausalLM",
+        {**LLAMA, "head_dim": 6, "partial_rotary_factor": 1.0, "attention_bias": False, "tie_word_embeddings": True},
+    ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {**LLAMA, "head_dim": 8}),
     "seed_oss_biases": (
         "SeedOssConfig",

@@ -331,7 +331,20 @@ def test_a_loaded_model_can_be_trained(checkpoint):
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "gemma3", "bert", "olmo3", "exaone4", "smollm3", "granite", "phi", "cohere2", "starcoder2", "stablelm"],
+    [
+        "llama",
+        "gemma3",
+        "bert",
+        "olmo3",
+        "exaone4",
+        "smollm3",
+        "granite",
+        "phi",
+        "cohere2",
+        "glm4",
+        "starcoder2",
+        "stablelm",
+    ],
 )
 def test_values_of_a_wrong_type_or_size_raise_checkpoint_errors_only(name, tmp_path):
     directory = Path(shutil.copytree(DATA / name, tmp_path / name))

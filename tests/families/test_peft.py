@@ -19,6 +19,7 @@ DATA = Path(__file__).parent / "data"
 # Modules of torch that get an adapter; those of GPT-2 have the weight (in_features, out_features).
 MODULES = {"llama": "q_proj v_proj down_proj", "gpt2": "c_attn c_proj", "opt": "k_proj fc1"}
 MODULES |= {"gpt_neox": "query_key_value dense_h_to_4h", "phi3": "qkv_proj gate_up_proj", "bart": "q_proj out_proj fc2"}
+MODULES |= {"cohere": "q_proj k_proj down_proj", "glm4": "k_proj gate_up_proj"}
 RANK, ALPHA = 3, 6
 
 

@@ -6,6 +6,7 @@ from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.cohere import COHERE
 from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.gemma import GEMMA
+from xformer.families.glm import GLM
 from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
 from xformer.families.llama import LLAMA, PHI3
@@ -26,6 +27,7 @@ __all__ = [
     "DISTILBERT",
     "FAMILIES",
     "GEMMA",
+    "GLM",
     "GPT2",
     "GPT_NEOX",
     "LLAMA",

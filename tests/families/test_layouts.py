@@ -1,0 +1,21 @@
+"""Layouts of tensors and their inverses."""
+
+import numpy as np
+import pytest
+
+from xformer.families.layouts import interleaved
+
+
+@pytest.mark.parametrize("shape", [(12, 3), (12,)])
+def test_interleaved_features_are_moved_to_separate_halves(shape):
+    layout = interleaved("query.weight", head_dim=6, num_features=4)
+    x = np.random.default_rng(0).normal(size=shape)
+    (actual,) = layout.split(x, [shape[::-1]])
+    order = [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]  # two heads; the last two features of each are not rotated
+    np.testing.assert_array_equal(actual, x[order].T)
+    np.testing.assert_array_equal(layout.join([actual]), x)
+
+
+def test_an_interleaved_tensor_of_another_size_is_left_as_it_is():
+    (actual,) = interleaved("query.weight", head_dim=6, num_features=4).split(np.ones((7, 3)), [(3, 12)])
+    assert actual.shape == (3, 7)  # loading compares it with the shape of the parameter
