@@ -352,6 +352,12 @@ CASES = {
         "Glm4ForCausalLM",
         {**LLAMA, "head_dim": 6, "partial_rotary_factor": 1.0, "attention_bias": False, "tie_word_embeddings": True},
     ),
+    "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {**LLAMA, "head_dim": 8}),
+    "ernie4_5_untied_biases": (
+        "Ernie4_5Config",
+        "Ernie4_5ForCausalLM",
+        {**LLAMA, "head_dim": 6, "use_bias": True, "tie_word_embeddings": False},
+    ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {**LLAMA, "head_dim": 8}),
     "seed_oss_biases": (
         "SeedOssConfig",

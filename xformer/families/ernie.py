@@ -1,0 +1,87 @@
+"""ERNIE 4.5 without experts (Baidu, 2025): Llama with rotary positions of neighboring features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, register
+from xformer.families.layouts import Layout, attention, linear, same, transposed
+from xformer.families.llama import LLAMA
+from xformer.families.values import (
+    SIZES,
+    read_fields,
+    read_output,
+    read_rope,
+    write_activation,
+    write_fields,
+    write_output,
+    write_rope,
+)
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "use_bias"}
+_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of ERNIE 4.5."""
+    reader.skip("tie_word_embeddings")
+    reader.require("hidden_act", "silu", "swish")
+    reader.require("compression_ratio", 1.0)
+    fields = read_fields(reader, _FIELDS, max_positions=131072, norm_epsilon=1e-5, attention_bias=False)
+    return LanguageModelConfig(
+        **fields,
+        num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
+        head_dim=reader.count("head_dim", default=128),
+        activation="swiglu",
+        norm="rms",
+        feed_forward_bias=fields["attention_bias"],
+        positions="rotary",
+        scale_embeddings=False,
+        **read_rope(reader, theta=5e5),
+        **read_output(reader),
+    )
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of ERNIE 4.5."""
+    return {
+        "architectures": ["Ernie4_5ForCausalLM"],
+        "model_type": "ernie4_5",
+        **write_fields(config, _FIELDS),
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "head_dim": config.features_per_head,
+        "hidden_act": write_activation(config, gated=True),
+        **write_rope(config),
+        **write_output(config),
+    }
+
+
+def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    head_dim, names = config.features_per_head, "q_proj k_proj v_proj o_proj"
+    return {
+        "model.embed_tokens.weight": same("embedding.weight"),
+        **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=(head_dim, head_dim)),
+        _LAYER + "input_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
+        _LAYER + "post_attention_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
+        **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
+        **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
+        **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
+        "model.norm.weight": same("norm.weight"),
+        "lm_head.weight": transposed("output.weight"),
+    }
+
+
+ERNIE = register(
+    Family(
+        model_types=("ernie4_5",),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
+        tensors=_tensors,
+    )
+)
