@@ -104,6 +104,7 @@ def test_huge_values_are_abbreviated(checkpoint, key):
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
             "rope_type 'dynamic'; expected one of",
         ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5; models of type llama expect 1"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_scaling of type 'linear' lacks 'factor'"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 0}},
@@ -363,7 +364,7 @@ def test_paths_that_cannot_exist_are_refused():
             xf.load_pretrained(path)
 
 
-@pytest.mark.parametrize("case", ["llama", "bart", "bert", "gpt2", "t5", "whisper"])
+@pytest.mark.parametrize("case", ["llama", "phi", "glm4", "bart", "bert", "gpt2", "t5", "whisper"])
 @pytest.mark.parametrize("quantize", [None, "int8", "bfloat16"])
 @pytest.mark.parametrize("pack", [False, True])
 def test_weights_are_quantized_and_packed_as_they_are_read(case, quantize, pack):

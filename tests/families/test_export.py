@@ -72,6 +72,16 @@ def test_a_model_of_no_family_is_refused_with_the_name_of_the_field(config, matc
     assert not (tmp_path / "out").exists()
 
 
+def test_partial_rotary_positions_are_written_in_a_family_that_has_them(tmp_path):
+    config = dataclasses.replace(MODELS["llama"], head_dim=8, rotary_fraction=0.5)
+    model = random_model(config)
+    with pytest.raises(ConfigError, match=r"partial_rotary_factor 0\.5; models of type llama expect 1"):
+        xf.save_pretrained(model, tmp_path, model_type="llama")
+    xf.save_pretrained(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "glm"
+    np.testing.assert_allclose(xf.load_pretrained(tmp_path)([[5, 9, 8, 4]]), model([[5, 9, 8, 4]]), rtol=0, atol=2e-5)
+
+
 def test_a_loaded_model_is_written_in_its_own_family(tmp_path):
     model = xf.load_pretrained(DATA / "opt")  # GPT-2 has all of its fields, too
     xf.save_pretrained(model.with_config(dropout=0.1).to(dtype="float64"), tmp_path)

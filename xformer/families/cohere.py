@@ -87,10 +87,9 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     head_dim, names = config.features_per_head, "q_proj k_proj v_proj o_proj"
-    rotated = head_dim, int(head_dim * config.rotary_fraction)
     return {
         "model.embed_tokens.weight": same("embedding.weight"),
-        **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=rotated),
+        **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=(head_dim, head_dim)),
         _LAYER + "input_layernorm.weight": same(_OURS + "residual.norm.weight"),
         _LAYER + "mlp.gate_proj.weight": transposed(_OURS + "feed_forward.gate.weight"),
         _LAYER + "mlp.up_proj.weight": transposed(_OURS + "feed_forward.up.weight"),

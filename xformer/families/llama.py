@@ -73,7 +73,11 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         positions="rotary",
         scale_embeddings=False,
         **(_read_smollm3 if reader.model_type == "smollm3" else _read_windows)(reader, fields["num_layers"]),
-        **read_rope(reader, theta=2e6 if reader.model_type == "smollm3" else 1e4),
+        **read_rope(
+            reader,
+            theta=2e6 if reader.model_type == "smollm3" else 1e4,
+            fraction=1.0 if reader.model_type == "phi3" else None,
+        ),
         **(_read_scales(reader) if reader.model_type == "granite" else {}),
         **read_output(reader),
     )

@@ -78,22 +78,27 @@ def write_activation(config: ModelConfig, *, gated: bool = False) -> str:
     return _ACTIVATION_NAMES[GATED.get(config.activation, config.activation)]
 
 
-def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
+def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float | None = None) -> dict[str, Any]:
     """Return the fields of rotary positions; reads files of transformers 5 (rope_parameters) and older ones.
 
     The defaults are those of rope_theta and partial_rotary_factor; rope_parameters may have an entry by type of layer.
+    A fraction of None means that the family rotates all features.
     """
     rope = reader.section("rope_parameters", "rope_scaling")
     reader.skip("rope_scaling")
     rope = rope.section("full_attention") if "full_attention" in rope.values else rope
     theta = rope.number("rope_theta", default=reader.number("rope_theta", "rotary_emb_base", default=theta))
     keys = ("partial_rotary_factor", "rotary_pct")
-    fraction = rope.number(keys[0], default=reader.number(*keys, default=fraction))
+    rotated = rope.number(keys[0], default=reader.number(*keys, default=1.0 if fraction is None else fraction))
+    if fraction is None and rotated != 1.0:
+        raise CheckpointError(
+            f"{reader.path} has partial_rotary_factor {rotated}; models of type {reader.model_type} expect 1"
+        )
     rope_type = rope.choice("rope_type", "type", known=_ROPE_TYPES, default="default")
     max_positions = reader.count("max_position_embeddings", default=2048)
     original = rope.count("original_max_position_embeddings", default=max_positions)
     original = reader.count("original_max_position_embeddings", default=original)
-    fields: dict[str, Any] = {"rope_theta": theta, "rotary_fraction": fraction}
+    fields: dict[str, Any] = {"rope_theta": theta, "rotary_fraction": rotated}
     if rope_type == "default":
         return fields
     unscaled = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
