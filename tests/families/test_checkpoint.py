@@ -210,6 +210,35 @@ def test_old_spellings_of_rotary_positions_are_read(tmp_path):
     assert xf.load_pretrained(checkpoint).config == expected
 
 
+def test_old_files_of_olmo3_scale_the_layers_without_a_window_only(tmp_path):
+    checkpoint = Path(shutil.copytree(DATA / "olmo3", tmp_path / "olmo3"))
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    change_config(checkpoint, rope_parameters="removed", rope_theta=1000.0, rope_scaling=scaling)
+    config = xf.load_pretrained(checkpoint).config
+    assert (config.rope_theta, config.rope_scaling, config.rope_local_theta) == (1000.0, scaling, 500000.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "has_positions"),
+    [
+        ({}, [False, True]),
+        ({"no_rope_layers": "removed", "no_rope_layer_interval": 2}, [True, False]),
+        ({"no_rope_layers": "removed"}, [True, True]),  # every fourth one by default
+        ({"no_rope_layers": [1, 0, 1]}, [True, False]),
+        ({"no_rope_layers": [1]}, None),
+        ({"no_rope_layers": [1, -1]}, None),
+    ],
+)
+def test_layers_of_smollm3_without_positions(values, has_positions, tmp_path):
+    checkpoint = Path(shutil.copytree(DATA / "smollm3", tmp_path / "smollm3"))
+    change_config(checkpoint, **values)
+    if has_positions is None:
+        refuse(checkpoint, "no_rope_layers")
+    else:
+        without = xf.load_pretrained(checkpoint).config.layers_without_positions
+        assert [layer not in without for layer in range(2)] == has_positions
+
+
 @pytest.mark.parametrize(
     ("values", "windows"),
     [
