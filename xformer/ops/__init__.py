@@ -3,7 +3,7 @@
 `explain(lambda: model(x))` lists which kernel runs each operation, and why others do not.
 """
 
-from xformer.backends.backend import on_load
+from xformer.backends.backend import on_load as _on_load
 from xformer.ops.activations import activation, gelu, gelu_tanh, relu, silu
 from xformer.ops.adafactor import adafactor
 from xformer.ops.adam import adam
@@ -16,7 +16,8 @@ from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear, project_heads
 from xformer.ops.muon import muon
 from xformer.ops.norms import layer_norm, rms_norm
-from xformer.ops.operation import Kernel, Operation, explain, load_with_backend, register
+from xformer.ops.operation import Kernel, Operation, explain, register
+from xformer.ops.operation import load_with_backend as _load_with_backend
 from xformer.ops.packed import PackedWeight
 from xformer.ops.quantized import QuantizedWeight
 from xformer.ops.rotate import rotate
@@ -56,4 +57,4 @@ __all__ = [
     "squared_norm",
 ]
 
-on_load(load_with_backend)  # after all operations, since the program may have loaded backends before this package
+_on_load(_load_with_backend)  # after all operations, since the program may have loaded backends before this package
