@@ -202,7 +202,7 @@ def _move(array: Array, xp: Namespace | None, dtype: DType | str | None, target:
 
 # What a node of a tree is: an array, a Module (with its layout), a dict, a tuple or list, or a value of the structure.
 _LEAF, _MODULE, _DICT, _SEQUENCE, _VALUE, _CONSTANT = range(6)  # a constant is an array that is not a parameter
-_IS_FLOATING: dict[Any, bool] = {}
+_IS_FLOATING: dict[type, dict[Any, bool]] = {}  # by class, as dtypes._NAMES
 
 
 class _Constant:
@@ -262,11 +262,12 @@ def flatten(
         elif hasattr(node, "shape") and hasattr(node, "dtype") and not isinstance(node, type):
             if parameters_only:
                 dtype = node.dtype
-                is_parameter = _IS_FLOATING.get((type(dtype), dtype))
+                known = _IS_FLOATING.get(type(dtype))
+                is_parameter = known.get(dtype) if known else None
                 if is_parameter is None:
                     # Complex arrays, too, so that derivatives refuse them.
                     is_parameter = is_floating(dtype) or "complex" in dtype_name(dtype)
-                    _IS_FLOATING[type(dtype), dtype] = is_parameter
+                    _IS_FLOATING.setdefault(type(dtype), {})[dtype] = is_parameter
                 if not is_parameter:
                     nodes.append((_CONSTANT, node))
                     continue

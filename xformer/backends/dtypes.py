@@ -7,18 +7,20 @@ from typing import Any
 from xformer.backends.array_types import DType, Namespace
 
 _FLOATING = {"float16", "bfloat16", "float32", "float64"}
-_NAMES: dict[Any, str] = {}
+_NAMES: dict[type, dict[Any, str]] = {}  # torch.compile traces lookups, but not those among dtypes of MLX
 
 
 def dtype_name(dtype: DType) -> str:
     """Return the name of a dtype of any library: "float32", "bfloat16", "int64", "bool"."""
-    # The class is part of the key because dtypes of different libraries must not be compared with each other.
-    key = (type(dtype), dtype)
-    name = _NAMES.get(key)
+    # By class, because dtypes of different libraries must not be compared with each other.
+    names = _NAMES.get(type(dtype))
+    if names is None:
+        names = _NAMES[type(dtype)] = {}
+    name = names.get(dtype)
     if name is None:
         # numpy.float32 and jax.numpy.float32 are classes; the dtype of an array is an instance with a name.
         name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
-        name = _NAMES[key] = str(name).rsplit(".", maxsplit=1)[-1]
+        name = names[dtype] = str(name).rsplit(".", maxsplit=1)[-1]
     return name
 
 

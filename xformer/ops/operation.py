@@ -63,7 +63,7 @@ _KINDS = {
 }
 _BOOL_HINT = "; compare numbers (mask != 0), or use masks.from_blocked(mask) if 1 means blocked"
 _ARGUMENT = re.compile(r"(\w+)(\??): (~?)\(([^)]*)\) (float|int|bool|real)(?:\[0, (\w+)\))?")
-_DTYPES: dict[tuple[type, Any], tuple[str, str]] = {}
+_DTYPES: dict[type, dict[Any, tuple[str, str]]] = {}  # kinds and names by class, as dtypes._NAMES
 
 
 class Argument(NamedTuple):
@@ -146,7 +146,8 @@ class Signature:
                 continue
             try:
                 shape, dtype = array.shape, array.dtype
-                own_kind, dtype = _DTYPES.get((type(dtype), dtype)) or _kind_and_name(dtype)
+                known = _DTYPES.get(type(dtype))
+                own_kind, dtype = (known.get(dtype) if known else None) or _kind_and_name(dtype)
             except AttributeError:
                 received = "None" if array is None else f"a {type(array).__name__}"
                 raise ShapeError(
@@ -235,7 +236,7 @@ def _kind_and_name(dtype: Any) -> tuple[str, str]:
     kind = re.sub(r"^u?int\d+|^bfloat16|^float\d+", lambda match: "int" if "int" in match[0] else "float", name)
     if not getattr(dtype, "isnative", True):
         kind = name = dtype.str
-    _DTYPES[type(dtype), dtype] = kind, name
+    _DTYPES.setdefault(type(dtype), {})[dtype] = kind, name
     return kind, name
 
 
