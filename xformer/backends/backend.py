@@ -150,7 +150,7 @@ class Backend:
 
     @property
     def reads_counters_on_device(self) -> bool:
-        """Whether `counted_bernoulli` reads the counter on the device; otherwise counters stay on the host."""
+        """Return whether `counted_bernoulli` reads the counter on the device; otherwise counters stay on the host."""
         return type(self).counted_bernoulli is not Backend.counted_bernoulli
 
     # --- execution ----------------------------------------------------------------------------------------------------

@@ -37,9 +37,8 @@ class TorchBackend(Backend):
     ) -> Array:
         """Inside torch.compile, let the whole table be a constant, so that the rows may be of any number."""
         if not torch.compiler.is_compiling():
-            return self.from_host(
-                xp, table(*arguments)[rows], dtype, device
-            )  # not kept: it may belong to inference mode
+            # Not kept, because it may belong to inference mode.
+            return self.from_host(xp, table(*arguments)[rows], dtype, device)
         return _constant_table(table, arguments, dtype, device)[rows]
 
     def to_host(self, array: Array) -> Any:

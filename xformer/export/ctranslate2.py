@@ -21,7 +21,7 @@ from xformer.text.extras import require
 QUANTIZATIONS = ("float32", "int8", "int16", "float16", "bfloat16")
 # Largest difference of a log-probability from the model's in float32, and mean difference in other types.
 TOLERANCE, MEAN_TOLERANCE = 1e-3, 1.0
-_MAX_LENGTH = 2048  # rows of the table of positions, for models without a maximum of their own
+_MAX_LENGTH = 2048  # rows of the table of positions, for models without a maximum
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 # Values of fields that CTranslate2 computes; it has no counterpart of others.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {

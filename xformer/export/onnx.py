@@ -24,7 +24,7 @@ from xformer.threads import num_threads
 from xformer.tree import replace
 
 TOLERANCE = 1e-3  # largest difference from the model, relative to the largest magnitude of an output
-_MAX_LENGTH = 2048  # default for models without a maximum of their own
+_MAX_LENGTH = 2048  # default for models without a maximum
 _MAX_BYTES = 2**31 - 2**20  # of one file: a limit of protobuf
 _STEP = 5  # new tokens of a step while it is traced; the graph takes any number
 

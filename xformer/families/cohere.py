@@ -7,12 +7,14 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, attention, same, transposed
+from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
+    every_nth_full,
     read_fields,
     read_output,
     read_rope,
-    read_windows,
+    read_windows_without_positions,
     write_activation,
     write_fields,
     write_output,
@@ -63,10 +65,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     """Return the fields of layers: some have a window, and the others no positions."""
     pattern = reader.count("sliding_window_pattern", "_sliding_window_pattern", default=4)
-    layer_types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
-    fields = read_windows(reader, layer_types, default_window=4096)
-    layer_types = fields.get("layer_types") or ["sliding_attention" if fields else "full_attention"] * num_layers
-    return {**fields, "layers_without_positions": [i for i, each in enumerate(layer_types) if each == "full_attention"]}
+    return read_windows_without_positions(reader, every_nth_full(num_layers, pattern))
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
@@ -106,8 +105,8 @@ COHERE = register(
         read_config=read_config,
         write_config=write_config,
         prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
         tensors=_tensors,
     )
 )

@@ -8,8 +8,10 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import attention, plus_one, same, transposed
+from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
+    every_nth_full,
     read_activation,
     read_fields,
     read_output,
@@ -35,7 +37,6 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     fields = read_fields(reader, _FIELDS, max_positions=8192, norm_epsilon=1e-6, attention_bias=False)
     is_gemma3, num_layers = reader.model_type == "gemma3_text", fields["num_layers"]
     pattern = reader.count("sliding_window_pattern", "_sliding_window_pattern", default=6 if is_gemma3 else 2)
-    layer_types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
     local_theta = reader.number("rope_local_base_freq", default=10000.0)
     local_rope = reader.section("rope_parameters").section("sliding_attention")
     local_rope.choice("rope_type", known=("default",), default="default")
@@ -54,7 +55,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         positions="rotary",
         rope_local_theta=local_rope.number("rope_theta", default=local_theta) if is_gemma3 else None,
         scale_embeddings=True,
-        **read_windows(reader, layer_types, default_window=4096),
+        **read_windows(reader, every_nth_full(num_layers, pattern), default_window=4096),
         **read_rope(reader, theta=1e6 if is_gemma3 else 1e4),
         **read_output(reader),
     )
@@ -95,8 +96,8 @@ GEMMA = register(
         read_config=read_config,
         write_config=write_config,
         prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),

@@ -47,8 +47,6 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of `glm` or, with norms on both sides of sublayers, `glm4`."""
     is_glm4 = config.norm_position == "sandwich"
-    rope = write_rope(config)
-    rope["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction  # the default is not 1
     return {
         "architectures": ["Glm4ForCausalLM" if is_glm4 else "GlmForCausalLM"],
         "model_type": "glm4" if is_glm4 else "glm",
@@ -56,8 +54,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "head_dim": config.features_per_head,
         "hidden_act": write_activation(config, gated=True),
-        **rope,
-        "partial_rotary_factor": config.rotary_fraction,
+        **write_rope(config, writes_fraction=True),
         **write_output(config),
     }
 

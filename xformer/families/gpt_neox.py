@@ -44,13 +44,12 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of GPT-NeoX."""
-    rope = write_rope(config)
     return {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
         **write_fields(config, _FIELDS),
         "hidden_act": write_activation(config),
-        "rope_parameters": {**rope["rope_parameters"], "partial_rotary_factor": config.rotary_fraction},
+        "rope_parameters": write_rope(config, writes_fraction=True)["rope_parameters"],
         "rotary_pct": config.rotary_fraction,
         "rotary_emb_base": config.rope_theta,
         **write_output(config),

@@ -7,12 +7,15 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import attention, linear, same, transposed
+from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
+    every_nth_full,
     read_fields,
     read_output,
     read_rope,
     read_windows,
+    read_windows_without_positions,
     write_activation,
     write_fields,
     write_output,
@@ -57,10 +60,9 @@ def _read_olmo3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     """Return the fields of windows of OLMo 3; their layers have unscaled rotary positions."""
     local = reader.section("rope_parameters").section("sliding_attention")
     local.choice("rope_type", known=("default",), default="default")
-    layer_types = ["full_attention" if (i + 1) % 4 == 0 else "sliding_attention" for i in range(num_layers)]
     return {
         "rope_local_theta": local.number("rope_theta", default=5e5),
-        **read_windows(reader, layer_types, default_window=4096),
+        **read_windows(reader, every_nth_full(num_layers, 4), default_window=4096),
     }
 
 
@@ -71,12 +73,9 @@ def _read_exaone4(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
         pattern = num_layers
     else:
         pattern = reader.count("sliding_window_pattern", default=4)
-    layer_types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
-    fields = read_windows(reader, layer_types, default_window=4096)
-    layer_types = fields.get("layer_types") or ["sliding_attention" if fields else "full_attention"] * num_layers
-    if reader.values.get("sliding_window", 4096) is None:
-        return fields
-    return {**fields, "layers_without_positions": [i for i, each in enumerate(layer_types) if each == "full_attention"]}
+    layer_types = every_nth_full(num_layers, pattern)
+    has_window = reader.values.get("sliding_window", 4096) is not None
+    return read_windows_without_positions(reader, layer_types) if has_window else read_windows(reader, layer_types)
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
@@ -113,8 +112,8 @@ OLMO = register(
         read_config=read_config,
         write_config=write_config,
         prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),

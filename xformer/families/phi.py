@@ -7,6 +7,7 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, attention, linear, same, transposed
+from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_activation,
@@ -43,16 +44,13 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of Phi."""
-    rope = write_rope(config)
-    rope["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction  # the default is not 1
     return {
         "architectures": ["PhiForCausalLM"],
         "model_type": "phi",
         **write_fields(config, _FIELDS),
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "hidden_act": write_activation(config),
-        **rope,
-        "partial_rotary_factor": config.rotary_fraction,
+        **write_rope(config, writes_fraction=True),
         **write_output(config),
     }
 
@@ -65,8 +63,8 @@ PHI = register(
         read_config=read_config,
         write_config=write_config,
         prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj dense"),

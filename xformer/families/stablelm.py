@@ -7,6 +7,7 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, affine, attention, linear, same, transposed
+from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_fields,
@@ -51,8 +52,6 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of StableLM."""
-    rope = write_rope(config)
-    rope["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction  # the default is not 1
     return {
         "architectures": ["StableLmForCausalLM"],
         "model_type": "stablelm",
@@ -60,8 +59,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "use_parallel_residual": config.shared_norm,
         "hidden_act": write_activation(config, gated=True),
-        **rope,
-        "partial_rotary_factor": config.rotary_fraction,
+        **write_rope(config, writes_fraction=True),
         **write_output(config),
     }
 
@@ -91,8 +89,8 @@ STABLELM = register(
         read_config=read_config,
         write_config=write_config,
         prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
         tensors=_tensors,
     )
 )

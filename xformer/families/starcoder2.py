@@ -7,6 +7,7 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, attention, linear, same, transposed
+from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_activation,
@@ -77,8 +78,8 @@ STARCODER2 = register(
         read_config=read_config,
         write_config=write_config,
         prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),

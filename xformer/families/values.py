@@ -110,10 +110,13 @@ def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float |
     return {**fields, "rope_scaling": {"rope_type": _ROPE_TYPES[rope_type], **scaling}}
 
 
-def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """Return the config.json keys of rotary positions, both those of transformers 5 and the older ones."""
-    scaling = config.rope_scaling
-    fraction = {} if config.rotary_fraction == 1.0 else {"partial_rotary_factor": config.rotary_fraction}
+def write_rope(config: ModelConfig, *, writes_fraction: bool = False) -> dict[str, Any]:
+    """Return the config.json keys of rotary positions, both those of transformers 5 and the older ones.
+
+    partial_rotary_factor is among them if it is not 1, or with `writes_fraction`: its default differs between families.
+    """
+    scaling, fraction = config.rope_scaling, {"partial_rotary_factor": config.rotary_fraction}
+    fraction = fraction if writes_fraction or config.rotary_fraction != 1.0 else {}
     rope = {"rope_type": "default", **(scaling or {}), "rope_theta": config.rope_theta, **fraction}
     return {"rope_parameters": rope, "rope_theta": config.rope_theta, "rope_scaling": scaling, **fraction}
 
@@ -138,6 +141,19 @@ def read_windows(
     if not (window and has_window):
         raise CheckpointError(f"{reader.path} has layers of the type 'sliding_attention'; expected a sliding_window")
     return {"window": window, "layer_types": tuple(types) if "full_attention" in types else None}
+
+
+def every_nth_full(num_layers: int, n: int) -> list[str]:
+    """Return the types of layers of which the nth, 2 nth and so on have no window."""
+    return ["sliding_attention" if (i + 1) % n else "full_attention" for i in range(num_layers)]
+
+
+def read_windows_without_positions(reader: ConfigReader, layer_types: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of `read_windows` for layers that have either a window or no positions."""
+    num_layers = len(layer_types)
+    fields = read_windows(reader, layer_types, default_window=4096)
+    types = fields.get("layer_types") or ["sliding_attention" if fields else "full_attention"] * num_layers
+    return {**fields, "layers_without_positions": [i for i, each in enumerate(types) if each == "full_attention"]}
 
 
 def write_windows(config: LanguageModelConfig) -> dict[str, Any]:

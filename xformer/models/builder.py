@@ -168,7 +168,7 @@ class LayerFactory:
         return None
 
     def local_positions(self) -> RelativePositions | None:
-        """Make the rotary positions of layers with a window, if they have wavelengths of their own; else None."""
+        """Make the rotary positions of layers with a window, if those have other wavelengths; else None."""
         theta = self.config.rope_local_theta
         return None if theta is None else self._rotary(theta)
 

@@ -90,10 +90,9 @@ class Recipe:
         values = {**spec.defaults.get("training", {}), **tables.get("training", {})}
         if not {"learning_rate", "learning_rate_factor"} & values.keys():
             values["learning_rate"] = FINE_TUNING_RATE if init.lora is None else ADAPTER_RATE
-        if "warmup_steps" not in values and isinstance(
-            values.get("max_steps"), int
-        ):  # or short runs would learn nothing
-            values["warmup_steps"] = max(1, min(spec.training.warmup_steps, values["max_steps"] // 10))
+        max_steps = values.get("max_steps")
+        if "warmup_steps" not in values and isinstance(max_steps, int):  # or short runs would learn nothing
+            values["warmup_steps"] = max(1, min(spec.training.warmup_steps, max_steps // 10))
         training = spec.training.from_dict(values, f"[training] of {name}")
         return cls(task, model, tokenizer or None, training, init)
 
