@@ -132,13 +132,16 @@ def lowest(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def libraries(session: nox.Session) -> None:
     """Check whether Transformers run on MLX, dpnp (with the OpenCL runtime of Intel; 3 GB), dask.array and ndonnx."""
-    session.install("-e", ".[cli]", "mlx[cpu]", "dpnp", "intel-opencl-rt", "dask[array]", "ndonnx", "onnxruntime")
+    session.install("-e", ".[cli]", *group("test-kernels"))
+    session.install("mlx[cpu]", "dpnp", "intel-opencl-rt", "dask[array]", "ndonnx", "onnxruntime")
     libraries = Path(session.virtualenv.location) / "lib"
     env = {"OCL_ICD_FILENAMES": str(libraries / "libintelocl.so"), "LD_LIBRARY_PATH": str(libraries)}
     for module in session.posargs or ("mlx.core", "dpnp", "dask.array", "ndonnx"):
         # Dask and ndonnx are lazy, and not expected to pass everything.
         codes = [0] if module in ("mlx.core", "dpnp") else [0, 1]
         session.run("xformer", "check-backend", module, env=env, success_codes=codes)
+    if not session.posargs:
+        session.run("python", "-m", "pytest", "-q", "tests/backends/test_transfers.py", "-k", "dpnp", env=env)
 
 
 @nox.session(reuse_venv=True)
