@@ -26,7 +26,8 @@ def test_outputs_are_those_of_the_original_model(name, quantized):
     model = original.pack()
     assert is_packed(model)
     assert model.pack().parameter_count() == original.parameter_count()
-    np.testing.assert_allclose(outputs(model), outputs(original), rtol=0.0, atol=1e-5)
+    atol = 1e-5 if quantized is None else 0.06  # maps with int8 weights round their inputs, too
+    np.testing.assert_allclose(outputs(model), outputs(original), rtol=0.0, atol=atol)
     restored = model.unpack()
     for (first, a), (second, b) in zip(restored.named_arrays(), original.named_arrays(), strict=True):
         assert first == second

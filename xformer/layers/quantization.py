@@ -26,7 +26,8 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
 
     Each output feature of a linear map, and each row of an embedding, has its own scale: its largest magnitude is
     127 (Wu et al., 2020, "Integer quantization for deep learning inference", section 3). Other parameters stay in
-    float32, and so do inputs, sums and outputs. A quantized module cannot be trained.
+    float32, and so do inputs, sums and outputs; if the module is also packed, see `pack`. A quantized module cannot be
+    trained.
 
     Args:
         module: A model or layer; it is not changed.
@@ -62,8 +63,9 @@ def _quantized(layer: Module, weight: Any, dtype: str) -> QuantizedWeight:
 def pack(module: AnyModule) -> AnyModule:
     """Return a module for inference whose linear maps and embeddings have their weights in panels of 48 columns.
 
-    Products of few rows, as in decoding, read such weights up to twice as fast, with the same bits. Weights of NumPy in
-    float32, and quantized ones, are packed if the native library is available; others stay as they are, such as the
+    Products of few rows, as in decoding, read such weights up to twice as fast, with the same bits. But maps with int8
+    weights then round their inputs to int8, too, with a scale for 64 features, and multiply integers. Weights of NumPy
+    in float32, and quantized ones, are packed if the native library is available; others stay as they are, such as the
     blocks of a GGUF file. A packed module cannot be trained.
 
     Args:

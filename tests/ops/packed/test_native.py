@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -45,6 +50,48 @@ def test_products(dtype, depth, columns):
         for bias in (None, single(columns, seed=2)):
             expected, _ = _forward(x.astype("float64"), packed.panels, packed.scales, bias, columns=columns, save=False)
             np.testing.assert_allclose(linear(x, packed, bias), expected, rtol=0.0, atol=4e-6 * depth)
+
+
+def test_inputs_of_int8_weights_are_rounded_in_groups():
+    table, x = single(95, 130, seed=3), single(5, 130, seed=1)
+    x[:, 64:] *= 100.0
+    x[1] = 0.0
+    x[2, 129] = 1e30
+    weight = QuantizedWeight.quantize(table, "int8").T
+    padded = np.pad(x.astype("float64"), ((0, 0), (0, 62))).reshape(5, 3, 64)
+    steps = abs(padded).max(axis=2, keepdims=True) / 127
+    rounded = np.round(padded / np.where(steps, steps, 1)) * steps
+    expected = rounded.reshape(5, 192)[:, :130] @ weight.dequantize()
+    np.testing.assert_allclose(linear(x, PackedWeight.pack(weight)), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_makes_its_row_nan(value):
+    x = single(3, 130)
+    x[1, 129] = value
+    y = linear(x, PackedWeight.pack(matrix(130, 95, "int8")))
+    assert np.isnan(y).all(axis=1).tolist() == [False, True, False]
+    assert np.isfinite(y[::2]).all()
+
+
+def int8_products():
+    packed = PackedWeight.pack(matrix(300, 95, "int8"))
+    return np.concatenate([linear(single(rows, 300, seed=1), packed, single(95, seed=2)) for rows in (1, 4, 5, 43)])
+
+
+LEVELS = ["avx512", "avx2", "baseline"]
+
+
+@pytest.mark.parametrize("level", LEVELS[LEVELS.index(native.level()) + 1 :] if native.level() in LEVELS else [])
+def test_int8_products_have_the_same_bits_at_levels_with_fused_products(level):
+    root = Path(__file__).parents[3]
+    program = f"import sys; from {__name__} import *; sys.stdout.buffer.write(int8_products().tobytes())"
+    environment = os.environ | {"PYTHONPATH": str(root), "XFORMER_NATIVE": level, "XFORMER_NUM_THREADS": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=root, stdout=subprocess.PIPE, check=True
+    )
+    others, own = np.frombuffer(done.stdout, np.float32).reshape(-1, 95), int8_products()
+    np.testing.assert_allclose(others, own, rtol=0.0, atol=1e-6 * abs(own).max() if level == "baseline" else 0.0)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 2000])

@@ -410,6 +410,7 @@ static const char* check_common(const Record& r, Form form) {
     REQUIRE(x && w && out, "expected x, w and out");
     REQUIRE(x.type == FLOAT32 && out.type == FLOAT32, "expected float32");
     if (form == BLOCKS) REQUIRE(w.type == UINT8, "expected w of uint8");
+    else if (form == PACKED) REQUIRE(w.type == FLOAT32 || w.type == BFLOAT16, "expected w of float32 or bfloat16");
     else REQUIRE(w.type == FLOAT32 || w.type == INT8 || w.type == BFLOAT16, "expected w of float32, int8 or bfloat16");
     REQUIRE(n >= 2 && x.ndim >= 2 && x.ndim <= n && (form == MATRIX ? w.ndim >= 2 && w.ndim <= n : w.ndim == 3),
             "expected matrices");
@@ -513,9 +514,9 @@ template <class T> static void run_as(const Record& r, int part, Form form) {
 }
 template <Form form> static void run_matmul(const Record& r, int part) {
     const int32_t type = r.arrays[1].type;
-    if (type == FLOAT32) run_as<float>(r, part, form);
-    else if (type == INT8) run_as<int8_t>(r, part, form);
-    else run_as<uint16_t>(r, part, form);
+    if (type == FLOAT32) return run_as<float>(r, part, form);
+    if constexpr (form == MATRIX) if (type == INT8) return run_as<int8_t>(r, part, form);
+    run_as<uint16_t>(r, part, form);
 }
 
 // w in panels (panels, depth, 48), the last one filled with zeros. x and out are matrices.
@@ -553,6 +554,202 @@ static void run_matmul_blocks(const Record& r, int part) {
     with_format(r.arrays[1].shape[2], [&](auto block) { return run_as<decltype(block)>(r, part, MATRIX), 0; });
 }
 
+// --- int8 -------------------------------------------------------------------------------------------------------------
+//
+// x is rounded to int8, with a scale for 64 elements of a row. The sum of 64 products of such integers is exact, both in
+// int32 and in float32, so all processors have the same bits; then the sums are scaled and added up in the order of the
+// depth. Integers of x are stored as bytes plus 128, as the instructions for dot products expect them.
+
+constexpr int ROUNDED = 64, FOUR = 4;  // a panel of int8 has four rows of a column side by side, and a multiple of four rows
+
+// `Weights` are four rows of 16 columns. The first tile of a panel also computes the `Sum` that the others start from.
+#if defined(__AVX512VNNI__)
+constexpr int TALL = 4;  // rows of x in a tile
+typedef uint8_t Factor;
+struct Weights { __m512i bytes; };
+struct Sum { __m512i lanes; };
+INLINE Weights four_rows(const int8_t* w) { return {_mm512_loadu_si512(w)}; }
+INLINE void add(Sum& sum, const uint8_t* x, Weights w) {
+    int32_t four;
+    std::memcpy(&four, x, FOUR);
+    sum.lanes = _mm512_dpbusd_epi32(sum.lanes, _mm512_set1_epi32(four), w.bytes);
+}
+INLINE void add_start(Sum& sum, Weights w) { sum.lanes = _mm512_dpbusd_epi32(sum.lanes, _mm512_set1_epi8(-128), w.bytes); }
+INLINE Vector widen(Sum sum, Sum start) {
+    return {{(Register)_mm512_maskz_cvtepi32_ps(-1, _mm512_sub_epi32(sum.lanes, start.lanes))}};
+}
+#elif defined(__AVX2__)
+constexpr int TALL = 2;
+typedef uint8_t Factor;
+struct Weights { __m256i bytes[2]; };
+struct Sum { __m256i lanes[2]; };
+INLINE Weights four_rows(const int8_t* w) {
+    return {{_mm256_loadu_si256((const __m256i*)w), _mm256_loadu_si256((const __m256i*)(w + 32))}};
+}
+INLINE void add(Sum& sum, const uint8_t* x, Weights w) {
+    uint32_t four;
+    std::memcpy(&four, x, FOUR);
+    const __m256i factors = _mm256_set1_epi32(four ^ 0x80808080u);
+    for (int i = 0; i < 2; i++) {  // |w| times x with the sign of w: sums of two fit into int16
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w.bytes[i]), _mm256_sign_epi8(factors, w.bytes[i]));
+        sum.lanes[i] = _mm256_add_epi32(sum.lanes[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+}
+INLINE void add_start(Sum&, Weights) {}
+INLINE Vector widen(Sum sum, Sum) {
+    return {{(Register)_mm256_cvtepi32_ps(sum.lanes[0]), (Register)_mm256_cvtepi32_ps(sum.lanes[1])}};
+}
+#else
+constexpr int TALL = ROWS;
+typedef float Factor;
+struct Weights { Vector rows[FOUR]; };
+typedef Vector Sum;
+INLINE Weights four_rows(const int8_t* w) {
+    IntRegister four[REGISTERS];
+    std::memcpy(four, w, sizeof four);
+    Weights weights;
+    for (int n = 0; n < FOUR; n++)
+        EACH_REGISTER weights.rows[n].r[i] = __builtin_convertvector(four[i] << (24 - 8 * n) >> 24, Register);
+    return weights;
+}
+INLINE void add(Sum& sum, const float* x, const Weights& w) { for (int n = 0; n < FOUR; n++) fma(sum, x[n], w.rows[n]); }
+INLINE void add_start(Sum&, const Weights&) {}
+INLINE Vector widen(Sum sum, Sum) { return sum; }
+#endif
+
+struct Rounded {
+    const Factor* x;
+    const float* scales_of_x;
+    const int8_t* w;
+    Sum* starts;
+    float* out;
+    int64_t groups, depth, step_out, columns;
+    const float *scales, *bias;
+};
+
+template <int M, bool IS_FIRST> static void rounded_tile(const Rounded& t) {
+    constexpr bool is_wide = WIDTH >= 8;  // then there are registers for a whole panel
+    constexpr int C = is_wide ? PANEL / LANES : 1;
+    for (int64_t first = 0; first < t.columns; first += C * LANES) {
+        Vector total[M][C] = {};
+        for (int64_t group = 0; group < t.groups; group++) {
+            const Factor* x = t.x + group * ROUNDED;
+            const int8_t* w = t.w + group * ROUNDED * PANEL + first * FOUR;
+            const int64_t count = std::min<int64_t>(ROUNDED, t.depth - group * ROUNDED);
+            Sum sum[M][C] = {}, start[C] = {}, *kept = t.starts + group * (PANEL / LANES) + first / LANES;
+            for (int64_t k = 0; k < count; k += FOUR, w += FOUR * PANEL) {
+                Weights rows[C];
+                for (int c = 0; c < C; c++) rows[c] = four_rows(w + c * LANES * FOUR);
+                if constexpr (IS_FIRST) for (int c = 0; c < C; c++) add_start(start[c], rows[c]);
+                for (int m = 0; m < M; m++)
+                    for (int c = 0; c < C; c++) add(sum[m][c], x + m * t.groups * ROUNDED + k, rows[c]);
+            }
+            for (int c = 0; c < C; c++) (IS_FIRST ? kept[c] : start[c]) = IS_FIRST ? start[c] : kept[c];
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < C; c++) fma(total[m][c], t.scales_of_x[m * t.groups + group], widen(sum[m][c], start[c]));
+        }
+        for (int m = 0; m < M; m++)
+            for (int c = 0; c < C; c++) {
+                const int64_t j = first + c * LANES, count = t.columns - j;
+                if (count <= 0) continue;
+                Vector y = t.bias ? load(t.bias + j, count) : Vector{};
+                fma(y, total[m][c], load(t.scales + j, count));
+                store(t.out + m * t.step_out + j, y, count);
+            }
+    }
+}
+template <bool IS_FIRST, int M = TALL> static auto rounded_tile_for(int64_t m) -> void (*)(const Rounded&) {
+    if constexpr (M > 1) if (m < M) return rounded_tile_for<IS_FIRST, M - 1>(m);
+    return rounded_tile<M, IS_FIRST>;
+}
+
+// Arrays: x (rows, depth), out (rows, depth rounded up to groups) uint8, scales (rows, groups).
+static const char* check_round_rows(Record& r) {
+    const Array &x = r.arrays[0], &out = r.arrays[1], &scales = r.arrays[2];
+    REQUIRE(x && out && scales && x.type == FLOAT32 && out.type == UINT8 && scales.type == FLOAT32,
+            "expected float32, uint8 and float32");
+    REQUIRE(x.ndim == 2 && out.ndim == 2 && scales.ndim == 2, "expected matrices");
+    REQUIRE(out.shape[0] == x.shape[0] && scales.shape[0] == x.shape[0], "rows differ");
+    REQUIRE(scales.shape[1] == parts_of(x.shape[1], ROUNDED) && out.shape[1] == scales.shape[1] * ROUNDED, "groups differ");
+    REQUIRE(x.is_contiguous(1) && out.is_contiguous() && scales.is_contiguous(), "expected contiguous rows");
+    split(r, x.shape[0], x.shape[1]);
+    return nullptr;
+}
+static void run_round_rows(const Record& r, int part) {
+    const Array &x = r.arrays[0], &scales = r.arrays[2];
+    const int64_t groups = scales.shape[1], depth = x.shape[1], first = part * r.plan[0];
+    for (int64_t i = first; i < std::min(first + r.plan[0], x.shape[0]); i++) {
+        const float* row = reinterpret_cast<const float*>(x.data + i * x.strides[0]);
+        uint8_t* out = r.arrays[1].as<uint8_t>() + i * groups * ROUNDED;
+        for (int64_t g = 0; g < groups; g++) {
+            constexpr int N = ROUNDED / LANES;
+            Vector v[N], size{}, invalid{};
+            for (int n = 0; n < N; n++) {
+                const int64_t k = g * ROUNDED + n * LANES;
+                v[n] = k < depth ? load(row + k, depth - k) : Vector{};
+                size = max(max(v[n], -v[n]), size);
+                invalid += v[n] - v[n];  // NaN if an element is NaN or infinite
+            }
+            float scale = largest(size) / 127.0f;
+            scale = scale > 0.0f ? scale : 1.0f;
+            for (int n = 0; n < N; n++) {
+                float lanes[LANES];
+                store(lanes, v[n] / scale + 12582912.0f);  // the low bits are those of the nearest integer
+                for (int e = 0; e < LANES; e++) {
+                    uint32_t bits;
+                    std::memcpy(&bits, lanes + e, sizeof bits);
+                    out[g * ROUNDED + n * LANES + e] = static_cast<uint8_t>(bits + 128);
+                }
+            }
+            scales.as<float>()[i * groups + g] = scale + sum(invalid);
+        }
+    }
+}
+
+// Arrays: x and its scales, as `round_rows` writes them, int8 panels of w, out, bias or absent, scales of the columns.
+static const char* check_matmul_rounded(Record& r) {
+    const Array &x = r.arrays[0], &x_scales = r.arrays[1], &panels = r.arrays[2], &out = r.arrays[3];
+    REQUIRE(x && x_scales && panels && out && r.arrays[5], "expected x, w, out and the scales of both");
+    REQUIRE(x.type == UINT8 && x_scales.type == FLOAT32 && panels.type == INT8 && out.type == FLOAT32,
+            "expected uint8, float32, int8 and float32");
+    REQUIRE(x.ndim == 2 && x_scales.ndim == 2 && out.ndim == 2, "expected matrices");
+    REQUIRE(x.shape[0] == out.shape[0] && x_scales.shape[0] == out.shape[0], "rows differ");
+    REQUIRE(panels.ndim == 3 && panels.shape[1] % FOUR == 0 && are_panels(panels, panels.shape[1], out.shape[1]),
+            "the panels are of another matrix");
+    REQUIRE(x_scales.shape[1] == parts_of(panels.shape[1], ROUNDED) && x.shape[1] == x_scales.shape[1] * ROUNDED, "groups differ");
+    REQUIRE(x.is_contiguous() && x_scales.is_contiguous() && out.is_contiguous(1), "expected contiguous rows");
+    for (int i = 4; i < 6; i++) {
+        const Array& row = r.arrays[i];
+        REQUIRE(!row || (row.type == FLOAT32 && row.ndim == 1 && row.shape[0] == out.shape[1] && row.is_contiguous()),
+                "expected a contiguous float32 row for the columns of out");
+    }
+    if (out.size() == 0) return r.parts = 0, nullptr;
+    const int64_t columns = out.shape[1], step = columns_of_part(panels.shape[1]);
+    set_plan(r, {PANELS, 1, out.shape[0], step, 1, parts_of(columns, step)});
+    return nullptr;
+}
+static void run_matmul_rounded(const Record& r, int part) {
+    Plan plan;
+    std::memcpy(&plan, r.plan, sizeof plan);
+    const Array &x = r.arrays[0], &out = r.arrays[3], &bias = r.arrays[4];
+    const int64_t depth = r.arrays[2].shape[1], groups = r.arrays[1].shape[1], rows = out.shape[0], columns = out.shape[1];
+    constexpr bool is_copied = std::is_same_v<Factor, float>;
+    float* memory = scratch(groups * PANEL + (is_copied ? x.size() : 0));
+    Sum* starts = reinterpret_cast<Sum*>(memory);
+    const void* factors = x.data;
+    if (is_copied) {
+        factors = memory += groups * PANEL;
+        for (int64_t i = 0; i < x.size(); i++) memory[i] = static_cast<float>(x.as<const uint8_t>()[i]) - 128.0f;
+    }
+    for (int64_t j = part * plan.column_step; j < std::min(columns, (part + 1) * plan.column_step); j += PANEL)
+        for (int64_t i = 0; i < rows; i += TALL)
+            (i == 0 ? rounded_tile_for<true>(rows) : rounded_tile_for<false>(rows - i))({
+                static_cast<const Factor*>(factors) + i * groups * ROUNDED, r.arrays[1].as<const float>() + i * groups,
+                r.arrays[2].as<const int8_t>() + j * depth, starts, reinterpret_cast<float*>(out.data + i * out.strides[0]) + j,
+                groups, depth, out.strides[0] / 4, std::min<int64_t>(PANEL, columns - j), r.arrays[5].as<const float>() + j,
+                bias ? bias.as<const float>() + j : nullptr});
+}
+
 // Arrays: x (rows, columns), out (columns,). Sums of blocks of rows are added, as sums of many terms lose digits.
 static const char* check_sum_rows(Record& r) {
     const Array &x = r.arrays[0], &out = r.arrays[1];
@@ -587,6 +784,8 @@ static const Operation operations[] = {
     {"matmul", 1 << 2, check_matmul, run_matmul<MATRIX>},
     {"matmul_packed", 1 << 2, check_matmul_packed, run_matmul<PACKED>},
     {"matmul_blocks", 1 << 2, check_matmul_blocks, run_matmul_blocks},
+    {"round_rows", 1 << 1 | 1 << 2, check_round_rows, run_round_rows},
+    {"matmul_rounded", 1 << 3, check_matmul_rounded, run_matmul_rounded},
     {"sum_rows", 1 << 1, check_sum_rows, run_sum_rows},
 };
 extern const Family linear_family = {operations, sizeof operations / sizeof *operations};

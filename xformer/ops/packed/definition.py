@@ -1,4 +1,7 @@
-"""Weights in panels of 48 columns, and linear maps with them, for inference on a CPU."""
+"""Weights in panels of 48 columns, and linear maps with them, for inference on a CPU.
+
+Maps with int8 weights round their inputs to int8, too, as llama.cpp and CTranslate2 do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
 from xformer.ops.quantized.definition import QuantizedWeight
 
-PANEL = 48  # columns, as in native/src/linear.cpp
+# As in native/src/linear.cpp: columns; elements of a row of x with one scale; rows of int8 that lie side by side.
+PANEL, GROUP, FOUR = 48, 64, 4
 
 
 class PackedWeight(InferenceWeight):
@@ -19,7 +23,9 @@ class PackedWeight(InferenceWeight):
 
     Attributes:
         scales: Array of shape (columns,) that the columns are multiplied by, or None.
-        panels: Array of shape (panels, rows, 48), float32, int8 or bfloat16. The last panel is filled with zeros.
+        panels: Array of shape (panels, rows, 48), float32, int8 or bfloat16. The last panel is filled with zeros. In
+            memory, panels of int8 are (panels, rows / 4, 48, 4), with rows of zeros up to a multiple of 4.
+        rows: Number of rows.
         columns: Number of columns.
         is_transposed: The matrix is the transpose, (columns, rows).
     """
@@ -27,6 +33,7 @@ class PackedWeight(InferenceWeight):
     # The scales come first: the first parameter of a model determines its floating dtype.
     scales: Array | None
     panels: Array
+    rows: int
     columns: int
     is_transposed: bool
 
@@ -40,17 +47,17 @@ class PackedWeight(InferenceWeight):
             scales, weight = weight.scales, weight.values.T
         xp = array_namespace(weight)
         rows, columns = weight.shape
-        count = -(-columns // PANEL)
-        if columns % PANEL:
-            padding = xp.zeros((rows, count * PANEL - columns), dtype=weight.dtype)
-            weight = xp.concat([weight, padding], axis=1)
-        panels = xp.permute_dims(xp.reshape(weight, (rows, count, PANEL)), (1, 0, 2))
-        panels = xp.asarray(panels, copy=True) if count == 1 else panels  # reshaping would not copy it
-        return cls(scales, _contiguous(panels), columns, False)
+        is_int8 = dtype_name(weight.dtype) == "int8"
+        weight = _padded(_padded(weight, 0, FOUR if is_int8 else 1), 1, PANEL)
+        panels = xp.permute_dims(xp.reshape(weight, (weight.shape[0], weight.shape[1] // PANEL, PANEL)), (1, 0, 2))
+        if is_int8:
+            panels = _side_by_side(panels, (FOUR, PANEL))
+        panels = xp.asarray(panels, copy=True) if panels.shape[0] == 1 else panels  # reshaping would not copy it
+        return cls(scales, _contiguous(panels), rows, columns, False)
 
     def unpack(self) -> Array | QuantizedWeight:
         """Return the matrix as `pack` got it."""
-        matrix = unpacked(self.panels, self.columns)
+        matrix = _unpacked(self.panels, self.rows, self.columns)
         if self.scales is None:
             return _contiguous(matrix.T if self.is_transposed else matrix)
         return QuantizedWeight(self.scales, _contiguous(matrix.T), not self.is_transposed)
@@ -58,13 +65,12 @@ class PackedWeight(InferenceWeight):
     @property
     def T(self) -> PackedWeight:
         """Transpose of the matrix; shares its arrays."""
-        return PackedWeight(self.scales, self.panels, self.columns, not self.is_transposed)
+        return PackedWeight(self.scales, self.panels, self.rows, self.columns, not self.is_transposed)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the matrix."""
-        rows = self.panels.shape[1]
-        return (self.columns, rows) if self.is_transposed else (rows, self.columns)
+        return (self.columns, self.rows) if self.is_transposed else (self.rows, self.columns)
 
     @property
     def elements(self) -> Array:
@@ -81,11 +87,15 @@ class PackedWeight(InferenceWeight):
         """Name of the dtype that the matrix was quantized to, or None."""
         return None if self.scales is None else str(dtype_name(self.panels.dtype))
 
+    def _scaled(self) -> Any:
+        return _scaled(self.panels, self.scales, self.rows, self.columns)
+
     def linear(self, rows: Array, bias: Array | None) -> Any:
         """Compute rows @ matrix + bias."""
         if not self.is_transposed:
+            rows = _padded(rows, 1, FOUR) if rows.shape[1] < self.panels.shape[1] else rows
             return _operation(rows, self.panels, self.scales, bias, columns=self.columns)
-        matrix = array_namespace(rows).matrix_transpose(_scaled(self.panels, self.scales, self.columns))
+        matrix = array_namespace(rows).matrix_transpose(self._scaled())
         y = rows @ matrix
         return y if bias is None else y + bias
 
@@ -93,13 +103,13 @@ class PackedWeight(InferenceWeight):
         """Return rows of the matrix: (n, columns) for indices (n,)."""
         xp = array_namespace(self.panels, indices)
         if not self.is_transposed:
-            return xp.take(_scaled(self.panels, self.scales, self.columns), indices, axis=0)
-        size, integers = self.panels.shape[1], index_dtype(xp)
+            return xp.take(self._scaled(), indices, axis=0)
+        height, integers = FOUR if dtype_name(self.panels.dtype) == "int8" else 1, index_dtype(xp)
         indices = xp.astype(indices, integers, copy=False)
-        first = indices // PANEL * (size * PANEL) + indices % PANEL
-        steps = xp.arange(0, size * PANEL, PANEL, dtype=integers, device=device(indices))
-        elements = xp.reshape(first[:, None] + steps, (-1,))
-        rows = xp.reshape(xp.take(xp.reshape(self.panels, (-1,)), elements, axis=0), (indices.shape[0], size))
+        first = indices // PANEL * (self.panels.shape[1] * PANEL) + indices % PANEL * height
+        steps = xp.arange(self.rows, dtype=integers, device=device(indices))
+        elements = xp.reshape(first[:, None] + steps // height * (height * PANEL) + steps % height, (-1,))
+        rows = xp.reshape(xp.take(xp.reshape(self.panels, (-1,)), elements, axis=0), (indices.shape[0], self.rows))
         return rows if self.scales is None else _times(rows, xp.take(self.scales, indices, axis=0)[:, None])
 
 
@@ -109,15 +119,30 @@ def _contiguous(x: Array) -> Any:
     return xp.reshape(xp.reshape(x, (-1,)), x.shape)
 
 
-def unpacked(panels: Array, columns: int) -> Any:
+def _padded(x: Array, axis: int, multiple: int) -> Any:
+    """Return a matrix with zeros up to a multiple of some size."""
+    xp = array_namespace(x)
+    shape = [-size % multiple if each == axis else size for each, size in enumerate(x.shape)]
+    return xp.concat([x, xp.zeros(tuple(shape), dtype=x.dtype, device=device(x))], axis=axis) if shape[axis] else x
+
+
+def _side_by_side(panels: Array, sizes: tuple[int, int]) -> Any:
+    """Exchange the two axes of `sizes` in memory."""
+    xp = array_namespace(panels)
+    parts = xp.reshape(panels, (panels.shape[0], panels.shape[1] // FOUR, *sizes))
+    return xp.reshape(xp.permute_dims(parts, (0, 1, 3, 2)), panels.shape)
+
+
+def _unpacked(panels: Array, rows: int, columns: int) -> Any:
     """Return the matrix (rows, columns) of some panels."""
     xp = array_namespace(panels)
+    panels = _side_by_side(panels, (PANEL, FOUR)) if dtype_name(panels.dtype) == "int8" else panels
     matrix = xp.reshape(xp.permute_dims(panels, (1, 0, 2)), (panels.shape[1], panels.shape[0] * PANEL))
-    return matrix[:, :columns]
+    return matrix[:rows, :columns]
 
 
-def _scaled(panels: Array, scales: Array | None, columns: int) -> Any:
-    matrix = unpacked(panels, columns)
+def _scaled(panels: Array, scales: Array | None, rows: int, columns: int) -> Any:
+    matrix = _unpacked(panels, rows, columns)
     return matrix if scales is None else _times(matrix, scales)
 
 
@@ -128,8 +153,19 @@ def _times(values: Array, scales: Array) -> Any:
 def _forward(
     x: Array, panels: Array, scales: Array | None, bias: Array | None, *, columns: int, save: bool
 ) -> tuple[Array, Any]:
-    y = x @ _scaled(panels, scales, columns)
+    x = _rounded(x) if dtype_name(panels.dtype) == "int8" else x
+    y = x @ _scaled(panels, scales, x.shape[1], columns)
     return y if bias is None else y + bias, None
+
+
+def _rounded(x: Array) -> Any:
+    """Round rows to int8, with a scale for each group of elements, the largest magnitude divided by 127."""
+    xp = array_namespace(x)
+    padded = _padded(x, 1, GROUP)
+    groups = xp.reshape(padded, (x.shape[0], padded.shape[1] // GROUP, GROUP))
+    scales = xp.max(xp.abs(groups), axis=2, keepdims=True) / 127.0
+    scales = xp.where(scales == 0.0, xp.ones_like(scales), scales)
+    return xp.reshape(xp.round(groups / scales) * scales, padded.shape)[:, : x.shape[1]]
 
 
 # Without a derivative: packing is for inference.
