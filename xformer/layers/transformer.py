@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError
@@ -16,6 +16,9 @@ from xformer.layers.normalization import Norm
 from xformer.ops import activation as activation_named
 from xformer.random import Rng, split_rng
 from xformer.tree import Module
+
+if TYPE_CHECKING:
+    from xformer.layers.experts import MixtureOfExperts
 
 
 def _add(x: Array, y: Array) -> Array:
@@ -196,13 +199,13 @@ class EncoderLayer(Module):
 
     Attributes:
         self_attention: Attention of the layer.
-        feed_forward: Feed-forward network of the layer.
+        feed_forward: Feed-forward network of the layer, or a mixture of experts.
         self_attention_residual: Residual connection around the attention, `PreNorm` or `PostNorm`.
         feed_forward_residual: Residual connection around the feed-forward network.
     """
 
     self_attention: MultiHeadAttention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | MixtureOfExperts
     self_attention_residual: Residual
     feed_forward_residual: Residual
 
@@ -248,12 +251,12 @@ class SharedNormEncoderLayer(Module):
 
     Attributes:
         self_attention: Attention of the layer.
-        feed_forward: Feed-forward network of the layer.
+        feed_forward: Feed-forward network of the layer, or a mixture of experts.
         residual: Residual connection around both; its norm is before them.
     """
 
     self_attention: MultiHeadAttention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | MixtureOfExperts
     residual: Residual
 
     def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
@@ -272,7 +275,7 @@ class DecoderLayer(Module):
     Attributes:
         self_attention: Attention among the target tokens.
         cross_attention: Attention of the target tokens to the memory.
-        feed_forward: Feed-forward network of the layer.
+        feed_forward: Feed-forward network of the layer, or a mixture of experts.
         self_attention_residual: Residual connection around the self-attention, `PreNorm` or `PostNorm`.
         cross_attention_residual: Residual connection around the cross-attention.
         feed_forward_residual: Residual connection around the feed-forward network.
@@ -280,7 +283,7 @@ class DecoderLayer(Module):
 
     self_attention: MultiHeadAttention
     cross_attention: MultiHeadAttention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | MixtureOfExperts
     self_attention_residual: Residual
     cross_attention_residual: Residual
     feed_forward_residual: Residual
