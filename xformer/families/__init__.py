@@ -11,6 +11,7 @@ from xformer.families.glm import GLM
 from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
 from xformer.families.llama import LLAMA, PHI3
+from xformer.families.mixtral import MIXTRAL
 from xformer.families.olmo import OLMO
 from xformer.families.opt import OPT
 from xformer.families.peft import load_lora, save_lora
@@ -33,6 +34,7 @@ __all__ = [
     "GPT2",
     "GPT_NEOX",
     "LLAMA",
+    "MIXTRAL",
     "OLMO",
     "OPT",
     "PHI",

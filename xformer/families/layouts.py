@@ -16,7 +16,7 @@ class Layout:
     Tensors and parameters are NumPy arrays here. `split` and `join` are inverses.
 
     Attributes:
-        parameters: Names of the parameters; "{i}" stands for the number of a layer.
+        parameters: Names of the parameters; "{i}" stands for the number of a layer, "{e}" for that of an expert.
         split: (tensor, shapes of the parameters) -> values of the parameters; views where possible.
         join: Values of the parameters -> tensor.
     """
