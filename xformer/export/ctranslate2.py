@@ -33,6 +33,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "parallel_residual": (False,),
     "qk_norm": (False,),
     "layers_without_positions": ((),),
+    "num_experts": (0,),
     "window": (None,),
     "attention_softcap": (None,),
     "logits_softcap": (None,),
