@@ -34,6 +34,8 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "qk_norm": (False,),
     "layers_without_positions": ((),),
     "num_experts": (0,),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"),
+    "attention_sinks": (False,),
     "window": (None,),
     "attention_softcap": (None,),
     "logits_softcap": (None,),

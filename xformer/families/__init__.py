@@ -10,6 +10,7 @@ from xformer.families.gemma import GEMMA
 from xformer.families.glm import GLM
 from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
+from xformer.families.gpt_oss import GPT_OSS
 from xformer.families.llama import LLAMA, PHI3
 from xformer.families.mixtral import MIXTRAL
 from xformer.families.olmo import OLMO
@@ -33,6 +34,7 @@ __all__ = [
     "GLM",
     "GPT2",
     "GPT_NEOX",
+    "GPT_OSS",
     "LLAMA",
     "MIXTRAL",
     "OLMO",

@@ -391,7 +391,7 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         *(() if any(windows) else ("rope_local_theta",)),
         *(() if config.norm == "layer" else ("norm_bias",)),
         *(() if config.qk_norm else ("qk_norm_all_heads",)),
-        *(() if config.num_experts else ("num_experts_per_token", "normalize_expert_weights")),
+        *(() if config.num_experts else ("num_experts_per_token", "normalize_expert_weights", "router_bias")),
         *(("d_ff",) if config.num_experts and not config.dense_layers else ()),
         *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
     }

@@ -128,6 +128,25 @@ def fused_by_head(num_heads: int, *parameters: str) -> Layout:
     return Layout(parameters, split, join)
 
 
+def stacked_experts(num_experts: int, *parameters: str) -> Layout:
+    """Return the layout of parameters of all experts in one tensor, whose last axis interleaves them.
+
+    Args:
+        num_experts: Number of experts, the first axis of the tensor.
+        *parameters: Names of the parameters of an expert, with "{e}" for its number.
+    """
+    names = tuple(name.replace("{e}", str(e)) for e in range(num_experts) for name in parameters)
+
+    def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        return [expert[..., i :: len(parameters)] for expert in x for i in range(len(parameters))]
+
+    def join(values: Sequence[Any]) -> Any:
+        experts = [np.stack(values[i : i + len(parameters)], axis=-1) for i in range(0, len(values), len(parameters))]
+        return np.stack(experts).reshape(num_experts, *values[0].shape[:-1], -1)
+
+    return Layout(names, split, join)
+
+
 def plus_one(parameter: str) -> Layout:
     """Return the layout of a norm that multiplies by 1 + weight (Gemma)."""
     return Layout((parameter,), lambda x, shapes: [x.astype(np.float64) + 1.0], lambda values: values[0] - 1)

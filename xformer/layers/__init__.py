@@ -23,6 +23,7 @@ from xformer.layers.positions import (
 )
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.layers.transformer import (
+    ClampedFeedForward,
     DecoderLayer,
     EncoderLayer,
     FeedForward,
@@ -38,6 +39,7 @@ from xformer.layers.transformer import (
 __all__ = [
     "ALiBi",
     "AudioEmbedding",
+    "ClampedFeedForward",
     "Conv1d",
     "CopyHead",
     "DecoderLayer",

@@ -92,8 +92,30 @@ class GatedFeedForward(FeedForward):
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
         """Apply the network to each position; arguments are those of `FeedForward`."""
-        gated = self.gate(x, self.activation) * self.up(x)
-        return self.down(self.dropout(gated, rng))
+        return self.down(self.dropout(self.hidden(x), rng))
+
+    def hidden(self, x: Array) -> Array:
+        """Return the features in between, (..., d_ff)."""
+        return self.gate(x, self.activation) * self.up(x)
+
+
+_LIMIT, _SLOPE = 7.0, 1.702
+
+
+class ClampedFeedForward(GatedFeedForward):
+    """Gated linear unit of limited factors, `down(g sigmoid(1.702 g) (u + 1))` (OpenAI, 2025, "gpt-oss").
+
+    With g = min(gate(x), 7) and u = up(x) between -7 and 7. Arguments are those of `GatedFeedForward`, with the
+    activation "silu".
+    """
+
+    def hidden(self, x: Array) -> Array:
+        """Return the features in between."""
+        gate, up = self.gate(x), self.up(x)
+        xp = array_namespace(gate, up)
+        gate, up = xp.clip(gate, max=_LIMIT), xp.clip(up, min=-_LIMIT, max=_LIMIT)
+        activation = activation_named(self.activation)
+        return extra.cast_like(activation(gate * _SLOPE) * (up + 1.0) * (1.0 / _SLOPE), gate)
 
 
 Sublayer = Callable[[Array], Array]

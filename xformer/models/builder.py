@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer.layers import (
     ALiBi,
+    ClampedFeedForward,
     DecoderLayer,
     Embedding,
     EncoderLayer,
@@ -83,6 +84,7 @@ class LayerFactory:
             softcap=c.attention_softcap,
             dropout=c.attention_dropout,
             window=window,
+            sinks=c.attention_sinks,
             init=self.init,
         )
 
@@ -95,6 +97,7 @@ class LayerFactory:
             [self._network(c.expert_d_ff or c.d_ff) for _ in range(c.num_experts)],
             num_experts_per_token=c.num_experts_per_token,
             normalize=c.normalize_expert_weights,
+            bias=c.router_bias,
             shared=None if c.shared_expert_d_ff is None else self._network(c.shared_expert_d_ff),
             init=self.init,
         )
@@ -102,7 +105,8 @@ class LayerFactory:
     def _network(self, d_ff: int) -> FeedForward:
         """Make a feed-forward network, gated if the activation is."""
         c = self.config
-        cls = GatedFeedForward if c.activation in GATED else FeedForward
+        cls: type[FeedForward] = GatedFeedForward if c.activation in GATED else FeedForward
+        cls = ClampedFeedForward if c.activation == "swiglu_clamped" else cls
         return cls(
             c.d_model,
             d_ff,

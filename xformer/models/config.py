@@ -13,7 +13,7 @@ from xformer.ops.activations import ACTIVATIONS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
 # Gated activations and the function of their gate (Shazeer, 2020).
-GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+GATED = {"swiglu": "silu", "swiglu_clamped": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 LAYER_TYPES = ("sliding_attention", "full_attention")
 _MAX_LAYERS = 10_000  # far above any model: making a model makes objects for each
 _MAX_ROTARY = 65_536  # features of a head, far above any model: making a model computes their wavelengths
@@ -56,6 +56,7 @@ class ModelConfig(Config):
     attention_softcap: float | None = option(
         "Limit c of the scores, c tanh(score / c) (Gemma 2).", default=None, above=0
     )
+    attention_sinks: bool = option("Let each head attend to nothing, with a learned score (gpt-oss).", default=False)
     dropout: float = option(
         "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
         default=0.1,
@@ -69,6 +70,7 @@ class ModelConfig(Config):
         "Experts of the feed-forward network (Shazeer et al., 2017); 0 for a network without.", default=0, at_least=0
     )
     num_experts_per_token: int = option("Experts that compute a token.", default=2, at_least=1)
+    router_bias: bool = option("Add a bias to the scores of experts.", default=False)
     normalize_expert_weights: bool = option("Divide the weights of the experts of a token by their sum.", default=True)
     expert_d_ff: int | None = option("Inner features of an expert; default d_ff.", default=None, at_least=1)
     shared_expert_d_ff: int | None = option(
