@@ -95,6 +95,8 @@ def test_gradients_equal_those_of_torch():
     leaves, rebuild = flatten((layer.to("torch"), torch.asarray(x)))
     leaves = [leaf.requires_grad_() for leaf in leaves]
     expected = torch.autograd.grad(total(*rebuild(leaves)), leaves)
+    by_func = torch.func.grad(lambda x: total(layer.to("torch"), x))(torch.asarray(x))
+    np.testing.assert_allclose(by_func, expected[-1], rtol=0, atol=1e-11)
     for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, to_host
+from xformer.backends import Array, array_namespace
 from xformer.errors import DataError, ShapeError
 from xformer.ops.operation import Operation
 from xformer.tracing.grad import vjp_in
@@ -97,7 +97,7 @@ def sliced_forward(
 
 def _counts(numbers: Array, num_experts: int) -> list[int]:
     """Return the number of rows of each expert; raise DataError unless they are sorted by their experts."""
-    host = to_host(numbers)
+    host = np.asarray(numbers.tolist(), np.int64)  # which torch also allows inside torch.func.grad
     if host.size and (host[0] < 0 or host[-1] >= num_experts or np.any(host[1:] < host[:-1])):
         raise DataError(f"experts got numbers {host!r:.60}; expected ascending ones from 0 to {num_experts - 1}")
     counts: list[int] = np.bincount(host, minlength=num_experts).tolist()
