@@ -138,6 +138,8 @@ def stacked_experts(num_experts: int, *parameters: str) -> Layout:
     names = tuple(name.replace("{e}", str(e)) for e in range(num_experts) for name in parameters)
 
     def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        if x.shape[:1] != (num_experts,):
+            return [x]  # load_pretrained raises an error for the shape
         return [expert[..., i :: len(parameters)] for expert in x for i in range(len(parameters))]
 
     def join(values: Sequence[Any]) -> Any:
