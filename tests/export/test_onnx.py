@@ -70,6 +70,14 @@ TRANSLATORS = {
 LANGUAGE_MODELS = {
     "default": {},
     "granite": {**LLAMA, "embedding_scale": 3.0, "residual_scale": 0.5, "logits_scale": 0.25, "attention_scale": 0.2},
+    "mixtral": {**LLAMA, "num_experts": 4, "num_experts_per_token": 2},
+    "gpt_oss": {
+        **LLAMA,
+        "attention_sinks": True,
+        "activation": "swiglu_clamped",
+        "window": 5,
+        "layer_types": ("sliding_attention", "full_attention"),
+    },
     "smollm3": {**LLAMA, "layers_without_positions": (1,)},
     "olmo2": {**LLAMA, "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
     "gpt2": {"activation": "gelu_tanh", "positions": "learned", "max_positions": 90, "pad_id": 2},

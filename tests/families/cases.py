@@ -125,6 +125,7 @@ NEOX = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+QWEN3_MOE = {**LLAMA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 FULL = ["full_attention", "full_attention"]
 STABLELM = {**LLAMA, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -364,7 +365,81 @@ CASES = {
         "SeedOssForCausalLM",
         {**LLAMA, "head_dim": 8, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     ),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**LLAMA, "num_local_experts": 4}),
+    "mixtral_window": (
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {
+            **LLAMA,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "tie_word_embeddings": True,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 1,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {
+            **QWEN3_MOE,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe_dense_layer": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**QWEN3_MOE, "head_dim": 8, "num_hidden_layers": 3, "mlp_only_layers": [1]},
+    ),
+    "qwen3_moe_biases": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {
+            **QWEN3_MOE,
+            "decoder_sparse_step": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+        },
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {
+            **LLAMA,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 4,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        "Qwen2MoeForCausalLM",
+        {
+            **QWEN3_MOE,
+            "shared_expert_intermediate_size": 12,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2}),
+    "olmoe_biases": (
+        "OlmoeConfig",
+        "OlmoeForCausalLM",
+        {
+            **LLAMA,
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 # Cases whose gradients are stored: one for each class of models, and those with layers that no other has.
-GRADIENTS = ("llama", "olmo2", "granite", "phi", "marian", "bert_classifier", "vit_classifier")
+GRADIENTS = ("llama", "mixtral", "olmo2", "granite", "phi", "marian", "bert_classifier", "vit_classifier")

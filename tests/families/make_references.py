@@ -58,7 +58,7 @@ def randomize(model, seed: int) -> None:
 
 def make(name: str, directory: Path) -> None:
     config_class, model_class, values = CASES[name]
-    config = getattr(transformers, config_class)(**values, attn_implementation="eager")
+    config = getattr(transformers, config_class)(**values, attn_implementation="eager", experts_implementation="eager")
     model = getattr(transformers, model_class)(config)
     randomize(model, seed=len(name))
     model.tie_weights()

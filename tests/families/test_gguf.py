@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.reference import raises_line
-from xformer import Adam, fit, generate, load, lora, native
+from xformer import Adam, LanguageModel, fit, generate, load, lora, native
 from xformer.backends import to_host
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families import gguf_file, load_pretrained, save_pretrained
@@ -63,6 +64,11 @@ def write_metadata(writer, values):
     writer.add_head_count_kv(values["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
+    if count := values.get("num_experts", values.get("num_local_experts")):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(values["num_experts_per_tok"])
+    if values.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
     if values.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -86,15 +92,23 @@ def write_metadata(writer, values):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], dtype=np.float32))
 
 
+def with_stacked_experts(tensors):
+    """Return the tensors with one for the matrices of all experts, as the converter writes them."""
+    experts = {}
+    for name in sorted(tensors, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]):
+        experts.setdefault(re.sub(r"(?<=\.experts)\.\d+", "", name), []).append(tensors[name])
+    return {name: np.stack(xs) if ".experts." in name else xs[0] for name, xs in experts.items()}
+
+
 def write_gguf(path, values, tensors, *, kind=TYPE.F32, change=lambda writer: None):
     """Write a checkpoint as a GGUF file, its matrices in the type `kind`."""
-    model_type = values["model_type"]
+    model_type = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}.get(values["model_type"], values["model_type"])
     writer = gguf.GGUFWriter(path, model_type)
     write_metadata(writer, values)
     change(writer)
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == model_type)
     names = gguf.get_tensor_name_map(architecture, 2)
-    for name, x in tensors.items():
+    for name, x in with_stacked_experts(tensors).items():
         if model_type == "llama" and ".q_proj." in name:
             x = interleaved(x, values["num_attention_heads"])
         if model_type == "llama" and ".k_proj." in name:
@@ -131,7 +145,7 @@ def llama(tmp_path_factory):
 @pytest.mark.parametrize(
     "case",
     ["gpt2", "llama", "llama_tied_llama3_rope", "llama_linear_rope_biases", "llama_yarn", "qwen2_tied", "qwen3", "phi3",
-     "phi3_longrope"],
+     "phi3_longrope", "mixtral", "qwen3_moe", "olmoe"],
 )  # fmt: skip
 def test_a_converted_checkpoint_has_the_parameters_and_logits_of_the_original(case, tmp_path):
     reference = np.load(DATA / case / "reference.npz")
@@ -195,6 +209,23 @@ def test_every_type_has_the_values_that_the_package_gguf_computes(name, has_libr
         np.testing.assert_array_equal(parameter, gguf.dequantize(stored, kind))
 
 
+@pytest.mark.skipif(not native.is_available(), reason="weights are packed by the native library")
+def test_the_blocks_of_experts_are_kept(tmp_path):
+    values = json.loads((DATA / "mixtral" / "config.json").read_text())
+    values |= {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 11}
+    model = LanguageModel(dataclasses.replace(load_pretrained(DATA / "mixtral").config, d_model=32, d_ff=32,
+                                              num_layers=1, vocab_size=11, head_dim=8))  # fmt: skip
+    save_pretrained(model, tmp_path / "original")
+    write_gguf(tmp_path / "model.gguf", values, load_file(tmp_path / "original" / "model.safetensors"), kind=TYPE.Q8_0)
+    packed = load_pretrained(tmp_path / "model.gguf", pack=True)
+    experts = packed.layers[0].feed_forward.experts
+    assert all(type(each.down.weight) is BlockWeight for each in experts)
+    assert experts[1].down.weight.blocks.base is not None  # in the file
+    logits, tokens = packed.unpack()([[3, 4, 5, 6]]), [[3, 4, 5, 6]]
+    np.testing.assert_allclose(packed(tokens), logits, rtol=0, atol=1e-4)
+    assert np.max(np.abs(logits - model(tokens))) < 0.05 * np.max(np.abs(logits))
+
+
 def test_a_directory_with_one_file_is_enough_and_several_are_refused(llama, tmp_path):
     shutil.copy(llama, tmp_path / "a.gguf")
     assert load_pretrained(tmp_path).config.num_layers == 2
@@ -210,7 +241,7 @@ def test_a_directory_with_one_file_is_enough_and_several_are_refused(llama, tmp_
             lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(5, "f4")),
             "rope_scaling has 5 factors; expected 3",
         ),
-        (lambda writer: writer.add_expert_count(8), r"has the key 'llama\.expert_count' \(8\)"),
+        (lambda writer: writer.add_expert_shared_count(8), r"has the key 'llama\.expert_shared_count' \(8\)"),
         (give_layers_different_heads, r"different values of llama\.attention\.head_count_kv by layer"),
         (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 parts; merge them"),
         (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from xformer.families.layouts import interleaved
+from xformer.families.layouts import interleaved, stacked_experts
 
 
 @pytest.mark.parametrize("shape", [(12, 3), (12,)])
@@ -19,3 +19,19 @@ def test_interleaved_features_are_moved_to_separate_halves(shape):
 def test_an_interleaved_tensor_of_another_size_is_left_as_it_is():
     (actual,) = interleaved("query.weight", head_dim=6, num_features=4).split(np.ones((7, 3)), [(3, 12)])
     assert actual.shape == (3, 7)  # loading compares it with the shape of the parameter
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 4)])
+def test_stacked_experts_interleave_their_parameters(shape):
+    layout = stacked_experts(3, "experts.{e}.gate", "experts.{e}.up")
+    assert layout.parameters[:3] == ("experts.0.gate", "experts.0.up", "experts.1.gate")
+    x = np.random.default_rng(0).normal(size=shape)
+    values = layout.split(x, [])
+    np.testing.assert_array_equal(values[2], x[1, ..., [0, 2]].T if len(shape) == 3 else x[1, [0, 2]])
+    np.testing.assert_array_equal(layout.join(values), x)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 5, 4)])
+def test_stacked_experts_of_another_number_are_left_as_they_are(shape):
+    (actual,) = stacked_experts(3, "experts.{e}.gate").split(np.ones(shape), [])
+    assert actual.shape == shape

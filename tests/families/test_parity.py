@@ -142,3 +142,23 @@ def test_opt_variants_with_another_computation_are_refused(key, value, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
     with pytest.raises(xf.errors.CheckpointError, match=key):
         load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("olmoe", "clip_qkv", 8.0, "has the key 'clip_qkv'"),
+        ("mixtral", "num_experts_per_tok", 9, "num_experts_per_token is 9; expected at most num_experts, 4"),
+        ("mixtral", "num_local_experts", 5, "lacks the tensor model.layers.0.block_sparse_moe.experts.4.w1.weight"),
+        ("qwen3_moe", "mlp_only_layers", [0], r"lacks the tensor model\.layers\.0\.mlp\.down_proj\.weight"),
+        ("gpt_oss", "swiglu_limit", 5.0, "has swiglu_limit 5.0; expected 7.0"),
+        ("gpt_oss", "num_local_experts", 3, r"gives layers\.\d.* config\.json implies"),
+        ("gpt_oss", "rope_parameters", None, "has no key 'rope_parameters'"),
+    ],
+)
+def test_experts_with_other_settings_are_refused(name, key, value, message, tmp_path):
+    shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
+    with pytest.raises(xf.errors.CheckpointError, match=message):
+        load_pretrained(tmp_path)

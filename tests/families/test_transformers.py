@@ -37,7 +37,11 @@ def load_in_transformers(directory, model_class):
     import transformers
 
     model, info = getattr(transformers, model_class).from_pretrained(
-        directory, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
+        directory,
+        dtype=torch.float64,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
     )
     missing = {name for name in info.pop("missing_keys") if not name.endswith("embed_positions.weight")}
     assert not missing
@@ -71,6 +75,33 @@ def test_a_checkpoint_that_was_loaded_and_saved_gives_the_same_outputs(name, ref
     with references.float64_throughout():
         outputs = references.outputs_of(load_in_transformers(tmp_path, CASES[name][1]))
     assert_equal_outputs(outputs, dict(np.load(DATA / name / "reference.npz")))
+
+
+def test_gradients_with_the_load_balancing_loss_are_those_of_transformers(references, tmp_path):
+    import torch
+
+    tokens = np.load(DATA / "mixtral" / "reference.npz")["tokens"][:, :8]  # 32 in two layers, exact in float32
+    with references.float64_throughout():
+        theirs = load_in_transformers(DATA / "mixtral", "MixtralForCausalLM")
+        theirs.router_aux_loss_coef = 0.5
+        outputs = theirs(torch.tensor(tokens), labels=torch.tensor(tokens), output_router_logits=True)
+        outputs.loss.backward()
+    for x in theirs.parameters():
+        x.data = x.grad
+    theirs.save_pretrained(tmp_path)
+
+    def loss_fn(model):
+        with xf.record_routing() as routing:
+            logits = model(tokens)
+        losses = xf.cross_entropy(logits[:, :-1, :], tokens[:, 1:])
+        return xf.array_namespace(losses).mean(losses) + 0.5 * xf.load_balancing_loss(routing)
+
+    loss, gradients = xf.value_and_grad(loss_fn)(load_pretrained(DATA / "mixtral", dtype="float64"))
+    assert float(loss) == pytest.approx(outputs.loss.item(), rel=1e-10)
+    for (key, x), (_, expected) in zip(
+        gradients.named_parameters(), load_pretrained(tmp_path, dtype="float64").named_parameters(), strict=True
+    ):
+        assert relative_error(x, expected) < 1e-10, key
 
 
 CLASSES = {

@@ -7,12 +7,12 @@ import pytest
 
 from tests.conftest import assert_close
 from tests.reference import attention_arrays, gradients, normal, raises_line, randomize, values, weighted_sum
-from xformer import Initializer, Rng, masks, value_and_grad
-from xformer.backends import array_namespace, backend_name, to_host
+from xformer import Initializer, Rng, grad, masks, value_and_grad
+from xformer.backends import array_namespace, backend_name, from_host, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import KVCache, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from xformer.layers import KVCache, LayerNorm, MultiHeadAttention, RMSNorm, Rotary, record_attention
 from xformer.ops import attention_weights
-from xformer.tree import map_arrays, replace
+from xformer.tree import map_arrays, replace, with_fields
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
 RANDOM = np.random.default_rng(1).random((BATCH, NUM_HEADS, QUERIES, KEYS)) < 0.7
@@ -355,3 +355,40 @@ def test_from_blocked_converts_masks(layer):
     blocked = (~allowed_mask).astype("int64")  # 1 marks what may not be attended to
     assert_close(layer(x, mask=masks.from_blocked(blocked)), layer(x, mask=allowed_mask), tolerance=0.0)
     assert not np.allclose(layer(x, mask=blocked == 1), layer(x, mask=allowed_mask))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": np.asarray([True, False, True, True, True])}])
+def test_sinks_take_a_share_of_the_attention(xp, options):
+    """Compare with a softmax over one more score, whose weight is dropped."""
+    layer = MultiHeadAttention(8, 4, num_key_value_heads=2, sinks=True, init=Initializer(xp, dtype="float64"))
+    sinks = np.asarray([0.5, -1.0, 2.0, 0.0])
+    plain = MultiHeadAttention(8, 4, num_key_value_heads=2, init=Initializer("numpy", dtype="float64"))
+    layer, x = with_fields(layer, sinks=from_host(xp, sinks)), normal(0, 2, 5, 8)
+    ours = {name: from_host(xp, x) if name == "mask" else x for name, x in options.items()}
+    share = plain.weights(x, **options)
+    queries, keys, values, _ = plain._project(x, None, None, None, None)
+    scores = queries @ np.repeat(keys, 2, axis=1).swapaxes(-1, -2) * 2.0**-0.5
+    total = np.sum(np.exp(scores) * (share > 0), axis=-1, keepdims=True)
+    share = share * total / (total + np.exp(sinks)[:, None, None])
+    expected = (share @ np.repeat(values, 2, axis=1)).swapaxes(1, 2).reshape(2, 5, 8) @ plain.output.weight
+    with record_attention() as recorded:
+        actual = layer(from_host(xp, x), **ours)
+    assert_close(actual, expected, xp=xp)
+    assert_close(recorded[0].weights, share, xp=xp)
+    assert_close(layer.weights(from_host(xp, x), **ours), share, xp=xp)
+    if "causal" not in options:
+        cache = KVCache()
+        cache.append(*layer.keys_and_values(from_host(xp, x)))
+        assert_close(layer.attend(from_host(xp, x), cache, **ours), expected, xp=xp)
+
+
+def test_the_gradient_of_sinks():
+    layer, x = MultiHeadAttention(8, 2, sinks=True, init=Initializer("numpy", dtype="float64")), normal(0, 2, 5, 8)
+
+    def total(sinks):
+        y = with_fields(layer, sinks=sinks)(x, causal=True)
+        return array_namespace(y).sum(y * y)
+
+    sinks, step = np.asarray([0.5, -1.0]), np.asarray([2e-6, -1e-6])
+    difference = (total(sinks + step) - total(sinks - step)) / 2
+    assert float(grad(total)(sinks) @ step) == pytest.approx(float(difference), rel=1e-6)

@@ -10,7 +10,7 @@ from tests.reference import normal, raises_line
 from xformer import Initializer
 from xformer.backends import from_host
 from xformer.errors import ConfigError
-from xformer.layers import FeedForward, GatedFeedForward
+from xformer.layers import ClampedFeedForward, FeedForward, GatedFeedForward
 from xformer.ops import activation
 
 
@@ -45,3 +45,12 @@ def test_gated_feed_forward_follows_its_formula(name):
     x = normal(0, 2, 3, 4)
     gate, up = x @ layer.gate.weight, x @ layer.up.weight
     assert_close(layer(x), (activation(name)(gate) * up) @ layer.down.weight)
+
+
+def test_clamped_feed_forward_follows_its_formula(xp):
+    layer = ClampedFeedForward(4, 8, init=Initializer("numpy", dtype="float64"))
+    x = 10.0 * normal(0, 2, 3, 4)
+    gate, up = np.minimum(x @ layer.gate.weight, 7.0), np.clip(x @ layer.up.weight, -7.0, 7.0)
+    assert np.max(gate) == np.max(up) == 7.0
+    expected = (gate / (1.0 + np.exp(-1.702 * gate)) * (up + 1.0)) @ layer.down.weight
+    assert_close(layer.to(xp)(from_host(xp, x)), expected, xp=xp)

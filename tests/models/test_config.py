@@ -109,6 +109,19 @@ def test_invalid_dictionaries_are_refused(values, message):
             {"vocab_size": 8, "layers_without_positions": [True]},
             r"layers_without_positions is \(True,\); expected numbers",
         ),
+        (
+            {"vocab_size": 8, "num_experts": 2, "num_experts_per_token": 3},
+            "num_experts_per_token is 3; expected at most num_experts, 2",
+        ),
+        ({"vocab_size": 8, "num_experts": 1}, "num_experts_per_token is 2; expected at most num_experts, 1"),
+        ({"vocab_size": 8, "num_experts": -1}, "num_experts is -1; expected at least 0"),
+        ({"vocab_size": 8, "expert_d_ff": 4}, "expert_d_ff is 4 and num_experts 0; expected a number of experts"),
+        ({"vocab_size": 8, "dense_layers": (0,)}, r"dense_layers is \(0,\) and num_experts 0; expected a number"),
+        (
+            {"vocab_size": 8, "num_experts": 4, "num_layers": 2, "dense_layers": [2]},
+            r"dense_layers is \(2,\); expected",
+        ),
+        ({"vocab_size": 8, "num_experts": 4, "rematerialize": True}, "rematerialize is true; a model with experts"),
         ({"vocab_size": 8, "d_model": 10, "num_heads": 4}, "d_model 10 is not divisible by num_heads 4"),
     ],
 )

@@ -43,6 +43,7 @@ KINDS = [
     {"positions": "rotary", "layers_without_positions": (0,), "num_layers": 2, "window": 3, "layer_types": TYPES},
     {"positions": "rotary", "parallel_residual": True, "shared_norm": True},
     {"positions": "rotary", "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
+    {"num_experts": 3, "expert_d_ff": 5, "activation": "swiglu", "num_layers": 2, "dense_layers": (0,)},
 ]
 
 

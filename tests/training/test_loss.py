@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 
@@ -6,12 +7,14 @@ import pytest
 
 from tests.reference import raises_line, small_language_model
 from xformer.errors import DataError
+from xformer.layers import load_balancing_loss, record_routing
 from xformer.models import Transformer, TransformerConfig
 from xformer.ops import cross_entropy
 from xformer.random import Rng
-from xformer.training import Batch, TextChunks, TokenPairs, language_model_loss, translation_loss
+from xformer.training import Adam, Batch, TextChunks, TokenPairs, fit, language_model_loss, translation_loss
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.loss import mean_loss
+from xformer.tree import with_fields
 
 PAIRS = TokenPairs([[4, 5, 6], [7, 8]], [[5], [6, 7, 8]])
 
@@ -51,6 +54,47 @@ def test_shards_add_up():
     parts = [translation_loss(model, Batch.make(PAIRS, [row], xp=np)) for row in (0, 1)]
     complete = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np))
     assert float(sum(parts)) == pytest.approx(float(complete), rel=1e-12)
+
+
+def test_the_load_balancing_loss_counts_once_for_each_label():
+    experts = {"num_experts": 3, "num_experts_per_token": 2}
+    text = TextChunks.make(3 + np.arange(40) % 10, [0, 12, 24], 8, xp=np)
+    cases = [
+        (language_model_loss, small_language_model(**experts), text, (text.tokens,)),
+        (translation_loss, make_model(**experts), pairs := Batch.make(PAIRS, [0, 1], xp=np), pairs[:2]),
+    ]
+    for loss, model, batch, inputs in cases:
+        with record_routing() as routing:
+            model(*inputs)
+        assert len(routing) == 2
+        expected = float(loss(model, batch)) + 0.5 * batch.num_tokens * float(load_balancing_loss(routing))
+        assert float(loss(model, batch, load_balancing=0.5)) == pytest.approx(expected, rel=1e-12)
+    assert language_model_loss(small_language_model(), text, load_balancing=0.5) == language_model_loss(
+        small_language_model(), text
+    )
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_model_with_experts_learns_to_use_all_of_them(jit):
+    config = {"num_experts": 4, "num_experts_per_token": 1, "num_layers": 1, "dropout": 0.0}
+    model = small_language_model(**config)
+    model = with_fields(model, layers=(_to_one_expert(model.layers[0]),))
+    batch = TextChunks.make(np.arange(200) % 13, range(0, 160, 8), 8, xp=np)
+    shares = []
+    for weight in (0.0, 0.1):
+        loss = functools.partial(language_model_loss, load_balancing=weight)
+        trained, history = fit(model, loss, [batch], optimizer=Adam(), learning_rate=0.03, steps=40, jit=jit)
+        with record_routing() as routing:
+            trained(batch.tokens)
+        shares.append(np.bincount(routing[0].experts[:, 0], minlength=4).max() / routing[0].experts.size)
+        assert history[-1].loss < history[0].loss
+    assert shares[0] > 0.6
+    assert shares[1] < 0.4
+
+
+def _to_one_expert(layer):
+    """Return a layer whose router sends all tokens to one expert."""
+    return with_fields(layer, feed_forward=with_fields(layer.feed_forward, router_bias=np.asarray([2.0, 0, 0, 0])))
 
 
 def test_padding_that_is_also_bos_is_not_counted():

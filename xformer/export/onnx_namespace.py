@@ -338,6 +338,7 @@ class OnnxNamespace:
         _binary, (op.add, op.sub, op.mul, op.div, op.pow)
     )
     add = operator_add
+    operator_floordiv = operator_truediv  # of integers that are not negative
     operator_lt, operator_le, operator_gt, operator_ge, operator_eq = (
         _binary(function, np.bool_)
         for function in (op.less, op.less_or_equal, op.greater, op.greater_or_equal, op.equal)
@@ -470,6 +471,21 @@ class OnnxNamespace:
         axis %= x.ndim
         shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
         return traced(op.gather(var_of(x), var_of(indices), axis=axis), shape, x.dtype)
+
+    def take_along_axis(self, x: Tracer, indices: Tracer, *, axis: int = -1) -> Tracer:
+        """Return elements by their index along an axis."""
+        return traced(op.gather_elements(var_of(x), var_of(indices), axis=axis), indices.shape, x.dtype)
+
+    def top_k(self, x: Tracer, k: int) -> tuple[Tracer, Tracer]:
+        """Return the largest elements along the last axis, and their indices; of equal elements the first ones."""
+        values, indices = op.top_k(var_of(x), _vector([k]), axis=-1)
+        shape = (*x.shape[:-1], k)
+        return traced(values, shape, x.dtype), traced(indices, shape, np.int64)
+
+    def argsort(self, x: Tracer, *, axis: int = -1, stable: Any = True) -> Tracer:
+        """Return the indices that sort an axis; equal elements keep their order."""
+        indices = op.top_k(var_of(x), _vector([x.shape[axis]]), axis=axis, largest=0)[1]
+        return traced(indices, x.shape, np.int64)
 
     # --- products
 

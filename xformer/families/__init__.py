@@ -10,7 +10,9 @@ from xformer.families.gemma import GEMMA
 from xformer.families.glm import GLM
 from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
+from xformer.families.gpt_oss import GPT_OSS
 from xformer.families.llama import LLAMA, PHI3
+from xformer.families.mixtral import MIXTRAL
 from xformer.families.olmo import OLMO
 from xformer.families.opt import OPT
 from xformer.families.peft import load_lora, save_lora
@@ -32,7 +34,9 @@ __all__ = [
     "GLM",
     "GPT2",
     "GPT_NEOX",
+    "GPT_OSS",
     "LLAMA",
+    "MIXTRAL",
     "OLMO",
     "OPT",
     "PHI",

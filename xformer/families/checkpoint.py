@@ -391,6 +391,8 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         *(() if any(windows) else ("rope_local_theta",)),
         *(() if config.norm == "layer" else ("norm_bias",)),
         *(() if config.qk_norm else ("qk_norm_all_heads",)),
+        *(() if config.num_experts else ("num_experts_per_token", "normalize_expert_weights", "router_bias")),
+        *(("d_ff",) if config.num_experts and not config.dense_layers else ()),
         *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
     }
     bias, local_theta = config.attention_bias, config.rope_local_theta
@@ -403,6 +405,8 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         "attention_output_bias": bias if config.attention_output_bias is None else config.attention_output_bias,
         "key_bias": bias if config.key_bias is None else config.key_bias,
         "rope_local_theta": local_theta,
+        "expert_d_ff": (config.expert_d_ff or config.d_ff) if config.num_experts else None,
+        "dense_layers": sorted(set(config.dense_layers)),
         "final_norm": config.norm_position != "post" if config.final_norm is None else config.final_norm,
     }
     if isinstance(config, LanguageModelConfig):

@@ -25,8 +25,8 @@ class Family:
     Attributes:
         model_types: Values of `model_type` in config.json.
         model: Class of the model.
-        tensors: {name of a tensor: its layout}, where "{i}" in names stands for the number of a layer; or a function
-            that returns this table for a configuration.
+        tensors: {name of a tensor: its layout}, where "{i}" in names stands for the number of a layer and "{e}" for
+            that of an expert; or a function that returns this table for a configuration.
         read_config: Function (ConfigReader) -> configuration of the model.
         write_config: Function (configuration) -> values of config.json. It raises ConfigError for a configuration that
             the family does not support. None if the family cannot be written.
@@ -57,9 +57,9 @@ class Family:
         table = self.tensors(model.config) if callable(self.tensors) else self.tensors
         layouts, without_tensor = {}, set(names)
         for tensor, layout in table.items():
-            for index in _layer_numbers(layout.parameters[0], names):
-                parameters = tuple(name.replace("{i}", index) for name in layout.parameters)
-                layouts[tensor.replace("{i}", index)] = layout, parameters
+            for numbers in _numbers(layout.parameters[0], names):
+                parameters = tuple(name.format_map(numbers) for name in layout.parameters)
+                layouts[tensor.format_map(numbers)] = layout, parameters
                 without_tensor -= set(parameters)
         if without_tensor and is_complete:
             raise CheckpointError(
@@ -80,11 +80,10 @@ class Family:
         return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in self.ignored)
 
 
-def _layer_numbers(pattern: str, names: Sequence[str]) -> list[str]:
-    """Return the numbers i for which the pattern is one of the names; [""] for a name without "{i}"."""
-    expression = re.compile(re.escape(pattern).replace(r"\{i\}", r"(\d+)"))
-    matches = filter(None, map(expression.fullmatch, names))
-    return [match.group(1) if match.groups() else "" for match in matches]
+def _numbers(pattern: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """Return the numbers "i" and "e" for which the pattern is one of the names; [{}] for a name without them."""
+    expression = re.compile(re.sub(r"\\{([ie])\\}", r"(?P<\1>\\d+)", re.escape(pattern)))
+    return [match.groupdict() for match in filter(None, map(expression.fullmatch, names))]
 
 
 def register(family: Family) -> Family:

@@ -46,14 +46,19 @@ class Architecture:
     """Names and layouts of a GGUF architecture, compared with those of the family.
 
     Attributes:
-        tensors: {name in GGUF files: name in the family's table}, without ".weight" and ".bias".
+        tensors: {name in GGUF files: name in the family's table}, without ".weight" and ".bias". "{i}" stands for the
+            number of a layer and "{e}" for that of an expert, whose matrices are one tensor in the file.
         keys: {metadata key without the architecture: key of config.json}.
+        model_type: Model type of the family, if its name is another one.
+        values: Values of config.json that the architecture implies.
         interleaved: Tensors whose rows are permuted so that rotary positions rotate adjacent features.
         transposed: Matrices that are stored transposed.
     """
 
     tensors: Mapping[str, str]
     keys: Mapping[str, str]
+    model_type: str = ""
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     interleaved: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
 
@@ -75,6 +80,16 @@ _LLAMA_TENSORS = {
     "blk.{i}.ffn_up": _LAYER + "mlp.up_proj",
     "blk.{i}.ffn_down": _LAYER + "mlp.down_proj",
 }
+_EXPERT_KEYS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+
+
+def _with_experts(tensor: str, gate: str, up: str, down: str) -> dict[str, str]:
+    """Return the names of tensors of a model with experts; arguments are those of the family."""
+    experts = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
+    names = {f"blk.{{i}}.{name}.{{e}}": f"{_LAYER}{tensor}.experts.{{e}}.{part}" for name, part in experts.items()}
+    return {**_LLAMA_TENSORS, "blk.{i}.ffn_gate_inp": f"{_LAYER}{tensor}.gate", **names}
+
+
 _GPT2_TENSORS = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -99,11 +114,25 @@ _KEYS = {
     "rope.freq_base": "rope_theta",
 }
 
-# By name, which is also the model type of the family.
+# By name, which is also the model type of most families. Mixtral has the name of Llama.
 ARCHITECTURES = {
     "llama": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, interleaved=("attn_q", "attn_k")),
     "qwen2": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
     "qwen3": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
+    "mixtral": Architecture(
+        tensors=_with_experts("block_sparse_moe", "w1", "w3", "w2"),
+        keys={**_KEYS, **_EXPERT_KEYS},
+        interleaved=("attn_q", "attn_k"),
+    ),
+    "qwen3moe": Architecture(
+        tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
+        keys={**_KEYS, **_EXPERT_KEYS, "expert_feed_forward_length": "moe_intermediate_size"},
+        model_type="qwen3_moe",
+        values={"norm_topk_prob": True},
+    ),
+    "olmoe": Architecture(
+        tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"), keys={**_KEYS, **_EXPERT_KEYS}
+    ),
     "phi3": Architecture(
         tensors={
             **_LLAMA_TENSORS,
@@ -176,8 +205,10 @@ class GGUFFile(TensorFiles):
             raise CheckpointError(f"{path} has the architecture {name!r}; {hint}")
         if "token_embd.weight" not in stored:
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
-        architecture = ARCHITECTURES[name]
-        self.config = {"model_type": name, "vocab_size": stored["token_embd.weight"].shape[0]}
+        model_type = "mixtral" if name == "llama" and self.metadata.get("llama.expert_count") else name
+        architecture, stored = ARCHITECTURES[model_type], _by_expert(stored)
+        self.config = {"model_type": architecture.model_type or model_type, **architecture.values}
+        self.config |= {"vocab_size": stored["token_embd.weight"].shape[0]}
         self.config |= _translate_metadata(self.metadata, architecture, stored, path)
         self.entries: dict[str, TensorEntry] = {
             _family_name(key, architecture.tensors): dataclasses.replace(
@@ -217,14 +248,31 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return _read_header(path)[0]
 
 
+def _by_expert(tensors: dict[str, GGUFEntry]) -> dict[str, GGUFEntry]:
+    """Return the tensors with the matrices of all experts as one for each expert."""
+    result: dict[str, GGUFEntry] = {}
+    for name, entry in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        if not module.endswith("_exps") or len(entry.shape) != 3:
+            result[name] = entry
+            continue
+        num_values, num_bytes = entry.block
+        size = math.prod(entry.shape[1:]) // num_values * num_bytes
+        for number in range(entry.shape[0]):
+            result[f"{module}.{number}.{suffix}"] = dataclasses.replace(
+                entry, shape=entry.shape[1:], offset=entry.offset + number * size
+            )
+    return result
+
+
 def _family_name(key: str, names: Mapping[str, str]) -> str:
     """Return the family's name of a tensor, or its own if the family does not know it."""
     module, _, suffix = key.rpartition(".")
-    layer = re.match(r"blk\.(\d+)\.", module)
-    pattern = module if layer is None else f"blk.{{i}}.{module[layer.end() :]}"
+    numbers = iter(re.findall(r"(?<=\.)\d+", module))
+    pattern = re.sub(r"(?<=_exps\.)\d+", "{e}", re.sub(r"^blk\.\d+", "blk.{i}", module))
     if pattern not in names:
         return key
-    return f"{names[pattern]}.{suffix}".replace("{i}", layer.group(1) if layer else "")
+    return f"{names[pattern]}.{suffix}".format_map({name: next(numbers, "") for name in ("i", "e")})
 
 
 def _arrangement(key: str, architecture: Architecture, config: dict[str, Any]) -> Callable[[Any], Any]:

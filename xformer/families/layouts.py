@@ -16,7 +16,7 @@ class Layout:
     Tensors and parameters are NumPy arrays here. `split` and `join` are inverses.
 
     Attributes:
-        parameters: Names of the parameters; "{i}" stands for the number of a layer.
+        parameters: Names of the parameters; "{i}" stands for the number of a layer, "{e}" for that of an expert.
         split: (tensor, shapes of the parameters) -> values of the parameters; views where possible.
         join: Values of the parameters -> tensor.
     """
@@ -126,6 +126,27 @@ def fused_by_head(num_heads: int, *parameters: str) -> Layout:
         return np.stack(parts, axis=1).reshape(-1, *values[0].T.shape[1:])
 
     return Layout(parameters, split, join)
+
+
+def stacked_experts(num_experts: int, *parameters: str) -> Layout:
+    """Return the layout of parameters of all experts in one tensor, whose last axis interleaves them.
+
+    Args:
+        num_experts: Number of experts, the first axis of the tensor.
+        *parameters: Names of the parameters of an expert, with "{e}" for its number.
+    """
+    names = tuple(name.replace("{e}", str(e)) for e in range(num_experts) for name in parameters)
+
+    def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        if x.shape[:1] != (num_experts,):
+            return [x]  # load_pretrained raises an error for the shape
+        return [expert[..., i :: len(parameters)] for expert in x for i in range(len(parameters))]
+
+    def join(values: Sequence[Any]) -> Any:
+        experts = [np.stack(values[i : i + len(parameters)], axis=-1) for i in range(0, len(values), len(parameters))]
+        return np.stack(experts).reshape(num_experts, *values[0].shape[:-1], -1)
+
+    return Layout(names, split, join)
 
 
 def plus_one(parameter: str) -> Layout:

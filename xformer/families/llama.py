@@ -196,6 +196,14 @@ _SHARED_TENSORS = {
     "model.norm.weight": same("norm.weight"),
     "lm_head.weight": transposed("output.weight"),
 }
+TENSORS = {
+    **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
+    _LAYER + "self_attn.q_norm.weight": same(_OURS + "self_attention.query_norm.weight"),
+    _LAYER + "self_attn.k_norm.weight": same(_OURS + "self_attention.key_norm.weight"),
+    **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
+    **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
+    **_SHARED_TENSORS,
+}
 
 LLAMA = register(
     Family(
@@ -206,14 +214,7 @@ LLAMA = register(
         prefix="model.",
         tied={"lm_head.weight": "model.embed_tokens.weight"},
         ignored=("*.rotary_emb.inv_freq",),
-        tensors={
-            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
-            _LAYER + "self_attn.q_norm.weight": same(_OURS + "self_attention.query_norm.weight"),
-            _LAYER + "self_attn.k_norm.weight": same(_OURS + "self_attention.key_norm.weight"),
-            **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
-            **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
-            **_SHARED_TENSORS,
-        },
+        tensors=TENSORS,
     )
 )
 

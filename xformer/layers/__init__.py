@@ -5,6 +5,7 @@ from xformer.layers.attention import MultiHeadAttention, RecordedAttention, reco
 from xformer.layers.convolution import AudioEmbedding, Conv1d
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
+from xformer.layers.experts import MixtureOfExperts, RecordedRouting, load_balancing_loss, record_routing
 from xformer.layers.initializer import Initializer
 from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
 from xformer.layers.linear import Linear
@@ -22,6 +23,7 @@ from xformer.layers.positions import (
 )
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.layers.transformer import (
+    ClampedFeedForward,
     DecoderLayer,
     EncoderLayer,
     FeedForward,
@@ -37,6 +39,7 @@ from xformer.layers.transformer import (
 __all__ = [
     "ALiBi",
     "AudioEmbedding",
+    "ClampedFeedForward",
     "Conv1d",
     "CopyHead",
     "DecoderLayer",
@@ -54,6 +57,7 @@ __all__ = [
     "Linear",
     "LoraWeight",
     "MaxScaledLayerNorm",
+    "MixtureOfExperts",
     "MultiHeadAttention",
     "OutputNorm",
     "ParallelEncoderLayer",
@@ -62,17 +66,20 @@ __all__ = [
     "PreNorm",
     "RMSNorm",
     "RecordedAttention",
+    "RecordedRouting",
     "RelativeBias",
     "Rotary",
     "SandwichNorm",
     "SharedNormEncoderLayer",
     "Sinusoidal",
     "StaticKVCache",
+    "load_balancing_loss",
     "lora",
     "merge_lora",
     "pack",
     "quantize",
     "record_attention",
+    "record_routing",
     "remaining_length",
     "sinusoidal",
     "unpack",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from xformer import masks
-from xformer.backends import Array, array_namespace, device
+from xformer.backends import Array, array_namespace, device, extra
 from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, ShapeError, check_arguments
 from xformer.layers.dropout import Dropout
@@ -76,6 +76,7 @@ class MultiHeadAttention(Module):
         softcap: Limit c of the scores, c tanh(score / c).
         dropout: Dropout rate on the attention weights.
         window: Distance that queries can see, in tokens (see `masks.sliding_window`); None: no limit.
+        sinks: Let the heads attend to nothing, by a learned score for each that counts in the softmax only (gpt-oss).
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
 
     Raises:
@@ -104,6 +105,7 @@ class MultiHeadAttention(Module):
     window: int | None
     scale: float | None
     softcap: float | None
+    sinks: Array | None
 
     @check_arguments(batch_first="arrays are always (batch, length, features)")
     def __init__(
@@ -122,6 +124,7 @@ class MultiHeadAttention(Module):
         softcap: float | None = None,
         dropout: float = 0.0,
         window: int | None = None,
+        sinks: bool = False,
         init: Init = None,
     ):
         num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
@@ -144,6 +147,7 @@ class MultiHeadAttention(Module):
         self.window = window
         self.scale = scale
         self.softcap = softcap
+        self.sinks = init.zeros((num_heads,)) if as_flag("sinks", sinks) else None
 
     @check_arguments(
         attn_mask="use mask, True = may attend; masks.from_blocked converts the masks of torch.nn.MultiheadAttention",
@@ -183,13 +187,14 @@ class MultiHeadAttention(Module):
             ShapeError: If shapes do not match, or `value` is given without `key`.
         """
         q, k, v, mask = self._project(query, key, value, mask, rotation, cache)
+        bias = None if bias is None else as_dtype_of(bias, q)
+        k, v, mask, bias = self._with_sinks(k, v, mask, bias)
         dropout_mask, keep_probability = None, 1.0
         if rng is not None:
             dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
-        bias = None if bias is None else as_dtype_of(bias, q)
         options: dict[str, Any] = {"causal": causal, "scale": self.scale, "softcap": self.softcap}
         if _RECORDED.blocks and (recorded := _RECORDED.items()) is not None:
-            recorded.append(RecordedAttention(self, attention_weights(q, k, mask, bias, **options)))
+            recorded.append(RecordedAttention(self, self._weights(q, k, mask, bias, **options)))
         options |= {"dropout_mask": dropout_mask, "keep_probability": keep_probability}
         return self.output(merge_heads(attention(q, k, v, mask, bias, **options)))
 
@@ -220,7 +225,8 @@ class MultiHeadAttention(Module):
         rows, queries, d_model = query.shape
         # To attention, the queries of neighboring rows are simply more queries of one sentence.
         grouped = xp.reshape(query, (sentences, rows // max(1, sentences) * queries, d_model))
-        heads = attention(self._queries(grouped), key, cache.value, mask, scale=self.scale, softcap=self.softcap)
+        keys, values, mask, bias = self._with_sinks(key, cache.value, mask, None)
+        heads = attention(self._queries(grouped), keys, values, mask, bias, scale=self.scale, softcap=self.softcap)
         merged = merge_heads(heads)
         return self.output(xp.reshape(merged, (rows, queries, merged.shape[-1])))
 
@@ -238,9 +244,32 @@ class MultiHeadAttention(Module):
 
         Arguments are those of a call.
         """
-        q, k, _, mask = self._project(query, key, None, mask, rotation)
-        bias = None if bias is None else as_dtype_of(bias, q)
-        return attention_weights(q, k, mask, bias, causal=causal, scale=self.scale, softcap=self.softcap)
+        q, k, v, mask = self._project(query, key, None, mask, rotation)
+        k, _, mask, bias = self._with_sinks(k, v, mask, None if bias is None else as_dtype_of(bias, q))
+        return self._weights(q, k, mask, bias, causal=causal, scale=self.scale, softcap=self.softcap)
+
+    def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+        """Return the attention weights without those of the sinks."""
+        weights = attention_weights(q, k, mask, bias, **options)
+        return weights if self.sinks is None else weights[..., 1:]
+
+    def _with_sinks(
+        self, k: Array, v: Array, mask: Array | None, bias: Array | None
+    ) -> tuple[Array, Array, Array | None, Array | None]:
+        """Add a first key and value of zeros, whose scores are the sinks, (heads,)."""
+        if self.sinks is None:
+            return k, v, mask, bias
+        xp, (batch, heads, num_keys, head_dim) = array_namespace(k, self.sinks), k.shape
+        options = {"dtype": k.dtype, "device": device(k)}
+        k, v = (xp.concat([xp.zeros((batch, heads, 1, head_dim), **options), x], axis=2) for x in (k, v))
+        scores = xp.zeros((1, self.num_heads, 1, num_keys), **options)
+        scores = scores if bias is None else extra.cast_like(scores + bias, k)
+        sinks = xp.broadcast_to(xp.reshape(self.sinks, (1, self.num_heads, 1, 1)), (*scores.shape[:3], 1))
+        bias = xp.concat([extra.cast_like(sinks, k), scores], axis=3)
+        if mask is not None:
+            mask = xp.broadcast_to(mask, (*mask.shape[:-1], num_keys))
+            mask = xp.concat([xp.ones((*mask.shape[:-1], 1), dtype=mask.dtype, device=device(mask)), mask], axis=-1)
+        return k, v, mask, bias
 
     def keys_and_values(self, key: Array, value: Array | None = None) -> tuple[Array, Array]:
         """Project keys and values into heads.

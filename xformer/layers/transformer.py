@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError
@@ -16,6 +16,9 @@ from xformer.layers.normalization import Norm
 from xformer.ops import activation as activation_named
 from xformer.random import Rng, split_rng
 from xformer.tree import Module
+
+if TYPE_CHECKING:
+    from xformer.layers.experts import MixtureOfExperts
 
 
 def _add(x: Array, y: Array) -> Array:
@@ -89,8 +92,30 @@ class GatedFeedForward(FeedForward):
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
         """Apply the network to each position; arguments are those of `FeedForward`."""
-        gated = self.gate(x, self.activation) * self.up(x)
-        return self.down(self.dropout(gated, rng))
+        return self.down(self.dropout(self.hidden(x), rng))
+
+    def hidden(self, x: Array) -> Array:
+        """Return the features in between, (..., d_ff)."""
+        return self.gate(x, self.activation) * self.up(x)
+
+
+_LIMIT, _SLOPE = 7.0, 1.702
+
+
+class ClampedFeedForward(GatedFeedForward):
+    """Gated linear unit of limited factors, `down(g sigmoid(1.702 g) (u + 1))` (OpenAI, 2025, "gpt-oss").
+
+    With g = min(gate(x), 7) and u = up(x) between -7 and 7. Arguments are those of `GatedFeedForward`, with the
+    activation "silu".
+    """
+
+    def hidden(self, x: Array) -> Array:
+        """Return the features in between."""
+        gate, up = self.gate(x), self.up(x)
+        xp = array_namespace(gate, up)
+        gate, up = xp.clip(gate, max=_LIMIT), xp.clip(up, min=-_LIMIT, max=_LIMIT)
+        activation = activation_named(self.activation)
+        return extra.cast_like(activation(gate * _SLOPE) * (up + 1.0) * (1.0 / _SLOPE), gate)
 
 
 Sublayer = Callable[[Array], Array]
@@ -196,13 +221,13 @@ class EncoderLayer(Module):
 
     Attributes:
         self_attention: Attention of the layer.
-        feed_forward: Feed-forward network of the layer.
+        feed_forward: Feed-forward network of the layer, or a mixture of experts.
         self_attention_residual: Residual connection around the attention, `PreNorm` or `PostNorm`.
         feed_forward_residual: Residual connection around the feed-forward network.
     """
 
     self_attention: MultiHeadAttention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | MixtureOfExperts
     self_attention_residual: Residual
     feed_forward_residual: Residual
 
@@ -248,12 +273,12 @@ class SharedNormEncoderLayer(Module):
 
     Attributes:
         self_attention: Attention of the layer.
-        feed_forward: Feed-forward network of the layer.
+        feed_forward: Feed-forward network of the layer, or a mixture of experts.
         residual: Residual connection around both; its norm is before them.
     """
 
     self_attention: MultiHeadAttention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | MixtureOfExperts
     residual: Residual
 
     def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
@@ -272,7 +297,7 @@ class DecoderLayer(Module):
     Attributes:
         self_attention: Attention among the target tokens.
         cross_attention: Attention of the target tokens to the memory.
-        feed_forward: Feed-forward network of the layer.
+        feed_forward: Feed-forward network of the layer, or a mixture of experts.
         self_attention_residual: Residual connection around the self-attention, `PreNorm` or `PostNorm`.
         cross_attention_residual: Residual connection around the cross-attention.
         feed_forward_residual: Residual connection around the feed-forward network.
@@ -280,7 +305,7 @@ class DecoderLayer(Module):
 
     self_attention: MultiHeadAttention
     cross_attention: MultiHeadAttention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | MixtureOfExperts
     self_attention_residual: Residual
     cross_attention_residual: Residual
     feed_forward_residual: Residual

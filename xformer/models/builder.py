@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer.layers import (
     ALiBi,
+    ClampedFeedForward,
     DecoderLayer,
     Embedding,
     EncoderLayer,
@@ -15,6 +16,7 @@ from xformer.layers import (
     Initializer,
     InputEmbedding,
     LearnedPositions,
+    MixtureOfExperts,
     MultiHeadAttention,
     OutputNorm,
     ParallelEncoderLayer,
@@ -82,16 +84,32 @@ class LayerFactory:
             softcap=c.attention_softcap,
             dropout=c.attention_dropout,
             window=window,
+            sinks=c.attention_sinks,
             init=self.init,
         )
 
-    def feed_forward(self) -> FeedForward:
+    def feed_forward(self, index: int = 0) -> FeedForward | MixtureOfExperts:
+        """Make the feed-forward network of a layer, or its mixture of experts; `index` counts from 0."""
+        c = self.config
+        if not c.has_experts(index):
+            return self._network(c.d_ff)
+        return MixtureOfExperts(
+            [self._network(c.expert_d_ff or c.d_ff) for _ in range(c.num_experts)],
+            num_experts_per_token=c.num_experts_per_token,
+            normalize=c.normalize_expert_weights,
+            bias=c.router_bias,
+            shared=None if c.shared_expert_d_ff is None else self._network(c.shared_expert_d_ff),
+            init=self.init,
+        )
+
+    def _network(self, d_ff: int) -> FeedForward:
         """Make a feed-forward network, gated if the activation is."""
         c = self.config
-        cls = GatedFeedForward if c.activation in GATED else FeedForward
+        cls: type[FeedForward] = GatedFeedForward if c.activation in GATED else FeedForward
+        cls = ClampedFeedForward if c.activation == "swiglu_clamped" else cls
         return cls(
             c.d_model,
-            c.d_ff,
+            d_ff,
             activation=GATED.get(c.activation, c.activation),
             bias=c.feed_forward_bias,
             dropout=c.activation_dropout,
@@ -103,13 +121,13 @@ class LayerFactory:
         if self.config.shared_norm:
             return SharedNormEncoderLayer(
                 self_attention=self.attention(window=self.config.window_of(index)),
-                feed_forward=self.feed_forward(),
+                feed_forward=self.feed_forward(index),
                 residual=self.residual(),
             )
         cls = ParallelEncoderLayer if self.config.parallel_residual else EncoderLayer
         return cls(
             self_attention=self.attention(window=self.config.window_of(index)),
-            feed_forward=self.feed_forward(),
+            feed_forward=self.feed_forward(index),
             self_attention_residual=self.residual(),
             feed_forward_residual=self.residual(),
         )
@@ -119,7 +137,7 @@ class LayerFactory:
         return DecoderLayer(
             self_attention=self.attention(window=self.config.window_of(index)),
             cross_attention=self.attention(),
-            feed_forward=self.feed_forward(),
+            feed_forward=self.feed_forward(index),
             self_attention_residual=self.residual(),
             cross_attention_residual=self.residual(),
             feed_forward_residual=self.residual(),

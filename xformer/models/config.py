@@ -13,10 +13,18 @@ from xformer.ops.activations import ACTIVATIONS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
 # Gated activations and the function of their gate (Shazeer, 2020).
-GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+GATED = {"swiglu": "silu", "swiglu_clamped": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 LAYER_TYPES = ("sliding_attention", "full_attention")
 _MAX_LAYERS = 10_000  # far above any model: making a model makes objects for each
 _MAX_ROTARY = 65_536  # features of a head, far above any model: making a model computes their wavelengths
+
+
+def _check_layers(name: str, layers: Any, num_layers: int) -> None:
+    """Raise ConfigError unless a field has numbers of layers."""
+    if not isinstance(layers, tuple) or not all(type(each) is int and 0 <= each < num_layers for each in layers):
+        raise ConfigError(
+            f"{name} is {layers!r}; expected numbers of layers, from 0 to num_layers - 1, {num_layers - 1}"
+        )
 
 
 class ModelConfig(Config):
@@ -48,6 +56,7 @@ class ModelConfig(Config):
     attention_softcap: float | None = option(
         "Limit c of the scores, c tanh(score / c) (Gemma 2).", default=None, above=0
     )
+    attention_sinks: bool = option("Let each head attend to nothing, with a learned score (gpt-oss).", default=False)
     dropout: float = option(
         "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
         default=0.1,
@@ -57,6 +66,19 @@ class ModelConfig(Config):
     attention_dropout: float = option("Dropout on the attention weights.", default=0.0, at_least=0, below=1)
     activation_dropout: float = option("Dropout inside the feed-forward network.", default=0.0, at_least=0, below=1)
     activation: str = option("Activation of the feed-forward network.", default="relu", choices=(*ACTIVATIONS, *GATED))
+    num_experts: int = option(
+        "Experts of the feed-forward network (Shazeer et al., 2017); 0 for a network without.", default=0, at_least=0
+    )
+    num_experts_per_token: int = option("Experts that compute a token.", default=2, at_least=1)
+    router_bias: bool = option("Add a bias to the scores of experts.", default=False)
+    normalize_expert_weights: bool = option("Divide the weights of the experts of a token by their sum.", default=True)
+    expert_d_ff: int | None = option("Inner features of an expert; default d_ff.", default=None, at_least=1)
+    shared_expert_d_ff: int | None = option(
+        "Inner features of a further expert that computes every token, with a gate (Qwen 2 MoE); default: none.",
+        default=None,
+        at_least=1,
+    )
+    dense_layers: tuple[int, ...] = option("Numbers of the layers, from 0, that have no experts.", default=())
     norm: str = option("Normalization.", default="layer", choices=tuple(NORMS))
     norm_position: str = option(
         "Norm before the sublayer, with a final norm (Xiong et al., 2020); after the residual connection, as in the "
@@ -130,12 +152,13 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        num_layers = max(getattr(self, name, 0) for name in ("num_layers", "num_encoder_layers", "num_decoder_layers"))
         if self.layer_types is not None:
             if unknown := set(self.layer_types) - set(LAYER_TYPES):
                 raise ConfigError(f"layer_types has {min(unknown)!r}; expected 'sliding_attention' or 'full_attention'")
-            names, length = ("num_layers", "num_encoder_layers", "num_decoder_layers"), len(self.layer_types)
-            if length != (expected := max(getattr(self, name, 0) for name in names)):
-                raise ConfigError(f"layer_types has {length} entries; expected {expected}, one for each layer")
+            if (length := len(self.layer_types)) != num_layers:
+                raise ConfigError(f"layer_types has {length} entries; expected {num_layers}, one for each layer")
+        self._check_experts(num_layers)
         if self.parallel_residual and self.norm_position != "pre":
             raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
         if self.shared_norm and not self.parallel_residual:
@@ -152,6 +175,24 @@ class ModelConfig(Config):
                 f"rotary_fraction is {self.rotary_fraction} and rotates {rotated} of {features} features; "
                 "expected an even number"
             )
+
+    def _check_experts(self, num_layers: int) -> None:
+        """Raise ConfigError for fields of experts that do not fit together."""
+        _check_layers("dense_layers", self.dense_layers, num_layers)
+        for name in ("expert_d_ff", "shared_expert_d_ff", "dense_layers") if self.num_experts == 0 else ():
+            if value := getattr(self, name):
+                raise ConfigError(f"{name} is {value} and num_experts 0; expected a number of experts")
+        if 0 < self.num_experts < self.num_experts_per_token:
+            raise ConfigError(
+                f"num_experts_per_token is {self.num_experts_per_token}; expected at most num_experts, "
+                f"{self.num_experts}"
+            )
+        if self.num_experts and self.rematerialize:  # a loss of the recorded routing would have no gradient
+            raise ConfigError("rematerialize is true; a model with experts expects false")
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, has experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer, counted from 0; None if it sees all tokens."""
@@ -257,14 +298,7 @@ class LanguageModelConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        layers = self.layers_without_positions
-        if not isinstance(layers, tuple) or not all(
-            type(each) is int and 0 <= each < self.num_layers for each in layers
-        ):
-            raise ConfigError(
-                f"layers_without_positions is {layers!r}; expected numbers of layers, from 0 to num_layers - 1, "
-                f"{self.num_layers - 1}"
-            )
+        _check_layers("layers_without_positions", self.layers_without_positions, self.num_layers)
 
 
 class _EncoderConfig(ModelConfig):

@@ -13,6 +13,7 @@ from xformer.ops.cast import cast
 from xformer.ops.cross_entropy import cross_entropy
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
+from xformer.ops.experts import apply_experts
 from xformer.ops.linear import linear, project_heads
 from xformer.ops.muon import muon
 from xformer.ops.norms import layer_norm, rms_norm
@@ -34,6 +35,7 @@ __all__ = [
     "activation",
     "adafactor",
     "adam",
+    "apply_experts",
     "attention",
     "attention_weights",
     "cast",

@@ -105,6 +105,11 @@ class BaseTrainingConfig(Config):
     z_loss: float = option(
         "Weight of the squared logarithm of the softmax's denominator (PaLM: 1e-4).", default=0.0, at_least=0.0
     )
+    load_balancing: float = option(
+        "Weight of the loss that balances the use of experts (Fedus et al., 2021), in models with experts.",
+        default=0.01,
+        at_least=0.0,
+    )
     validate_every: int = option(
         "Steps between validations, each of which saves the state.",
         default=500,

@@ -93,7 +93,7 @@ class Task(Protocol):
 
     @property
     def loss(self) -> Callable[..., Array]:
-        """(model, batch, rng, *, label_smoothing, z_loss) -> the sum of the losses of all tokens."""
+        """(model, batch, rng, *, label_smoothing, z_loss, load_balancing) -> the sum of the losses of all tokens."""
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
         """Yield (epoch, batch) without end; `skip` batches were seen before.

@@ -121,7 +121,12 @@ class Trainer:
         d_model = getattr(getattr(model, "config", None), "d_model", None)
         self.loop = TrainingLoop(
             model,
-            partial(task.loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss),
+            partial(
+                task.loss,
+                label_smoothing=config.label_smoothing,
+                z_loss=config.z_loss,
+                load_balancing=config.load_balancing,
+            ),
             partial(_TaskBatches, task, Rng(config.seed).fold_in("training", "batches")),
             optimizer=optimizer,
             learning_rate=config.make_schedule(d_model),

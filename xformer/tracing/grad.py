@@ -126,25 +126,45 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
     """
     check_function("vjp", function)
     leaves, rebuild = flatten(primals)
-    with tracing(base_for(leaves)) as trace:
-        traced = _leaves_of(trace, leaves)
-        result = function(*rebuild(traced))
-        unwrapped = map_arrays(trace.unwrap, result)
-    pending = [(flatten(result)[0], traced)]
+    output, pull = vjp_in(base_for(leaves), lambda arrays: function(*rebuild(arrays)), leaves)
+    pending = [(flatten(output)[0], pull)]
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
         if not pending:
             raise DifferentiationError("this pullback was called before; call vjp again for another cotangent")
-        outputs, inputs = pending[0]
+        outputs, pull = pending[0]
         seeds = flatten(cotangent)[0]
         shapes, expected = ([tuple(array.shape) for array in arrays] for arrays in (seeds, outputs))
         if shapes != expected:
             raise ShapeError(f"the cotangent has shapes {shapes}; expected those of the output, {expected}")
         array_namespace(*outputs, *seeds)
         pending.clear()
-        return rebuild(_pull_back(trace, outputs, seeds, inputs))
+        return rebuild(pull(seeds))
 
-    return unwrapped, pullback
+    return output, pullback
+
+
+def vjp_in(
+    xp: Any, function: Callable[[list[Any]], Any], arrays: list[Any], constants: Collection[int] = ()
+) -> tuple[Any, Callable[[Any], list[Any]]]:
+    """Compute the VJP of a function of a list of arrays in the namespace `xp`, whichever traces are active.
+
+    Args:
+        xp: Namespace of the arrays.
+        function: Function of the list.
+        arrays: The arrays.
+        constants: Positions of arrays without a derivative, besides integers and booleans.
+
+    Returns:
+        The output, and a function that takes the list of the cotangents of its arrays, None for unused ones, and
+        returns the list of those of `arrays`, None for constants. It can be called once.
+    """
+    with tracing(xp) as trace:
+        traced = _leaves_of(trace, arrays, constants)
+        result = function(traced)
+        output = map_arrays(trace.unwrap, result)
+    outputs = flatten(result)[0]
+    return output, lambda cotangents: _pull_back(trace, outputs, cotangents, traced)
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,13 +209,8 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
 def _recompute(xp: Any, cotangents: Any, saved: Any) -> Any:
     """Pull cotangents back through a rematerialized function: trace it from its saved inputs."""
     run, values, parents = saved
-    with tracing(xp) as trace:
-        traced = [
-            trace.wrap(value) if parent < 0 else trace.leaves([value])[0]
-            for value, parent in zip(values, parents, strict=True)
-        ]
-        outputs = flatten(run(traced))[0]
-    return _pull_back(trace, outputs, cotangents, traced)
+    _, pull = vjp_in(xp, run, values, [position for position, parent in enumerate(parents) if parent < 0])
+    return pull(cotangents)
 
 
 def stop_gradient(x: Any) -> Any:

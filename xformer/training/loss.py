@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from xformer.backends import Array, array_namespace, base_namespace, device
@@ -11,6 +12,7 @@ from xformer.data.chunks import TextChunks
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
 from xformer.errors import DataError
+from xformer.layers import RecordedRouting, load_balancing_loss, record_routing
 from xformer.models import LanguageModel, Transformer
 from xformer.ops import cross_entropy
 from xformer.random import Rng
@@ -22,7 +24,13 @@ _MISSING: Any = object()
 
 
 def translation_loss(
-    model: Transformer, batch: Batch, rng: Rng | None = None, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+    model: Transformer,
+    batch: Batch,
+    rng: Rng | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    load_balancing: float = 0.0,
 ) -> Array:
     """Return the sum of the cross-entropies of all labels that are not padding, in nats.
 
@@ -32,12 +40,14 @@ def translation_loss(
         rng: Source of dropout masks; None for no dropout.
         label_smoothing: Probability that is spread over all tokens (Szegedy et al., 2016).
         z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM uses 1e-4).
+        load_balancing: Weight of `load_balancing_loss` for each label, if the model has experts. Padding counts there.
     """
     _check_batch(batch, "source", "target", "labels")
-    logits = model(batch.source, batch.target, rng=rng)
+    with _recorded(model, load_balancing) as routing:
+        logits = model(batch.source, batch.target, rng=rng)
     pad_id = model.config.label_padding_id
     losses = cross_entropy(logits, batch.labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
-    return array_namespace(losses).sum(losses)
+    return _balanced(losses, batch, routing, load_balancing)
 
 
 def language_model_loss(
@@ -47,6 +57,7 @@ def language_model_loss(
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    load_balancing: float = 0.0,
 ) -> Array:
     """Return the sum of the cross-entropies of all positions, in nats; no token counts as padding.
 
@@ -56,14 +67,29 @@ def language_model_loss(
         rng: Source of dropout masks; None for no dropout.
         label_smoothing: As in `translation_loss`.
         z_loss: As in `translation_loss`.
+        load_balancing: As in `translation_loss`.
     """
     _check_batch(batch, "tokens", "labels")
     like = next(iter(model.named_parameters()))[1]
     xp = base_namespace(array_namespace(like))
     everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(like))
-    logits = model(batch.tokens, mask=everything, rng=rng)
+    with _recorded(model, load_balancing) as routing:
+        logits = model(batch.tokens, mask=everything, rng=rng)
     losses = cross_entropy(logits, batch.labels, label_smoothing=label_smoothing, z_loss=z_loss)
-    return array_namespace(losses).sum(losses)
+    return _balanced(losses, batch, routing, load_balancing)
+
+
+def _recorded(
+    model: Transformer | LanguageModel, load_balancing: float
+) -> AbstractContextManager[list[RecordedRouting]]:
+    """Record the routing of a model with experts, unless the weight of its loss is 0."""
+    return record_routing() if load_balancing and model.config.num_experts else nullcontext([])
+
+
+def _balanced(losses: Array, batch: Batch | TextChunks, routing: list[RecordedRouting], weight: float) -> Array:
+    """Return the sum of the losses of a batch and, for each label, of the weighted load-balancing loss."""
+    total = array_namespace(losses).sum(losses)
+    return total + (weight * batch.num_tokens) * load_balancing_loss(routing) if routing else total
 
 
 def _check_batch(batch: Any, *names: str) -> None:

@@ -79,7 +79,7 @@ def gelu(x: Array) -> Array:
 _LIMIT = 80.0
 
 
-def _logistic(z: Array) -> Array:
+def logistic(z: Array) -> Array:
     """Compute the logistic function by tanh, which does not overflow."""
     return 0.5 * (1.0 + array_namespace(z).tanh(0.5 * z))
 
@@ -98,13 +98,13 @@ SCALE, CUBIC = 2.0 * math.sqrt(2.0 / math.pi), 0.044715
 
 def _gelu_tanh_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
     c = _clip(x)
-    return _above_minus_limit(x) * _logistic(SCALE * (c + CUBIC * c * c * c)), x
+    return _above_minus_limit(x) * logistic(SCALE * (c + CUBIC * c * c * c)), x
 
 
 def _gelu_tanh_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
     """With y = x s(z): dx = g (s + x s (1 - s) z')."""
     x = _clip(x)
-    s = _logistic(SCALE * (x + CUBIC * x * x * x))
+    s = logistic(SCALE * (x + CUBIC * x * x * x))
     return (g * (s + x * s * (1.0 - s) * (SCALE * (1.0 + 3.0 * CUBIC * x * x))),)
 
 
@@ -124,13 +124,13 @@ def gelu_tanh(x: Array) -> Array:
 
 
 def _silu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
-    return _above_minus_limit(x) * _logistic(_clip(x)), x
+    return _above_minus_limit(x) * logistic(_clip(x)), x
 
 
 def _silu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
     """With y = x s(x): dx = g (s + x s (1 - s))."""
     x = _clip(x)
-    s = _logistic(x)
+    s = logistic(x)
     return (g * (s + x * s * (1.0 - s)),)
 
 

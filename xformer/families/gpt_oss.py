@@ -1,0 +1,112 @@
+"""gpt-oss (OpenAI, 2025): experts with biases, attention sinks, and windows in every other layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import CheckpointError, ConfigError
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, register
+from xformer.families.layouts import Layout, same, stacked_experts, transposed
+from xformer.families.llama import LLAMA, TENSORS
+from xformer.families.values import (
+    SIZES,
+    read_fields,
+    read_output,
+    read_rope,
+    read_windows,
+    write_fields,
+    write_output,
+    write_rope,
+    write_windows,
+)
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_FIELDS = {
+    **SIZES,
+    "norm_epsilon": "rms_norm_eps",
+    "num_experts": "num_local_experts num_experts",
+    "num_experts_per_token": "num_experts_per_tok experts_per_token",
+    "attention_bias": "attention_bias",
+    "num_key_value_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+}
+_CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # as in ClampedFeedForward
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of gpt-oss."""
+    reader.skip("attention_dropout", "output_router_logits", "router_aux_loss_coef", "initial_context_length")
+    reader.skip("tie_word_embeddings")  # the tensors determine it
+    reader.require("hidden_act", "silu", "swish")
+    for key, value in _CLAMPED.items():
+        reader.require(key, value)
+    if not reader.values.get("rope_parameters") and not reader.values.get("rope_scaling"):
+        raise CheckpointError(f"{reader.path} has no key 'rope_parameters'")
+    fields = read_fields(
+        reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, num_experts=128, num_experts_per_token=4,
+        attention_bias=True, num_key_value_heads=8, head_dim=64,
+    )  # fmt: skip
+    types = ["full_attention" if i % 2 else "sliding_attention" for i in range(fields["num_layers"])]
+    return LanguageModelConfig(
+        **fields,
+        activation="swiglu_clamped",
+        norm="rms",
+        attention_sinks=True,
+        router_bias=True,
+        positions="rotary",
+        scale_embeddings=False,
+        **read_windows(reader, types, default_window=128),
+        **read_rope(reader, theta=150000.0),
+        **read_output(reader),
+    )
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of gpt-oss."""
+    if config.num_experts == 0:
+        raise ConfigError("num_experts is 0; expected experts")
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        **write_fields(config, _FIELDS),
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "head_dim": config.features_per_head,
+        "intermediate_size": config.expert_d_ff or config.d_ff,
+        "hidden_act": "silu",
+        **_CLAMPED,
+        **write_rope(config),
+        **write_windows(config),
+        **write_output(config),
+    }
+
+
+def tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    """Return the table of tensors; one has the weights of all experts."""
+    layer, ours = "model.layers.{i}.", "layers.{i}."
+    table = {
+        **TENSORS,
+        f"{layer}self_attn.sinks": same(f"{ours}self_attention.sinks"),
+        f"{layer}mlp.router.weight": transposed(f"{ours}feed_forward.router"),
+        f"{layer}mlp.router.bias": same(f"{ours}feed_forward.router_bias"),
+    }
+    expert = f"{ours}feed_forward.experts.{{e}}."
+    for name, parts in {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.items():
+        for suffix, kind in {"": "weight", "_bias": "bias"}.items():
+            parameters = [f"{expert}{part}.{kind}" for part in parts]
+            table[f"{layer}mlp.experts.{name}{suffix}"] = stacked_experts(config.num_experts, *parameters)
+    return table
+
+
+GPT_OSS = register(
+    Family(
+        model_types=("gpt_oss",),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
+        tensors=tensors,
+    )
+)

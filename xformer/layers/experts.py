@@ -1,0 +1,254 @@
+"""Mixture of experts (Shazeer et al., 2017) and its load-balancing loss (Fedus et al., 2021)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from xformer.backends import (
+    Array,
+    array_namespace,
+    backend_name,
+    device,
+    dtype_name,
+    extra,
+    from_host,
+    is_half_precision,
+)
+from xformer.config import as_flag, check_count
+from xformer.errors import ConfigError, ShapeError
+from xformer.layers.initializer import Init, initializer
+from xformer.layers.linear import Linear, as_dtype_of
+from xformer.layers.transformer import FeedForward
+from xformer.ops.activations import activation as activation_named
+from xformer.ops.activations.definition import logistic
+from xformer.ops.embedding import embedding
+from xformer.ops.experts import apply_experts
+from xformer.ops.linear import linear
+from xformer.ops.linear.definition import as_rows
+from xformer.ops.softmax import softmax
+from xformer.random import Rng, split_rng
+from xformer.threads import Collector
+from xformer.tracing.grad import stop_gradient
+from xformer.tree import Module, is_array, with_fields
+
+
+class RecordedRouting(NamedTuple):
+    """The routing of one call of a `MixtureOfExperts`.
+
+    Attributes:
+        layer: The layer that was called.
+        probabilities: Probabilities of the experts for each token, (tokens, experts).
+        experts: Numbers of the experts that were chosen for each token, integers (tokens, num_experts_per_token).
+    """
+
+    layer: MixtureOfExperts
+    probabilities: Array
+    experts: Array
+
+
+_RECORDED: Collector[RecordedRouting] = Collector("recorded routing")
+
+
+@contextlib.contextmanager
+def record_routing() -> Iterator[list[RecordedRouting]]:
+    """Record the routing of every call of a `MixtureOfExperts` inside the block, e.g. for `load_balancing_loss`.
+
+    Yields:
+        The list that the routing is appended to, in the order of the calls.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = MixtureOfExperts([FeedForward(4, 8, init=seed) for seed in range(3)], init=3)
+        >>> with record_routing() as routing:
+        ...     output = layer(np.ones((2, 5, 4), dtype=np.float32))
+        >>> routing[0].probabilities.shape, routing[0].experts.shape
+        ((10, 3), (10, 2))
+    """
+    with _RECORDED.collect() as recorded:
+        yield recorded
+
+
+class MixtureOfExperts(Module):
+    """Feed-forward networks, of which a router chooses a few for each token (Shazeer et al., 2017; Jiang et al., 2024).
+
+    The output is the sum of the outputs of the chosen experts, weighted by their probabilities, which are the softmax
+    of the router's scores over all experts. No token is dropped. On NumPy, and on torch on a CPU, only the chosen
+    experts are computed for a token; other libraries compute all of them, as no shape may depend on values.
+
+    Args:
+        experts: The experts, `FeedForward` or `GatedFeedForward` layers of the same sizes and settings.
+        num_experts_per_token: Number of experts that are chosen for each token.
+        normalize: Divide the probabilities of the chosen experts by their sum. With one expert for each token, the
+            weight is then 1, and only `load_balancing_loss` trains the router.
+        bias: Add a learned bias to the scores of the router.
+        shared: A network that computes every token, too; its output is multiplied by the logistic function of a learned
+            score of the token (Qwen 2 MoE). None: there is none.
+        init: Source of the initial parameters of the router, required: an `Initializer`, or a seed for a new one on
+            NumPy.
+
+    Raises:
+        ConfigError: If there are no experts or fewer than are chosen, or if the experts differ.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = MixtureOfExperts([FeedForward(4, 8, init=seed) for seed in range(3)], init=3)
+        >>> layer(np.ones((2, 5, 4), dtype=np.float32)).shape
+        (2, 5, 4)
+    """
+
+    # An array and no Linear: quantization and adapters leave the router as it is.
+    router: Array
+    router_bias: Array | None
+    shared_gate: Array | None
+    experts: tuple[FeedForward, ...]
+    shared: FeedForward | None
+    num_experts_per_token: int
+    normalize: bool
+
+    def __init__(
+        self,
+        experts: Sequence[FeedForward],
+        *,
+        num_experts_per_token: int = 2,
+        normalize: bool = True,
+        bias: bool = False,
+        shared: FeedForward | None = None,
+        init: Init = None,
+    ):
+        if not isinstance(experts, tuple | list) or not experts or not all(isinstance(x, FeedForward) for x in experts):
+            raise ConfigError(f"experts is {experts!r:.60}; expected a list of FeedForward or GatedFeedForward layers")
+        kinds = {repr(expert) for expert in experts}  # class, sizes and settings
+        if len(kinds) > 1:
+            first, second, *_ = (" ".join(kind.split()) for kind in sorted(kinds))
+            raise ConfigError(f"the experts differ: {first} and {second}; expected the same class, sizes and settings")
+        check_count("num_experts_per_token", num_experts_per_token)
+        if num_experts_per_token > len(experts):
+            raise ConfigError(
+                f"num_experts_per_token is {num_experts_per_token}; expected at most the number of experts, "
+                f"{len(experts)}"
+            )
+        init = initializer(init)
+        d_model = experts[0].up.weight.shape[0]
+        self.router = init.xavier_uniform((d_model, len(experts)))
+        self.router_bias = init.zeros((len(experts),)) if as_flag("bias", bias) else None
+        self.shared_gate = None if shared is None else init.xavier_uniform((d_model, 1))
+        self.shared = shared
+        self.experts = tuple(experts)
+        self.num_experts_per_token = num_experts_per_token
+        self.normalize = as_flag("normalize", normalize)
+
+    def __call__(self, x: Array, rng: Rng | None = None) -> Array:
+        """Apply the layer to each position.
+
+        Args:
+            x: Array of shape (..., d_model).
+            rng: Draws dropout inside the experts; None switches it off.
+
+        Returns:
+            Array of shape (..., d_model).
+        """
+        x = as_dtype_of(x, self.router)
+        expert_rng, shared_rng = split_rng(rng, 2)
+        scores = linear(x, self.router, self.router_bias)
+        xp, k = array_namespace(scores), self.num_experts_per_token
+        rows, scores = as_rows(x), as_rows(scores)
+        count, d_model = rows.shape
+        probabilities = softmax(xp.astype(scores, xp.float32) if is_half_precision(scores.dtype) else scores)
+        experts = extra.top_k(stop_gradient(probabilities), k)[1]
+        if _RECORDED.blocks and (recorded := _RECORDED.items()) is not None:
+            recorded.append(RecordedRouting(self, probabilities, experts))
+        weights = xp.take_along_axis(probabilities, experts, axis=-1)
+        if self.normalize:
+            weights = weights / xp.sum(weights, axis=-1, keepdims=True)
+        # The tokens are sorted by their experts, and their outputs back.
+        numbers = xp.reshape(experts, (count * k,))
+        order = xp.argsort(numbers, stable=True)
+        outputs = self._apply(embedding(rows, order // k), xp.take(numbers, order, axis=0), expert_rng)
+        outputs = xp.reshape(embedding(outputs, xp.argsort(order)), (count, k, d_model))
+        total = xp.sum(xp.astype(outputs, weights.dtype, copy=False) * weights[:, :, None], axis=1)
+        y = xp.reshape(xp.astype(total, x.dtype, copy=False), x.shape)
+        if self.shared is None or self.shared_gate is None:
+            return y
+        return y + extra.cast_like(logistic(linear(x, self.shared_gate)) * self.shared(x, shared_rng), y)
+
+    def _apply(self, rows: Array, numbers: Array, rng: Rng | None) -> Array:
+        """Apply the experts to rows that are sorted by the numbers of their experts.
+
+        All experts are one feed-forward network whose linear maps have a weight for each expert. So dropout does not
+        depend on how they are computed.
+        """
+
+        def linear_map(name: str) -> Any:
+            maps = [getattr(expert, name) for expert in self.experts]
+
+            def call(x: Array, activation: str | None = None) -> Array:
+                y = apply_experts(x, numbers, maps)
+                return y if activation is None else activation_named(activation)(y)
+
+            return call
+
+        first = self.experts[0]
+        names = [name for name in first.__fields__ if isinstance(getattr(first, name), Linear)]
+        network = with_fields(first, **{name: linear_map(name) for name in names})
+        return network(rows, rng)
+
+
+def load_balancing_loss(routing: Sequence[RecordedRouting], mask: Array | None = None) -> Array:
+    """Compute the loss that is least if all experts get as many tokens (Fedus et al., 2021, section 2.2).
+
+    It is the number of experts times the sum over the experts of f p, with f the number of times that an expert was
+    chosen and p the sum of its probabilities, both divided by the number of tokens. Tokens of all layers count
+    together, as in transformers. With equal use of all experts, it is `num_experts_per_token`. Add a small multiple,
+    such as 0.01, to the mean loss of the tokens:
+
+        with record_routing() as routing:
+            logits = model(tokens, rng=rng)
+        loss = array_namespace(logits).mean(cross_entropy(logits, labels)) + 0.01 * load_balancing_loss(routing)
+
+    Args:
+        routing: What `record_routing` recorded, of layers with the same number of experts.
+        mask: Boolean, True = the token counts; as many elements as each layer had tokens, e.g. (batch, length). NumPy
+            arrays and lists are moved to the probabilities.
+
+    Returns:
+        Scalar array, float32 or wider.
+
+    Raises:
+        ConfigError: If `routing` is empty, or the numbers of experts differ.
+        ShapeError: If the mask is not boolean, or has another number of elements.
+    """
+    if not isinstance(routing, list | tuple) or not all(isinstance(each, RecordedRouting) for each in routing):
+        raise ConfigError(f"routing is {routing!r:.60}; expected the list of record_routing()")
+    sizes = sorted({each.probabilities.shape[-1] for each in routing})
+    if len(sizes) != 1:
+        received = f"layers with {sizes[0]} and {sizes[1]} experts" if sizes else "nothing was recorded"
+        raise ConfigError(f"routing: {received}; expected calls of MixtureOfExperts layers with one number of experts")
+    totals: Any = None
+    for _, probabilities, experts in routing:
+        xp = array_namespace(probabilities)
+        numbers = xp.arange(sizes[0], dtype=experts.dtype, device=device(probabilities))
+        chosen = xp.sum(xp.astype(experts[:, :, None] == numbers, probabilities.dtype), axis=1)
+        kept = _token_weights(mask, probabilities)
+        parts = xp.stack([xp.sum(kept * chosen, axis=0), xp.sum(kept * probabilities, axis=0)])
+        count = xp.sum(kept)
+        totals = (parts, count) if totals is None else (totals[0] + parts, totals[1] + count)
+    parts, count = totals
+    return sizes[0] * xp.sum(parts[0, :] / count * (parts[1, :] / count))
+
+
+def _token_weights(mask: Array | None, probabilities: Array) -> Array:
+    """Return 1 for the tokens that count and 0 for the others, (tokens, 1)."""
+    xp, count = array_namespace(probabilities), probabilities.shape[0]
+    if mask is None:
+        return xp.ones((count, 1), dtype=probabilities.dtype, device=device(probabilities))
+    if not is_array(mask) or backend_name(array_namespace(mask)) == "numpy" != backend_name(xp):
+        mask = from_host(xp, mask, device=device(probabilities))
+    if dtype_name(mask.dtype) != "bool" or math.prod(mask.shape) != count:
+        raise ShapeError(
+            f"mask is {dtype_name(mask.dtype)} of shape {tuple(mask.shape)}; expected bool, True = the token counts, "
+            f"for {count} tokens, e.g. (batch, length)"
+        )
+    return xp.astype(xp.reshape(mask, (count, 1)), probabilities.dtype)

@@ -1,0 +1,149 @@
+"""Modules that are applied to the rows of a batch that belong to them, as in a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xformer.backends import Array, array_namespace
+from xformer.errors import DataError, ShapeError
+from xformer.ops.operation import Operation
+from xformer.tracing.grad import vjp_in
+from xformer.tree import Module, flatten
+
+
+class Expert(NamedTuple):
+    """The structure of a module.
+
+    Attributes:
+        num_arrays: Number of its arrays.
+        rebuild: Makes the module from its arrays.
+        frozen: Positions of the arrays that training does not change, which get no cotangent.
+    """
+
+    num_arrays: int
+    rebuild: Any
+    frozen: frozenset[int]
+
+    def apply(self, rows: Array, arrays: Sequence[Array], *, save: bool) -> tuple[Any, Any]:
+        """Return the output for some rows and, with `save`, the pullback to the rows and the arrays.
+
+        The derivative is that of the module, so experts may have weights in any form.
+        """
+        if not save:
+            return self.rebuild(arrays)(rows), None
+        constants = [1 + position for position in self.frozen]
+        leaves = [rows, *arrays]
+        return vjp_in(array_namespace(*leaves), lambda x: self.rebuild(x[1:])(x[0]), leaves, constants)
+
+
+def arrays_of(experts: Sequence[Expert], arrays: Sequence[Array]) -> list[Sequence[Array]]:
+    """Return the arrays of each expert."""
+    parts, start = [], 0
+    for expert in experts:
+        parts.append(arrays[start : start + expert.num_arrays])
+        start += expert.num_arrays
+    return parts
+
+
+def _where(mask: Array, rows: Array) -> Array:
+    xp = array_namespace(mask, rows)
+    return xp.where(mask, rows, xp.zeros_like(rows))
+
+
+def _forward(x: Array, numbers: Array, *arrays: Array, experts: tuple[Expert, ...], save: bool) -> tuple[Array, Any]:
+    """Apply every expert to all rows, those of others being zeros, so that no shape depends on values."""
+    xp = array_namespace(x, *arrays)
+    total: Any = None
+    saved = []
+    for number, (expert, own) in enumerate(zip(experts, arrays_of(experts, arrays), strict=True)):
+        mask = xp.expand_dims(numbers == number, axis=1)
+        y, pull = expert.apply(_where(mask, x), own, save=save)
+        saved.append((mask, pull))
+        y = _where(mask, y)
+        total = y if total is None else total + y
+    return total, saved
+
+
+def _vjp(g: Array, saved: Any, needs: Any, *, experts: tuple[Expert, ...]) -> tuple[Any, ...]:
+    dx: Any = None
+    cotangents = []
+    for mask, pull in saved:
+        drows, *own = pull([_where(mask, g)])
+        drows = _where(mask, drows)
+        dx = drows if dx is None else dx + drows
+        cotangents += own
+    return dx, None, *cotangents
+
+
+def sliced_forward(
+    x: Array, numbers: Array, *arrays: Array, experts: tuple[Expert, ...], save: bool
+) -> tuple[Array, Any]:
+    """Apply each expert to a slice with its rows, for libraries where values can be read."""
+    xp = array_namespace(x, *arrays)
+    outputs, saved, start = [], [], 0
+    own = arrays_of(experts, arrays)
+    for number, count in enumerate(_counts(numbers, len(experts))):
+        rows = slice(start, start + count)
+        start += count
+        if count or save or (number == 0 and not x.shape[0]):
+            y, pull = experts[number].apply(x[rows, ...], own[number], save=save)
+            outputs.append(y)
+            saved.append((rows, pull))
+    return xp.concat(outputs, axis=0), saved
+
+
+def _counts(numbers: Array, num_experts: int) -> list[int]:
+    """Return the number of rows of each expert; raise DataError unless they are sorted by their experts."""
+    host = np.asarray(numbers.tolist(), np.int64)  # which torch also allows inside torch.func.grad
+    if host.size and (host[0] < 0 or host[-1] >= num_experts or np.any(host[1:] < host[:-1])):
+        raise DataError(f"experts got numbers {host!r:.60}; expected ascending ones from 0 to {num_experts - 1}")
+    counts: list[int] = np.bincount(host, minlength=num_experts).tolist()
+    return counts
+
+
+def sliced_vjp(g: Array, saved: Any, needs: Any, *, experts: tuple[Expert, ...]) -> tuple[Any, ...]:
+    """Return the cotangents for `sliced_forward`."""
+    parts, cotangents = [], []
+    for rows, pull in saved:
+        drows, *own = pull([g[rows, ...]])
+        parts.append(drows)
+        cotangents += own
+    return array_namespace(g).concat(parts, axis=0), None, *cotangents
+
+
+_operation = Operation(
+    "experts",
+    "x: (rows, in_features) float, numbers: (rows) int, {array: (...) real}* -> (rows, out_features)",
+    _forward,
+    _vjp,
+)
+
+
+def apply_experts(x: Array, numbers: Array, experts: Sequence[Module]) -> Array:
+    """Apply one of several modules to each row, `experts[numbers[i]](x[i])`.
+
+    Args:
+        x: Array of shape (rows, in_features), floating.
+        numbers: Number of the expert of each row, ascending integers (rows,) in [0, number of experts).
+        experts: Modules that map each row of (n, in_features) on its own, to (n, out_features), such as `Linear`.
+
+    Returns:
+        Array of shape (rows, out_features).
+
+    Raises:
+        ShapeError: If there are no experts, or shapes or dtypes do not match.
+        DataError: If the numbers are not ascending, or out of range; checked on NumPy, and on torch on a CPU.
+    """
+    if not experts:
+        raise ShapeError("apply_experts got no experts; expected at least one module")
+    arrays: list[Array] = []
+    structures = []
+    for expert in experts:
+        frozen: list[int] = []
+        leaves, rebuild = flatten(expert, frozen=frozen)
+        arrays += leaves
+        structures.append(Expert(len(leaves), rebuild, frozenset(frozen)))
+    return _operation(x, numbers, *arrays, experts=tuple(structures))
