@@ -126,6 +126,17 @@ NEOX = {
     "eos_token_id": 0,
 }
 
+FALCON = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+BLOOM = {"vocab_size": 61, "hidden_size": 24, "n_layer": 2, "n_head": 4, "pad_token_id": 3}
+
 FULL = ["full_attention", "full_attention"]
 STABLELM = {**LLAMA, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 
@@ -188,6 +199,17 @@ CASES = {
         {
             **LLAMA,
             "rope_parameters": {**LONGROPE, "partial_rotary_factor": 1.0},
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "phi3_partial_rotary": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {
+            **LLAMA,
+            "hidden_size": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
             "original_max_position_embeddings": 32,
         },
     ),
@@ -364,7 +386,54 @@ CASES = {
         "SeedOssForCausalLM",
         {**LLAMA, "head_dim": 8, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     ),
+    "falcon": ("FalconConfig", "FalconForCausalLM", FALCON),
+    "falcon_new": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40},
+    ),
+    "falcon_new_shared_norm": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {
+            **FALCON,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "falcon_alibi": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "bloom": ("BloomConfig", "BloomForCausalLM", BLOOM),
+    "bloom_untied": ("BloomConfig", "BloomForCausalLM", {**BLOOM, "n_head": 6, "tie_word_embeddings": False}),
+    "nemotron": ("NemotronConfig", "NemotronForCausalLM", {**LLAMA, "head_dim": 8}),
+    "nemotron_tied_biases": (
+        "NemotronConfig",
+        "NemotronForCausalLM",
+        {
+            **LLAMA,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu",
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0},
+        },
+    ),
+    "helium": ("HeliumConfig", "HeliumForCausalLM", {**LLAMA, "head_dim": 6}),
+    "helium_tied_biases": (
+        "HeliumConfig",
+        "HeliumForCausalLM",
+        {**LLAMA, "head_dim": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
 }
 
 # Cases whose gradients are stored: one for each class of models, and those with layers that no other has.
 GRADIENTS = ("llama", "olmo2", "granite", "phi", "marian", "bert_classifier", "vit_classifier")
+
+# Attention of transformers for a case. Its eager attention adds the ALiBi of Falcon twice.
+IMPLEMENTATIONS = {"falcon_alibi": "sdpa"}

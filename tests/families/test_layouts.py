@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from xformer.families.layouts import interleaved
+from xformer.families.layouts import fused_by_head, interleaved
 
 
 @pytest.mark.parametrize("shape", [(12, 3), (12,)])
@@ -19,3 +19,20 @@ def test_interleaved_features_are_moved_to_separate_halves(shape):
 def test_an_interleaved_tensor_of_another_size_is_left_as_it_is():
     (actual,) = interleaved("query.weight", head_dim=6, num_features=4).split(np.ones((7, 3)), [(3, 12)])
     assert actual.shape == (3, 7)  # loading compares it with the shape of the parameter
+
+
+@pytest.mark.parametrize("num_columns", [3, None])
+def test_queries_of_a_group_precede_their_key_and_value(num_columns):
+    columns = [] if num_columns is None else [num_columns]
+    x = np.random.default_rng(0).normal(size=(16, *columns))  # two groups of two queries, a key and a value of size 2
+    layout = fused_by_head(2, "query.weight", "key.weight", "value.weight")
+    query, key, value = layout.split(x, [(*columns, 8), (*columns, 4), (*columns, 4)])
+    np.testing.assert_array_equal(query, x[[0, 1, 2, 3, 8, 9, 10, 11]].T)
+    np.testing.assert_array_equal(key, x[[4, 5, 12, 13]].T)
+    np.testing.assert_array_equal(value, x[[6, 7, 14, 15]].T)
+    np.testing.assert_array_equal(layout.join([query, key, value]), x)
+
+
+def test_a_fused_tensor_of_another_size_is_left_as_it_is():
+    (actual,) = fused_by_head(2, "query.weight", "key.weight").split(np.ones((7, 3)), [(3, 4), (3, 4)])
+    assert actual.shape == (3, 7)

@@ -230,6 +230,7 @@ def model_options(draw):
         "norm_bias": choose(False, True),
         "positions": choose(*POSITIONS),
         "max_positions": choose(1, 4, 1024),
+        "alibi_scale": choose(1.0, 0.5),
         "relative_buckets": choose(2, 3, 4, 32),
         "relative_max_distance": choose(1, 2, 8, 128),
         "rope_local_theta": choose(None, None, 100.0),

@@ -25,6 +25,7 @@ _MAX_LENGTH = 2048  # rows of the table of positions, for models without a maxim
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 # Values of fields that CTranslate2 computes; it has no counterpart of others.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "activation": (*_ACTIVATIONS, *GATED),
     "norm": ("layer", "rms"),
     "norm_position": ("pre", "post"),
     "embedding_scale": (1.0,),
@@ -32,6 +33,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_scale": (1.0,),
     "parallel_residual": (False,),
     "qk_norm": (False,),
+    "alibi_scale": (1.0,),
     "layers_without_positions": ((),),
     "window": (None,),
     "attention_softcap": (None,),

@@ -2,15 +2,19 @@
 
 from xformer.families.bart import BART
 from xformer.families.bert import BERT, DISTILBERT, ROBERTA
+from xformer.families.bloom import BLOOM
 from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.cohere import COHERE
 from xformer.families.ernie import ERNIE
+from xformer.families.falcon import FALCON
 from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.gemma import GEMMA
 from xformer.families.glm import GLM
 from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
+from xformer.families.helium import HELIUM
 from xformer.families.llama import LLAMA, PHI3
+from xformer.families.nemotron import NEMOTRON
 from xformer.families.olmo import OLMO
 from xformer.families.opt import OPT
 from xformer.families.peft import load_lora, save_lora
@@ -24,15 +28,19 @@ from xformer.families.whisper import WHISPER
 __all__ = [
     "BART",
     "BERT",
+    "BLOOM",
     "COHERE",
     "DISTILBERT",
     "ERNIE",
+    "FALCON",
     "FAMILIES",
     "GEMMA",
     "GLM",
     "GPT2",
     "GPT_NEOX",
+    "HELIUM",
     "LLAMA",
+    "NEMOTRON",
     "OLMO",
     "OPT",
     "PHI",

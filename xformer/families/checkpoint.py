@@ -385,6 +385,7 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         *("dropout", "attention_dropout", "activation_dropout", "rematerialize", "suppress_special"),
         *(() if isinstance(config, LanguageModelConfig | TransformerConfig) else ("pad_id", "bos_id", "eos_id")),
         *(() if positions == "sinusoidal" else ("sinusoidal_layout",)),
+        *(() if positions == "alibi" else ("alibi_scale",)),
         *(() if positions == "relative" else ("relative_buckets", "relative_max_distance")),
         *(() if positions == "rotary" else ("rope_theta", "rope_scaling", "rotary_fraction", "rope_local_theta")),
         *(() if positions == "learned" else ("max_positions",)),

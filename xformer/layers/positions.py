@@ -487,23 +487,26 @@ class ALiBi(Module):
 
     Args:
         num_heads: Number of heads.
+        scale: Factor of the slopes.
     """
 
     num_heads: int
+    scale: float
 
-    def __init__(self, num_heads: int):
+    def __init__(self, num_heads: int, *, scale: float = 1.0):
         self.num_heads = num_heads
+        self.scale = scale
 
     @property
     def slopes(self) -> list[float]:
-        """Slopes of the heads, 2^(-8 i / heads) for a power of two.
+        """Slopes of the heads, scale * 2^(-8 i / heads) for a power of two.
 
         For other numbers of heads, every second slope of the next power of two fills up.
         """
         power = 1 << (self.num_heads.bit_length() - 1)
         slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
         between = [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power + 1, 2)]
-        return slopes + between[: self.num_heads - power]
+        return [self.scale * slope for slope in slopes + between[: self.num_heads - power]]
 
     def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""

@@ -156,7 +156,7 @@ class LayerFactory:
         if c.positions == "rotary":
             return self._rotary(c.rope_theta, c.rope_scaling)
         if c.positions == "alibi":
-            return ALiBi(c.num_heads)
+            return ALiBi(c.num_heads, scale=c.alibi_scale)
         if c.positions == "relative":
             return RelativeBias(
                 c.num_heads,

@@ -91,6 +91,7 @@ class ModelConfig(Config):
     sinusoidal_layout: str = option(
         "Order of the features of sinusoidal positions.", default="interleaved", choices=SINUSOIDAL_LAYOUTS
     )
+    alibi_scale: float = option("Factor of the slopes of alibi (Falcon: 1 / sqrt(head_dim)).", default=1.0, above=0)
     relative_buckets: int = option("Buckets of relative positions (T5).", default=32, at_least=2)
     relative_max_distance: int = option(
         "Distance from which relative positions share a bucket.", default=128, at_least=1
