@@ -83,7 +83,30 @@ BERT = {
     "max_position_embeddings": 32,
 }
 ROBERTA = {**BERT, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+MPNET = {**BERT, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 DISTILBERT = {"vocab_size": 61, "dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 40, "max_position_embeddings": 32}
+MODERNBERT = {
+    **BERT,
+    "num_hidden_layers": 4,
+    "local_attention": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+DEBERTA = {
+    **BERT,
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "max_relative_positions": 8,
+    "position_buckets": 4,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "legacy": False,
+}
 
 GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4}
 
@@ -254,6 +277,45 @@ CASES = {
         "DistilBertConfig",
         "DistilBertForSequenceClassification",
         {**DISTILBERT, "num_labels": 3},
+    ),
+    "camembert_masked_lm": ("CamembertConfig", "CamembertForMaskedLM", ROBERTA),
+    "electra_masked_lm": ("ElectraConfig", "ElectraForMaskedLM", {**BERT, "embedding_size": 16}),
+    "electra_classifier": (
+        "ElectraConfig",
+        "ElectraForSequenceClassification",
+        {**BERT, "embedding_size": 24, "num_labels": 3},
+    ),
+    "albert": ("AlbertConfig", "AlbertModel", {**BERT, "embedding_size": 24}),
+    "albert_masked_lm": ("AlbertConfig", "AlbertForMaskedLM", {**BERT, "embedding_size": 16}),
+    "albert_classifier": (
+        "AlbertConfig",
+        "AlbertForSequenceClassification",
+        {**BERT, "num_hidden_layers": 3, "embedding_size": 16, "num_labels": 3},
+    ),
+    "mpnet": ("MPNetConfig", "MPNetModel", MPNET),
+    "mpnet_masked_lm": ("MPNetConfig", "MPNetForMaskedLM", MPNET),
+    "mpnet_classifier": ("MPNetConfig", "MPNetForSequenceClassification", {**MPNET, "num_labels": 3}),
+    "modernbert": ("ModernBertConfig", "ModernBertModel", MODERNBERT),
+    "modernbert_masked_lm": ("ModernBertConfig", "ModernBertForMaskedLM", MODERNBERT),
+    "modernbert_classifier": (
+        "ModernBertConfig",
+        "ModernBertForSequenceClassification",
+        {
+            **MODERNBERT,
+            "num_labels": 3,
+            "classifier_pooling": "mean",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "classifier_bias": True,
+        },
+    ),
+    "deberta_v2": ("DebertaV2Config", "DebertaV2Model", {**DEBERTA, "max_relative_positions": -1}),
+    "deberta_v2_masked_lm": ("DebertaV2Config", "DebertaV2ForMaskedLM", DEBERTA),
+    "deberta_v2_classifier": (
+        "DebertaV2Config",
+        "DebertaV2ForSequenceClassification",
+        {**DEBERTA, "type_vocab_size": 2, "num_labels": 3},
     ),
     "gemma2": (
         "Gemma2Config",
@@ -433,7 +495,16 @@ CASES = {
 }
 
 # Cases whose gradients are stored: one for each class of models, and those with layers that no other has.
-GRADIENTS = ("llama", "olmo2", "granite", "phi", "marian", "bert_classifier", "vit_classifier")
+GRADIENTS = (
+    "llama",
+    "olmo2",
+    "granite",
+    "phi",
+    "marian",
+    "bert_classifier",
+    "albert_classifier",
+    "vit_classifier",
+)
 
 # Attention of transformers for a case. Its eager attention adds the ALiBi of Falcon twice.
 IMPLEMENTATIONS = {"falcon_alibi": "sdpa"}

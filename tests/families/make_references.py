@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from transformers.models.bloom import modeling_bloom
+from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from tests.families.cases import CASES, GRADIENTS, IMPLEMENTATIONS
 
@@ -32,8 +33,12 @@ def float64_throughout():
     def gelu(x):  # the constant of BLOOM has eight digits
         return torch.nn.functional.gelu(x, approximate="tanh")
 
+    def scale(query, factor):  # the root of DeBERTa is float32
+        return torch.tensor(query.shape[-1] * factor, dtype=torch.float64).sqrt()
+
     with (
         mock.patch.object(modeling_bloom, "bloom_gelu_forward", gelu),
+        mock.patch.object(modeling_deberta_v2, "scaled_size_sqrt", scale),
         mock.patch.object(torch.Tensor, "to", to_wide),
         mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
         mock.patch.object(torch, "arange", lambda *args, dtype=None, **k: arange(*args, dtype=wide(dtype), **k)),

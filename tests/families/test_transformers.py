@@ -15,8 +15,6 @@ from xformer.families import load_pretrained, save_pretrained
 pytestmark = pytest.mark.skipif("XFORMER_FAMILIES" not in os.environ, reason="run: nox -s families")
 
 DATA = Path(__file__).parent / "data"
-READ_ONLY = ("roberta", "xlm_roberta", "distilbert")  # families without write_config
-WRITABLE = [name for name in CASES if not name.startswith(READ_ONLY)]
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +66,18 @@ def test_references_are_what_transformers_computes(name, references, tmp_path):
         assert_equal_outputs(load_file(tmp_path / file.relative_to(DATA / name)), load_file(file))
 
 
-@pytest.mark.parametrize("name", WRITABLE)
+@pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_that_was_loaded_and_saved_gives_the_same_outputs(name, references, tmp_path):
     save_pretrained(load_pretrained(DATA / name, dtype="float64"), tmp_path)
     implementation = IMPLEMENTATIONS.get(name, "eager")
     outputs = outputs_in_transformers(references, tmp_path, CASES[name][1], implementation)
     expected = dict(np.load(DATA / name / "reference.npz"))
+    if "greedy" not in expected and "tokens" in expected:  # RoBERTa's positions of padding are not kept
+        is_token = (expected["tokens"] != load_pretrained(tmp_path).config.pad_id)[..., None]
+        for arrays in (outputs, expected):
+            for key in ("hidden_states", "logits"):
+                if key in arrays and arrays[key].ndim > 2:
+                    arrays[key] = arrays[key] * is_token
     assert_equal_outputs(outputs, expected)
 
 

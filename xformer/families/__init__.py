@@ -1,10 +1,13 @@
 """Public checkpoints in the Hugging Face format, read and written by one table for each family."""
 
+from xformer.families.albert import ALBERT
 from xformer.families.bart import BART
-from xformer.families.bert import BERT, DISTILBERT, ROBERTA
+from xformer.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from xformer.families.bloom import BLOOM
 from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.cohere import COHERE
+from xformer.families.deberta import DEBERTA_V2
+from xformer.families.electra import ELECTRA
 from xformer.families.ernie import ERNIE
 from xformer.families.falcon import FALCON
 from xformer.families.family import FAMILIES, Family, family_of, register
@@ -14,6 +17,8 @@ from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
 from xformer.families.helium import HELIUM
 from xformer.families.llama import LLAMA, PHI3
+from xformer.families.modernbert import MODERNBERT
+from xformer.families.mpnet import MPNET
 from xformer.families.nemotron import NEMOTRON
 from xformer.families.olmo import OLMO
 from xformer.families.opt import OPT
@@ -26,11 +31,15 @@ from xformer.families.vit import VIT
 from xformer.families.whisper import WHISPER
 
 __all__ = [
+    "ALBERT",
     "BART",
     "BERT",
     "BLOOM",
+    "CAMEMBERT",
     "COHERE",
+    "DEBERTA_V2",
     "DISTILBERT",
+    "ELECTRA",
     "ERNIE",
     "FALCON",
     "FAMILIES",
@@ -40,6 +49,8 @@ __all__ = [
     "GPT_NEOX",
     "HELIUM",
     "LLAMA",
+    "MODERNBERT",
+    "MPNET",
     "NEMOTRON",
     "OLMO",
     "OPT",
@@ -51,6 +62,7 @@ __all__ = [
     "T5",
     "VIT",
     "WHISPER",
+    "XLM_ROBERTA",
     "Family",
     "family_of",
     "load_lora",

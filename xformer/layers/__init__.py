@@ -8,13 +8,14 @@ from xformer.layers.embedding import Embedding, InputEmbedding
 from xformer.layers.initializer import Initializer
 from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
 from xformer.layers.linear import Linear
-from xformer.layers.normalization import LayerNorm, MaxScaledLayerNorm, RMSNorm
+from xformer.layers.normalization import Identity, LayerNorm, MaxScaledLayerNorm, RMSNorm
 from xformer.layers.patches import PatchEmbedding
 from xformer.layers.pointer_generator import CopyHead
 from xformer.layers.positions import (
     ALiBi,
     LearnedPositions,
     RelativeBias,
+    RelativeEmbedding,
     Rotary,
     Sinusoidal,
     remaining_length,
@@ -45,6 +46,7 @@ __all__ = [
     "EncoderLayer",
     "FeedForward",
     "GatedFeedForward",
+    "Identity",
     "Initializer",
     "InputEmbedding",
     "KVCache",
@@ -63,6 +65,7 @@ __all__ = [
     "RMSNorm",
     "RecordedAttention",
     "RelativeBias",
+    "RelativeEmbedding",
     "Rotary",
     "SandwichNorm",
     "SharedNormEncoderLayer",

@@ -61,6 +61,9 @@ class EncoderPipeline(Pipeline):
         encoded = self.tokenizer.encode_batch(texts)
         return [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in encoded]  # the last is special
 
+    def _class_logits(self, states: Array, is_token: Array) -> Array:
+        return self.model.class_logits(states, mask=is_token)
+
     def _run(
         self,
         encoded: Sequence[list[int]],
@@ -303,7 +306,7 @@ class Classifier(EncoderPipeline):
         check_texts(texts)
         if not len(texts):
             return []
-        logits = self._run(self.encode(texts), lambda states, _: self.model.class_logits(states), batch_tokens)
+        logits = self._run(self.encode(texts), self._class_logits, batch_tokens)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
         rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
         best = [max(range(len(row)), key=row.__getitem__) for row in rows]
@@ -379,8 +382,8 @@ class Reranker(EncoderPipeline):
         """Return the logit of each pair of a query and a document."""
         encoded = self.encode_pairs(pairs)
         types = [types for _, types in encoded] if self.model.config.num_token_types > 1 else None
-        ids, function = [ids for ids, _ in encoded], lambda states, _: self.model.class_logits(states)
-        return self._run(ids, function, batch_tokens, types)[:, 0].tolist() if ids else []
+        ids = [ids for ids, _ in encoded]
+        return self._run(ids, self._class_logits, batch_tokens, types)[:, 0].tolist() if ids else []
 
 
 def _read_modules(path: Path) -> list[dict[str, Any]]:
