@@ -50,12 +50,18 @@ class Architecture:
         keys: {metadata key without the architecture: key of config.json}.
         interleaved: Tensors whose rows are permuted so that rotary positions rotate adjacent features.
         transposed: Matrices that are stored transposed.
+        has_norms_plus_one: Whether the weights of norms are stored plus one.
+        model_type: Model type of the family; default the name of the architecture.
+        defaults: Function of the values of config.json that returns values of keys that the file may omit.
     """
 
     tensors: Mapping[str, str]
     keys: Mapping[str, str]
     interleaved: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
+    has_norms_plus_one: bool = False
+    model_type: str | None = None
+    defaults: Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default=lambda config: {})
 
 
 _LAYER = "model.layers.{i}."
@@ -74,6 +80,12 @@ _LLAMA_TENSORS = {
     "blk.{i}.ffn_gate": _LAYER + "mlp.gate_proj",
     "blk.{i}.ffn_up": _LAYER + "mlp.up_proj",
     "blk.{i}.ffn_down": _LAYER + "mlp.down_proj",
+}
+_GEMMA_TENSORS = {
+    **_LLAMA_TENSORS,
+    "blk.{i}.post_attention_norm": _LAYER + "post_attention_layernorm",
+    "blk.{i}.ffn_norm": _LAYER + "pre_feedforward_layernorm",
+    "blk.{i}.post_ffw_norm": _LAYER + "post_feedforward_layernorm",
 }
 _GPT2_TENSORS = {
     "token_embd": "transformer.wte",
@@ -98,9 +110,41 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+_GEMMA_KEYS = {
+    **_KEYS,
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
 
-# By name, which is also the model type of the family.
+
+def _gemma_scale(config: dict[str, Any], num_layers_27b: int) -> dict[str, Any]:
+    """Return the scale of attention, which llama.cpp does not store: that of 27B depends on d_model."""
+    if config.get("num_hidden_layers") == num_layers_27b:
+        return {"query_pre_attn_scalar": config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)}
+    return {"query_pre_attn_scalar": config.get("head_dim")}
+
+
+# By name, which is usually the model type of the family.
 ARCHITECTURES = {
+    "gemma2": Architecture(
+        tensors=_GEMMA_TENSORS,
+        keys=_GEMMA_KEYS,
+        has_norms_plus_one=True,
+        defaults=lambda config: {
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            **_gemma_scale(config, 46),
+        },
+    ),
+    "gemma3": Architecture(
+        tensors=_GEMMA_TENSORS,
+        keys=_GEMMA_KEYS,
+        has_norms_plus_one=True,
+        model_type="gemma3_text",
+        defaults=lambda config: _gemma_scale(config, 62),
+    ),
     "llama": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, interleaved=("attn_q", "attn_k")),
     "qwen2": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
     "qwen3": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
@@ -177,8 +221,12 @@ class GGUFFile(TensorFiles):
         if "token_embd.weight" not in stored:
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         architecture = ARCHITECTURES[name]
-        self.config = {"model_type": name, "vocab_size": stored["token_embd.weight"].shape[0]}
-        self.config |= _translate_metadata(self.metadata, architecture, stored, path)
+        self.config = {
+            "model_type": architecture.model_type or name,
+            "vocab_size": stored["token_embd.weight"].shape[0],
+        }
+        values = _translate_metadata(self.metadata, architecture, stored, path)
+        self.config |= {**architecture.defaults(values), **values}
         self.entries: dict[str, TensorEntry] = {
             _family_name(key, architecture.tensors): dataclasses.replace(
                 entry, arrange=_arrangement(key, architecture, self.config)
@@ -235,6 +283,8 @@ def _arrangement(key: str, architecture: Architecture, config: dict[str, Any]) -
         return _deinterleave(num_heads if module == "attn_q" else config.get("num_key_value_heads", num_heads))
     if module in architecture.transposed and suffix == "weight":
         return np.transpose
+    if module.endswith("norm") and architecture.has_norms_plus_one:
+        return lambda x: x.astype(np.float64) - 1.0
     return lambda x: x
 
 
