@@ -83,7 +83,30 @@ BERT = {
     "max_position_embeddings": 32,
 }
 ROBERTA = {**BERT, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+MPNET = {**BERT, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 DISTILBERT = {"vocab_size": 61, "dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 40, "max_position_embeddings": 32}
+MODERNBERT = {
+    **BERT,
+    "num_hidden_layers": 4,
+    "local_attention": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+DEBERTA = {
+    **BERT,
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "max_relative_positions": 8,
+    "position_buckets": 4,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "legacy": False,
+}
 
 GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4}
 
@@ -126,6 +149,17 @@ NEOX = {
     "eos_token_id": 0,
 }
 QWEN3_MOE = {**LLAMA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+FALCON = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+BLOOM = {"vocab_size": 61, "hidden_size": 24, "n_layer": 2, "n_head": 4, "pad_token_id": 3}
 
 FULL = ["full_attention", "full_attention"]
 STABLELM = {**LLAMA, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -192,6 +226,17 @@ CASES = {
             "original_max_position_embeddings": 32,
         },
     ),
+    "phi3_partial_rotary": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {
+            **LLAMA,
+            "hidden_size": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 32,
+        },
+    ),
     "bart": ("BartConfig", "BartForConditionalGeneration", BART),
     "mbart": ("MBartConfig", "MBartForConditionalGeneration", {**BART, "scale_embedding": True}),
     "marian": (
@@ -233,6 +278,45 @@ CASES = {
         "DistilBertConfig",
         "DistilBertForSequenceClassification",
         {**DISTILBERT, "num_labels": 3},
+    ),
+    "camembert_masked_lm": ("CamembertConfig", "CamembertForMaskedLM", ROBERTA),
+    "electra_masked_lm": ("ElectraConfig", "ElectraForMaskedLM", {**BERT, "embedding_size": 16}),
+    "electra_classifier": (
+        "ElectraConfig",
+        "ElectraForSequenceClassification",
+        {**BERT, "embedding_size": 24, "num_labels": 3},
+    ),
+    "albert": ("AlbertConfig", "AlbertModel", {**BERT, "embedding_size": 24}),
+    "albert_masked_lm": ("AlbertConfig", "AlbertForMaskedLM", {**BERT, "embedding_size": 16}),
+    "albert_classifier": (
+        "AlbertConfig",
+        "AlbertForSequenceClassification",
+        {**BERT, "num_hidden_layers": 3, "embedding_size": 16, "num_labels": 3},
+    ),
+    "mpnet": ("MPNetConfig", "MPNetModel", MPNET),
+    "mpnet_masked_lm": ("MPNetConfig", "MPNetForMaskedLM", MPNET),
+    "mpnet_classifier": ("MPNetConfig", "MPNetForSequenceClassification", {**MPNET, "num_labels": 3}),
+    "modernbert": ("ModernBertConfig", "ModernBertModel", MODERNBERT),
+    "modernbert_masked_lm": ("ModernBertConfig", "ModernBertForMaskedLM", MODERNBERT),
+    "modernbert_classifier": (
+        "ModernBertConfig",
+        "ModernBertForSequenceClassification",
+        {
+            **MODERNBERT,
+            "num_labels": 3,
+            "classifier_pooling": "mean",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "classifier_bias": True,
+        },
+    ),
+    "deberta_v2": ("DebertaV2Config", "DebertaV2Model", {**DEBERTA, "max_relative_positions": -1}),
+    "deberta_v2_masked_lm": ("DebertaV2Config", "DebertaV2ForMaskedLM", DEBERTA),
+    "deberta_v2_classifier": (
+        "DebertaV2Config",
+        "DebertaV2ForSequenceClassification",
+        {**DEBERTA, "type_vocab_size": 2, "num_labels": 3},
     ),
     "gemma2": (
         "Gemma2Config",
@@ -439,7 +523,64 @@ CASES = {
             "tie_word_embeddings": True,
         },
     ),
+    "falcon": ("FalconConfig", "FalconForCausalLM", FALCON),
+    "falcon_new": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40},
+    ),
+    "falcon_new_shared_norm": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {
+            **FALCON,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "falcon_alibi": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "bloom": ("BloomConfig", "BloomForCausalLM", BLOOM),
+    "bloom_untied": ("BloomConfig", "BloomForCausalLM", {**BLOOM, "n_head": 6, "tie_word_embeddings": False}),
+    "nemotron": ("NemotronConfig", "NemotronForCausalLM", {**LLAMA, "head_dim": 8}),
+    "nemotron_tied_biases": (
+        "NemotronConfig",
+        "NemotronForCausalLM",
+        {
+            **LLAMA,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu",
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0},
+        },
+    ),
+    "helium": ("HeliumConfig", "HeliumForCausalLM", {**LLAMA, "head_dim": 6}),
+    "helium_tied_biases": (
+        "HeliumConfig",
+        "HeliumForCausalLM",
+        {**LLAMA, "head_dim": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
 }
 
 # Cases whose gradients are stored: one for each class of models, and those with layers that no other has.
-GRADIENTS = ("llama", "mixtral", "olmo2", "granite", "phi", "marian", "bert_classifier", "vit_classifier")
+GRADIENTS = (
+    "llama",
+    "mixtral",
+    "olmo2",
+    "granite",
+    "phi",
+    "marian",
+    "bert_classifier",
+    "albert_classifier",
+    "vit_classifier",
+)
+
+# Attention of transformers for a case. Its eager attention adds the ALiBi of Falcon twice.
+IMPLEMENTATIONS = {"falcon_alibi": "sdpa"}

@@ -12,8 +12,10 @@ from unittest import mock
 import numpy as np
 import torch
 import transformers
+from transformers.models.bloom import modeling_bloom
+from transformers.models.deberta_v2 import modeling_deberta_v2
 
-from tests.families.cases import CASES, GRADIENTS
+from tests.families.cases import CASES, GRADIENTS, IMPLEMENTATIONS
 
 
 @contextlib.contextmanager
@@ -28,7 +30,15 @@ def float64_throughout():
         keywords = {name: wide(value) if name == "dtype" else value for name, value in keywords.items()}
         return to(self, *map(wide, args), **keywords)
 
+    def gelu(x):  # the constant of BLOOM has eight digits
+        return torch.nn.functional.gelu(x, approximate="tanh")
+
+    def scale(query, factor):  # the root of DeBERTa is float32
+        return torch.tensor(query.shape[-1] * factor, dtype=torch.float64).sqrt()
+
     with (
+        mock.patch.object(modeling_bloom, "bloom_gelu_forward", gelu),
+        mock.patch.object(modeling_deberta_v2, "scaled_size_sqrt", scale),
         mock.patch.object(torch.Tensor, "to", to_wide),
         mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
         mock.patch.object(torch, "arange", lambda *args, dtype=None, **k: arange(*args, dtype=wide(dtype), **k)),
@@ -58,7 +68,10 @@ def randomize(model, seed: int) -> None:
 
 def make(name: str, directory: Path) -> None:
     config_class, model_class, values = CASES[name]
-    config = getattr(transformers, config_class)(**values, attn_implementation="eager", experts_implementation="eager")
+    implementation = IMPLEMENTATIONS.get(name, "eager")
+    config = getattr(transformers, config_class)(
+        **values, attn_implementation=implementation, experts_implementation="eager"
+    )
     model = getattr(transformers, model_class)(config)
     randomize(model, seed=len(name))
     model.tie_weights()

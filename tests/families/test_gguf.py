@@ -59,7 +59,8 @@ def write_metadata(writer, values):
         writer.add_feed_forward_length(4 * width)
         writer.add_layer_norm_eps(values["layer_norm_epsilon"])
         return
-    rope, head_dim = values["rope_parameters"], values.get("head_dim") or width // heads
+    rope = values["rope_parameters"].get("full_attention", values["rope_parameters"])
+    head_dim = values.get("head_dim") or width // heads
     writer.add_feed_forward_length(values["intermediate_size"])
     writer.add_head_count_kv(values["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
@@ -75,8 +76,11 @@ def write_metadata(writer, values):
     if values["model_type"] in ("llama", "phi3"):
         writer.add_rope_dimension_count(head_dim)
         writer.add_vocab_size(values["vocab_size"])
-    if values["model_type"] == "phi3":
+    if values["model_type"] == "phi3" or "gemma" in values["model_type"]:
         writer.add_sliding_window(values.get("sliding_window") or 0)
+    if values.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(values["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(values["final_logit_softcapping"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -102,7 +106,8 @@ def with_stacked_experts(tensors):
 
 def write_gguf(path, values, tensors, *, kind=TYPE.F32, change=lambda writer: None):
     """Write a checkpoint as a GGUF file, its matrices in the type `kind`."""
-    model_type = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}.get(values["model_type"], values["model_type"])
+    names = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    model_type = names.get(values["model_type"], values["model_type"].removesuffix("_text"))
     writer = gguf.GGUFWriter(path, model_type)
     write_metadata(writer, values)
     change(writer)
@@ -113,6 +118,8 @@ def write_gguf(path, values, tensors, *, kind=TYPE.F32, change=lambda writer: No
             x = interleaved(x, values["num_attention_heads"])
         if model_type == "llama" and ".k_proj." in name:
             x = interleaved(x, values["num_key_value_heads"])
+        if "gemma" in model_type and name.endswith("norm.weight"):
+            x = x + 1
         if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             x = x.T
         key = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -162,6 +169,39 @@ def test_a_converted_checkpoint_has_the_parameters_and_logits_of_the_original(ca
     logits = model(reference["tokens"])
     # The divisors of frequencies are float32 in the file.
     assert np.max(np.abs(logits - reference["logits"])) < 1e-6 * np.max(np.abs(reference["logits"]))
+
+
+@pytest.mark.parametrize("factor", [None, 8.0])
+@pytest.mark.parametrize("case", ["gemma2", "gemma3"])
+def test_gemma_has_the_parameters_and_logits_of_the_original(case, factor, tmp_path):
+    shutil.copytree(DATA / case, tmp_path / case)
+    values = json.loads((tmp_path / case / "config.json").read_text())
+    del values["layer_types"]
+    values["query_pre_attn_scalar"] = values["head_dim"]  # llama.cpp assumes both, except for the scale of 27B
+    if factor is not None and case == "gemma3":
+        values["rope_parameters"]["full_attention"] |= {"rope_type": "linear", "factor": factor}
+    (tmp_path / case / "config.json").write_text(json.dumps(values))
+    write_gguf(tmp_path / "model.gguf", values, load_file(DATA / case / "model.safetensors"))
+    model = load_pretrained(tmp_path / "model.gguf", dtype="float64")
+    original = load_pretrained(tmp_path / case, dtype="float64")
+    assert model.config == original.config
+    for (name, x), (other, y) in zip(model.named_parameters(), original.named_parameters(), strict=True):
+        assert name == other
+        np.testing.assert_allclose(x, y, rtol=1e-7, atol=0)  # weights of norms plus one are float32 in the file
+    tokens = np.load(DATA / case / "reference.npz")["tokens"]
+    np.testing.assert_allclose(model(tokens), original(tokens), rtol=0, atol=1e-5)
+
+
+def test_the_scale_of_gemma_27b_depends_on_the_width():
+    values = {"hidden_size": 4608, "num_attention_heads": 32, "head_dim": 128}
+    scales = {
+        (name, layers): gguf_file.ARCHITECTURES[name].defaults({**values, "num_hidden_layers": layers})
+        for name in ("gemma2", "gemma3")
+        for layers in (26, 46, 62)
+    }
+    found = {key: value["query_pre_attn_scalar"] for key, value in scales.items()}
+    assert {key for key, value in found.items() if value == 144} == {("gemma2", 46), ("gemma3", 62)}
+    assert set(found.values()) == {128, 144}
 
 
 def random_blocks(kind, shape, rng):
@@ -270,7 +310,7 @@ def test_an_unknown_architecture_is_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(CheckpointError, match="has the architecture 'rwkv7'; expected one of gpt2, llama"):
+    with pytest.raises(CheckpointError, match="has the architecture 'rwkv7'; expected one of gemma2, gemma3, gpt2"):
         load_pretrained(tmp_path)
 
 

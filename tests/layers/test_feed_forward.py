@@ -14,7 +14,7 @@ from xformer.layers import ClampedFeedForward, FeedForward, GatedFeedForward
 from xformer.ops import activation
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu", "relu_squared"])
 def test_activations_equal_those_of_torch(xp, name):
     torch = pytest.importorskip("torch", reason="torch is what they are compared with")
     functional = torch.nn.functional
@@ -22,6 +22,7 @@ def test_activations_equal_those_of_torch(xp, name):
         "relu": functional.relu,
         "gelu": functional.gelu,
         "silu": functional.silu,
+        "relu_squared": lambda x: functional.relu(x) ** 2,
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     }[name]
     x = np.linspace(-7.0, 7.0, 301)

@@ -123,6 +123,10 @@ def test_alibi_has_the_slopes_of_the_paper():
     assert ALiBi(12).slopes == pytest.approx([2.0**-i for i in range(1, 9)] + [2.0 ** -(i / 2) for i in (1, 3, 5, 7)])
 
 
+def test_a_scale_multiplies_the_slopes_of_alibi():
+    assert ALiBi(2, scale=0.5).slopes == [2.0**-5, 2.0**-9]
+
+
 def test_alibi_grows_with_the_distance(xp):
     bias = ALiBi(2).terms(2, 4, xp.zeros((1,), dtype=xp.float32)).bias
     distance = np.asarray([[2, 1, 0, 1], [3, 2, 1, 0]])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from safetensors.numpy import save_file
 from tokenizers.processors import TemplateProcessing
 
 import xformer as xf
@@ -138,23 +139,115 @@ def test_pooling_follows_the_files_of_sentence_transformers(bert):
     embedder = xf.Embedder.from_pretrained(bert)
     assert (embedder.pooling, embedder.normalize) == ("cls", False)
     np.testing.assert_allclose(embedder(["dog"])[0], embedder.model(embedder.encode(["dog"]))[0, 0], atol=1e-6)
-    (bert / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
-    with pytest.raises(CheckpointError, match=r"has the module sentence_transformers.models.Dense"):
+    for modules, match in (
+        ("Transformer Pooling CNN", r"has the module sentence_transformers.models.CNN"),
+        ("Transformer Normalize Pooling", r"has Transformer, Normalize, Pooling; expected .*, in this order"),
+    ):
+        write_modules(bert, modules)
+        with pytest.raises(CheckpointError, match=match):
+            xf.Embedder.from_pretrained(bert)
+
+
+def write_modules(directory, kinds):
+    """Write modules.json of sentence-transformers."""
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": paths.get(kind, f"{i}_{kind}"),
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds.split())
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    for module in modules:
+        (directory / module["path"]).mkdir(exist_ok=True)
+
+
+def write_dense(directory, in_features, out_features, activation="torch.nn.modules.activation.Tanh", bias=True):
+    """Write a Dense module of sentence-transformers, and return its weight and bias."""
+    rng = np.random.default_rng(0)
+    tensors = {"linear.weight": rng.normal(size=(out_features, in_features)).astype("f4")}
+    if bias:
+        tensors["linear.bias"] = rng.normal(size=out_features).astype("f4")
+    values = {"in_features": in_features, "out_features": out_features, "bias": bias, "activation_function": activation}
+    (directory / "config.json").write_text(json.dumps(values))
+    save_file(tensors, directory / "model.safetensors")
+    return tensors["linear.weight"], tensors.get("linear.bias", 0.0)
+
+
+def test_maps_follow_pooling_and_vectors_are_truncated_before_they_are_normalized(bert):
+    write_modules(bert, "Transformer Pooling Dense Dense Normalize")
+    (bert / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    first = write_dense(bert / "2_Dense", 24, 16)
+    second = write_dense(bert / "3_Dense", 16, 7, "torch.nn.modules.linear.Identity", bias=False)
+    embedder, texts = xf.Embedder.from_pretrained(bert), ["a man sleeps", "dog"]
+    expected = [
+        second[0] @ np.tanh(first[0] @ embedder.model(embedder.encode([text]))[0].mean(axis=0) + first[1])
+        for text in texts
+    ]
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    np.testing.assert_allclose(embedder(texts), unit(expected), atol=1e-6)
+    assert embedder([]).shape == (0, 7)
+    np.testing.assert_allclose(embedder(texts, truncate_dim=3), unit(np.asarray(expected)[:, :3]), atol=1e-6)
+    options = {"dense": embedder.dense, "normalize": False, "truncate_dim": 5}
+    short = xf.Embedder(embedder.model, embedder.tokenizer, **options)
+    np.testing.assert_allclose(short(texts), np.asarray(expected)[:, :5], atol=1e-6)
+    assert (short([]).shape, short(texts, truncate_dim=2).shape) == ((0, 5), (2, 2))
+    for size, match in (
+        (8, "truncate_dim is 8; expected at most 7"),
+        (0, "truncate_dim is 0"),
+        (2.5, "truncate_dim is"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            embedder(texts, truncate_dim=size)
+    with pytest.raises(ConfigError, match=r"dense\[0\] has a weight of shape \(16, 7\); expected 24 in_features"):
+        xf.Embedder(embedder.model, embedder.tokenizer, dense=embedder.dense[1:])
+    write_dense(bert / "3_Dense", 16, 7, "torch.nn.modules.activation.Softplus")
+    with pytest.raises(CheckpointError, match="has the activation 'Softplus'; expected one of Tanh, ReLU"):
         xf.Embedder.from_pretrained(bert)
+
+
+@pytest.mark.parametrize("xp", ["numpy", "array_api_strict", "torch"])
+def test_vectors_of_language_models_are_the_last_states(tmp_path, xp):
+    pytest.importorskip(xp)
+    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    directory = checkpoint(tmp_path, "qwen3", "<s> $A </s>", special)
+    write_modules(directory, "Transformer Pooling Normalize")
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    assert pipeline_class(directory) is xf.Embedder
+    embedder = xf.Embedder.from_pretrained(directory, xp, dtype="float32")
+    assert (embedder.pooling, embedder.normalize) == ("lasttoken", True)
+    texts = ["a man sleeps", "dog", "the dog runs on a bench"]
+    vectors, model = embedder(texts), xf.load_pretrained(directory)
+    for text, vector in zip(texts, vectors, strict=True):
+        (ids,) = embedder.encode([text])
+        assert ids[-1] == 2
+        last = model.states([ids])[0, -1]
+        np.testing.assert_allclose(vector, last / np.linalg.norm(last), atol=1e-5)
+    np.testing.assert_allclose(
+        model.states([ids]) @ dict(model.named_parameters())["output.weight"], model([ids]), atol=1e-5
+    )
+    short = xf.Embedder(embedder.model, embedder.tokenizer, pooling="lasttoken", max_length=4)
+    assert [ids[-1] for ids in short.encode(texts)] == [2, 2, 2]
+    assert max(map(len, short.encode(texts))) == 4
 
 
 @pytest.mark.slow  # imports torch and transformers
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("include_prompt", [True, False])
-@pytest.mark.parametrize("pooling", [{"pooling_mode_mean_tokens": True}, {"pooling_mode": "cls"}])
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode_mean_tokens": True}, {"pooling_mode": "cls"}, {"pooling_mode": "lasttoken"}]
+)
 def test_vectors_are_those_of_sentence_transformers(bert, pooling, include_prompt):
     library = pytest.importorskip("sentence_transformers")
-    names = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    write_modules(bert, "Transformer Pooling Dense Normalize")
+    write_dense(bert / "2_Dense", 24, 16)
     files = {
-        "modules.json": [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for i, (name, path) in enumerate(names.items())
-        ],
         "1_Pooling/config.json": {"word_embedding_dimension": 24, **pooling, "include_prompt": include_prompt},
         "sentence_bert_config.json": {"max_seq_length": 9, "do_lower_case": True},
         "config_sentence_transformers.json": {
@@ -169,8 +262,6 @@ def test_vectors_are_those_of_sentence_transformers(bert, pooling, include_promp
             "unk_token": "<unk>",
         },
     }
-    (bert / "1_Pooling").mkdir()
-    (bert / "2_Normalize").mkdir()
     for name, values in files.items():
         (bert / name).write_text(json.dumps(values))
     theirs = library.SentenceTransformer(str(bert), device="cpu")
@@ -178,6 +269,8 @@ def test_vectors_are_those_of_sentence_transformers(bert, pooling, include_promp
     texts = ["A MAN Sleeps", "dog [SEP] bench", "the dog runs on a bench on a bench on a bench", ""]
     for options in ({}, {"prompt": "a man : "}, {"prompt": ""}, {"prompt_name": "document"}, {"prompt_name": "query"}):
         np.testing.assert_allclose(ours(texts, **options), theirs.encode(texts, **options), atol=2e-6)
+    short = theirs.encode(texts, truncate_dim=5, normalize_embeddings=True)
+    np.testing.assert_allclose(ours(texts, truncate_dim=5), short, atol=2e-6)
     np.testing.assert_array_equal(ours(["A CAT"]), ours(["a cat"]))
     assert np.abs(ours(["dog"]) - ours(["dog"], prompt="")).max() > 0.01
 
@@ -313,8 +406,9 @@ def test_a_checkpoint_of_another_kind_is_refused(bert, llama):
         CheckpointError, match="has an encoder; Translator expects an encoder-decoder; use Embedder, Classifier or Rer"
     ):
         xf.Translator.from_pretrained(bert)
-    with pytest.raises(CheckpointError, match="has a language model; Embedder expects an encoder; use TextGenerator"):
-        xf.Embedder.from_pretrained(llama)
+    message = "has a language model; Classifier expects an encoder; use TextGenerator or Embedder"
+    with pytest.raises(CheckpointError, match=message):
+        xf.Classifier.from_pretrained(llama)
 
 
 @pytest.mark.parametrize("length", ["x", [1], -1, 2.5, True])

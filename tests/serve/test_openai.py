@@ -234,8 +234,11 @@ def test_embeddings(client, directory):
     for answer in answers:
         np.testing.assert_allclose([each.embedding for each in answer.data], expected, atol=1e-5)
     assert answers[0].usage.prompt_tokens == answers[0].usage.total_tokens > 70
-    with pytest.raises(openai.BadRequestError, match=r"expected \d+, the size of the vectors"):
-        client.embeddings.create(model="bert", input="a", dimensions=5)
+    (short,) = client.embeddings.create(model="bert", input=texts[0], dimensions=5).data
+    first = np.asarray(expected[0][:5])
+    np.testing.assert_allclose(short.embedding, first / np.linalg.norm(first), atol=1e-5)
+    with pytest.raises(openai.BadRequestError, match=r"expected at most \d+, the size of the vectors"):
+        client.embeddings.create(model="bert", input="a", dimensions=500)
 
 
 def test_texts_of_users_contain_no_special_tokens(generator):

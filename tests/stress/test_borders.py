@@ -230,6 +230,7 @@ def model_options(draw):
         "norm_bias": choose(False, True),
         "positions": choose(*POSITIONS),
         "max_positions": choose(1, 4, 1024),
+        "alibi_scale": choose(1.0, 0.5),
         "relative_buckets": choose(2, 3, 4, 32),
         "relative_max_distance": choose(1, 2, 8, 128),
         "rope_local_theta": choose(None, None, 100.0),
@@ -340,6 +341,11 @@ def test_encoder(data):
     options, layers = data.draw(model_options())
     options |= {"num_token_types": data.draw(st.sampled_from([0, 0, 2])), "num_labels": data.draw(st.integers(0, 3))}
     options |= {"pooler": data.draw(st.sampled_from(["none", "tanh", "relu"])), "masked_lm": data.draw(st.booleans())}
+    options |= {name: data.draw(st.booleans()) for name in ("pooler_norm", "head_bias", "first_norm", "share_layers")}
+    options |= {"pooling": data.draw(st.sampled_from(["cls", "mean"])), "relative_bias": data.draw(st.booleans())}
+    options |= {"embedding_dim": data.draw(st.sampled_from([None, None, 3]))}
+    if data.draw(st.booleans()):
+        options["positions"] = "disentangled"
     model = outcome(lambda: xf.Encoder(xf.EncoderConfig(vocab_size=VOCABULARY, num_layers=layers, **options)))
     ids = data.draw(token_ids())
     if model is Refused:

@@ -25,6 +25,7 @@ _MAX_LENGTH = 2048  # rows of the table of positions, for models without a maxim
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 # Values of fields that CTranslate2 computes; it has no counterpart of others.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "activation": (*_ACTIVATIONS, "swiglu", "geglu", "geglu_tanh"),
     "norm": ("layer", "rms"),
     "norm_position": ("pre", "post"),
     "embedding_scale": (1.0,),
@@ -32,9 +33,9 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_scale": (1.0,),
     "parallel_residual": (False,),
     "qk_norm": (False,),
+    "alibi_scale": (1.0,),
     "layers_without_positions": ((),),
     "num_experts": (0,),
-    "activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"),
     "attention_sinks": (False,),
     "window": (None,),
     "attention_softcap": (None,),

@@ -244,7 +244,9 @@ def _step(model: Any, tokens: Array, **inputs: Any) -> Arrays:
 def _encode_texts(model: Encoder, tokens: Array, token_types: Array | None = None) -> Arrays:
     outputs = {"states": model(tokens, token_types=token_types)}
     if model.classifier is not None:
-        outputs["class_logits"] = model.class_logits(outputs["states"])
+        mask = padding_mask(tokens, model.config.pad_id)
+        mask = tokens >= 0 if mask is None else mask
+        outputs["class_logits"] = model.class_logits(outputs["states"], mask=mask)
     if model.masked_lm is not None:
         outputs["masked_lm_logits"] = model.masked_lm_logits(outputs["states"])
     return outputs

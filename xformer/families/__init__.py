@@ -1,18 +1,27 @@
 """Public checkpoints in the Hugging Face format, read and written by one table for each family."""
 
+from xformer.families.albert import ALBERT
 from xformer.families.bart import BART
-from xformer.families.bert import BERT, DISTILBERT, ROBERTA
+from xformer.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
+from xformer.families.bloom import BLOOM
 from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.cohere import COHERE
+from xformer.families.deberta import DEBERTA_V2
+from xformer.families.electra import ELECTRA
 from xformer.families.ernie import ERNIE
+from xformer.families.falcon import FALCON
 from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.gemma import GEMMA
 from xformer.families.glm import GLM
 from xformer.families.gpt2 import GPT2
 from xformer.families.gpt_neox import GPT_NEOX
 from xformer.families.gpt_oss import GPT_OSS
+from xformer.families.helium import HELIUM
 from xformer.families.llama import LLAMA, PHI3
 from xformer.families.mixtral import MIXTRAL
+from xformer.families.modernbert import MODERNBERT
+from xformer.families.mpnet import MPNET
+from xformer.families.nemotron import NEMOTRON
 from xformer.families.olmo import OLMO
 from xformer.families.opt import OPT
 from xformer.families.peft import load_lora, save_lora
@@ -24,19 +33,29 @@ from xformer.families.vit import VIT
 from xformer.families.whisper import WHISPER
 
 __all__ = [
+    "ALBERT",
     "BART",
     "BERT",
+    "BLOOM",
+    "CAMEMBERT",
     "COHERE",
+    "DEBERTA_V2",
     "DISTILBERT",
+    "ELECTRA",
     "ERNIE",
+    "FALCON",
     "FAMILIES",
     "GEMMA",
     "GLM",
     "GPT2",
     "GPT_NEOX",
     "GPT_OSS",
+    "HELIUM",
     "LLAMA",
     "MIXTRAL",
+    "MODERNBERT",
+    "MPNET",
+    "NEMOTRON",
     "OLMO",
     "OPT",
     "PHI",
@@ -47,6 +66,7 @@ __all__ = [
     "T5",
     "VIT",
     "WHISPER",
+    "XLM_ROBERTA",
     "Family",
     "family_of",
     "load_lora",

@@ -380,12 +380,14 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
     """Return the fields that determine what a model computes, with defaults resolved."""
     fields = config.to_dict()
     positions = config.positions
+    has_relative_bias = positions in ("relative", "disentangled") or fields.get("relative_bias")
     windows = [config.window_of(layer) for layer in range(fields.get("num_layers", 0))] or [config.window]
     unused = {
         *("dropout", "attention_dropout", "activation_dropout", "rematerialize", "suppress_special"),
         *(() if isinstance(config, LanguageModelConfig | TransformerConfig) else ("pad_id", "bos_id", "eos_id")),
         *(() if positions == "sinusoidal" else ("sinusoidal_layout",)),
-        *(() if positions == "relative" else ("relative_buckets", "relative_max_distance")),
+        *(() if positions == "alibi" else ("alibi_scale",)),
+        *(() if has_relative_bias else ("relative_buckets", "relative_max_distance")),
         *(() if positions == "rotary" else ("rope_theta", "rope_scaling", "rotary_fraction", "rope_local_theta")),
         *(() if positions == "learned" else ("max_positions",)),
         *(() if any(windows) else ("rope_local_theta",)),
@@ -394,6 +396,7 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         *(() if config.num_experts else ("num_experts_per_token", "normalize_expert_weights", "router_bias")),
         *(("d_ff",) if config.num_experts and not config.dense_layers else ()),
         *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
+        *(() if fields.get("masked_lm") or fields.get("pooler") != "none" else ("head_bias",)),
     }
     bias, local_theta = config.attention_bias, config.rope_local_theta
     if local_theta is None and config.rope_scaling is None:

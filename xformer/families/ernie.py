@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, attention, linear, same, transposed
+from xformer.families.layouts import Layout, attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
@@ -65,9 +65,7 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
         **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=(head_dim, head_dim)),
         _LAYER + "input_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
         _LAYER + "post_attention_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
-        **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
-        **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
-        **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
+        **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
         "model.norm.weight": same("norm.weight"),
         "lm_head.weight": transposed("output.weight"),
     }

@@ -7,7 +7,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import attention, plus_one, same, transposed
+from xformer.families.layouts import attention, feed_forward, plus_one, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
@@ -107,9 +107,7 @@ GEMMA = register(
             _LAYER + "post_attention_layernorm.weight": plus_one(_OURS + "self_attention_residual.norm_after.weight"),
             _LAYER + "pre_feedforward_layernorm.weight": plus_one(_OURS + "feed_forward_residual.norm.weight"),
             _LAYER + "post_feedforward_layernorm.weight": plus_one(_OURS + "feed_forward_residual.norm_after.weight"),
-            _LAYER + "mlp.gate_proj.weight": transposed(_OURS + "feed_forward.gate.weight"),
-            _LAYER + "mlp.up_proj.weight": transposed(_OURS + "feed_forward.up.weight"),
-            _LAYER + "mlp.down_proj.weight": transposed(_OURS + "feed_forward.down.weight"),
+            **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
             "model.norm.weight": plus_one("norm.weight"),
             "lm_head.weight": transposed("output.weight"),
         },

@@ -49,18 +49,20 @@ class Architecture:
         tensors: {name in GGUF files: name in the family's table}, without ".weight" and ".bias". "{i}" stands for the
             number of a layer and "{e}" for that of an expert, whose matrices are one tensor in the file.
         keys: {metadata key without the architecture: key of config.json}.
-        model_type: Model type of the family, if its name is another one.
-        values: Values of config.json that the architecture implies.
         interleaved: Tensors whose rows are permuted so that rotary positions rotate adjacent features.
         transposed: Matrices that are stored transposed.
+        has_norms_plus_one: Whether the weights of norms are stored plus one.
+        model_type: Model type of the family; default the name of the architecture.
+        defaults: Function of the values of config.json that returns values of keys that the file may omit.
     """
 
     tensors: Mapping[str, str]
     keys: Mapping[str, str]
-    model_type: str = ""
-    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     interleaved: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
+    has_norms_plus_one: bool = False
+    model_type: str | None = None
+    defaults: Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default=lambda config: {})
 
 
 _LAYER = "model.layers.{i}."
@@ -90,6 +92,12 @@ def _with_experts(tensor: str, gate: str, up: str, down: str) -> dict[str, str]:
     return {**_LLAMA_TENSORS, "blk.{i}.ffn_gate_inp": f"{_LAYER}{tensor}.gate", **names}
 
 
+_GEMMA_TENSORS = {
+    **_LLAMA_TENSORS,
+    "blk.{i}.post_attention_norm": _LAYER + "post_attention_layernorm",
+    "blk.{i}.ffn_norm": _LAYER + "pre_feedforward_layernorm",
+    "blk.{i}.post_ffw_norm": _LAYER + "post_feedforward_layernorm",
+}
 _GPT2_TENSORS = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -113,9 +121,41 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+_GEMMA_KEYS = {
+    **_KEYS,
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
 
-# By name, which is also the model type of most families. Mixtral has the name of Llama.
+
+def _gemma_scale(config: dict[str, Any], num_layers_27b: int) -> dict[str, Any]:
+    """Return the scale of attention, which llama.cpp does not store: that of 27B depends on d_model."""
+    if config.get("num_hidden_layers") == num_layers_27b:
+        return {"query_pre_attn_scalar": config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)}
+    return {"query_pre_attn_scalar": config.get("head_dim")}
+
+
+# By name, which is usually the model type of the family. Mixtral has the name of Llama.
 ARCHITECTURES = {
+    "gemma2": Architecture(
+        tensors=_GEMMA_TENSORS,
+        keys=_GEMMA_KEYS,
+        has_norms_plus_one=True,
+        defaults=lambda config: {
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            **_gemma_scale(config, 46),
+        },
+    ),
+    "gemma3": Architecture(
+        tensors=_GEMMA_TENSORS,
+        keys=_GEMMA_KEYS,
+        has_norms_plus_one=True,
+        model_type="gemma3_text",
+        defaults=lambda config: _gemma_scale(config, 62),
+    ),
     "llama": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, interleaved=("attn_q", "attn_k")),
     "qwen2": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
     "qwen3": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
@@ -128,7 +168,7 @@ ARCHITECTURES = {
         tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
         keys={**_KEYS, **_EXPERT_KEYS, "expert_feed_forward_length": "moe_intermediate_size"},
         model_type="qwen3_moe",
-        values={"norm_topk_prob": True},
+        defaults=lambda config: {"norm_topk_prob": True},
     ),
     "olmoe": Architecture(
         tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"), keys={**_KEYS, **_EXPERT_KEYS}
@@ -207,9 +247,12 @@ class GGUFFile(TensorFiles):
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         model_type = "mixtral" if name == "llama" and self.metadata.get("llama.expert_count") else name
         architecture, stored = ARCHITECTURES[model_type], _by_expert(stored)
-        self.config = {"model_type": architecture.model_type or model_type, **architecture.values}
-        self.config |= {"vocab_size": stored["token_embd.weight"].shape[0]}
-        self.config |= _translate_metadata(self.metadata, architecture, stored, path)
+        self.config = {
+            "model_type": architecture.model_type or model_type,
+            "vocab_size": stored["token_embd.weight"].shape[0],
+        }
+        values = _translate_metadata(self.metadata, architecture, stored, path)
+        self.config |= {**architecture.defaults(values), **values}
         self.entries: dict[str, TensorEntry] = {
             _family_name(key, architecture.tensors): dataclasses.replace(
                 entry, arrange=_arrangement(key, architecture, self.config)
@@ -283,6 +326,8 @@ def _arrangement(key: str, architecture: Architecture, config: dict[str, Any]) -
         return _deinterleave(num_heads if module == "attn_q" else config.get("num_key_value_heads", num_heads))
     if module in architecture.transposed and suffix == "weight":
         return np.transpose
+    if module.endswith("norm") and architecture.has_norms_plus_one:
+        return lambda x: x.astype(np.float64) - 1.0
     return lambda x: x
 
 

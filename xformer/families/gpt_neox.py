@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, affine, fused_by_head, linear, same, transposed
+from xformer.families.layouts import Layout, affine, feed_forward, fused_attention, linear, same, transposed
 from xformer.families.values import (
     SIZES,
     read_activation,
@@ -57,18 +57,11 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
-    parts = [f"{_OURS}self_attention.{part}." for part in ("query", "key", "value")]
     return {
         "gpt_neox.embed_in.weight": same("embedding.weight"),
-        **{
-            f"{_LAYER}attention.query_key_value.{name}": fused_by_head(
-                config.num_heads, *(part + name for part in parts)
-            )
-            for name in ("weight", "bias")
-        },
+        **fused_attention(_LAYER + "attention.query_key_value", _OURS + "self_attention", config.num_heads),
         **linear(_LAYER + "attention.dense", _OURS + "self_attention.output"),
-        **linear(_LAYER + "mlp.dense_h_to_4h", _OURS + "feed_forward.up"),
-        **linear(_LAYER + "mlp.dense_4h_to_h", _OURS + "feed_forward.down"),
+        **feed_forward(_LAYER + "mlp", _OURS + "feed_forward", "dense_h_to_4h dense_4h_to_h"),
         **affine(_LAYER + "input_layernorm", _OURS + "self_attention_residual.norm"),
         **affine(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
         **affine("gpt_neox.final_layer_norm", "norm"),

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+_QUERY_KEY_VALUE = ("query", "key", "value")
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -75,11 +77,25 @@ def attention(
         rotated: (head_dim, num_features) if queries and keys are `interleaved`.
     """
     layouts: dict[str, Layout] = {}
-    for name, part in zip(names.split(), ("query", "key", "value", "output"), strict=True):
+    for name, part in zip(names.split(), (*_QUERY_KEY_VALUE, "output"), strict=True):
         layouts |= linear(f"{tensor}.{name}", f"{parameter}.{part}")
         if rotated is not None and part in ("query", "key"):
             for kind in ("weight", "bias"):
                 layouts[f"{tensor}.{name}.{kind}"] = interleaved(f"{parameter}.{part}.{kind}", *rotated)
+    return layouts
+
+
+def feed_forward(tensor: str, parameter: str, names: str = "gate_proj up_proj down_proj") -> dict[str, Layout]:
+    """Return the layouts of the torch Linears of a feed-forward network.
+
+    Args:
+        tensor: Prefix of the names of the tensors.
+        parameter: Name of the network in the model.
+        names: Names in the file of the maps gate, up and down, or of up and down.
+    """
+    layouts: dict[str, Layout] = {}
+    for name, part in zip(reversed(names.split()), ("down", "up", "gate"), strict=False):
+        layouts |= linear(f"{tensor}.{name}", f"{parameter}.{part}")
     return layouts
 
 
@@ -109,21 +125,23 @@ def fused(*parameters: str, transpose: bool = False) -> Layout:
 
 
 def fused_by_head(num_heads: int, *parameters: str) -> Layout:
-    """Return the layout of parameters that a torch Linear interleaves by head: (heads, parameters, head_dim).
+    """Return the layout of parameters that a torch Linear interleaves by head: (heads, features of all parameters).
 
     Args:
-        num_heads: Number of heads, the same for all parameters.
+        num_heads: Number of heads, the same for all parameters; of keys and values if several queries share them.
         *parameters: Names in the order of the tensor; matrices or biases.
     """
 
     def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
-        by_head = x.reshape(num_heads, len(parameters), -1, *x.shape[1:])  # x has one axis if it is a bias
-        parts = (by_head[:, i].reshape(-1, *x.shape[1:]) for i in range(len(parameters)))
-        return [part.T for part in parts]
+        ends = np.cumsum([shape[-1] // num_heads for shape in shapes])
+        if x.shape[0] != num_heads * ends[-1]:
+            return [x.T]
+        by_head = x.reshape(num_heads, -1, *x.shape[1:])  # x has one axis if it is a bias
+        return [part.reshape(-1, *x.shape[1:]).T for part in np.split(by_head, ends[:-1], axis=1)]
 
     def join(values: Sequence[Any]) -> Any:
         parts = [value.T.reshape(num_heads, -1, *value.T.shape[1:]) for value in values]
-        return np.stack(parts, axis=1).reshape(-1, *values[0].T.shape[1:])
+        return np.concatenate(parts, axis=1).reshape(-1, *values[0].T.shape[1:])
 
     return Layout(parameters, split, join)
 
@@ -147,6 +165,20 @@ def stacked_experts(num_experts: int, *parameters: str) -> Layout:
         return np.stack(experts).reshape(num_experts, *values[0].shape[:-1], -1)
 
     return Layout(names, split, join)
+
+
+def fused_attention(tensor: str, parameter: str, num_heads: int) -> dict[str, Layout]:
+    """Return the layouts of a torch Linear of queries, keys and values in one, interleaved by head.
+
+    Args:
+        tensor: Name of the Linear.
+        parameter: Name of the attention layer in the model.
+        num_heads: Number of heads of keys and values.
+    """
+    return {
+        f"{tensor}.{name}": fused_by_head(num_heads, *(f"{parameter}.{part}.{name}" for part in _QUERY_KEY_VALUE))
+        for name in ("weight", "bias")
+    }
 
 
 def plus_one(parameter: str) -> Layout:

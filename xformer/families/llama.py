@@ -11,7 +11,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import attention, fused, linear, same, transposed
+from xformer.families.layouts import attention, feed_forward, fused, linear, same, transposed
 from xformer.families.values import (
     SIZES,
     read_fields,
@@ -186,13 +186,30 @@ def _model_type(config: LanguageModelConfig) -> str:
     return model_type
 
 
+def write_phi3_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of Phi 3 or Phi 4 mini."""
+    scaling = config.rope_scaling or {"rope_type": "longrope"}
+    if scaling["rope_type"] != "longrope":
+        raise ConfigError(f"rope_scaling has rope_type {scaling['rope_type']!r}; phi3 expects 'longrope'")
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        **write_fields(config, _FIELDS),
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "hidden_act": write_activation(config, gated=True),
+        "original_max_position_embeddings": scaling.get("original_max_position_embeddings", config.max_positions),
+        "sliding_window": write_windows(config)["sliding_window"],  # of all layers
+        **write_rope(config, writes_fraction=True),
+        **write_output(config),
+    }
+
+
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 _SHARED_TENSORS = {
     "model.embed_tokens.weight": same("embedding.weight"),
     **linear(_LAYER + "self_attn.o_proj", _OURS + "self_attention.output"),
     _LAYER + "input_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
     _LAYER + "post_attention_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
-    **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
     "model.norm.weight": same("norm.weight"),
     "lm_head.weight": transposed("output.weight"),
 }
@@ -200,8 +217,7 @@ TENSORS = {
     **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
     _LAYER + "self_attn.q_norm.weight": same(_OURS + "self_attention.query_norm.weight"),
     _LAYER + "self_attn.k_norm.weight": same(_OURS + "self_attention.key_norm.weight"),
-    **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
-    **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
+    **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
     **_SHARED_TENSORS,
 }
 
@@ -223,11 +239,13 @@ PHI3 = register(
         model_types=("phi3",),
         model=LanguageModel,
         read_config=read_config,
+        write_config=write_phi3_config,
         prefix="model.",
         tied=LLAMA.tied,
         ignored=LLAMA.ignored,
         tensors={
             **_SHARED_TENSORS,
+            **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
             _LAYER + "self_attn.qkv_proj.weight": fused(
                 *(f"{_OURS}self_attention.{part}.weight" for part in ("query", "key", "value")), transpose=True
             ),

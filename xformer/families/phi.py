@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import affine, attention, linear, same, transposed
+from xformer.families.layouts import affine, attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
@@ -71,8 +71,7 @@ PHI = register(
             **affine(_LAYER + "self_attn.q_layernorm", _OURS + "self_attention.query_norm"),
             **affine(_LAYER + "self_attn.k_layernorm", _OURS + "self_attention.key_norm"),
             **affine(_LAYER + "input_layernorm", _OURS + "residual.norm"),
-            **linear(_LAYER + "mlp.fc1", _OURS + "feed_forward.up"),
-            **linear(_LAYER + "mlp.fc2", _OURS + "feed_forward.down"),
+            **feed_forward(_LAYER + "mlp", _OURS + "feed_forward", "fc1 fc2"),
             **affine("model.final_layernorm", "norm"),
             "lm_head.weight": transposed("output.weight"),
             "lm_head.bias": same("output_bias"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import affine, attention, linear, same, transposed
+from xformer.families.layouts import affine, attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
@@ -85,8 +85,7 @@ STARCODER2 = register(
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
             **affine(_LAYER + "input_layernorm", _OURS + "self_attention_residual.norm"),
             **affine(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
-            **linear(_LAYER + "mlp.c_fc", _OURS + "feed_forward.up"),
-            **linear(_LAYER + "mlp.c_proj", _OURS + "feed_forward.down"),
+            **feed_forward(_LAYER + "mlp", _OURS + "feed_forward", "c_fc c_proj"),
             **affine("model.norm", "norm"),
             "lm_head.weight": transposed("output.weight"),
         },

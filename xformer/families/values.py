@@ -33,8 +33,9 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
+    "relu2": "relu_squared",
 }
-_ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
+ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu", "relu_squared": "relu2"}
 _ROPE_TYPES = {
     "default": None,
     "linear": "linear",
@@ -66,16 +67,18 @@ def write_fields(config: ModelConfig, keys: Mapping[str, str]) -> dict[str, Any]
     return {names.split()[0]: getattr(config, field) for field, names in keys.items()}
 
 
-def read_activation(reader: ConfigReader, *keys: str, default: str) -> str:
-    """Return the xformer name of an activation; raise CheckpointError if xformer does not have it."""
-    return _ACTIVATIONS[reader.choice(*keys, known=_ACTIVATIONS, default=default)]
+def read_activation(reader: ConfigReader, *keys: str, default: str, gated: bool = False) -> str:
+    """Return the xformer name of an activation, `gated` or not; raise CheckpointError if xformer does not have it."""
+    names = {function: name for name, function in GATED.items()} if gated else {x: x for x in ACTIVATION_NAMES}
+    known = [key for key, function in _ACTIVATIONS.items() if function in names]
+    return names[_ACTIVATIONS[reader.choice(*keys, known=known, default=default)]]
 
 
 def write_activation(config: ModelConfig, *, gated: bool = False) -> str:
     """Return the Hugging Face name of the activation; raise ConfigError unless it is `gated`, or not, as expected."""
     if (config.activation in GATED) != gated:
         raise ConfigError(f"activation is {config.activation!r}; expected {'a' if gated else 'no'} gated one")
-    return _ACTIVATION_NAMES[GATED.get(config.activation, config.activation)]
+    return ACTIVATION_NAMES[GATED.get(config.activation, config.activation)]
 
 
 def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float | None = None) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def read_windows_without_positions(reader: ConfigReader, layer_types: Sequence[s
     return {**fields, "layers_without_positions": [i for i, each in enumerate(types) if each == "full_attention"]}
 
 
-def write_windows(config: LanguageModelConfig) -> dict[str, Any]:
+def write_windows(config: LanguageModelConfig | EncoderConfig) -> dict[str, Any]:
     """Return the config.json keys of windows."""
     windows = [config.window_of(layer) for layer in range(config.num_layers)]
     return {
@@ -187,8 +190,11 @@ def read_output(reader: ConfigReader, output: str = "lm_head.weight") -> dict[st
 
 def write_output(config: LanguageModelConfig | TransformerConfig) -> dict[str, Any]:
     """Return the config.json keys of `read_output`."""
-    ids = {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
-    return {"tie_word_embeddings": config.tie_output, **ids}
+    return {"tie_word_embeddings": config.tie_output, **_write_special_ids(config)}
+
+
+def _write_special_ids(config: ModelConfig) -> dict[str, Any]:
+    return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
 
 
 def read_decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, Any]:
@@ -224,6 +230,30 @@ def write_labels(config: EncoderConfig | ImageEncoderConfig) -> dict[str, Any]:
     """Return the config.json key with the names of the classes, which transformers counts."""
     labels = config.labels or _default_labels(config.num_labels)
     return {"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}
+
+
+def write_heads(config: EncoderConfig, name: str, model_type: str) -> dict[str, Any]:
+    """Return the config.json keys of the model type, heads and special tokens of an encoder.
+
+    Args:
+        config: The configuration.
+        name: Prefix of the names of classes in transformers, e.g. "Bert".
+        model_type: The model type.
+
+    Raises:
+        ConfigError: For two heads, or a classifier without a pooler.
+    """
+    if config.num_labels and config.masked_lm:
+        raise ConfigError(f"masked_lm is true and num_labels {config.num_labels}; {model_type} expects one head")
+    if config.num_labels and config.pooler == "none":
+        raise ConfigError(f"pooler is 'none' and num_labels {config.num_labels}; {model_type} expects a pooler")
+    head = "ForMaskedLM" if config.masked_lm else "ForSequenceClassification" if config.num_labels else "Model"
+    return {
+        "architectures": [f"{name}{head}"],
+        "model_type": model_type,
+        **_write_special_ids(config),
+        **write_labels(config),
+    }
 
 
 def _default_labels(count: int) -> list[str]:

@@ -9,13 +9,14 @@ from xformer.layers.experts import MixtureOfExperts, RecordedRouting, load_balan
 from xformer.layers.initializer import Initializer
 from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
 from xformer.layers.linear import Linear
-from xformer.layers.normalization import LayerNorm, MaxScaledLayerNorm, RMSNorm
+from xformer.layers.normalization import Identity, LayerNorm, MaxScaledLayerNorm, RMSNorm
 from xformer.layers.patches import PatchEmbedding
 from xformer.layers.pointer_generator import CopyHead
 from xformer.layers.positions import (
     ALiBi,
     LearnedPositions,
     RelativeBias,
+    RelativeEmbedding,
     Rotary,
     Sinusoidal,
     remaining_length,
@@ -48,6 +49,7 @@ __all__ = [
     "EncoderLayer",
     "FeedForward",
     "GatedFeedForward",
+    "Identity",
     "Initializer",
     "InputEmbedding",
     "KVCache",
@@ -68,6 +70,7 @@ __all__ = [
     "RecordedAttention",
     "RecordedRouting",
     "RelativeBias",
+    "RelativeEmbedding",
     "Rotary",
     "SandwichNorm",
     "SharedNormEncoderLayer",

@@ -164,6 +164,7 @@ class MultiHeadAttention(Module):
         bias: Array | None = None,
         rotation: Rotation | None = None,
         causal: bool = False,
+        distances: Array | None = None,
         rng: Rng | None = None,
         cache: KVCache | None = None,
     ) -> Array:
@@ -177,6 +178,8 @@ class MultiHeadAttention(Module):
             bias: Added to the scores; floating, broadcastable to (batch, heads, queries, keys).
             rotation: Rotary positions of queries and keys (see `Rotary`).
             causal: Attend to keys up to the position of the query only; the last query is aligned with the last key.
+            distances: Vectors of distances, (2 length - 1, d_model), for disentangled self-attention without a cache
+                (see `RelativeEmbedding`).
             rng: Draws dropout on the attention weights; None switches it off.
             cache: Keys and values of earlier tokens; those of this call are appended.
 
@@ -188,6 +191,9 @@ class MultiHeadAttention(Module):
         """
         q, k, v, mask = self._project(query, key, value, mask, rotation, cache)
         bias = None if bias is None else as_dtype_of(bias, q)
+        if distances is not None:
+            scores = self._distance_scores(q, k, distances)
+            bias = scores if bias is None else bias + scores
         k, v, mask, bias = self._with_sinks(k, v, mask, bias)
         dropout_mask, keep_probability = None, 1.0
         if rng is not None:
@@ -289,6 +295,22 @@ class MultiHeadAttention(Module):
             (keys,), (values,) = (project_heads(x, p) for x, p in zip(inputs, projections, strict=True))
         return self._normalized(keys, self.key_norm), values
 
+    def _distance_scores(self, q: Array, k: Array, distances: Array) -> Array:
+        """Return the scores of queries and distances and of distances and keys (He et al., 2021, section 3.1)."""
+        xp, head_dim, length = array_namespace(q), q.shape[3], q.shape[2]
+        if k.shape[1:] != q.shape[1:] or distances.shape[0] != 2 * length - 1:
+            raise ShapeError(
+                f"distances has shape {tuple(distances.shape)}, queries and keys in heads {tuple(q.shape)} and "
+                f"{tuple(k.shape)}; expected as many keys as queries, and (2 length - 1, d_model)"
+            )
+        rows = as_dtype_of(distances, self.query.weight)[None, :, :]
+        query, (key,) = self._queries(rows), project_heads(rows, self._projections()[1])
+        key = xp.flip(self._normalized(key, self.key_norm), axis=2)  # the distance falls with the position of the key
+        to_distances = _by_position(xp.matmul(q, xp.matrix_transpose(key)))
+        from_distances = xp.matrix_transpose(_by_position(xp.matmul(k, xp.matrix_transpose(query))))
+        scale = head_dim**-0.5 if self.scale is None else self.scale
+        return extra.cast_like((to_distances + from_distances) * scale, q)
+
     def _projections(self) -> tuple[Projection, Projection, Projection]:
         key, value, heads = self.key, self.value, self.num_key_value_heads
         query = self.query.weight, self.query.bias, self.num_heads
@@ -333,6 +355,14 @@ class MultiHeadAttention(Module):
             lengths, options = (q.shape[2], k.shape[2]), {"xp": array_namespace(q), "device": device(q)}
             mask = masks.combine(mask, masks.sliding_window(*lengths, size=self.window, start=start, **options))
         return q, k, v, mask
+
+
+def _by_position(scores: Array) -> Array:
+    """Return [i, j - i + length - 1] at [i, j], for scores (batch, heads, length, 2 length - 1): a square matrix."""
+    xp, (batch, heads, length, count) = array_namespace(scores), scores.shape
+    flat = xp.reshape(xp.concat([scores, scores[:, :, :, :1]], axis=3), (batch, heads, length * (count + 1)))
+    rows = flat[:, :, length - 1 : length - 1 + length * count]  # each starts one column earlier than that before it
+    return xp.reshape(rows, (batch, heads, length, count))[:, :, :, :length]
 
 
 def check_heads(d_model: int, num_heads: int, num_key_value_heads: int, head_dim: int | None = None) -> None:

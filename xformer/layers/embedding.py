@@ -8,7 +8,7 @@ from xformer.backends import Array, array_namespace, device, extra, is_floating
 from xformer.config import as_flag
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
-from xformer.layers.linear import as_dtype_of
+from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import LearnedPositions, Sinusoidal
 from xformer.ops.embedding import embedding
@@ -70,19 +70,21 @@ class Embedding(Module):
 
 
 class InputEmbedding(Module):
-    """Turn token vectors into the input of the first layer: add positions, scale, normalize, apply dropout.
+    """Turn token vectors into the input of the first layer: add positions, scale, normalize, apply dropout, project.
 
     Args:
         positions: Absolute positions to add.
         scale: Multiply by sqrt(d_model) after adding positions. Usually `Embedding` scales the token vectors alone.
         norm: Norm applied after that.
         dropout: Dropout rate on the result.
+        projection: Map of that to the features of the layers, if the vectors have others.
     """
 
     positions: Sinusoidal | LearnedPositions | None
     norm: Norm | None
     dropout: Dropout
     scale: bool
+    projection: Linear | None
 
     def __init__(
         self,
@@ -91,11 +93,13 @@ class InputEmbedding(Module):
         scale: bool = False,
         norm: Norm | None = None,
         dropout: float = 0.0,
+        projection: Linear | None = None,
     ):
         self.positions = positions
         self.norm = norm
         self.dropout = Dropout(dropout)
         self.scale = as_flag("scale", scale)
+        self.projection = projection
 
     def __call__(
         self,
@@ -116,7 +120,7 @@ class InputEmbedding(Module):
             rng: Draws dropout.
 
         Returns:
-            Array of the shape of `x`.
+            Array of the shape of `x`, or with the features of `projection`.
 
         Raises:
             ShapeError: If `x` is not three-dimensional.
@@ -130,7 +134,8 @@ class InputEmbedding(Module):
             x = extra.cast_like(x * math.sqrt(x.shape[-1]), x)
         if self.norm is not None:
             x = self.norm(x)
-        return self.dropout(x, rng)
+        x = self.dropout(x, rng)
+        return x if self.projection is None else self.projection(x)
 
     def position_embeddings(self, length: int, like: Array) -> Array | None:
         """Return the vectors that are added at the first `length` positions.

@@ -94,6 +94,14 @@ class RMSNorm(Module):
         return rms_norm(as_dtype_of(x, self.weight), self.weight, epsilon=self.epsilon)
 
 
+class Identity(Module):
+    """Return the input: a layer in place of a norm, for no norm."""
+
+    def __call__(self, x: Array) -> Array:
+        """Return `x`, of any shape."""
+        return x
+
+
 NORMS: dict[str, Callable[..., Norm]] = {"layer": LayerNorm, "max_scaled": MaxScaledLayerNorm, "rms": RMSNorm}
 
 

@@ -29,6 +29,7 @@ from xformer.backends import (
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
+from xformer.layers.normalization import Norm
 from xformer.ops.embedding import embedding
 from xformer.ops.rotate import rotate
 from xformer.tree import Module, check_array
@@ -487,23 +488,26 @@ class ALiBi(Module):
 
     Args:
         num_heads: Number of heads.
+        scale: Factor of the slopes.
     """
 
     num_heads: int
+    scale: float
 
-    def __init__(self, num_heads: int):
+    def __init__(self, num_heads: int, *, scale: float = 1.0):
         self.num_heads = num_heads
+        self.scale = scale
 
     @property
     def slopes(self) -> list[float]:
-        """Slopes of the heads, 2^(-8 i / heads) for a power of two.
+        """Slopes of the heads, scale * 2^(-8 i / heads) for a power of two.
 
         For other numbers of heads, every second slope of the next power of two fills up.
         """
         power = 1 << (self.num_heads.bit_length() - 1)
         slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
         between = [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power + 1, 2)]
-        return slopes + between[: self.num_heads - power]
+        return [self.scale * slope for slope in slopes + between[: self.num_heads - power]]
 
     def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
@@ -569,6 +573,55 @@ class RelativeBias(Module):
         distances = base.reshape(_distances(base, queries, keys, at), (queries * keys,))
         buckets = base.reshape(base.take(table, distances + (rows - 1), axis=0), (queries, keys))
         return PositionTerms(bias=xp.permute_dims(embedding(self.weight, buckets), (2, 0, 1)))
+
+
+class RelativeEmbedding(Module):
+    """A learned vector for each bucket of distances, for disentangled attention (He et al., 2021, section 3.1).
+
+    Half of the buckets hold one distance each; the others grow logarithmically up to max_distance.
+
+    Args:
+        d_model: Features of a vector.
+        norm: Norm of the vectors.
+        num_buckets: Number of buckets; even.
+        max_distance: Distance from which all keys share a bucket.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
+
+    Raises:
+        ConfigError: If there are too few buckets, or max_distance is not above the distances with their own bucket.
+    """
+
+    weight: Array
+    norm: Norm
+    max_distance: int
+
+    def __init__(self, d_model: int, norm: Norm, *, num_buckets: int = 512, max_distance: int = 512, init: Init = None):
+        if num_buckets % 2 or not 0 < num_buckets // 4 < max_distance - 1:
+            raise ConfigError(
+                f"{num_buckets} buckets of relative positions and a max_distance of {max_distance}; expected an even "
+                f"number from 4, and a max_distance above {num_buckets // 4 + 1}"
+            )
+        self.weight = initializer(init).normal((num_buckets, d_model), d_model**-0.5)
+        self.norm = norm
+        self.max_distance = max_distance
+
+    def __call__(self, length: int) -> Array:
+        """Return the vectors of the distances 1 - length, ..., length - 1 from key to query, (distances, d_model)."""
+        xp, rows = base_namespace(array_namespace(self.weight)), _table_rows(length)
+        arguments, window = (rows, self.weight.shape[0], self.max_distance), slice(rows - length, rows + length - 1)
+        buckets = backend_of(xp).rows_of_table(xp, _log_bucket_table, arguments, window, None, device(self.weight))
+        return self.norm(embedding(self.weight, buckets))
+
+
+@_cached
+def _log_bucket_table(rows: int, num_buckets: int, max_distance: int) -> Array:
+    """Return the buckets of DeBERTa of the distances 1 - rows, ..., rows - 1."""
+    distance: Any = np.arange(1 - rows, rows)
+    half, exact = num_buckets // 2, num_buckets // 4
+    growth = np.log(np.maximum(np.abs(distance), exact) / exact) / math.log((max_distance - 1) / exact)
+    far = exact + np.ceil(growth * (exact - 1)).astype(np.int64)
+    signed = np.where(np.abs(distance) <= exact, distance, np.sign(distance) * far)
+    return np.clip(half + signed, 0, num_buckets - 1)
 
 
 def _distances(xp: Namespace, queries: int, keys: int, device: Device) -> Array:

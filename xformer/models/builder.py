@@ -13,9 +13,11 @@ from xformer.layers import (
     EncoderLayer,
     FeedForward,
     GatedFeedForward,
+    Identity,
     Initializer,
     InputEmbedding,
     LearnedPositions,
+    Linear,
     MixtureOfExperts,
     MultiHeadAttention,
     OutputNorm,
@@ -23,6 +25,7 @@ from xformer.layers import (
     PostNorm,
     PreNorm,
     RelativeBias,
+    RelativeEmbedding,
     Rotary,
     SandwichNorm,
     SharedNormEncoderLayer,
@@ -58,10 +61,12 @@ class LayerFactory:
         c = self.config
         return self.norm() if (c.norm_position != "post" if c.final_norm is None else c.final_norm) else None
 
-    def residual(self) -> Residual:
-        """Make the residual connection of a sublayer."""
+    def residual(self, *, norm: bool = True) -> Residual:
+        """Make the residual connection of a sublayer, without `norm` one that normalizes nothing."""
         c = self.config
-        options = {"dropout": c.dropout, "scale": c.residual_scale}
+        options: dict[str, Any] = {"dropout": c.dropout, "scale": c.residual_scale}
+        if not norm:
+            return PreNorm(Identity(), **options)
         if c.norm_position == "sandwich":
             return SandwichNorm(self.norm(), self.norm(), **options)
         residuals: dict[str, Callable[..., Residual]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm}
@@ -116,8 +121,13 @@ class LayerFactory:
             init=self.init,
         )
 
-    def encoder_layer(self, index: int = 0) -> EncoderLayer | SharedNormEncoderLayer:
-        """Make a layer of an encoder or of a decoder-only model; `index` counts from 0."""
+    def encoder_layer(self, index: int = 0, *, first_norm: bool = True) -> EncoderLayer | SharedNormEncoderLayer:
+        """Make a layer of an encoder or of a decoder-only model.
+
+        Args:
+            index: Number of the layer, from 0.
+            first_norm: Normalize the input of self-attention.
+        """
         if self.config.shared_norm:
             return SharedNormEncoderLayer(
                 self_attention=self.attention(window=self.config.window_of(index)),
@@ -128,7 +138,7 @@ class LayerFactory:
         return cls(
             self_attention=self.attention(window=self.config.window_of(index)),
             feed_forward=self.feed_forward(index),
-            self_attention_residual=self.residual(),
+            self_attention_residual=self.residual(norm=first_norm),
             feed_forward_residual=self.residual(),
         )
 
@@ -143,25 +153,31 @@ class LayerFactory:
             feed_forward_residual=self.residual(),
         )
 
-    def embedding(self, vocab_size: int) -> Embedding:
-        """Make a table of token vectors."""
+    def embedding(self, vocab_size: int, features: int | None = None) -> Embedding:
+        """Make a table of token vectors of a number of features, by default d_model."""
         c = self.config
         scale = c.scale_embeddings and not c.scale_positions
-        return Embedding(vocab_size, c.d_model, scale=scale, factor=c.embedding_scale, init=self.init)
+        return Embedding(vocab_size, features or c.d_model, scale=scale, factor=c.embedding_scale, init=self.init)
 
-    def input_embedding(self, max_positions: int | None = None) -> InputEmbedding:
-        """Make the layer between token vectors and the first layer, by default with max_positions of the model."""
+    def input_embedding(self, max_positions: int | None = None, features: int | None = None) -> InputEmbedding:
+        """Make the layer between token vectors and the first layer.
+
+        Args:
+            max_positions: Number of learned positions, by default that of the configuration.
+            features: Features of token vectors, by default d_model; if given, the layer projects them to d_model.
+        """
         c = self.config
         positions: Sinusoidal | LearnedPositions | None = None
         if c.positions == "sinusoidal":
-            positions = Sinusoidal(c.d_model, layout=c.sinusoidal_layout)
+            positions = Sinusoidal(features or c.d_model, layout=c.sinusoidal_layout)
         elif c.positions == "learned":
-            positions = LearnedPositions(max_positions or c.max_positions, c.d_model, init=self.init)
+            positions = LearnedPositions(max_positions or c.max_positions, features or c.d_model, init=self.init)
         return InputEmbedding(
             positions=positions,
             scale=c.scale_embeddings and c.scale_positions,
-            norm=self.norm() if c.embedding_norm else None,
+            norm=self.norm(features) if c.embedding_norm else None,
             dropout=c.dropout,
+            projection=None if features is None else Linear(features, c.d_model, init=self.init),
         )
 
     def relative_positions(self, *, bidirectional: bool) -> RelativePositions | None:
@@ -174,21 +190,32 @@ class LayerFactory:
         if c.positions == "rotary":
             return self._rotary(c.rope_theta, c.rope_scaling)
         if c.positions == "alibi":
-            return ALiBi(c.num_heads)
-        if c.positions == "relative":
-            return RelativeBias(
-                c.num_heads,
-                bidirectional=bidirectional,
-                num_buckets=c.relative_buckets,
-                max_distance=c.relative_max_distance,
-                init=self.init,
-            )
-        return None
+            return ALiBi(c.num_heads, scale=c.alibi_scale)
+        return self.relative_bias(bidirectional=bidirectional) if c.positions == "relative" else None
+
+    def relative_bias(self, *, bidirectional: bool) -> RelativeBias:
+        """Make the bias of relative positions of T5; arguments are those of `relative_positions`."""
+        c = self.config
+        return RelativeBias(
+            c.num_heads,
+            bidirectional=bidirectional,
+            num_buckets=c.relative_buckets,
+            max_distance=c.relative_max_distance,
+            init=self.init,
+        )
+
+    def relative_embedding(self) -> RelativeEmbedding | None:
+        """Make the vectors of distances for disentangled attention; None if the configuration has other positions."""
+        c = self.config
+        if c.positions != "disentangled":
+            return None
+        buckets, distance = c.relative_buckets, c.relative_max_distance
+        return RelativeEmbedding(c.d_model, self.norm(), num_buckets=buckets, max_distance=distance, init=self.init)
 
     def local_positions(self) -> RelativePositions | None:
         """Make the rotary positions of layers with a window, if those have other wavelengths; else None."""
         theta = self.config.rope_local_theta
-        return None if theta is None else self._rotary(theta)
+        return None if theta is None or self.config.positions != "rotary" else self._rotary(theta)
 
     def _rotary(self, base: float, scaling: dict[str, Any] | None = None) -> Rotary:
         features = self.config.features_per_head

@@ -113,6 +113,7 @@ class ModelConfig(Config):
     sinusoidal_layout: str = option(
         "Order of the features of sinusoidal positions.", default="interleaved", choices=SINUSOIDAL_LAYOUTS
     )
+    alibi_scale: float = option("Factor of the slopes of alibi (Falcon: 1 / sqrt(head_dim)).", default=1.0, above=0)
     relative_buckets: int = option("Buckets of relative positions (T5).", default=32, at_least=2)
     relative_max_distance: int = option(
         "Distance from which relative positions share a bucket.", default=128, at_least=1
@@ -306,9 +307,23 @@ class _EncoderConfig(ModelConfig):
 
     num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
     pooler: str = option(
-        "Activation of the layer that summarizes the input by the first vector.",
+        "Activation of the layer that summarizes the input by one vector.",
         default="none",
-        choices=("none", "tanh", "relu"),
+        choices=("none", "tanh", *ACTIVATIONS),
+    )
+    pooling: str = option(
+        "What the pooler gets: the vector of the first token, or the mean of all tokens.",
+        default="cls",
+        choices=("cls", "mean"),
+    )
+    pooler_norm: bool = option("Normalize the output of the pooler (ModernBERT).", default=False)
+    head_bias: bool = option("Add biases to the maps of the pooler and of masked language modeling.", default=True)
+    first_norm: bool = option(
+        "Normalize the input of the first self-attention; ModernBERT has embedding_norm instead.", default=True
+    )
+    share_layers: bool = option("Use the same parameters in all layers (Lan et al., 2020, 3.1).", default=False)
+    relative_bias: bool = option(
+        "Add T5's bias of relative positions to the scores, beside absolute positions (MPNet).", default=False
     )
     num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
     labels: tuple[str, ...] | None = option("Names of the classes.", default=None)
@@ -317,17 +332,49 @@ class _EncoderConfig(ModelConfig):
         super().__post_init__()
         if self.labels is not None and len(self.labels) != self.num_labels:
             raise ConfigError(f"labels has {len(self.labels)} names; expected num_labels, {self.num_labels}")
+        if self.pooler == "none" and (self.pooling != "cls" or self.pooler_norm):
+            raise ConfigError(
+                f"pooling is {self.pooling!r}, pooler_norm {self.pooler_norm} and pooler 'none'; expected a pooler"
+            )
+        if not self.first_norm and (self.norm_position != "pre" or self.shared_norm):
+            raise ConfigError(
+                f"first_norm is false, norm_position {self.norm_position!r} and shared_norm {self.shared_norm}; "
+                "expected 'pre' and false"
+            )
+        if self.share_layers and (self.layer_types is not None or not self.first_norm):
+            raise ConfigError("share_layers is true; expected no layer_types, and first_norm true")
+        if self.relative_bias and self.positions in ("rotary", "alibi", "relative", "disentangled"):
+            raise ConfigError(f"relative_bias is true and positions {self.positions!r}; expected absolute positions")
 
 
 class EncoderConfig(_EncoderConfig):
     """Configuration of an encoder-only Transformer (Devlin et al., 2019): each token attends to all."""
 
     vocab_size: int = option("Number of tokens.", at_least=1)
+    embedding_dim: int | None = option(
+        "Features of the embeddings, which a linear map turns into d_model (Lan et al., 2020, 3.1); default d_model "
+        "without a map.",
+        default=None,
+        at_least=1,
+    )
+    positions: str = option(
+        "Positional encoding: that of other models, or vectors of distances (disentangled, He et al., 2021).",
+        default="sinusoidal",
+        choices=(*POSITIONS, "disentangled"),
+    )
     num_token_types: int = option(
         "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
     )
     masked_lm: bool = option("Add the head of masked language modeling.", default=False)
     masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions == "disentangled" and self.num_key_value_heads not in (None, self.num_heads):
+            raise ConfigError(
+                f"positions is 'disentangled' and num_key_value_heads {self.num_key_value_heads}; "
+                f"expected num_heads, {self.num_heads}"
+            )
 
     @property
     def padding_id(self) -> int | None:

@@ -56,7 +56,7 @@ class ImageEncoder(EncoderBase, init=False):
             ShapeError: For other shapes or dtypes.
             BackendError: For an array of a third library or on another device.
         """
-        input_rng, *layer_rngs = split_rng(rng, 1 + len(self.layers))
+        input_rng, *layer_rngs = split_rng(rng, 1 + self.config.num_layers)
         x = self.input(self.embedding(self._as_images(images)), rng=input_rng)
         return self._encode(x, None, layer_rngs)
 

@@ -77,6 +77,15 @@ class LanguageModel(BaseModel, init=False):
             ShapeError: For other ranks.
             BackendError: For an array of another library.
         """
+        return self._logits(self._apply(tokens, mask, rng))
+
+    def states(self, tokens: Any, *, mask: Array | None = None, rng: Rng | None = None) -> Array:
+        """Compute the states that the logits are computed from, (batch, length, d_model); arguments as for a call."""
+        x = self._apply(tokens, mask, rng)
+        return x if self.norm is None else self.norm(x)
+
+    def _apply(self, tokens: Any, mask: Array | None, rng: Rng | None) -> Array:
+        """Compute the output of the last layer; arguments are those of a call."""
         tokens = self.token_ids(tokens)
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.layers))
         ids = ids_of(tokens)
@@ -85,7 +94,7 @@ class LanguageModel(BaseModel, init=False):
         mask = padding_mask(ids, pad_id) if mask is None else mask
         terms = [position_terms(p, ids.shape[1], ids.shape[1], x)._asdict() for p in self._all_positions]
         options = [{"mask": mask, "causal": True, **self._terms_of(i, terms)} for i in range(len(self.layers))]
-        return self._logits(self._apply_layers(self.layers, x, options=options, rngs=layer_rngs))
+        return self._apply_layers(self.layers, x, options=options, rngs=layer_rngs)
 
     def init_cache(self, batch_size: int) -> DecodingCache:
         """Return an empty cache for `decode_step`.

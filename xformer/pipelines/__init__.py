@@ -3,7 +3,7 @@
 from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import GenerationPipeline, Pipeline
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
-from xformer.pipelines.encoders import Classifier, Embedder, Prediction, Ranked, Reranker
+from xformer.pipelines.encoders import Classifier, Dense, Embedder, Prediction, Ranked, Reranker
 from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.output_text import Output, Token
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
@@ -20,6 +20,7 @@ __all__ = [
     "Classifier",
     "Corpus",
     "CorpusProgress",
+    "Dense",
     "Embedder",
     "GenerationPipeline",
     "Output",

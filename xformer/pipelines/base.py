@@ -21,7 +21,7 @@ from xformer.tokenizers import BaseTokenizer, load_tokenizer
 
 # Description and pipelines of each class of models.
 _MODELS: dict[type[BaseModel], tuple[str, str]] = {
-    LanguageModel: ("a language model", "TextGenerator"),
+    LanguageModel: ("a language model", "TextGenerator or Embedder"),
     Transformer: ("an encoder-decoder", "Translator or Summarizer"),
     SpeechTransformer: ("a speech model", "Transcriber"),
     Encoder: ("an encoder", "Embedder, Classifier or Reranker"),
@@ -32,12 +32,13 @@ _MODELS: dict[type[BaseModel], tuple[str, str]] = {
 class Pipeline:
     """A model, of a public checkpoint or a training run, with its tokenizer: base class of all pipelines.
 
-    A subclass sets `task` and `model_class`. It overrides `_settings` or `_from_checkpoint`; one whose models xformer
+    A subclass sets `task` and `model_classes`. It overrides `_settings` or `_from_checkpoint`; one whose models xformer
     trains also defines `_from_run`.
     """
 
     task: ClassVar[str]
-    model_class: ClassVar[type[BaseModel]]
+    model_classes: ClassVar[tuple[type[BaseModel], ...]]
+    """Classes of models that the pipeline takes; the first one is that of training runs."""
     generates_text: ClassVar[bool] = False
     """True if outputs are texts that the model generates token by token."""
     has_source: ClassVar[bool] = False
@@ -85,18 +86,17 @@ class Pipeline:
             )
         if is_public(directory):
             model = load_pretrained(directory, quantize=quantize, pack=True, xp=xp, dtype=dtype, progress=progress)
-            if type(model) is not cls.model_class:
+            if type(model) not in cls.model_classes:
                 name, pipelines = _MODELS[type(model)]
-                raise CheckpointError(
-                    f"{directory} has {name}; {cls.__name__} expects {_MODELS[cls.model_class][0]}; use {pipelines}"
-                )
+                expected = " or ".join(_MODELS[each][0] for each in cls.model_classes)
+                raise CheckpointError(f"{directory} has {name}; {cls.__name__} expects {expected}; use {pipelines}")
             return cls._from_checkpoint(model, Path(directory), **options)
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
         pretrained = run.pretrained_files()
         if options and pretrained is None:
             raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
-        trained = for_inference(cls.model_class.load(run.model, xp=xp, dtype=dtype), quantize, pack=True)
+        trained = for_inference(cls.model_classes[0].load(run.model, xp=xp, dtype=dtype), quantize, pack=True)
         if pretrained is None:
             return cls._from_run(trained, run, config)
         init = config["recipe"]["init"]

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, from_host, to_host
+from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
+from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json
-from xformer.models import Encoder, EncoderConfig
+from xformer.layers import Linear
+from xformer.models import BaseModel, Encoder, LanguageModel
+from xformer.models.encoder import apply_activation, mean_of_tokens
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Pipeline, check_class
 from xformer.pipelines.batching import run_batches
 from xformer.text.normalize import check_texts
-from xformer.tokenizers import PretrainedTokenizer
+from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
+from xformer.tree import Module, replace
 
 _MIN_LENGTH = 3  # two special tokens and one of the text
 
 
 class EncoderPipeline(Pipeline):
-    """An encoder with its tokenizer: base class of `Embedder`, `Classifier` and `Reranker`.
+    """A model with its tokenizer: base class of `Embedder`, `Classifier` and `Reranker`.
 
     Args:
         model: The model.
@@ -37,10 +42,12 @@ class EncoderPipeline(Pipeline):
         ConfigError: If max_length exceeds the positions of the model.
     """
 
-    model_class = Encoder
+    model_classes: ClassVar[tuple[type[BaseModel], ...]] = (Encoder,)
 
-    def __init__(self, model: Encoder, tokenizer: PretrainedTokenizer, *, max_length: int | None = None) -> None:
-        check_class("model", model, Encoder)
+    def __init__(
+        self, model: Encoder | LanguageModel, tokenizer: PretrainedTokenizer, *, max_length: int | None = None
+    ) -> None:
+        check_class("model", model, *self.model_classes)
         check_class("tokenizer", tokenizer, PretrainedTokenizer)
         limit = model.config.max_positions
         self.max_length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
@@ -48,7 +55,8 @@ class EncoderPipeline(Pipeline):
             raise ConfigError(
                 f"max_length is {self.max_length}; expected {_MIN_LENGTH} to {limit}, the positions of the model"
             )
-        self.model, self.tokenizer = model, tokenizer
+        self.model: Any = model
+        self.tokenizer = tokenizer
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts, special tokens included, truncated to max_length.
@@ -59,7 +67,14 @@ class EncoderPipeline(Pipeline):
         check_texts(texts)
         limit = self.max_length
         encoded = self.tokenizer.encode_batch(texts)
-        return [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in encoded]  # the last is special
+        ends = [ids[-1:] if ids and ids[-1] in self.tokenizer.special_ids else [] for ids in encoded]
+        return [
+            ids if len(ids) <= limit else [*ids[: limit - len(end)], *end]
+            for ids, end in zip(encoded, ends, strict=True)
+        ]
+
+    def _class_logits(self, states: Array, is_token: Array) -> Array:
+        return self.model.class_logits(states, mask=is_token)
 
     def _run(
         self,
@@ -75,7 +90,10 @@ class EncoderPipeline(Pipeline):
         def run(rows: list[int]) -> tuple[list[int], Any]:
             ids = pad([encoded[row] for row in rows], self.model.config.pad_id)
             is_token = pad([[1] * len(encoded[row]) for row in rows], 0)
-            states = self.model(ids, token_types=None if types is None else pad([types[row] for row in rows], 0))
+            if isinstance(self.model, LanguageModel):  # padding on the right changes no earlier state
+                states = self.model.states(ids, mask=from_host(xp, np.ones((1, 1), bool)))
+            else:
+                states = self.model(ids, token_types=None if types is None else pad([types[row] for row in rows], 0))
             mask = from_host(xp, np.asarray(is_token), dtype=states.dtype)
             return rows, to_host(function(states, mask))
 
@@ -89,6 +107,22 @@ class EncoderPipeline(Pipeline):
         return output
 
 
+class Dense(Module):
+    """Map of pooled vectors, `activation(linear(x))`, as in sentence-transformers.
+
+    Attributes:
+        linear: The map.
+        activation: "tanh", "identity" or the name of another activation.
+    """
+
+    linear: Linear
+    activation: str
+
+    def __call__(self, x: Array) -> Array:
+        """Return the vectors (batch, out_features) of vectors (batch, in_features)."""
+        return apply_activation(self.activation, self.linear(x))
+
+
 class Embedder(EncoderPipeline):
     """Compute a vector for each text: `Embedder.from_pretrained("all-MiniLM-L6-v2")(["A man sleeps."])`.
 
@@ -97,8 +131,11 @@ class Embedder(EncoderPipeline):
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        pooling: "mean" of the states of all tokens, or the state of the first token, "cls".
+        pooling: "mean" of the states of all tokens, or the state of the first token, "cls", or the last, "lasttoken".
+        dense: Maps of the pooled vectors, applied in turn.
         normalize: Divide vectors by their length, so that dot products are cosine similarities.
+        truncate_dim: Number of features to keep, before `normalize`, of models that were trained for it (Kusupati et
+            al., 2022). Default: all.
         max_length: As for `EncoderPipeline`.
         lower_case: Lowercase texts before tokenizing.
         prompts: Texts to put before each text, by name, e.g. {"query": "query: "}.
@@ -106,18 +143,22 @@ class Embedder(EncoderPipeline):
         include_prompt: Pool the states of the prompt too.
 
     Raises:
-        ConfigError: For an unknown pooling or default prompt, and a max_length above the positions of the model.
+        ConfigError: For an unknown pooling or default prompt, maps whose features do not follow one another, a
+            max_length above the positions of the model, and a truncate_dim above the features of vectors.
     """
 
     task = "embedding"
+    model_classes = (Encoder, LanguageModel)
 
     def __init__(
         self,
-        model: Encoder,
+        model: Encoder | LanguageModel,
         tokenizer: PretrainedTokenizer,
         *,
         pooling: str = "mean",
+        dense: Sequence[Dense] = (),
         normalize: bool = True,
+        truncate_dim: int | None = None,
         max_length: int | None = None,
         lower_case: bool = False,
         prompts: Mapping[str, str] | None = None,
@@ -125,14 +166,35 @@ class Embedder(EncoderPipeline):
         include_prompt: bool = True,
     ) -> None:
         super().__init__(model, tokenizer.lower_cased() if lower_case else tokenizer, max_length=max_length)
-        if pooling not in ("mean", "cls"):
-            raise ConfigError(f"pooling is {pooling!r}; expected 'mean' or 'cls'")
+        if pooling not in _POOLINGS.values():
+            raise ConfigError(f"pooling is {pooling!r}; expected 'mean', 'cls' or 'lasttoken'")
         self.pooling, self.normalize, self.include_prompt = pooling, normalize, include_prompt
+        self.dense, num_features = list(dense), model.config.d_model
+        for index, each in enumerate(self.dense):
+            check_class(f"dense[{index}]", each, Dense)
+            if each.linear.weight.shape[0] != num_features:
+                shape = tuple(each.linear.weight.shape)
+                raise ConfigError(f"dense[{index}] has a weight of shape {shape}; expected {num_features} in_features")
+            num_features = each.linear.weight.shape[1]
+        self.truncate_dim = self._check_dim(truncate_dim)
         self.prompts, self.default_prompt_name = dict(prompts or {}), default_prompt_name
         self._prompt(None, default_prompt_name)
 
+    @property
+    def num_features(self) -> int:
+        """Number of features of a vector, before it is truncated."""
+        d_model: int = self.model.config.d_model
+        return self.dense[-1].linear.weight.shape[1] if self.dense else d_model
+
     @classmethod
-    def _settings(cls, directory: Path, config: EncoderConfig) -> dict[str, Any]:
+    def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
+        modules = [each for each in _read_modules(directory / "modules.json") if _kind(each) == "Dense"]
+        settings = cls._settings(directory, model.config)
+        dense = [_read_dense(_module_directory(directory, each), model) for each in modules]
+        return cls(model, load_tokenizer(directory), dense=dense, **settings)
+
+    @classmethod
+    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
         """Read the files of sentence-transformers; without them, vectors are means and normalized."""
         settings: dict[str, Any] = {}
         if (path := directory / "sentence_bert_config.json").exists():
@@ -152,28 +214,33 @@ class Embedder(EncoderPipeline):
                     "expected a text by name, and one of the names or null"
                 )
             settings |= {"prompts": prompts, "default_prompt_name": default}
-        if not (directory / "modules.json").exists():
+        modules = _read_modules(directory / "modules.json")
+        if not modules:
             return settings
-        modules = [str(module.get("type", "")) for module in _read_modules(directory / "modules.json")]
-        unknown = [each for each in modules if not each.endswith((".Transformer", ".Pooling", ".Normalize"))]
-        if unknown:
-            raise CheckpointError(f"{directory}/modules.json has the module {unknown[0]}, which xformer does not have")
-        values = read_json(directory / "1_Pooling" / "config.json", "configuration of pooling")
+        kinds = [_kind(module) for module in modules]
+        if unknown := [module for module, kind in zip(modules, kinds, strict=True) if kind not in _MODULES]:
+            raise CheckpointError(
+                f"{directory}/modules.json has the module {unknown[0].get('type')}, which xformer does not have"
+            )
+        if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
+            raise CheckpointError(
+                f"{directory}/modules.json has {', '.join(kinds)}; expected {', '.join(_MODULES)}, in this order"
+            )
+        pooling_path = _module_directory(directory, modules[1]) / "config.json"
+        values = read_json(pooling_path, "configuration of pooling")
         # From version 6 on, one key holds the mode, or a list of modes.
         modes = [
             key.removeprefix("pooling_mode_") for key in values if key[:13] == "pooling_mode_" and values[key] is True
         ]
         mode = values.get("pooling_mode", modes)
         mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
-        pooling = {"mean_tokens": "mean", "cls_token": "cls", "mean": "mean", "cls": "cls"}.get(str(mode))
+        pooling = _POOLINGS.get(str(mode))
         if pooling is None:
-            raise CheckpointError(
-                f"{directory}/1_Pooling/config.json has the pooling {mode!r:.80}; expected mean or cls"
-            )
+            raise CheckpointError(f"{pooling_path} has the pooling {mode!r:.80}; expected mean, cls or lasttoken")
         return {
             **settings,
             "pooling": pooling,
-            "normalize": any(each.endswith(".Normalize") for each in modules),
+            "normalize": "Normalize" in kinds,
             "include_prompt": values.get("include_prompt") is not False,
         }
 
@@ -183,21 +250,25 @@ class Embedder(EncoderPipeline):
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        truncate_dim: int | None = None,
         batch_tokens: int = 4096,
     ) -> Any:
-        """Return the vectors of texts, a NumPy array (texts, d_model).
+        """Return the vectors of texts, a NumPy array (texts, features).
 
         Args:
             texts: Texts.
             prompt: Text to put before each text. Default: that of prompt_name, or of the default prompt.
             prompt_name: Name of one of the prompts.
+            truncate_dim: Number of features to keep. Default: that of the embedder.
             batch_tokens: Maximum tokens of a batch, padding included. On NumPy each core runs one batch.
 
         Raises:
             DataError: For a single text, or an iterator, instead of a list.
-            ConfigError: For an unknown name of a prompt, or a prompt that leaves no space for a text.
+            ConfigError: For an unknown name of a prompt, a prompt that leaves no space for a text, or a truncate_dim
+                above the features of vectors.
         """
         check_texts(texts)
+        truncate_dim = self.truncate_dim if truncate_dim is None else self._check_dim(truncate_dim)
         prompt, num_skipped = self._prompt(prompt, prompt_name), 0
         if prompt and not self.include_prompt:
             (ids,) = self.tokenizer.encode_batch([prompt])
@@ -207,11 +278,36 @@ class Embedder(EncoderPipeline):
                     f"the prompt has {num_skipped} tokens; expected fewer than max_length {self.max_length}"
                 )
         if not len(texts):
-            return np.zeros((0, self.model.config.d_model), np.float32)
+            return np.zeros((0, truncate_dim or self.num_features), np.float32)
         rows = [prompt + text for text in texts] if prompt else texts
-        return self._run(
+        vectors = self._run(
             self.encode(rows), lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens
         )
+        return vectors if truncate_dim is None else self.truncate(vectors, truncate_dim)
+
+    def truncate(self, vectors: Any, truncate_dim: int) -> Any:
+        """Return the first features of vectors (texts, features), a NumPy array; normalized if the embedder does so.
+
+        Args:
+            vectors: Result of a call.
+            truncate_dim: Number of features to keep.
+
+        Raises:
+            ConfigError: If it is above the features of vectors.
+        """
+        vectors = vectors[:, : self._check_dim(truncate_dim)]
+        if not self.normalize:
+            return vectors
+        return vectors / np.maximum(np.sqrt(np.sum(vectors * vectors, axis=1, keepdims=True)), 1e-12)
+
+    def _check_dim(self, truncate_dim: int | None) -> int | None:
+        if truncate_dim is not None:
+            check_count("truncate_dim", truncate_dim)
+            if truncate_dim > self.num_features:
+                raise ConfigError(
+                    f"truncate_dim is {truncate_dim}; expected at most {self.num_features}, the features of a vector"
+                )
+        return truncate_dim
 
     def _prompt(self, prompt: str | None, name: str | None) -> str:
         """Return the prompt of a call."""
@@ -232,8 +328,12 @@ class Embedder(EncoderPipeline):
         if self.pooling == "cls":
             vectors = states[:, 0, :]
         else:
-            count = xp.clip(xp.sum(is_token, axis=1, keepdims=True), min=1)
-            vectors = xp.sum(states * xp.expand_dims(is_token, axis=2), axis=1) / count
+            if self.pooling == "lasttoken":
+                has_next = xp.concat([is_token[:, 1:], xp.zeros_like(is_token[:, :1])], axis=1)
+                is_token = is_token - has_next
+            vectors = mean_of_tokens(states, is_token)
+        for dense in self.dense:
+            vectors = dense(vectors)
         if not self.normalize:
             return vectors
         length = xp.sqrt(xp.sum(vectors * vectors, axis=1, keepdims=True))
@@ -303,7 +403,7 @@ class Classifier(EncoderPipeline):
         check_texts(texts)
         if not len(texts):
             return []
-        logits = self._run(self.encode(texts), lambda states, _: self.model.class_logits(states), batch_tokens)
+        logits = self._run(self.encode(texts), self._class_logits, batch_tokens)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
         rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
         best = [max(range(len(row)), key=row.__getitem__) for row in rows]
@@ -379,11 +479,53 @@ class Reranker(EncoderPipeline):
         """Return the logit of each pair of a query and a document."""
         encoded = self.encode_pairs(pairs)
         types = [types for _, types in encoded] if self.model.config.num_token_types > 1 else None
-        ids, function = [ids for ids, _ in encoded], lambda states, _: self.model.class_logits(states)
-        return self._run(ids, function, batch_tokens, types)[:, 0].tolist() if ids else []
+        ids = [ids for ids, _ in encoded]
+        return self._run(ids, self._class_logits, batch_tokens, types)[:, 0].tolist() if ids else []
+
+
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+_POOLINGS = {"mean_tokens": "mean", "cls_token": "cls", "mean": "mean", "cls": "cls", "lasttoken": "lasttoken"}
+_ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": "identity"}
+
+
+def _kind(module: dict[str, Any]) -> str:
+    """Return the class of a module of sentence-transformers."""
+    return str(module.get("type")).rpartition(".")[2]
+
+
+def _module_directory(directory: Path, module: dict[str, Any]) -> Path:
+    """Return the directory with the files of a module."""
+    name = str(module.get("path", "1_Pooling"))
+    if Path(name).name != name:
+        raise CheckpointError(
+            f"{directory}/modules.json has the path {name!r:.80}; expected a name without a directory"
+        )
+    return directory / name
+
+
+def _read_dense(directory: Path, model: Any) -> Dense:
+    """Return a map of pooled vectors, with parameters like those of the model."""
+    values = read_json(directory / "config.json", "configuration of a map")
+    name = str(values.get("activation_function", "Tanh")).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise CheckpointError(f"{directory} has the activation {name!r}; expected one of {', '.join(_ACTIVATIONS)}")
+    tensors, like = TensorFiles(directory), model._parameter
+    if not {*tensors} <= {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
+        raise CheckpointError(f"{directory} has the tensors {', '.join(tensors)}; expected linear.weight, linear.bias")
+    arrays = {
+        key.removeprefix("linear."): from_host(
+            array_namespace(like), np.ascontiguousarray(tensors.read(key).T), dtype=like.dtype, device=device(like)
+        )
+        for key in tensors
+    }
+    linear = Linear(*arrays["weight"].shape, bias="bias" in arrays, init=0)
+    return Dense(replace(linear, arrays), _ACTIVATIONS[name])
 
 
 def _read_modules(path: Path) -> list[dict[str, Any]]:
+    """Return the modules of sentence-transformers; none if there is no such file."""
+    if not path.exists():
+        return []
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

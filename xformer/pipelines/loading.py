@@ -25,7 +25,7 @@ def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
 
     A public encoder-decoder is for a `Summarizer` if its config.json has settings for summarization only, else for a
     `Translator`. An encoder with one label is for a `Reranker`, one with several labels for a `Classifier`, and one
-    without labels for an `Embedder`.
+    without labels for an `Embedder`; so is a language model with the files of sentence-transformers.
 
     Args:
         directory: Directory of a run or public checkpoint, or a GGUF file.
@@ -38,7 +38,7 @@ def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
         return _TASKS[RunDirectory(path).read_config().get("task", "translation")]
     model = open_checkpoint(path).model
     if type(model) is LanguageModel:
-        return TextGenerator
+        return Embedder if (path / "modules.json").exists() else TextGenerator
     if type(model) is Encoder:
         count = model.config.num_labels
         return Reranker if count == 1 else Classifier if count else Embedder

@@ -61,7 +61,7 @@ class TextToText(GenerationPipeline):
         CheckpointError: If the vocabulary sizes of model and tokenizers differ.
     """
 
-    model_class = Transformer
+    model_classes = (Transformer,)
     has_source = True
     attention_kinds = ("encoder", "decoder", "cross")
 
@@ -75,7 +75,7 @@ class TextToText(GenerationPipeline):
         max_source_tokens: int | None = None,
         defaults: GenerationConfig | None = None,
     ) -> None:
-        check_class("model", model, self.model_class)
+        check_class("model", model, *self.model_classes)
         check_class("tokenizers", tokenizers, Tokenizers)
         if not model.decoder:
             raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot generate text")

@@ -63,7 +63,7 @@ class TextGenerator(GenerationPipeline):
     """
 
     task = "language_modeling"
-    model_class = LanguageModel
+    model_classes = (LanguageModel,)
     attention_kinds = ("decoder",)
     unsupported_fields: ClassVar[frozenset[str]] = frozenset(
         {

@@ -48,7 +48,7 @@ class Transcriber(Pipeline):
     """
 
     task = "transcription"
-    model_class = SpeechTransformer
+    model_classes = (SpeechTransformer,)
 
     def __init__(
         self,

@@ -49,9 +49,9 @@ async def show_model(server: Server, model: str) -> schema.Model:
 async def embeddings(server: Server, request: schema.EmbeddingsRequest) -> schema.Embeddings:
     """Compute vectors of texts with an encoder."""
     model = server.model(request.model, Embedder, task="compute vectors")
-    texts, size = texts_of("input", request.input, schema.MAX_INPUTS), model.pipeline.model.config.d_model
-    if request.dimensions not in (None, size):
-        message = f"dimensions is {request.dimensions}; expected {size}, the size of the vectors of this model"
+    texts, size = texts_of("input", request.input, schema.MAX_INPUTS), model.pipeline.num_features
+    if request.dimensions is not None and request.dimensions > size:
+        message = f"dimensions is {request.dimensions}; expected at most {size}, the size of the vectors of this model"
         raise JobError(message, param="dimensions")
     num_tokens = sum(map(len, await server.in_thread(model.encode, texts)))
 
@@ -59,6 +59,8 @@ async def embeddings(server: Server, request: schema.EmbeddingsRequest) -> schem
         return [np.asarray(vector, "<f4") for vector in model.pipeline(texts)]
 
     vectors = await model.worker.join(compute, texts)
+    if request.dimensions is not None:  # texts of several requests are computed together
+        vectors = [*model.pipeline.truncate(np.stack(vectors), request.dimensions)]
     is_base64 = request.encoding_format == "base64"
     data = [
         schema.Embedding(i, base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist())

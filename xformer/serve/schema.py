@@ -128,7 +128,7 @@ class EmbeddingsRequest(_Request, kw_only=True, forbid_unknown_fields=True):
 
     input: Annotated[str | list[str], about("A text, or a list of texts.")]
     encoding_format: Annotated[Literal["float", "base64"], about("Format of the vectors.")] = "float"
-    dimensions: Annotated[int, about("Size of the vectors: that of the model.", ge=1)] | None = None
+    dimensions: Annotated[int, about("Features of a vector to keep, at most those of the model.", ge=1)] | None = None
     user: Annotated[Any, about("Accepted without effect.")] = None
 
 

@@ -1,5 +1,5 @@
 """Activation functions."""
 
-from xformer.ops.activations.definition import ACTIVATIONS, activation, gelu, gelu_tanh, relu, silu
+from xformer.ops.activations.definition import ACTIVATIONS, activation, gelu, gelu_tanh, relu, relu_squared, silu
 
-__all__ = ["ACTIVATIONS", "activation", "gelu", "gelu_tanh", "relu", "silu"]
+__all__ = ["ACTIVATIONS", "activation", "gelu", "gelu_tanh", "relu", "relu_squared", "silu"]

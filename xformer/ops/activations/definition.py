@@ -41,6 +41,19 @@ def relu(x: Array) -> Array:
     return _relu(x)
 
 
+def relu_squared(x: Array) -> Array:
+    """Compute max(x, 0)^2 (So et al., 2021, section 3).
+
+    Args:
+        x: Array of any shape, floating.
+
+    Returns:
+        Array of the same shape and dtype.
+    """
+    y = relu(x)
+    return y * y
+
+
 _MAX_ABS = 40.0  # beyond, the tail of the normal distribution is zero in float64
 
 
@@ -154,6 +167,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": silu,
+    "relu_squared": relu_squared,
 }
 
 
@@ -161,7 +175,7 @@ def activation(name: str) -> Callable[[Array], Array]:
     """Return an activation function by name.
 
     Args:
-        name: "relu", "gelu", "gelu_tanh" or "silu".
+        name: "relu", "gelu", "gelu_tanh", "silu" or "relu_squared".
 
     Returns:
         The function of one array.

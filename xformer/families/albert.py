@@ -1,0 +1,87 @@
+"""ALBERT (Lan et al., 2020), without the classifier of the order of sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.bert import BERT, BERT_FIELDS, FIXED, skip_dropout
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, register
+from xformer.families.layouts import affine, attention, feed_forward, linear, same
+from xformer.families.values import (
+    has_tensor,
+    read_activation,
+    read_fields,
+    read_labels,
+    read_special_ids,
+    write_activation,
+    write_fields,
+    write_heads,
+)
+from xformer.models import Encoder, EncoderConfig
+
+
+def read_config(reader: ConfigReader) -> EncoderConfig:
+    """Translate the config.json of ALBERT; the names of the tensors determine the heads."""
+    reader.require("position_embedding_type", "absolute")
+    reader.require("num_hidden_groups", 1)
+    reader.require("inner_group_num", 1)
+    skip_dropout(reader)
+    reader.skip("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    activation = read_activation(reader, "hidden_act", default="gelu_new")
+    return EncoderConfig(
+        **FIXED,
+        **read_fields(reader, BERT_FIELDS, max_positions=512, norm_epsilon=1e-12, num_token_types=2),
+        embedding_dim=reader.count("embedding_size", default=128),
+        share_layers=True,
+        activation=activation,
+        pooler="tanh" if has_tensor(reader, "pooler.weight") else "none",
+        **read_labels(reader),
+        masked_lm=has_tensor(reader, "predictions.dense.weight"),
+        masked_lm_activation=activation,
+        **read_special_ids(reader),
+    )
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of ALBERT."""
+    return {
+        **write_heads(config, "Albert", "albert"),
+        **write_fields(config, BERT_FIELDS),
+        "embedding_size": config.embedding_dim,
+        "hidden_act": write_activation(config),
+    }
+
+
+_LAYER, _OURS = "albert.encoder.albert_layer_groups.0.albert_layers.0.", "layers.0."
+ALBERT = register(
+    Family(
+        model_types=("albert",),
+        model=Encoder,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="albert.",
+        tied={
+            "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+            "predictions.decoder.bias": "predictions.bias",
+        },
+        ignored=("*.position_ids", "sop_classifier.*"),
+        renamed=BERT.renamed,
+        tensors={
+            "albert.embeddings.word_embeddings.weight": same("embedding.weight"),
+            "albert.embeddings.token_type_embeddings.weight": same("token_types.weight"),
+            "albert.embeddings.position_embeddings.weight": same("input.positions.weight"),
+            **affine("albert.embeddings.LayerNorm", "input.norm"),
+            **linear("albert.encoder.embedding_hidden_mapping_in", "input.projection"),
+            **attention(_LAYER + "attention", _OURS + "self_attention", "query key value dense"),
+            **affine(_LAYER + "attention.LayerNorm", _OURS + "self_attention_residual.norm"),
+            **feed_forward(_LAYER[:-1], _OURS + "feed_forward", "ffn ffn_output"),
+            **affine(_LAYER + "full_layer_layer_norm", _OURS + "feed_forward_residual.norm"),
+            **linear("albert.pooler", "pooler.linear"),
+            **linear("predictions.dense", "masked_lm.linear"),
+            **affine("predictions.LayerNorm", "masked_lm.norm"),
+            "predictions.bias": same("masked_lm.bias"),
+            **linear("classifier", "classifier"),
+        },
+    )
+)
