@@ -579,6 +579,7 @@ GRADIENTS = (
     "marian",
     "bert_classifier",
     "albert_classifier",
+    "deberta_v2_classifier",
     "vit_classifier",
 )
 

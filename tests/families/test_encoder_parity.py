@@ -73,7 +73,10 @@ def test_old_names_of_norms_are_read(tmp_path):
     np.testing.assert_array_equal(model(reference["tokens"], token_types=reference["token_types"]), states)
 
 
-@pytest.mark.parametrize("name", ["bert_classifier", "albert_classifier", "mpnet_classifier", "modernbert_classifier"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert_classifier", "albert_classifier", "mpnet_classifier", "modernbert_classifier", "deberta_v2_classifier"],
+)
 @pytest.mark.parametrize("xp", ["array_api_strict", "torch", "jax"])
 def test_encoders_run_on_every_library(name, xp):
     pytest.importorskip(xp)

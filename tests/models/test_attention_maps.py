@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.reference import raises_line
 from xformer.errors import ConfigError
@@ -30,8 +31,9 @@ def test_an_encoder_decoder_has_three_kinds():
         np.testing.assert_allclose(np.concatenate(layers).sum(axis=-1), 1.0)
 
 
-def test_an_encoder_has_its_own_layers():
-    model = Encoder(EncoderConfig(vocab_size=9, **SIZES, num_layers=2))
+@pytest.mark.parametrize("share_layers", [False, True])
+def test_an_encoder_has_its_own_layers(share_layers):
+    model = Encoder(EncoderConfig(vocab_size=9, **SIZES, num_layers=2, share_layers=share_layers))
     assert [layer.shape for layer in attention_maps(model, [[5, 6, 7]])["encoder"]] == [(1, 2, 3, 3)] * 2
 
 

@@ -348,6 +348,7 @@ row("project_heads", lambda xp, x, v, w: ops.project_heads(x, (v, None, 2), (w, 
 row("relu", lambda xp, x: ops.relu(x) * x, (3, 4))
 row("gelu", lambda xp, x: ops.gelu(x), (3, 4))
 row("gelu_tanh", lambda xp, x: ops.gelu_tanh(x), (3, 4))
+row("relu_squared", lambda xp, x: ops.relu_squared(x), (3, 4))
 for _name in ("relu", "gelu", "gelu_tanh", "silu", "relu_squared"):
     row("activation", lambda xp, x, f=_name: ops.activation(f)(x), (3, 4))
 row("dropout", lambda xp, x: ops.dropout(x * x, xp.asarray(KEPT), 0.8), (3, 3))

@@ -421,6 +421,11 @@ class OnnxNamespace:
         transposed = self.permute_dims(x, axes)
         return traced(var_of(transposed), transposed.shape, x.dtype, base=x) if x.ndim == 2 else transposed
 
+    def flip(self, x: Tracer, *, axis: int) -> Tracer:
+        """Reverse the order along an axis."""
+        bounds = (-1, np.iinfo(np.int64).min, axis % x.ndim, -1)  # start, stop, axis and step
+        return traced(op.slice(var_of(x), *(_vector([bound]) for bound in bounds)), x.shape, x.dtype)
+
     def concat(self, arrays: Sequence[Tracer], *, axis: int = 0) -> Tracer:
         """Join arrays along an axis."""
         first = arrays[0]

@@ -94,7 +94,8 @@ def feed_forward(tensor: str, parameter: str, names: str = "gate_proj up_proj do
         names: Names in the file of the maps gate, up and down, or of up and down.
     """
     layouts: dict[str, Layout] = {}
-    for name, part in zip(reversed(names.split()), ("down", "up", "gate"), strict=False):
+    parts = ("gate", "up", "down")[-len(names.split()) :]
+    for name, part in zip(names.split(), parts, strict=True):
         layouts |= linear(f"{tensor}.{name}", f"{parameter}.{part}")
     return layouts
 

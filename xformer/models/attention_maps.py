@@ -48,5 +48,7 @@ def attention_maps(model: BaseModel, *inputs: Any, **options: Any) -> dict[str, 
         raise ConfigError(f"model is a {type(model).__name__}; expected a Transformer, LanguageModel or Encoder")
     with record_attention() as recorded:
         model(*inputs, **options)
-    weights = {id(layer): array for layer, array in recorded}
-    return {name: [weights[id(layer)] for layer in layers if id(layer) in weights] for name, layers in parts.items()}
+    weights: dict[int, list[Array]] = {}
+    for layer, array in recorded:  # several times if layers share their parameters
+        weights.setdefault(id(layer), []).append(array)
+    return {name: [x for layer in layers for x in weights.get(id(layer), [])] for name, layers in parts.items()}
