@@ -60,6 +60,14 @@ def test_rows_are_filled_best_fit_first():
     ("call", "error", "message"),
     [
         (lambda: Documents([[1, 2]], [[1]]), DataError, "tokens and loss_masks have rows of other lengths"),
+        (lambda: Documents([1, 2]), DataError, "documents are not lists of lists .*; expected the token ids of each"),
+        (lambda: Documents(7), DataError, "documents are not lists of lists"),
+        (
+            lambda: PackedBatch.make(Documents([[1.5, 2]]), xp=np),
+            DataError,
+            r"tokens is \[1\.5, 2\]; expected a list of",
+        ),
+        (lambda: PackedBatch.make(Documents(["ab"]), xp=np), DataError, "tokens is 'ab'; expected a list of integers"),
         (lambda: Documents([[1, 2]], []), DataError, "tokens and loss_masks have rows of other lengths"),
         (lambda: pack_documents([3, 9], 8), DataError, "document 1 takes 9 tokens; expected at most 8, the length of"),
         (lambda: pack_documents([3], 0), ConfigError, "length is 0; expected an integer of at least 1"),

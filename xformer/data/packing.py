@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from xformer.backends import Array, Device, Namespace, from_host
-from xformer.config import check_count
+from xformer.config import check_count, integers
 from xformer.data.pairs import split_rows
 from xformer.data.token_rows import row_lengths
 from xformer.errors import DataError
@@ -28,17 +28,19 @@ class Documents:
             predict, such as those of a prompt. Default: 1 for all. The first token of a document is never predicted.
 
     Raises:
-        DataError: If the numbers of documents differ, or those of their tokens.
+        DataError: If documents are not lists, or their numbers or those of their tokens differ.
     """
 
     tokens: Sequence[Sequence[int]]
     loss_masks: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
-        if self.loss_masks is not None:
-            counts = [row_lengths(rows).tolist() for rows in (self.tokens, self.loss_masks)]
-            if counts[0] != counts[1]:
-                raise DataError("tokens and loss_masks have rows of other lengths; expected one number for each token")
+        try:
+            counts = [row_lengths(rows).tolist() for rows in (self.tokens, self.loss_masks) if rows is not None]
+        except TypeError as error:
+            raise DataError(f"documents are not lists of lists ({error}); expected the token ids of each") from error
+        if counts[0] != counts[-1]:
+            raise DataError("tokens and loss_masks have rows of other lengths; expected one number for each token")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -106,7 +108,7 @@ class PackedBatch(NamedTuple):
         for index, row in enumerate(rows):
             end = 0
             for segment, number in enumerate(row, start=1):
-                ids = np.asarray(documents.tokens[number], np.int64)
+                ids = np.asarray(integers("tokens", documents.tokens[number]), np.int64)
                 start, end = end, end + len(ids[1:])
                 tokens[index, start:end], labels[index, start:end] = ids[:-1], ids[1:]
                 segment_ids[index, start:end] = segment

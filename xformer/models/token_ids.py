@@ -22,6 +22,7 @@ from xformer.backends import (
     is_floating,
     is_host_accessible,
     is_integer,
+    to_host,
 )
 from xformer.config import integers
 from xformer.errors import BackendError, DataError, ShapeError
@@ -84,10 +85,9 @@ def as_segment_ids(data: Any, ids: Array, like: Array) -> Array:
         )
     data = _signed(data)
     if is_host_accessible(data):
-        xp = array_namespace(data)
-        # Sorted, each document is one block; so it must be before.
-        changes = [xp.count_nonzero(x[:, 1:] != x[:, :-1]) for x in (data, xp.sort(data, axis=1))]
-        if int(changes[0]) != int(changes[1]):
+        host = to_host(data)
+        num_changes, num_others = ((x[:, 1:] != x[:, :-1]).sum() for x in (host, np.sort(host, axis=1)))
+        if num_changes != num_others:
             raise DataError("segment_ids return to an earlier document of the row; expected one run of each number")
     return data if is_same_library else from_host(base_namespace(array_namespace(like)), data, device=device(like))
 
