@@ -157,6 +157,7 @@ def test_a_gguf_file_is_tuned(tmp_path, capsys):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning")  # peft uses names that transformers has deprecated
 def test_adapters_of_a_run_are_exported_for_peft(tmp_path, capsys):
     original = make(tmp_path, "llama")
     command = [*arguments(tmp_path, "llama"), "--init", original, *SETTINGS, "--max-steps", 4]
@@ -172,9 +173,12 @@ def test_adapters_of_a_run_are_exported_for_peft(tmp_path, capsys):
     assert np.abs(tuned - xf.load_pretrained(original)(ids)).max() > 1e-3
     peft, transformers = (pytest.importorskip(name) for name in ("peft", "transformers"))
     torch = pytest.importorskip("torch")
-    base = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.float64, attn_implementation="eager")
-    with torch.no_grad():
-        expected = peft.PeftModel.from_pretrained(base, tmp_path / "adapters")(torch.tensor(ids)).logits.numpy()
+    from tests.families.make_references import float64_throughout
+
+    with float64_throughout(), torch.no_grad():
+        base = transformers.AutoModelForCausalLM.from_pretrained(original, attn_implementation="eager").double()
+        model = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").double()
+        expected = model(torch.tensor(ids)).logits.numpy()
     np.testing.assert_allclose(adapted, expected, rtol=0, atol=1e-10)
 
 

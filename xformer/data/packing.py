@@ -114,8 +114,9 @@ class PackedBatch(NamedTuple):
                 segment_ids[index, start:end] = segment
                 if documents.loss_masks is not None:
                     labels[index, start:end][np.asarray(documents.loss_masks[number][1:]) == 0] = IGNORED
-        arrays = (from_host(xp, host, dtype="int64", device=device) for host in (tokens, labels, segment_ids))
-        return cls(*arrays, (labels != IGNORED).sum(axis=1))
+        counts = (labels != IGNORED).sum(axis=1)
+        arrays = [from_host(xp, host, dtype="int64", device=device) for host in (tokens, labels, segment_ids)]
+        return cls(arrays[0], arrays[1], arrays[2], counts)
 
 
 def pack_documents(lengths: Iterable[int], length: int) -> list[list[int]]:

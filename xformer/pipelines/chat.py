@@ -173,7 +173,7 @@ def encode_conversation(
         DataError: If the template rejects the messages, there is no answer, or answers cannot be found.
     """
     template = _Template(tokenizer, messages, tools)
-    marks = {"generation_start": template.start, "generation_end": template.end}
+    marks: dict[str, Any] = {"generation_start": template.start, "generation_end": template.end}
     pieces = re.split(f"[{template.start}{template.end}]", template.render(add_generation_prompt=False, **marks))
     text, ends = "".join(pieces), list(itertools.accumulate(map(len, pieces)))
     spans = list(zip(ends[::2], ends[1::2], strict=False)) or _added_answers(template, text)

@@ -158,16 +158,16 @@ class ChatJob(TrainingJob):
 
     def counts(self) -> dict[str, int]:
         """Return the sizes of the data."""
-        counts = {}
+        counts: dict[str, int] = {}
         for name, documents in (("train", self.train), ("valid", self.valid)):
-            tokens, masks = documents.tokens, documents.loss_masks
-            counts |= {f"{name}_conversations": len(documents), f"{name}_tokens": len(tokens.ids)}
+            tokens, masks = _rows(documents)
+            counts |= {f"{name}_conversations": len(tokens), f"{name}_tokens": len(tokens.ids)}
             counts[f"{name}_answer_tokens"] = int(masks.ids.sum())
         return {**counts, "conversations_dropped_long": self.num_dropped}
 
     def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
         """Return the answer of the model to the beginning of the first validation conversation."""
-        ids, mask = self.valid.tokens[0], self.valid.loss_masks[0]
+        ids, mask = (rows[0] for rows in _rows(self.valid))
         start = mask.index(1)
         end = [*mask, 0].index(0, start)
         ((output,),) = self._generator(model).outputs([ids[:start]], max_new_tokens=_NUM_SAMPLED, context="slide")
@@ -176,7 +176,7 @@ class ChatJob(TrainingJob):
 
     def attention(self, model: LanguageModel) -> Attention:
         """Return the attention of the model for the beginning of the first validation conversation."""
-        return show_attention(self._generator(model), self.valid.tokens[0][:_MAX_SHOWN])
+        return show_attention(self._generator(model), _rows(self.valid)[0][0][:_MAX_SHOWN])
 
     def _generator(self, model: LanguageModel) -> TextGenerator:
         length = max(2, self.recipe.training.context_length)
@@ -192,14 +192,18 @@ class ChatJob(TrainingJob):
             yield f"dropped: {plural(self.num_dropped, 'conversation')} longer than context_length"
 
 
+def _rows(documents: Documents) -> tuple[Any, Any]:
+    """Return the `TokenRows` of the tokens and of the masks."""
+    return documents.tokens, documents.loss_masks
+
+
 def _encode(
     conversations: Iterable[Conversation], tokenizer: PretrainedTokenizer, settings: ChatTrainingConfig, directory: Path
 ) -> tuple[Documents, int]:
     """Return conversations as token ids, mapped into memory, and how many were dropped.
 
     Raises:
-        DataError: For one that the chat template rejects, without an answer, or too long; with file and line.
-        CheckpointError: For an invalid template.
+        DataError: For one that the chat template does not take, without an answer, or too long; with file and line.
     """
     dropped, limit = 0, settings.context_length + 1  # the last token is a label only
     with TokenWriter(tokenizer.vocab_size, directory) as tokens, TokenWriter(2, directory) as masks:
@@ -207,7 +211,7 @@ def _encode(
             try:
                 ids, mask = encode_conversation(tokenizer, messages, tools)
             except (DataError, CheckpointError) as error:
-                raise type(error)(f"{place}: {error}") from error
+                raise DataError(f"{place}: {error}") from error
             if len(ids) > limit and settings.truncation == "error":
                 raise DataError(
                     f"{place} has {len(ids):,} tokens; expected at most {limit:,}, one more than context_length; raise "

@@ -244,7 +244,7 @@ class PackedTask:
             source = rng.fold_in("epoch", epoch)
             order = source.fold_in("documents").permutation(len(self.train))
             rows = pack_documents(self.train.lengths[order], self.context_length)
-            rows = [order[rows[row]].tolist() for row in source.fold_in("rows").permutation(len(rows))]
+            rows = [[order[index] for index in rows[row]] for row in source.fold_in("rows").permutation(len(rows))]
             for start in range(skip * size, len(rows), size):
                 yield epoch, PackedBatch.make(self.train, rows[start : start + size], **self._batch_options)
             skip = max(0, skip - -(-len(rows) // size))

@@ -122,7 +122,7 @@ def dpo_loss(
     return xp.logaddexp(xp.zeros_like(margins), -margins)
 
 
-def _label_losses(model: LanguageModel, batch: Any, rng: Rng | None, **options: float) -> Array:
+def _label_losses(model: LanguageModel, batch: Any, rng: Rng | None, **options: Any) -> Array:
     """Return the cross-entropy of each label, (batch, length)."""
     _check_batch(batch, "tokens", "labels")
     if isinstance(batch, PackedBatch):
