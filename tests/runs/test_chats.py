@@ -15,6 +15,8 @@ from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
 from xformer.pipelines import encode_conversation
 from xformer.random import Rng
+from xformer.runs.chats import ChatJob
+from xformer.runs.recipe import make_recipe
 from xformer.runs.tasks import PackedTask
 from xformer.training import Documents
 
@@ -171,6 +173,25 @@ def test_arguments_that_conflict(base, tmp_path):
     with raises_line(ConfigError, ".*plain has no chat template; expected a model that answers chats"):
         xf.train_lm(chats=LINES, init=plain, out=out)
     assert not out.exists()
+
+
+def test_outputs_for_loggers(base, tmp_path):
+    (tmp_path / "chats").write_text("".join(json.dumps({"messages": each}) + "\n" for each in (LINES[0], CHATS[1])))
+    recipe = make_recipe(None, {"init": base, **OPTIONS, "context_length": 90}, ["chat"])
+    job = ChatJob.prepare(recipe, np, {"chats": tmp_path / "chats"}, tmp_path)
+    (sample,) = job.samples(job.model, job.task())
+    assert sample["prompt"] == "system\none and two\nuser\nwhat is one and four ?\nassistant\n"
+    assert sample["reference"] == CHATS[1][2]["content"]
+    assert isinstance(sample["output"], str)
+    assert next(iter(job.attention(job.model).maps.values())).weights[0].shape[-1] == 30
+
+
+@pytest.mark.parametrize("options", [{"xp": "torch"}, {"data_parallel": 2}, {"precision": "bfloat16", "xp": "torch"}])
+def test_other_ways_to_compute(options, base, tmp_path):
+    pytest.importorskip(options.get("xp", "numpy"))
+    expected, run = (tune(base, tmp_path / name, **each).history for name, each in (("a", {}), ("b", options)))
+    losses = [next(event["loss"] for event in each if event["event"] == "validation") for each in (expected, run)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2 if "precision" in options else 1e-4)
 
 
 def test_templates_without_tags(tmp_path):
