@@ -95,6 +95,17 @@ def test_a_template_that_rewrites_earlier_answers_needs_tags(tmp_path):
     assert answers(tokenizer, *encode_conversation(tokenizer, CHATS[1]))[1] == "twothree  <|im_end|>"
 
 
+def test_templates_without_a_prompt_of_answers_and_with_one_in_any_case(tmp_path):
+    question, answer = "[INST] {{ m['content'] }} [/INST]", "{{ m['content'] }}<|im_end|>"
+    turn = f"{{% if m['role'] == 'user' %}}{question}{{% else %}}{answer}{{% endif %}}"
+    tokenizer = write_tokenizer(tmp_path, f"{{% for m in messages %}}{turn}{{% endfor %}}")
+    found = answers(tokenizer, *encode_conversation(tokenizer, CHATS[1][1:]))
+    assert found == ["  five is\nfive é 🙂<|im_end|>", "three  <|im_end|>"]
+    tokenizer = write_tokenizer(tmp_path, PLAIN.replace("{% if add_generation_prompt %}", "{% if true %}"))
+    with raises_line(DataError, "the chat template starts an answer also without add_generation_prompt, so the end"):
+        encode_conversation(tokenizer, CHATS[0])
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

@@ -208,6 +208,11 @@ def _added_answers(template: _Template, text: str) -> list[tuple[int, int]]:
     for index, message in enumerate(template.messages):
         if message["role"] == "assistant":
             prompt, answered = template.render(index), template.render(index + 1, add_generation_prompt=False)
+            if prompt[-4:] == answered[-4:] and prompt == template.render(index, add_generation_prompt=False):
+                raise DataError(
+                    "the chat template starts an answer also without add_generation_prompt, so the end of answers is "
+                    "unknown; use a template with {% generation %} tags, or one that looks at add_generation_prompt"
+                )
             if not (answered.startswith(prompt) and text.startswith(answered)):
                 raise DataError(
                     f"the chat template writes message {index + 1}, an answer, in one way after its prompt and in "
