@@ -45,6 +45,28 @@ def padding(tokens: Array, pad_id: int) -> Array:
     return xp.expand_dims(xp.expand_dims(tokens != pad_id, axis=1), axis=1)
 
 
+def segments(segment_ids: Array) -> Array:
+    """Mask tokens of other documents in rows that hold several; with causal=True it is block-diagonal and causal.
+
+    Args:
+        segment_ids: Integers (batch, length), the number of the document of each token.
+
+    Returns:
+        Mask of shape (batch, 1, length, length), True where query and key are of the same document.
+
+    Raises:
+        ShapeError: If the numbers are not a matrix of integers.
+    """
+    xp = array_namespace(segment_ids)
+    if len(segment_ids.shape) != 2 or not is_integer(segment_ids.dtype):
+        raise ShapeError(
+            f"segment_ids have shape {tuple(segment_ids.shape)} and dtype {dtype_name(segment_ids.dtype)}; "
+            "expected integers of shape (batch, length)"
+        )
+    batch, length = segment_ids.shape
+    return xp.reshape(segment_ids, (batch, 1, length, 1)) == xp.reshape(segment_ids, (batch, 1, 1, length))
+
+
 def causal(queries: int, keys: int | None = None, *, xp: Any = "numpy", device: Device = None) -> Array:
     """Mask future keys: query i attends to key j if j <= i + keys - queries, so the last query attends to all.
 

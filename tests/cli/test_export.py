@@ -46,7 +46,7 @@ def test_sources_end_with_eos(exported, trained):
 
 def test_nothing_is_overwritten(refused, trained, exported):
     assert "is not an empty directory" in refused("export", trained, exported, untouched=exported)
-    assert "expected one of huggingface, onnx, ctranslate2" in refused(
+    assert "expected one of huggingface, peft, onnx, ctranslate2" in refused(
         "export", trained, exported.parent / "new", "--format", "pickle", untouched=exported
     )
 

@@ -1,13 +1,16 @@
 """Runs that start from a public checkpoint or from another run."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 import xformer as xf
+from tests.pipelines.chat_model import CHATS, write_model
 from tests.pipelines.test_checkpoints import checkpoint
 from xformer.cli.main import exit_code
+from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
 
 TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -152,3 +155,65 @@ def test_a_gguf_file_is_tuned(tmp_path, capsys):
         xf.TextGenerator.from_pretrained(tmp_path / name)(["a man"], max_new_tokens=3) for name in ("run", "exported")
     ]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning")  # peft uses names that transformers has deprecated
+def test_adapters_of_a_run_are_exported_for_peft(tmp_path, capsys):
+    original = make(tmp_path, "llama")
+    command = [*arguments(tmp_path, "llama"), "--init", original, *SETTINGS, "--max-steps", 4]
+    assert run(*command, "--lora", 2, "--out", tmp_path / "run") == 0
+    assert run("export", tmp_path / "run", tmp_path / "adapters", "--format", "peft") == 0
+    assert f"as adapters of {original}; load them with peft.PeftModel" in capsys.readouterr().out.replace("\n", " ")
+    names = ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "adapters").iterdir()) == names
+    ids = np.asarray([[3, 4, 5, 9]])
+    tuned = xf.load_pretrained(tmp_path / "run", dtype="float64")(ids)
+    adapted = xf.load_lora(xf.load_pretrained(original, dtype="float64"), tmp_path / "adapters")(ids)
+    np.testing.assert_allclose(adapted, tuned, rtol=0, atol=1e-5)  # the merged weights are in float32
+    assert np.abs(tuned - xf.load_pretrained(original)(ids)).max() > 1e-3
+    peft, transformers = (pytest.importorskip(name) for name in ("peft", "transformers"))
+    torch = pytest.importorskip("torch")
+    from tests.families.make_references import float64_throughout
+
+    with float64_throughout(), torch.no_grad():
+        base = transformers.AutoModelForCausalLM.from_pretrained(original, attn_implementation="eager").double()
+        model = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").double()
+        expected = model(torch.tensor(ids)).logits.numpy()
+    np.testing.assert_allclose(adapted, expected, rtol=0, atol=1e-10)
+
+
+def test_runs_without_adapters_of_their_model_are_not_exported_for_peft(tmp_path, capsys):
+    original = make(tmp_path, "llama")
+    command = [*arguments(tmp_path, "llama"), "--init", original, *SETTINGS, "--max-steps", 2]
+    assert run(*command, "--out", tmp_path / "full") == 0
+    assert run("export", tmp_path / "full", tmp_path / "out", "--format", "peft") == 2
+    assert "has no adapters; expected a run with --lora" in capsys.readouterr().err
+    average = ["--set", "training.keep_checkpoints=2", "--set", "training.average=last"]
+    assert run(*command, *average, "--lora", 2, "--max-steps", 4, "--out", tmp_path / "lora") == 0
+    directory = RunDirectory(tmp_path / "lora")
+    directory.back_up_best()  # as before an average that is better
+    assert run("export", tmp_path / "lora", tmp_path / "out", "--format", "peft") == 2
+    assert "is an average of checkpoints, which has no adapters of its rank" in capsys.readouterr().err
+    assert directory.restore_best()
+    assert run("export", tmp_path / "lora", tmp_path / "out", "--format", "peft") == 0
+
+
+def test_chats_on_the_command_line(tmp_path, capsys):
+    base = write_model(tmp_path / "base")
+    chats = [{"messages": each} for each in CHATS * 2]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    command = ["train-lm", "--chats", tmp_path / "chats.jsonl", "--init", base, *SETTINGS, "--lora", 4]
+    assert run(*command, "--context-length", 80, "--max-steps", 6, "--out", tmp_path / "run") == 0
+    out = capsys.readouterr().out
+    assert "training: 3 conversations, " in out
+    assert "of them in answers\n" in out
+    assert f"generate --model {tmp_path / 'run'} --chat --prompt TEXT" in out
+    assert run("resume", tmp_path / "run", "--max-steps", 8) == 0
+    assert run("inspect", tmp_path / "run") == 0
+    capsys.readouterr()
+    assert run("generate", "--model", tmp_path / "run", "--chat", "--prompt", "four ?", "--max-new-tokens", 4) == 0
+    assert run("export", tmp_path / "run", tmp_path / "adapters", "--format", "peft") == 0
+    assert run(*command, "--context-length", 10, "--out", tmp_path / "short") == 2
+    assert re.search(r"chats\.jsonl line 1 has \d+ tokens; expected at most 11", capsys.readouterr().err)
+    assert run("train-lm", "--out", tmp_path / "none") == 2
+    assert "neither text nor chats is given; expected one" in capsys.readouterr().err

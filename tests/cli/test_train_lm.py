@@ -180,7 +180,7 @@ def test_bad_options(refused, options, tmp_path, more, message):
 
 def test_a_text_is_needed(refused, tmp_path):
     error = refused("train-lm", "--out", tmp_path / "run", untouched=tmp_path)
-    assert "missing option '--text'" in error
+    assert "neither text nor chats is given; expected one" in error
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,26 @@ import numpy as np
 import pytest
 
 from tests.reference import raises_line, small_language_model
-from xformer.errors import DataError
+from xformer.backends import array_namespace
+from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.layers import load_balancing_loss, record_routing
 from xformer.models import Transformer, TransformerConfig
 from xformer.ops import cross_entropy
 from xformer.random import Rng
-from xformer.training import Adam, Batch, TextChunks, TokenPairs, fit, language_model_loss, translation_loss
+from xformer.tracing import grad
+from xformer.training import (
+    Adam,
+    Batch,
+    Documents,
+    PackedBatch,
+    TextChunks,
+    TokenPairs,
+    dpo_loss,
+    fit,
+    language_model_loss,
+    sequence_log_probs,
+    translation_loss,
+)
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.loss import mean_loss
 from xformer.tree import with_fields
@@ -173,3 +187,51 @@ def test_batches_of_other_classes_are_refused(batch, loss):
         DataError, f"^the loss got a {type(batch).__name__} as batch; expected a batch with .* and labels"
     ):
         loss(small_language_model(), batch)
+
+
+@pytest.mark.parametrize("beta", [0.1, 2.0])
+def test_dpo_is_the_formula_in_torch(beta):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    arrays = 30.0 * rng.standard_normal((4, 7))
+    arrays[:, 0] = [2e3, -2e3, 0.0, 0.0]  # far from the reference: nothing overflows
+    policy = [torch.tensor(x, requires_grad=True) for x in arrays[:2]]
+    reference = torch.tensor(arrays[2:])
+    margins = beta * ((policy[0] - policy[1]) - (reference[0] - reference[1]))
+    expected = -torch.nn.functional.logsigmoid(margins)
+    expected.sum().backward()
+    np.testing.assert_allclose(dpo_loss(*arrays, beta=beta), expected.detach().numpy(), rtol=1e-12, atol=1e-12)
+
+    def total(chosen, rejected):
+        losses = dpo_loss(chosen, rejected, *arrays[2:], beta=beta)
+        return array_namespace(losses).sum(losses)
+
+    gradients = [grad(total)(*arrays[:2]), grad(lambda y, x: total(x, y))(arrays[1], arrays[0])]
+    for gradient, leaf in zip(gradients, policy, strict=True):
+        np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=0, atol=1e-12)
+    moved = dpo_loss(*(x.detach() for x in policy), arrays[2], arrays[3].tolist(), beta=beta)
+    np.testing.assert_allclose(moved.numpy(), expected.detach().numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_log_probabilities_of_answers():
+    model = small_language_model()
+    tokens, masks = [[3, 5, 1, 7], [2, 8, 6]], [[0, 0, 1, 1], [0, 0, 1]]
+    batch = PackedBatch.make(Documents(tokens, masks), xp=np)
+    expected = []
+    for ids, mask in zip(tokens, masks, strict=True):
+        logits = model([ids])[0]
+        logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        expected.append(sum(logs[i - 1, ids[i]] for i in range(1, len(ids)) if mask[i]))
+    np.testing.assert_allclose(sequence_log_probs(model, batch), expected, rtol=1e-12)
+
+
+def test_invalid_preferences():
+    x = np.zeros(3)
+    with raises_line(ConfigError, "beta is 0; expected a number above 0"):
+        dpo_loss(x, x, x, x, beta=0)
+    with raises_line(
+        ShapeError, r"log-probabilities have shapes \(3,\), \(3,\), \(2,\), \(3,\); expected \(pairs,\) for"
+    ):
+        dpo_loss(x, x, x[:2], x)
+    with raises_line(ShapeError, r"log-probabilities have shapes \(3, 1\), "):
+        dpo_loss(x[:, None], x[:, None], x[:, None], x[:, None])

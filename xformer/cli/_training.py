@@ -31,7 +31,7 @@ def finish(run: TrainedRun) -> int:
     if code := exit_code(run):
         console.print(f"everything is saved; continue with: {program()} resume {path}")
         return code
-    command = COMMANDS[RunDirectory(run.directory).read_config()["task"]]
-    files = "" if command == "generate" else " --input FILE --output FILE"
-    console.print(f"next: {program()} {command} --model {path}{files}")
+    task = RunDirectory(run.directory).read_config()["task"]
+    options = {"language_modeling": "", "chat": " --chat --prompt TEXT"}.get(task, " --input FILE --output FILE")
+    console.print(f"next: {program()} {COMMANDS[task]} --model {path}{options}")
     return 0

@@ -16,6 +16,7 @@ HELP = """Write the best model of a run, and its tokenizer, in the format of ano
 \b
   xformer export run checkpoint
   xformer translate --model checkpoint --input test.de
+  xformer export run adapters --format peft
   xformer export run onnx --format onnx
   xformer export run ct2 --format ctranslate2 --quantization int8
 
@@ -23,6 +24,8 @@ huggingface: a directory for transformers and other programs. Translators and su
 Marian models with post-norm; language models become Llama or GPT-2 models. If none of them computes the same, the \
 error names the field of the configuration that differs. A run that started from a public checkpoint (--init) is \
 written in the format of that checkpoint.
+
+peft: the adapters of a run with --lora, as adapter_config.json and adapter_model.safetensors for peft.PeftModel.
 
 onnx: encoder.onnx, decoder.onnx and step.onnx, or model.onnx and step.onnx for language models, for onnxruntime and \
 the browser. RUN may also be a public checkpoint. Needs the extra "onnx". docs/how-to/export-onnx.md has a decoding \

@@ -16,7 +16,7 @@ _REQUIRED = ("typer", "rich")
 COMMANDS = {
     "demo": "Train a small translator on made-up text, in a minute.",
     "train": "Train a translator or summarizer on parallel text.",
-    "train-lm": "Train a language model on plain text.",
+    "train-lm": "Train a language model on plain text or chats.",
     "resume": "Continue a training run, or train a finished one longer.",
     "translate": "Translate text, line by line.",
     "summarize": "Summarize documents, one per line.",

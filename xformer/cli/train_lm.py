@@ -1,4 +1,4 @@
-"""`xformer train-lm`: train a language model on plain text."""
+"""`xformer train-lm`: train a language model on plain text or chats."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from xformer.cli._options import (
 )
 from xformer.cli._training import INIT_HELP, finish
 from xformer.runs import launch
-from xformer.runs.config import LanguageModelTrainingConfig
+from xformer.runs.config import ChatTrainingConfig, LanguageModelTrainingConfig
 
 HELP = f"""Train a language model on plain text: a decoder-only Transformer that predicts each character, or token, \
-from those before it.
+from those before it. Or fine-tune a model that answers chats.
 
 Learns a vocabulary, trains, validates at regular intervals, and writes to DIR the best model (model.safetensors), the \
 last state (last.safetensors), the tokenizer, the configuration (config.json) and log.jsonl. All input is checked \
@@ -39,14 +39,19 @@ A text of your own, for 20 minutes (30 by default):
 Fine-tune a public checkpoint:
   xformer train-lm --text mine.txt --init SmolLM2-135M --out run
   xformer train-lm --text mine.txt --init SmolLM2-135M --lora 8 --out run
+On chats, one JSON object per line ({{"messages": [{{"role": "user", "content": "..."}}, ...]}}):
+  xformer train-lm --chats chats.jsonl --init SmolLM2-135M-Instruct --lora 8 --out run
+  xformer generate --model run --chat --prompt "Hello"
 Continue it, and train longer:
   xformer resume run --max-minutes 60
 
-The last tenth of the text is held out for validation (--valid-share), unless --valid-text names another text. The \
-loss is in nats per token; perplexity is its exponential.
+The last tenth of the text or the chats is held out for validation (--valid-share), unless --valid-text or \
+--valid-chats names other ones. The loss is in nats per token; perplexity is its exponential. With chats it is that of \
+the answers of the assistant. Several conversations share a row of --context-length tokens (1024 by default), without \
+seeing each other, and a batch has 4 rows.
 
 \b
-A recipe has task = "language_modeling" and three tables; options override it:
+A recipe has task = "language_modeling" (or "chat") and three tables; options override it:
   \\[model]      d_model, num_heads, d_ff, num_layers, positions, dropout, ...
   \\[tokenizer]  model = "characters" | "bpe", vocab_size, ...
   \\[training]   context_length, batch_size, learning_rate, schedule, optimizer, ...
@@ -55,17 +60,21 @@ A recipe has task = "language_modeling" and three tables; options override it:
 
 
 @config_options(
+    ChatTrainingConfig,
     LanguageModelTrainingConfig,
     names=[
-        *("valid_share", "context_length", "batch_size", "max_minutes", "max_steps", "learning_rate", "warmup_steps"),
+        *("valid_share", "context_length", "batch_size", "truncation"),
+        *("max_minutes", "max_steps", "learning_rate", "warmup_steps"),
         *("seed", "dtype", "precision"),
     ],
     default_of="the recipe's",
 )
 def train_lm(
     out: OutOption,
-    text: Annotated[Path, file_option("--text", "Training text, used with its line ends.")],
+    text: Annotated[Path | None, file_option("--text", "Training text, used with its line ends.")] = None,
     valid_text: Annotated[Path | None, file_option("--valid-text", "Validation text.")] = None,
+    chats: Annotated[Path | None, file_option("--chats", "Conversations, one JSON object per line.")] = None,
+    valid_chats: Annotated[Path | None, file_option("--valid-chats", "Conversations for validation.")] = None,
     init: InitOption = None,
     lora: LoraOption = None,
     recipe: RecipeOption = None,
@@ -76,11 +85,13 @@ def train_lm(
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
 ) -> int:
-    """Train a language model on plain text."""
+    """Train a language model on plain text or chats."""
     run = launch.train_lm(
         recipe,
         text=text,
         valid_text=valid_text,
+        chats=chats,
+        valid_chats=valid_chats,
         out=out,
         xp=backend,
         loggers=logger or (),

@@ -16,7 +16,8 @@ from xformer.io import atomic_write, lock_directory, read_json, unwritable_paren
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
-COMMANDS = {"translation": "translate", "summarization": "summarize", "language_modeling": "generate"}
+COMMANDS = {"translation": "translate", "summarization": "summarize"}
+COMMANDS |= dict.fromkeys(("language_modeling", "chat"), "generate")
 
 FORMAT = 2  # of config.json
 
@@ -32,6 +33,7 @@ class RunDirectory:
         log: log.jsonl, one JSON object per line.
         checkpoints: checkpoints/, models kept during training, if the configuration asks for them.
         averaged: averaged.safetensors, the average of these models.
+        adapters: adapters.safetensors, the adapters (LoRA) that are merged into the best model, if it has any.
         pretrained: pretrained/, configuration and tokenizer of the public checkpoint that the run started from, if any.
     """
 
@@ -43,6 +45,7 @@ class RunDirectory:
         self.log = self.path / "log.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.averaged = self.path / "averaged.safetensors"
+        self.adapters = self.path / "adapters.safetensors"
         self.pretrained = self.path / "pretrained"
         self._backup = self.checkpoints / "best.safetensors"
 
@@ -53,7 +56,7 @@ class RunDirectory:
     def files(self) -> list[Path]:
         """Return the paths of all files of a run, existing or not, which no output may replace."""
         tokenizers = [self.tokenizer(side) for side in ("joint", "source", "target")]
-        models = [self.model, self.last, self.averaged, *self.checkpoints.glob("*.safetensors")]
+        models = [self.model, self.last, self.averaged, self.adapters, *self.checkpoints.glob("*.safetensors")]
         return [self.config, self.log, *tokenizers, *models]
 
     def start(self, config: dict[str, Any], tokenizers: Mapping[str, BaseTokenizer]) -> None:
@@ -162,8 +165,7 @@ class RunDirectory:
         """
         config = self.read_config()
         trained = config.get("task", "translation")
-        if trained != task:
-            command = COMMANDS.get(trained, "inspect")
+        if (command := COMMANDS[trained]) != COMMANDS[task]:
             raise ConfigError(
                 f"{self.path} holds a model for {trained}; expected one for {task}; use: xformer {command}"
             )
@@ -177,6 +179,11 @@ class RunDirectory:
             raise CheckpointError(
                 f"{self.last} is missing, but {self.path} has a trained model; restore it, or start a new run"
             )
+
+    @property
+    def has_average(self) -> bool:
+        """True if the best model is an average of checkpoints."""
+        return self._backup.exists()
 
     def back_up_best(self) -> None:
         """Copy the best model, so that `restore_best` can restore it after model.safetensors was replaced."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from xformer import masks
 from xformer.backends import Array, array_namespace, device, extra
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, SharedNormEncoderLayer
@@ -13,7 +14,14 @@ from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.cache import DecodingCache, StaticCache
 from xformer.models.config import LanguageModelConfig
-from xformer.models.token_ids import as_token_ids, ids_of, padding_mask, positions_of
+from xformer.models.token_ids import (
+    as_segment_ids,
+    as_token_ids,
+    ids_of,
+    padding_mask,
+    positions_of,
+    segment_positions,
+)
 from xformer.random import Rng, split_rng
 from xformer.tree import check_array
 
@@ -58,7 +66,9 @@ class LanguageModel(BaseModel, init=False):
         """Number of tokens."""
         return self.config.vocab_size
 
-    def __call__(self, tokens: Any, *, mask: Array | None = None, rng: Rng | None = None) -> Array:
+    def __call__(
+        self, tokens: Any, *, mask: Array | None = None, segment_ids: Any = None, rng: Rng | None = None
+    ) -> Array:
         """Compute the logits of the token that follows each token.
 
         Args:
@@ -67,13 +77,16 @@ class LanguageModel(BaseModel, init=False):
             mask: Boolean, True = may attend; broadcastable to (batch, heads, length, length). Default: tokens other
                 than pad_id; if pad_id is None or equal to bos_id or eos_id, all tokens (right padding needs no mask,
                 as attention is causal). With a mask, positions are counted from the first column.
+            segment_ids: Integers (batch, length), the number of the document of each token, for rows that hold several
+                documents one after the other: tokens attend to their own document, and positions count from its first
+                token. No token is padding then; padding after the last document has another number.
             rng: Draws dropout; None switches it off.
 
         Returns:
             Logits of shape (batch, length, vocab_size).
 
         Raises:
-            DataError: For ids out of range.
+            DataError: For ids out of range, and for a document that is interrupted by another.
             ShapeError: For other ranks.
             BackendError: For an array of another library.
         """
@@ -89,10 +102,15 @@ class LanguageModel(BaseModel, init=False):
         tokens = self.token_ids(tokens)
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.layers))
         ids = ids_of(tokens)
-        pad_id = self.config.padding_id if mask is None else None
-        x = self.input(self.embedding(tokens), positions_of(ids, pad_id), rng=input_rng)
+        pad_id = self.config.padding_id if mask is None and segment_ids is None else None
+        positions, lengths = positions_of(ids, pad_id), None
+        if segment_ids is not None:
+            same = masks.segments(as_segment_ids(segment_ids, ids, self._parameter))
+            mask, (positions, lengths) = masks.combine(mask, same), segment_positions(same)
+        x = self.input(self.embedding(tokens), positions, rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
-        terms = [position_terms(p, ids.shape[1], ids.shape[1], x)._asdict() for p in self._all_positions]
+        # Relative positions depend on distances, which are those within the document.
+        terms = [position_terms(p, ids.shape[1], ids.shape[1], x, lengths)._asdict() for p in self._all_positions]
         options = [{"mask": mask, "causal": True, **self._terms_of(i, terms)} for i in range(len(self.layers))]
         return self._apply_layers(self.layers, x, options=options, rngs=layer_rngs)
 

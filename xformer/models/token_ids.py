@@ -20,7 +20,9 @@ from xformer.backends import (
     from_host,
     index_dtype,
     is_floating,
+    is_host_accessible,
     is_integer,
+    to_host,
 )
 from xformer.config import integers
 from xformer.errors import BackendError, DataError, ShapeError
@@ -60,6 +62,46 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
     if is_same_library:
         return data
     return from_host(base_namespace(array_namespace(like)), data, dtype=dtype, device=device(like))
+
+
+def as_segment_ids(data: Any, ids: Array, like: Array) -> Array:
+    """Convert the numbers of the documents of tokens to the library and device of a model, and check them.
+
+    Args:
+        data: Integers of the shape of `ids`: an array of the model's library, a NumPy array or nested lists.
+        ids: Token ids (batch, length).
+        like: A parameter of the model.
+
+    Raises:
+        ShapeError: For other shapes or dtypes.
+        DataError: If the tokens of a document are not neighbors; checked where reading values is cheap.
+        BackendError: For an array of a third library or on another device.
+    """
+    data, is_same_library = as_array(data, "segment_ids are", like)
+    if tuple(data.shape) != tuple(ids.shape) or not is_integer(data.dtype):
+        raise ShapeError(
+            f"segment_ids have shape {tuple(data.shape)} and dtype {dtype_name(data.dtype)}; expected integers of the "
+            f"shape of the tokens, {tuple(ids.shape)}"
+        )
+    data = _signed(data)
+    if is_host_accessible(data):
+        host = to_host(data)
+        num_changes, num_others = ((x[:, 1:] != x[:, :-1]).sum() for x in (host, np.sort(host, axis=1)))
+        if num_changes != num_others:
+            raise DataError("segment_ids return to an earlier document of the row; expected one run of each number")
+    return data if is_same_library else from_host(base_namespace(array_namespace(like)), data, device=device(like))
+
+
+def segment_positions(same: Array) -> tuple[Array, Array]:
+    """Return the position of each token in its document, (batch, length), and the lengths, (batch, length, 1).
+
+    Args:
+        same: Mask of `masks.segments`.
+    """
+    xp = array_namespace(same)
+    pairs = xp.astype(same[:, 0, :, :], xp.int8)
+    earlier, lengths = (xp.sum(x, axis=-1, dtype=index_dtype(xp)) for x in (xp.tril(pairs), pairs))
+    return earlier - 1, xp.expand_dims(lengths, axis=-1)
 
 
 def as_array(data: Any, subject: str, like: Array) -> tuple[Array, bool]:

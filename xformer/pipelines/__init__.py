@@ -2,6 +2,7 @@
 
 from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import GenerationPipeline, Pipeline
+from xformer.pipelines.chat import encode_conversation
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Dense, Embedder, Prediction, Ranked, Reranker
 from xformer.pipelines.loading import model_digests, pipeline_class
@@ -39,6 +40,7 @@ __all__ = [
     "Translator",
     "WorkerProcesses",
     "check_source_lengths",
+    "encode_conversation",
     "model_digests",
     "pipeline_class",
     "process_corpus",

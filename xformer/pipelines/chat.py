@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from xformer.errors import DataError
 from xformer.generation.grammar import JSON_OPTIONS
-from xformer.tokenizers import BaseTokenizer
+from xformer.tokenizers import BaseTokenizer, PretrainedTokenizer
 
 _TAGGED_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 TOOL_CALL_START = "<tool_call>"
@@ -93,6 +95,46 @@ def _template_name(tokenizer: BaseTokenizer, tools: Any) -> str:
     return "tool_use" if tools and "tool_use" in tokenizer.chat_templates else "default"
 
 
+class _Template:
+    """The chat template of a tokenizer, for a chat in which special tokens come from the template only.
+
+    Args:
+        tokenizer: The tokenizer.
+        messages: Messages of the chat.
+        tools: Functions that the chat may call.
+
+    Attributes:
+        messages: The messages; a special token that is spelled out in a text has `cut` after its first character.
+        cut: A character that the chat does not have.
+        start: Another one.
+        end: Another one.
+    """
+
+    def __init__(self, tokenizer: BaseTokenizer, messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
+        special = [token for token in map(tokenizer.id_to_token, tokenizer.special_ids) if token]
+        special.sort(key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, special))) if special else None
+        dumped = json.dumps([messages, tools], ensure_ascii=False, default=str)
+        unused = (each for each in map(chr, range(0xE000, 0xF900)) if each not in dumped)
+        self.cut, self.start, self.end = itertools.islice(unused, 3)
+
+        def mark(text: str) -> str:
+            return text if pattern is None else pattern.sub(lambda match: match[0][0] + self.cut + match[0][1:], text)
+
+        self.messages = [
+            {key: value if key == "role" else _map_texts(mark, value) for key, value in message.items()}
+            if isinstance(message, Mapping)
+            else message
+            for message in messages
+        ]
+        self._options = {"template": _template_name(tokenizer, tools), "tools": _map_texts(mark, tools)}
+        self._tokenizer = tokenizer
+
+    def render(self, count: int | None = None, **options: Any) -> str:
+        """Return the text of the first messages; default all."""
+        return self._tokenizer.apply_chat_template(self.messages[:count], **self._options, **options)
+
+
 def encode_chat(
     tokenizer: BaseTokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[int]:
@@ -105,26 +147,80 @@ def encode_chat(
         CheckpointError: If the checkpoint has no chat template, or it is invalid.
         DataError: If the template rejects the messages.
     """
-    special = [token for token in map(tokenizer.id_to_token, tokenizer.special_ids) if token]
-    special.sort(key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, special))) if special else None
-    dumped = json.dumps([messages, tools], ensure_ascii=False, default=str)
-    cut = next(each for each in map(chr, range(0xE000, 0xF900)) if each not in dumped)
-
-    def mark(text: str) -> str:
-        return text if pattern is None else pattern.sub(lambda match: match[0][0] + cut + match[0][1:], text)
-
-    marked = [
-        {key: value if key == "role" else _map_texts(mark, value) for key, value in message.items()}
-        if isinstance(message, Mapping)
-        else message
-        for message in messages
-    ]
-    text = tokenizer.apply_chat_template(
-        marked, template=_template_name(tokenizer, tools), tools=_map_texts(mark, tools)
-    )
-    parts = tokenizer.encode_batch(text.split(cut), special_tokens=False)
+    template = _Template(tokenizer, messages, tools)
+    parts = tokenizer.encode_batch(template.render().split(template.cut), special_tokens=False)
     return [index for part in parts for index in part]
+
+
+def encode_conversation(
+    tokenizer: PretrainedTokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[list[int], list[int]]:
+    """Return the token ids of a chat with its answers, for training, and 1 for each token of an answer, else 0.
+
+    Answers are what the template writes inside of `{% generation %}` tags. Without such tags, an answer is what the
+    messages up to it add to the prompt of the messages before it. Those with "weight": 0 are no answers. Special tokens
+    that are spelled out in messages are read as text, as in prompts.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        messages: Messages, each with "role" and "content".
+        tools: Functions that the chat may call, in the format of OpenAI.
+
+    Raises:
+        CheckpointError: If the checkpoint has no chat template, or it is invalid.
+        DataError: If the template rejects the messages, there is no answer, or answers cannot be found.
+    """
+    template = _Template(tokenizer, messages, tools)
+    marks: dict[str, Any] = {"generation_start": template.start, "generation_end": template.end}
+    pieces = re.split(f"[{template.start}{template.end}]", template.render(add_generation_prompt=False, **marks))
+    text, ends = "".join(pieces), list(itertools.accumulate(map(len, pieces)))
+    spans = list(zip(ends[::2], ends[1::2], strict=False)) or _added_answers(template, text)
+    weights = [message.get("weight", 1) for message in messages if message["role"] == "assistant"]
+    if not all(weight in (0, 1) for weight in weights):
+        raise DataError(f"the answers have the weights {weights}; expected 0 or 1")
+    if 0 in weights:
+        if len(spans) != len(weights):
+            raise DataError(f"the chat template marks {len(spans)} of {len(weights)} answers, so weight cannot be 0")
+        spans = [span for span, weight in zip(spans, weights, strict=True) if weight]
+    ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    position = 0
+    for part in text.split(template.cut):
+        part_ids, part_offsets = tokenizer.encode_with_offsets(part)
+        ids += part_ids
+        offsets += [(start + position, end + position) for start, end in part_offsets]
+        position += len(part) + 1
+    mask = [0] * len(ids)
+    for first, stop in spans:
+        inside = [index for index, (start, end) in enumerate(offsets) if start < stop and end > first]
+        if inside:
+            mask[inside[0] : inside[-1] + 1] = [1] * (inside[-1] + 1 - inside[0])
+    if not any(mask[1:]):
+        raise DataError("the conversation has no answer to learn; expected a message of the role assistant")
+    return ids, mask
+
+
+def _added_answers(template: _Template, text: str) -> list[tuple[int, int]]:
+    """Return where answers start and end in the text of a chat: where each prolongs the prompt of those before it."""
+    spans = []
+    for index, message in enumerate(template.messages):
+        if message["role"] == "assistant":
+            prompt, answered = template.render(index), template.render(index + 1, add_generation_prompt=False)
+            if prompt[-4:] == answered[-4:] and prompt == template.render(index, add_generation_prompt=False):
+                raise DataError(
+                    "the chat template starts an answer also without add_generation_prompt, so the end of answers is "
+                    "unknown; use a template with {% generation %} tags, or one that looks at add_generation_prompt"
+                )
+            if not (answered.startswith(prompt) and text.startswith(answered)):
+                raise DataError(
+                    f"the chat template writes message {index + 1}, an answer, in one way after its prompt and in "
+                    "another in the conversation; use a template with {% generation %} tags, or end the conversation "
+                    "there"
+                )
+            spans.append((len(prompt), len(answered)))
+    return spans
 
 
 def _map_texts(function: Callable[[str], str], value: Any) -> Any:

@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 
 from xformer.errors import ConfigError, how_to_install
 from xformer.export import export_ctranslate2, export_onnx
-from xformer.families import load_pretrained, save_pretrained
+from xformer.families import load_pretrained, save_lora, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
 from xformer.families.run_directory import RunDirectory, copy_pretrained
 from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
-from xformer.io import atomic_directory, atomic_write, read_json, write_json
+from xformer.io import atomic_directory, atomic_write, load_arrays, read_json, write_json
+from xformer.layers import lora
 from xformer.models import BaseModel, ImageEncoder, Transformer, load
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.tokenizers import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, BaseTokenizer, load_tokenizer
+from xformer.tree import replace
 
 
 def export_run(
@@ -33,7 +35,7 @@ def export_run(
     Args:
         directory: Directory of the run; for "onnx" and "ctranslate2" also a public checkpoint.
         output: Directory to write; new or empty.
-        target: Name of the format: "huggingface", "onnx" or "ctranslate2".
+        target: Name of the format: "huggingface", "peft" for the adapters of a run with LoRA, "onnx" or "ctranslate2".
         quantization: Type of the weights, for "ctranslate2"; see `export_ctranslate2`.
 
     Returns:
@@ -65,6 +67,21 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
         _write_tokenizers(tokenizers, model, output)
         model_type = read_json(output / "config.json", "configuration")["model_type"]
     return f"as a model of type {model_type}"
+
+
+def _to_peft(directory: Path, output: Path) -> str:
+    run = RunDirectory(directory)
+    init = run.read_config()["recipe"].get("init", {})
+    if not run.adapters.exists():
+        raise ConfigError(f"{directory} has no adapters; expected a run with --lora; use --format huggingface")
+    if run.has_average:
+        raise ConfigError(f"the model of {directory} is an average of checkpoints, which has no adapters of its rank")
+    model = lora(load(run.model), init["lora"])
+    model = replace(model, {**dict(model.named_arrays()), **load_arrays(run.adapters)[0]})
+    pretrained = run.pretrained_files()
+    model_type = None if pretrained is None else read_json(pretrained / "config.json", "configuration")["model_type"]
+    save_lora(model, output, model_type=model_type)
+    return f"as adapters of {init['path']}; load them with peft.PeftModel.from_pretrained, or xformer.load_lora"
 
 
 class _Source(NamedTuple):
@@ -136,6 +153,7 @@ def _token_names(tokenizer: BaseTokenizer, size: int) -> list[str]:
 
 FORMATS: dict[str, Callable[..., str]] = {
     "huggingface": _to_hugging_face,
+    "peft": _to_peft,
     "onnx": _to_onnx,
     "ctranslate2": _to_ctranslate2,
 }

@@ -299,3 +299,20 @@ class LanguageModelTrainingConfig(BaseTrainingConfig):
     valid_share: float = option(
         "Share of the text, at its end, that is kept for validation.", default=0.1, above=0.0, below=1.0
     )
+
+
+class ChatTrainingConfig(LanguageModelTrainingConfig):
+    """Training of a language model on the answers of chats."""
+
+    context_length: int = option(
+        "Number of tokens of a row, which holds several conversations.", default=1024, at_least=1, panel="Data"
+    )
+    batch_size: int = option("Number of rows in a batch.", default=4, at_least=1)
+    valid_share: float = option(
+        "Share of the conversations, at the end, that is kept for validation.", default=0.1, above=0.0, below=1.0
+    )
+    truncation: str = option(
+        "What to do with conversations that are longer than a row: an error, drop them, or cut their end.",
+        default="error",
+        choices=("error", "drop", "cut"),
+    )

@@ -170,7 +170,7 @@ class PairsJob(TrainingJob):
         if recipe.init.path is None:
             model = build_model(recipe, tokenizers, xp)
         else:
-            model = _load_initial_model(recipe, Transformer, xp)
+            model = load_initial_model(recipe, Transformer, xp)
             check_vocabulary("source tokenizer", tokenizers.source, model.config.source_vocab_size)
             check_vocabulary("target tokenizer", tokenizers.target, model.config.target_vocab_size)
         tokenize = settings.bleu_tokenize
@@ -281,7 +281,7 @@ class TextJob(TrainingJob):
             valid = TextPart(valid_paths)
         else:
             train, valid = train.split(settings.valid_share)
-        tokenizer = _initial_tokenizer(recipe, run)
+        tokenizer = initial_tokenizer(recipe, run)
         with error_context("[tokenizer]"):
             tokenizer = tokenizer or Tokenizer.train(train, **recipe.tokenizer.to_dict())
         ids = [_store(tokenizer, text, directory) for text in (train, valid)]
@@ -289,7 +289,7 @@ class TextJob(TrainingJob):
             config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
             model = LanguageModel(config, xp=xp, seed=settings.seed, dtype=settings.dtype)
         else:
-            model = _load_initial_model(recipe, LanguageModel, xp)
+            model = load_initial_model(recipe, LanguageModel, xp)
             check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         # The last bits of the results depend on the number of shards, so it is part of the run.
         recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
@@ -351,7 +351,7 @@ class TextJob(TrainingJob):
             yield f"chunks of {plural(longest, 'token')}: the text is shorter than context_length"
 
 
-def _load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -> Any:
+def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -> Any:
     """Return the model that a run starts from; raise ConfigError if the recipe does not fit it."""
     initial = InitialModel(Path(str(recipe.init.path)))
     model = initial.load(model_class, recipe.model, xp=xp, dtype=recipe.training.dtype)
@@ -379,7 +379,7 @@ def _initial_tokenizers(recipe: Recipe, run: RunDirectory | None) -> Tokenizers 
     return None if run is None else Tokenizers.load(run)
 
 
-def _initial_tokenizer(recipe: Recipe, run: RunDirectory | None) -> BaseTokenizer | None:
+def initial_tokenizer(recipe: Recipe, run: RunDirectory | None) -> BaseTokenizer | None:
     """Return the tokenizer of a run to be resumed, or of the model to start from; None for one to be trained."""
     run, pretrained = _tokenizer_files(recipe, run)
     if pretrained is not None:

@@ -19,6 +19,7 @@ from xformer.families.run_directory import RunDirectory
 from xformer.io import read_log, write_json
 from xformer.pipelines import pipeline_class
 from xformer.runs.backend import open_backend
+from xformer.runs.chats import ChatJob, as_json_lines
 from xformer.runs.console import make_console, plural
 from xformer.runs.initial_model import InitialModel
 from xformer.runs.inputs import Text, file_digest, open_texts
@@ -33,7 +34,7 @@ from xformer.training.data_parallel import check_shards, default_num_workers
 from xformer.training.precision import check_precision
 
 LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
-_JOBS: Sequence[type[TrainingJob]] = (PairsJob, TextJob)
+_JOBS: Sequence[type[TrainingJob]] = (PairsJob, TextJob, ChatJob)
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,10 @@ def train(
 def train_lm(
     recipe: RecipeSource = None,
     *,
-    text: Text,
+    text: Text | None = None,
     valid_text: Text | None = None,
+    chats: Any = None,
+    valid_chats: Any = None,
     out: str | os.PathLike[str],
     xp: Any = "numpy",
     callbacks: Sequence[Callback] = (),
@@ -127,13 +130,18 @@ def train_lm(
     progress: bool = True,
     **settings: Any,
 ) -> TrainedRun:
-    """Train a language model on one text, as `xformer train-lm` does.
+    """Train a language model on one text, or on the answers of chats, as `xformer train-lm` does.
 
     Args:
         recipe: TOML file, dictionary of its tables, or `Recipe`.
         text: Training text: the path of a file, a list of `pathlib.Path`, or an iterable of strings, each of which
             ends a line.
         valid_text: Validation text. Default: the end of the text (`valid_share`).
+        chats: Conversations in place of a text: the path of a file with one JSON object per line,
+            `{"messages": [{"role": "user", "content": "..."}, ...]}` and optionally "tools", a list of `pathlib.Path`,
+            or an iterable of such dictionaries or of lists of messages. The loss is that of the tokens of the
+            assistant's answers (see `pipelines.encode_conversation`). `init` must name a model with a chat template.
+        valid_chats: Conversations for validation. Default: the last ones of `chats` (`valid_share`).
         out: As for `train`.
         xp: As for `train`.
         callbacks: As for `train`.
@@ -148,11 +156,19 @@ def train_lm(
     Raises:
         XformerError: As `train`.
     """
-    if valid_text is not None and "valid_share" in settings:
-        raise ConfigError("valid_text and valid_share are both given; expected only one of them")
+    values = {"text": text, "valid_text": valid_text}
+    values |= {"chats": as_json_lines(chats), "valid_chats": as_json_lines(valid_chats)}
+    texts = {name: value for name, value in values.items() if value is not None}
+    if len(inputs := texts.keys() & {"text", "chats"}) != 1:
+        raise ConfigError(f"{'text and chats are both' if inputs else 'neither text nor chats is'} given; expected one")
+    for name, other in (("valid_text", "text"), ("valid_chats", "chats")):
+        if name in texts and other not in texts:
+            raise ConfigError(f"{name} is given without {other}; expected both, or neither")
+        if name in texts and "valid_share" in settings:
+            raise ConfigError(f"{name} and valid_share are both given; expected only one of them")
     options: dict[str, Any] = {"callbacks": callbacks, "loggers": loggers, "progress": progress}
-    texts = {"text": text, "valid_text": valid_text} if valid_text is not None else {"text": text}
-    return _start(TextJob, recipe, settings, texts, out, xp, distributed, **options)
+    job_type = TextJob if "text" in texts else ChatJob
+    return _start(job_type, recipe, settings, texts, out, xp, distributed, **options)
 
 
 def resume(

@@ -27,11 +27,11 @@ class Recipe:
     """A task, and the tables [model], [tokenizer] and [training].
 
     Attributes:
-        task: A key of `TASKS`: "translation", "summarization" or "language_modeling".
+        task: A key of `TASKS`: "translation", "summarization", "language_modeling" or "chat".
         model: Fields of the model's configuration. Those left out have the `model_defaults` of the task: a small
             model. Vocabulary sizes and special tokens come from the tokenizer.
         tokenizer: A `TokenizerConfig`, or a `TextTokenizerConfig` for language models.
-        training: A `TrainingConfig`, or a `LanguageModelTrainingConfig` for language models.
+        training: A `TrainingConfig`, or a `LanguageModelTrainingConfig` or `ChatTrainingConfig` for language models.
         init: The model to start from. With one, model has only the settings that change it, and tokenizer is None
             if the tokenizer is one of a public checkpoint.
     """

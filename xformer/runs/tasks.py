@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -9,12 +10,14 @@ from typing import Any, Protocol
 from xformer.backends import Array, array_namespace, backend_of, device
 from xformer.config import Config, check_count
 from xformer.data.chunks import TextChunks, check_text, consecutive_chunks, random_starts
+from xformer.data.packing import Documents, PackedBatch, pack_documents
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, DataError
 from xformer.models import LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.runs.config import (
     BaseTrainingConfig,
+    ChatTrainingConfig,
     LanguageModelTrainingConfig,
     TextTokenizerConfig,
     TokenizerConfig,
@@ -67,6 +70,14 @@ _PAIRS: dict[str, Any] = {
     "training": TrainingConfig,
     "train_command": "train",
 }
+_LANGUAGE_MODEL: dict[str, Any] = {
+    "model": LanguageModelConfig,
+    "model_defaults": {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_layers": 4},
+    "from_tokenizer": _SPECIAL_TOKENS | {"vocab_size"},
+    "tokenizer": TextTokenizerConfig,
+    "metric": None,
+    "train_command": "train-lm",
+}
 TASKS = {
     "translation": TaskSpec(**_PAIRS, metric="BLEU", unit="sentence pair"),
     "summarization": TaskSpec(
@@ -75,16 +86,8 @@ TASKS = {
         unit="document",
         defaults={"tokenizer": {"documents": True}, "training": {"truncation": "cut"}},
     ),
-    "language_modeling": TaskSpec(
-        model=LanguageModelConfig,
-        model_defaults={"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_layers": 4},
-        from_tokenizer=_SPECIAL_TOKENS | {"vocab_size"},
-        tokenizer=TextTokenizerConfig,
-        training=LanguageModelTrainingConfig,
-        metric=None,
-        unit="character",
-        train_command="train-lm",
-    ),
+    "language_modeling": TaskSpec(**_LANGUAGE_MODEL, training=LanguageModelTrainingConfig, unit="character"),
+    "chat": TaskSpec(**_LANGUAGE_MODEL, training=ChatTrainingConfig, unit="conversation"),
 }
 
 
@@ -200,6 +203,57 @@ class LanguageModelTask:
         """Return the validation text, chunk after chunk."""
         plan = consecutive_chunks(self.valid, self.context_length, self.batch_size)
         return [TextChunks.make(self.valid, starts, length, **self._batch_options) for starts, length in plan]
+
+
+class PackedTask:
+    """Documents, such as conversations, in packed rows. An epoch has each of them once.
+
+    Args:
+        model: The model, which determines the backend of the batches.
+        train: Training set.
+        valid: Validation set.
+        context_length: Largest number of tokens of a row.
+        batch_size: Number of rows in a batch.
+
+    Raises:
+        DataError: If a document is longer than a row, or a set is empty.
+        ConfigError: If rows or batches are empty.
+    """
+
+    loss = staticmethod(language_model_loss)
+    score, metric = None, None
+
+    def __init__(
+        self, model: LanguageModel, train: Documents, valid: Documents, *, context_length: int, batch_size: int
+    ) -> None:
+        check_count("batch_size", batch_size)
+        self.train, self.valid, self.batch_size = train, valid, batch_size
+        self.context_length = context_length
+        sizes = []
+        for documents, name in ((train, "training"), (valid, "validation")):
+            lengths = documents.lengths
+            sizes += [sum(lengths[row]) for row in pack_documents(lengths, context_length)]
+            if not sum(lengths):
+                raise DataError(f"the {name} set has no documents of at least two tokens; expected at least one")
+        self._batch_options = {"length": int(max(sizes)), **_array_options(model)}
+
+    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, PackedBatch]]:
+        """Yield (epoch, batch) without end."""
+        size = self.batch_size
+        for epoch in itertools.count():
+            source = rng.fold_in("epoch", epoch)
+            order = source.fold_in("documents").permutation(len(self.train))
+            rows = pack_documents(self.train.lengths[order], self.context_length)
+            rows = [[order[index] for index in rows[row]] for row in source.fold_in("rows").permutation(len(rows))]
+            for start in range(skip * size, len(rows), size):
+                yield epoch, PackedBatch.make(self.train, rows[start : start + size], **self._batch_options)
+            skip = max(0, skip - -(-len(rows) // size))
+
+    def validation_batches(self) -> list[PackedBatch]:
+        """Return the validation set."""
+        rows, size = pack_documents(self.valid.lengths, self.context_length), self.batch_size
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [PackedBatch.make(self.valid, batch, **self._batch_options) for batch in batches]
 
 
 def build_model(recipe: Any, tokenizers: Any, xp: Any) -> Transformer:

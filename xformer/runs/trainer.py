@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, broadcast
 from xformer.families.run_directory import RunDirectory
+from xformer.io import save_arrays
 from xformer.layers.adapters import has_adapters, merge_lora
 from xformer.models import LanguageModel
 from xformer.random import Rng
@@ -192,14 +193,20 @@ class Trainer:
         elif type(event) is Validation:
             if event.best:
                 self.progress.best_step = event.step
-                save_parameters(self._merged(loop.model), self.directory.model)
+                self._save_best(loop.model)
             self._keep_checkpoint(self.validator.rank(event)[0])
         elif isinstance(event, Step) and event.step != self.validator.step:
             self._keep_checkpoint(None)
         elif isinstance(event, Checkpoint) and self.config.keep_checkpoints:
             self.checkpoints.prune(self.progress.checkpoints)
         elif isinstance(event, End) and event.is_interrupted and self.validator.best is None:
-            save_parameters(self._merged(loop.model), self.directory.model)
+            self._save_best(loop.model)
+
+    def _save_best(self, model: Any) -> None:
+        """Write the best model, and its adapters, if any."""
+        save_parameters(self._merged(model), self.directory.model)
+        if has_adapters(model):
+            save_arrays(self.directory.adapters, dict(model.named_trainable_parameters()), {"format": "xformer"})
 
     def _merged(self, model: Any) -> Any:
         """Return a model with its adapters, if any, merged into its weights."""

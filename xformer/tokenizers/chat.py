@@ -120,16 +120,19 @@ def _environment_class() -> Any:
 
 @functools.cache
 def _extensions() -> list[Any]:
-    ext = require("jinja2.ext")
+    ext, nodes = require("jinja2.ext"), require("jinja2.nodes")
 
     class Generation(ext.Extension):  # type: ignore[misc, name-defined]
-        """The tag {% generation %}, which marks answers for training; the text inside is written as it is."""
+        """The tag {% generation %} around answers, which writes the variables generation_start and generation_end."""
 
         tags = frozenset({"generation"})
 
         def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            names = (nodes.Name(f"generation_{name}", "load", lineno=line) for name in ("start", "end"))
+            start, end = (nodes.Output([name], lineno=line) for name in names)
+            return [start, *body, end]
 
     return [Generation, ext.loopcontrols]
 

@@ -150,12 +150,16 @@ class PretrainedTokenizer(BaseTokenizer):
             DataError: If an input is not valid text.
         """
         check_texts(texts)
-        encodings = self._encode(texts, special_tokens)
-        if self._vocab is None:
-            return [each.ids for each in encodings]
-        # An unknown piece of one language may be a token of the other.
-        vocab, unknown = self._vocab, self._vocab[self._special["unk"]]
-        return [[vocab.get(token, unknown) for token in each.tokens] for each in encodings]
+        return [self._ids(encoding) for encoding in self._encode(texts, special_tokens)]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the token ids of a text without special tokens, and the first character and the end of each token.
+
+        Raises:
+            DataError: If the input is not valid text.
+        """
+        (encoding,) = self._encode([text], False)
+        return self._ids(encoding), list(encoding.offsets)
 
     def encode_pairs(self, texts: Sequence[str], pairs: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Return the token ids and the token types of each pair of texts that a model reads together.
@@ -174,6 +178,13 @@ class PretrainedTokenizer(BaseTokenizer):
         if self.language_ids or self._vocab:
             raise DataError("the tokenizer of this model accepts single texts only")
         return [(each.ids, each.type_ids) for each in self._encode(list(zip(texts, pairs, strict=True)), True)]
+
+    def _ids(self, encoding: Any) -> list[int]:
+        if self._vocab is None:
+            return list(encoding.ids)
+        # An unknown piece of one language may be a token of the other.
+        unknown = self._vocab[self._special["unk"]]
+        return [self._vocab.get(token, unknown) for token in encoding.tokens]
 
     def _encode(self, rows: Sequence[Any], special_tokens: bool) -> list[Any]:
         with library_errors(f"the tokenizer of {self.directory} failed"):

@@ -1,6 +1,7 @@
 """Training: the step, the loop around it, losses, optimizers, schedules and callbacks."""
 
 from xformer.data.chunks import TextChunks
+from xformer.data.packing import Documents, PackedBatch, pack_documents
 from xformer.data.pairs import Batch, TokenPairs
 from xformer.training import schedules
 from xformer.training.callbacks import early_stopping, print_every, time_limit, validate
@@ -9,7 +10,7 @@ from xformer.training.data_parallel import data_parallel
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop, fit
 from xformer.training.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases, mlflow, tensorboard, wandb
-from xformer.training.loss import language_model_loss, mean_loss, translation_loss
+from xformer.training.loss import dpo_loss, language_model_loss, mean_loss, sequence_log_probs, translation_loss
 from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 from xformer.training.step import StepResult, clip_by_global_norm, train_step
 
@@ -21,6 +22,7 @@ __all__ = [
     "Batch",
     "Callback",
     "Checkpoint",
+    "Documents",
     "End",
     "Event",
     "History",
@@ -28,6 +30,7 @@ __all__ = [
     "MLflow",
     "Muon",
     "Optimizer",
+    "PackedBatch",
     "Skip",
     "Start",
     "Step",
@@ -40,15 +43,18 @@ __all__ = [
     "WeightsAndBiases",
     "clip_by_global_norm",
     "data_parallel",
+    "dpo_loss",
     "early_stopping",
     "fit",
     "language_model_loss",
     "load_parameters",
     "mean_loss",
     "mlflow",
+    "pack_documents",
     "print_every",
     "save_parameters",
     "schedules",
+    "sequence_log_probs",
     "tensorboard",
     "time_limit",
     "train_step",

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from xformer.backends import Array, array_namespace, base_namespace, device
+from xformer.backends import (
+    Array,
+    array_namespace,
+    backend_name,
+    base_namespace,
+    device,
+    dtype_name,
+    from_host,
+)
 from xformer.data.chunks import TextChunks
+from xformer.data.packing import IGNORED, PackedBatch
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
-from xformer.errors import DataError
+from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.layers import RecordedRouting, load_balancing_loss, record_routing
 from xformer.models import LanguageModel, Transformer
 from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.training.interrupt import until_stopped
+from xformer.tree import is_array
 
 Item = TypeVar("Item")
 _MISSING: Any = object()
@@ -52,31 +63,88 @@ def translation_loss(
 
 def language_model_loss(
     model: LanguageModel,
-    batch: TextChunks,
+    batch: TextChunks | PackedBatch,
     rng: Rng | None = None,
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     load_balancing: float = 0.0,
 ) -> Array:
-    """Return the sum of the cross-entropies of all positions, in nats; no token counts as padding.
+    """Return the sum of the cross-entropies of all labels, in nats.
 
     Args:
         model: The model.
-        batch: A batch of text chunks.
+        batch: A batch of text chunks, in which no token counts as padding; or of packed documents.
         rng: Source of dropout masks; None for no dropout.
         label_smoothing: As in `translation_loss`.
         z_loss: As in `translation_loss`.
         load_balancing: As in `translation_loss`.
     """
+    with _recorded(model, load_balancing) as routing:
+        losses = _label_losses(model, batch, rng, label_smoothing=label_smoothing, z_loss=z_loss)
+    return _balanced(losses, batch, routing, load_balancing)
+
+
+def sequence_log_probs(model: LanguageModel, batch: TextChunks | PackedBatch, rng: Rng | None = None) -> Array:
+    """Return the log-probability of the labels of each row, (batch,): that of an answer given its prompt.
+
+    Args:
+        model: The model.
+        batch: Rows of one document each, e.g. of `PackedBatch.make(documents, xp=xp)`.
+        rng: Source of dropout masks; None for no dropout.
+    """
+    losses = _label_losses(model, batch, rng)
+    return -array_namespace(losses).sum(losses, axis=-1)
+
+
+def dpo_loss(
+    policy_chosen: Array, policy_rejected: Array, reference_chosen: Any, reference_rejected: Any, *, beta: float = 0.1
+) -> Array:
+    """Compute the loss of direct preference optimization for each pair of answers (Rafailov et al., 2023, equation 7).
+
+    The loss is -log sigmoid(beta ((pc - pr) - (rc - rr))), of log-probabilities as `sequence_log_probs` returns them.
+
+    Args:
+        policy_chosen: Log-probabilities of the preferred answers under the model that is trained, (pairs,).
+        policy_rejected: Those of the other answers.
+        reference_chosen: Those of the preferred answers under the frozen model that training starts from; NumPy arrays
+            and lists are moved to the library of the model.
+        reference_rejected: Those of the other answers under the frozen model.
+        beta: Strength of the pull toward the frozen model.
+
+    Returns:
+        Losses of shape (pairs,).
+
+    Raises:
+        ShapeError: If the shapes differ.
+        ConfigError: If beta is not positive.
+    """
+    if not 0.0 < beta < math.inf:
+        raise ConfigError(f"beta is {beta}; expected a number above 0")
+    xp = array_namespace(policy_chosen, policy_rejected)
+    references = [
+        from_host(base_namespace(xp), x, dtype=dtype_name(policy_chosen.dtype), device=device(policy_chosen))
+        if not is_array(x) or backend_name(array_namespace(x)) == "numpy"
+        else x
+        for x in (reference_chosen, reference_rejected)
+    ]
+    shapes = [tuple(x.shape) for x in (policy_chosen, policy_rejected, *references)]
+    if len(shapes[0]) != 1 or len(set(shapes)) > 1:
+        raise ShapeError(f"log-probabilities have shapes {', '.join(map(str, shapes))}; expected (pairs,) for all four")
+    margins = beta * ((policy_chosen - policy_rejected) - (references[0] - references[1]))
+    return xp.logaddexp(xp.zeros_like(margins), -margins)
+
+
+def _label_losses(model: LanguageModel, batch: Any, rng: Rng | None, **options: Any) -> Array:
+    """Return the cross-entropy of each label, (batch, length)."""
     _check_batch(batch, "tokens", "labels")
+    if isinstance(batch, PackedBatch):
+        logits = model(batch.tokens, segment_ids=batch.segment_ids, rng=rng)
+        return cross_entropy(logits, batch.labels, pad_id=IGNORED, **options)
     like = next(iter(model.named_parameters()))[1]
     xp = base_namespace(array_namespace(like))
     everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(like))
-    with _recorded(model, load_balancing) as routing:
-        logits = model(batch.tokens, mask=everything, rng=rng)
-    losses = cross_entropy(logits, batch.labels, label_smoothing=label_smoothing, z_loss=z_loss)
-    return _balanced(losses, batch, routing, load_balancing)
+    return cross_entropy(model(batch.tokens, mask=everything, rng=rng), batch.labels, **options)
 
 
 def _recorded(
@@ -86,7 +154,9 @@ def _recorded(
     return record_routing() if load_balancing and model.config.num_experts else nullcontext([])
 
 
-def _balanced(losses: Array, batch: Batch | TextChunks, routing: list[RecordedRouting], weight: float) -> Array:
+def _balanced(
+    losses: Array, batch: Batch | TextChunks | PackedBatch, routing: list[RecordedRouting], weight: float
+) -> Array:
     """Return the sum of the losses of a batch and, for each label, of the weighted load-balancing loss."""
     total = array_namespace(losses).sum(losses)
     return total + (weight * batch.num_tokens) * load_balancing_loss(routing) if routing else total

@@ -1,0 +1,85 @@
+"""Documents in packed rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.reference import raises_line
+from xformer.data.packing import IGNORED, Documents, PackedBatch, pack_documents
+from xformer.data.token_rows import TokenWriter
+from xformer.errors import ConfigError, DataError
+from xformer.random import Rng
+
+DOCUMENTS = Documents([[5, 6, 7, 8], [9, 1], [2, 3, 4]], [[0, 0, 1, 1], [1, 1], [1, 0, 1]])
+
+
+def test_a_batch_by_hand():
+    batch = PackedBatch.make(DOCUMENTS, [[0, 1], [2]], 5, xp=np)
+    np.testing.assert_array_equal(batch.tokens, [[5, 6, 7, 9, 0], [2, 3, 0, 0, 0]])
+    np.testing.assert_array_equal(batch.labels, [[IGNORED, 7, 8, 1, IGNORED], [IGNORED, 4, *[IGNORED] * 3]])
+    np.testing.assert_array_equal(batch.segment_ids, [[1, 1, 1, 2, 0], [1, 1, 0, 0, 0]])
+    assert (batch.num_tokens, batch.counts.tolist()) == (4, [3, 1])
+    for part, row in zip(batch.split(8), range(2), strict=True):
+        for whole, own in zip(batch, part, strict=True):
+            np.testing.assert_array_equal(own, whole[row : row + 1])
+
+
+def test_the_default_is_a_document_a_row_and_all_labels():
+    batch = PackedBatch.make(Documents([[5, 6, 7], [9, 1]]), xp=np)
+    np.testing.assert_array_equal(batch.labels, [[6, 7], [1, IGNORED]])
+    np.testing.assert_array_equal(batch.segment_ids, [[1, 1], [1, 0]])
+
+
+def test_documents_in_memory_maps(tmp_path):
+    rows = []
+    for lists in (DOCUMENTS.tokens, DOCUMENTS.loss_masks):
+        with TokenWriter(10, tmp_path) as writer:
+            writer.write(lists)
+            rows.append(writer.finish())
+    for one, other in zip(
+        PackedBatch.make(Documents(*rows), [[2, 0, 1]], xp=np),
+        PackedBatch.make(DOCUMENTS, [[2, 0, 1]], xp=np),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rows_are_filled_best_fit_first():
+    assert pack_documents([3, 0, 5, 2, 7, 4], 7) == [[4], [2, 3], [5, 0]]
+    assert pack_documents([], 3) == []
+    rng = Rng(0)
+    lengths = rng.generator().integers(1, 60, 500)
+    rows = pack_documents(lengths, 64)
+    assert sorted(number for row in rows for number in row) == list(range(500))
+    assert max(sum(lengths[row]) for row in rows) <= 64
+    assert len(rows) <= 1.05 * sum(lengths) / 64 + 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Documents([[1, 2]], [[1]]), DataError, "tokens and loss_masks have rows of other lengths"),
+        (lambda: Documents([1, 2]), DataError, "documents are not lists of lists .*; expected the token ids of each"),
+        (lambda: Documents(7), DataError, "documents are not lists of lists"),
+        (
+            lambda: PackedBatch.make(Documents([[1.5, 2]]), xp=np),
+            DataError,
+            r"tokens is \[1\.5, 2\]; expected a list of",
+        ),
+        (lambda: PackedBatch.make(Documents(["ab"]), xp=np), DataError, "tokens is 'ab'; expected a list of integers"),
+        (lambda: Documents([[1, 2]], []), DataError, "tokens and loss_masks have rows of other lengths"),
+        (lambda: pack_documents([3, 9], 8), DataError, "document 1 takes 9 tokens; expected at most 8, the length of"),
+        (lambda: pack_documents([3], 0), ConfigError, "length is 0; expected an integer of at least 1"),
+        (
+            lambda: PackedBatch.make(DOCUMENTS, [[0, 1]], 3, xp=np),
+            DataError,
+            "the longest of 1 rows has 4 tokens; expected 1 to 3",
+        ),
+        (lambda: PackedBatch.make(Documents([]), xp=np), DataError, "the longest of 0 rows has 0 tokens"),
+        (lambda: PackedBatch.make(Documents([[4], []]), xp=np), DataError, "the longest of 2 rows has 0 tokens"),
+    ],
+)
+def test_invalid_documents(call, error, message):
+    with raises_line(error, message):
+        call()

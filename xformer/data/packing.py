@@ -1,0 +1,150 @@
+"""Documents in packed rows: a row of a batch holds several, one after the other, and little padding."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from xformer.backends import Array, Device, Namespace, from_host
+from xformer.config import check_count, integers
+from xformer.data.pairs import split_rows
+from xformer.data.token_rows import row_lengths
+from xformer.errors import DataError
+
+IGNORED = -100  # the label of tokens without a loss, as in torch and Hugging Face
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Token ids of documents, for language models.
+
+    Attributes:
+        tokens: Token ids of each document.
+        loss_masks: For each token of each document 1, or 0 for a token that the model reads but does not learn to
+            predict, such as those of a prompt. Default: 1 for all. The first token of a document is never predicted.
+
+    Raises:
+        DataError: If documents are not lists, or their numbers or those of their tokens differ.
+    """
+
+    tokens: Sequence[Sequence[int]]
+    loss_masks: Sequence[Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            counts = [row_lengths(rows).tolist() for rows in (self.tokens, self.loss_masks) if rows is not None]
+        except TypeError as error:
+            raise DataError(f"documents are not lists of lists ({error}); expected the token ids of each") from error
+        if counts[0] != counts[-1]:
+            raise DataError("tokens and loss_masks have rows of other lengths; expected one number for each token")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> Any:
+        """Number of tokens that each document takes in a row, a NumPy array: its last token is a label only."""
+        return np.maximum(row_lengths(self.tokens) - 1, 0)
+
+
+class PackedBatch(NamedTuple):
+    """Rows of one or more documents each.
+
+    Attributes:
+        tokens: (batch, length), one document after the other, then padding.
+        labels: (batch, length), the token that follows each token in its document; -100 if it has no loss.
+        segment_ids: (batch, length), the number of the document in its row, from 1; 0 for padding.
+        counts: Number of labels of each row that have a loss, (batch,), a NumPy array.
+    """
+
+    tokens: Array
+    labels: Array
+    segment_ids: Array
+    counts: Any
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of labels that have a loss."""
+        return int(self.counts.sum())
+
+    def split(self, count: int) -> list[Self]:
+        """Return at most `count` batches of neighboring rows."""
+        groups = split_rows(range(len(self.counts)), count)
+        return [type(self)(*(array[rows[0] : rows[-1] + 1] for array in self)) for rows in groups]
+
+    @classmethod
+    def make(
+        cls,
+        documents: Documents,
+        rows: Sequence[Sequence[int]] | None = None,
+        length: int | None = None,
+        *,
+        xp: Namespace,
+        device: Device = None,
+    ) -> Self:
+        """Make a batch.
+
+        Args:
+            documents: The documents.
+            rows: The numbers of the documents of each row, e.g. of `pack_documents`. Default: one document each.
+            length: Length of the rows; default that of the longest.
+            xp: Namespace of the arrays.
+            device: Device of the arrays.
+
+        Raises:
+            DataError: If there are no rows, or a row does not fit.
+        """
+        rows = [[number] for number in range(len(documents))] if rows is None else rows
+        longest = max((sum(len(documents.tokens[number][1:]) for number in row) for row in rows), default=0)
+        length = longest if length is None else length
+        if not 0 < longest <= length:
+            raise DataError(f"the longest of {len(rows)} rows has {longest} tokens; expected 1 to {length}")
+        tokens, segment_ids = (np.zeros((len(rows), length), np.int64) for _ in range(2))
+        labels = np.full((len(rows), length), IGNORED, np.int64)
+        for index, row in enumerate(rows):
+            end = 0
+            for segment, number in enumerate(row, start=1):
+                ids = np.asarray(integers("tokens", documents.tokens[number]), np.int64)
+                start, end = end, end + len(ids[1:])
+                tokens[index, start:end], labels[index, start:end] = ids[:-1], ids[1:]
+                segment_ids[index, start:end] = segment
+                if documents.loss_masks is not None:
+                    labels[index, start:end][np.asarray(documents.loss_masks[number][1:]) == 0] = IGNORED
+        counts = (labels != IGNORED).sum(axis=1)
+        arrays = [from_host(xp, host, dtype="int64", device=device) for host in (tokens, labels, segment_ids)]
+        return cls(arrays[0], arrays[1], arrays[2], counts)
+
+
+def pack_documents(lengths: Iterable[int], length: int) -> list[list[int]]:
+    """Distribute documents over as few rows as best-fit decreasing finds, longest documents first.
+
+    Args:
+        lengths: Tokens that each document takes, e.g. `Documents.lengths`; documents without any are left out.
+        length: Tokens of a row.
+
+    Returns:
+        The numbers of the documents of each row.
+
+    Raises:
+        DataError: If a document is longer than a row.
+    """
+    check_count("length", length)
+    sizes = [int(size) for size in lengths]
+    rows: list[list[int]] = []
+    spaces: list[tuple[int, int]] = []  # (tokens left, row), sorted
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        size = sizes[number]
+        if size > length:
+            raise DataError(f"document {number} takes {size} tokens; expected at most {length}, the length of a row")
+        if size:
+            index = bisect.bisect_left(spaces, (size, 0))
+            left, row = spaces.pop(index) if index < len(spaces) else (length, len(rows))
+            if row == len(rows):
+                rows.append([])
+            rows[row].append(number)
+            bisect.insort(spaces, (left - size, row))
+    return rows

@@ -1,0 +1,227 @@
+"""Training on the answers of chats, in files of one conversation per line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xformer.data.packing import Documents
+from xformer.data.token_rows import TokenWriter
+from xformer.distributed import Communicator
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families.run_directory import RunDirectory
+from xformer.generation import GenerationConfig
+from xformer.models import LanguageModel
+from xformer.pipelines import Attention, TextGenerator, encode_conversation, show_attention
+from xformer.pipelines.base import check_vocabulary
+from xformer.runs.config import ChatTrainingConfig
+from xformer.runs.console import plural
+from xformer.runs.inputs import paths_of
+from xformer.runs.jobs import TrainingJob, initial_tokenizer, load_initial_model
+from xformer.runs.recipe import Recipe
+from xformer.runs.tasks import PackedTask
+from xformer.text.corpus import iter_lines, open_text
+from xformer.tokenizers import PretrainedTokenizer
+from xformer.training.data_parallel import default_num_workers
+
+_EXPECTED = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+_MAX_CHARACTERS = 10_000_000  # of a line
+_MAX_SHOWN, _NUM_SAMPLED = 30, 100  # tokens, for loggers
+
+
+class Conversation(NamedTuple):
+    """A line of a file.
+
+    Attributes:
+        place: File and line, for errors.
+        messages: The messages.
+        tools: Functions that the conversation may call, or None.
+    """
+
+    place: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+
+
+def read_conversations(paths: Iterable[Path]) -> Iterator[Conversation]:
+    """Yield the conversations of files of JSON lines, as OpenAI and TRL read them. Other keys are ignored.
+
+    Raises:
+        DataError: For a missing file, and (with the line number) for invalid UTF-8, JSON or messages.
+    """
+    for path in paths:
+        with open_text(path) as file:
+            for number, line in enumerate(iter_lines(file, path, max_characters=_MAX_CHARACTERS), start=1):
+                if line.strip():
+                    yield _parse(f"{path} line {number}", line)
+
+
+def _parse(place: str, line: str) -> Conversation:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is not JSON ({error}); expected {_EXPECTED}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{place} has a {type(row).__name__}; expected {_EXPECTED}")
+    messages, tools = row.get("messages"), row.get("tools")
+    if "messages" not in row:
+        raise DataError(f"{place} has the keys {', '.join(row) or 'none'}; expected {_EXPECTED}")
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"{place} has messages {messages!r:.80}; expected a list of at least one message")
+    if tools is not None and not isinstance(tools, list):
+        raise DataError(f"{place} has tools {tools!r:.80}; expected a list of functions")
+    return Conversation(place, messages, tools)
+
+
+def as_json_lines(chats: Any) -> Any:
+    """Return conversations in memory, lists of messages or dicts with "messages", as JSON lines; keep paths.
+
+    Raises:
+        DataError: For a value that JSON cannot hold.
+    """
+    if not isinstance(chats, Iterable) or isinstance(chats, str | bytes | Mapping):
+        return chats
+
+    def line(chat: Any) -> Any:
+        if not isinstance(chat, list | tuple | Mapping):
+            return chat
+        try:
+            return json.dumps(chat if isinstance(chat, Mapping) else {"messages": chat})
+        except (TypeError, ValueError) as error:
+            raise DataError(f"a conversation has a value that is not JSON ({error}); expected {_EXPECTED}") from error
+
+    return [line(chat) for chat in chats]
+
+
+@dataclass(frozen=True)
+class ChatJob(TrainingJob):
+    """Training on the answers of chats.
+
+    Attributes:
+        tokenizer: Tokenizer with a chat template.
+        train: Conversations to train on, with masks of their answers.
+        valid: Conversations for validation.
+        num_dropped: Number of conversations that were left out because they are longer than a row.
+    """
+
+    tasks = ("chat",)
+    unit = "tokens of answers"
+
+    tokenizer: PretrainedTokenizer
+    train: Documents
+    valid: Documents
+    num_dropped: int
+
+    @classmethod
+    def prepare(
+        cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
+    ) -> ChatJob:
+        """Read the files and make the job; see `TrainingJob.prepare`."""
+        settings: ChatTrainingConfig = recipe.training
+        if recipe.init.path is None:
+            raise ConfigError("chats are given without init; expected a model to start from, with a chat template")
+        tokenizer = initial_tokenizer(recipe, run)
+        if not isinstance(tokenizer, PretrainedTokenizer) or not tokenizer.chat_templates:
+            raise ConfigError(f"{recipe.init.path} has no chat template; expected a model that answers chats")
+        train_paths, valid_paths = (paths_of(files, name) for name in ("chats", "valid_chats"))
+        num_train = sum(1 for _ in read_conversations(train_paths))
+        conversations = read_conversations(train_paths)
+        if not valid_paths:
+            num_train -= max(1, round(num_train * settings.valid_share))
+        if num_train < 1:
+            raise DataError(f"{train_paths[0]} has too few conversations; expected 1 to train on, 1 for validation")
+        train, dropped = _encode(itertools.islice(conversations, num_train), tokenizer, settings, directory)
+        rest = read_conversations(valid_paths) if valid_paths else conversations
+        valid, valid_dropped = _encode(rest, tokenizer, settings, directory)
+        model = load_initial_model(recipe, LanguageModel, xp)
+        check_vocabulary("tokenizer", tokenizer, model.vocab_size)
+        # The last bits of the results depend on the number of shards, so it is part of the run.
+        recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
+        job = cls(recipe, model, xp, tokenizer, train, valid, dropped + valid_dropped)
+        job.task()  # raises an error if no conversation is left
+        return job
+
+    def task(self, communicator: Communicator | None = None) -> PackedTask:
+        """Return the task for a Trainer."""
+        settings = self.recipe.training
+        return PackedTask(
+            self.model, self.train, self.valid, context_length=settings.context_length, batch_size=settings.batch_size
+        )
+
+    def tokenizers(self) -> Mapping[str, Any]:
+        """Return the tokenizer by its name in a run directory."""
+        return {"joint": self.tokenizer}
+
+    def counts(self) -> dict[str, int]:
+        """Return the sizes of the data."""
+        counts: dict[str, int] = {}
+        for name, documents in (("train", self.train), ("valid", self.valid)):
+            tokens, masks = _rows(documents)
+            counts |= {f"{name}_conversations": len(tokens), f"{name}_tokens": len(tokens.ids)}
+            counts[f"{name}_answer_tokens"] = int(masks.ids.sum())
+        return {**counts, "conversations_dropped_long": self.num_dropped}
+
+    def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
+        """Return the answer of the model to the beginning of the first validation conversation."""
+        ids, mask = (rows[0] for rows in _rows(self.valid))
+        start = mask.index(1)
+        end = [*mask, 0].index(0, start)
+        ((output,),) = self._generator(model).outputs([ids[:start]], max_new_tokens=_NUM_SAMPLED, context="slide")
+        decode = self.tokenizer.decode
+        return [{"prompt": decode(ids[:start]), "output": output.text, "reference": decode(ids[start:end])}]
+
+    def attention(self, model: LanguageModel) -> Attention:
+        """Return the attention of the model for the beginning of the first validation conversation."""
+        return show_attention(self._generator(model), _rows(self.valid)[0][0][:_MAX_SHOWN])
+
+    def _generator(self, model: LanguageModel) -> TextGenerator:
+        length = max(2, self.recipe.training.context_length)
+        return TextGenerator(model, self.tokenizer, context_length=length, defaults=GenerationConfig())
+
+    def describe_data(self) -> Iterator[str]:
+        """Yield lines that describe the data."""
+        counts = self.counts()
+        for name, key in (("training", "train"), ("validation", "valid")):
+            sizes = plural(counts[f"{key}_conversations"], "conversation"), plural(counts[f"{key}_tokens"], "token")
+            yield f"{name}: {', '.join(sizes)}, {counts[f'{key}_answer_tokens']:,} of them in answers"
+        if self.num_dropped:
+            yield f"dropped: {plural(self.num_dropped, 'conversation')} longer than context_length"
+
+
+def _rows(documents: Documents) -> tuple[Any, Any]:
+    """Return the `TokenRows` of the tokens and of the masks."""
+    return documents.tokens, documents.loss_masks
+
+
+def _encode(
+    conversations: Iterable[Conversation], tokenizer: PretrainedTokenizer, settings: ChatTrainingConfig, directory: Path
+) -> tuple[Documents, int]:
+    """Return conversations as token ids, mapped into memory, and how many were dropped.
+
+    Raises:
+        DataError: For one that the chat template does not take, without an answer, or too long; with file and line.
+    """
+    dropped, limit = 0, settings.context_length + 1  # the last token is a label only
+    with TokenWriter(tokenizer.vocab_size, directory) as tokens, TokenWriter(2, directory) as masks:
+        for place, messages, tools in conversations:
+            try:
+                ids, mask = encode_conversation(tokenizer, messages, tools)
+            except (DataError, CheckpointError) as error:
+                raise DataError(f"{place}: {error}") from error
+            if len(ids) > limit and settings.truncation == "error":
+                raise DataError(
+                    f"{place} has {len(ids):,} tokens; expected at most {limit:,}, one more than context_length; raise "
+                    "context_length, or set truncation to 'drop' or 'cut'"
+                )
+            if settings.truncation == "cut":
+                ids, mask = ids[:limit], mask[:limit]
+            if len(ids) > limit or not any(mask[1:]):
+                dropped += 1
+            else:
+                tokens.write([ids])
+                masks.write([mask])
+        return Documents(tokens.finish(), masks.finish()), dropped
