@@ -9,6 +9,7 @@ from xformer.pipelines.output_text import Output, Token
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Prompt, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
+from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.pipelines.transcription import Transcriber
 from xformer.pipelines.worker_processes import WorkerProcesses
 
@@ -29,13 +30,16 @@ __all__ = [
     "Ranked",
     "Reranker",
     "Result",
+    "Segment",
     "Summarizer",
     "TextGenerator",
     "TextToText",
     "Token",
     "Tokenizers",
     "Transcriber",
+    "Transcription",
     "Translator",
+    "Word",
     "WorkerProcesses",
     "check_source_lengths",
     "model_digests",
