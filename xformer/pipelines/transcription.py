@@ -296,6 +296,8 @@ class Transcriber(Pipeline):
 
     def _is_without_speech(self, features: Any, log_probability: float) -> bool:
         """Return whether nobody speaks in a window, for the mean log-probability of the tokens of its output."""
+        if features.min() == features.max():  # digital silence
+            return True
         token = next(filter(None, map(self.tokenizer.token_to_id, _NO_SPEECH)), None)
         if token is None or log_probability >= _MIN_LOG_PROBABILITY:
             return False
