@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from xformer.pipelines import (
         Classifier,
         Embedder,
+        ImageClassifier,
         Reranker,
         Summarizer,
         TextGenerator,
@@ -112,6 +113,7 @@ __all__ = [
     "GatedFeedForward",
     "GenerationConfig",
     "Hypothesis",
+    "ImageClassifier",
     "ImageEncoder",
     "ImageEncoderConfig",
     "Initializer",

@@ -205,3 +205,17 @@ def test_outputs_of_whisper_with_timestamps_are_those_of_transformers():
         if next_position < 25:  # else transformers begins with the window, not with the first timestamp
             times = [(round(float(each["start"]) * 50), round(float(each["end"]) * 50)) for each in segments]
             assert [(each.start, each.end) for each in ours] == times
+
+
+def test_pixels_of_images_are_those_of_transformers(tmp_path):
+    import transformers
+
+    from tests.data.test_images import CASES as PICTURES
+    from tests.data.test_images import processor
+
+    for settings, picture, _ in PICTURES.values():
+        values = dict(settings)
+        theirs = getattr(transformers, f"{values.pop('image_processor_type')}Pil")(**values)
+        picture = np.broadcast_to(picture[..., None], (*picture.shape, 3)) if picture.ndim == 2 else picture
+        (expected,) = theirs([np.ascontiguousarray(picture)], input_data_format="channels_last")["pixel_values"]
+        np.testing.assert_array_equal(processor(tmp_path, settings)([picture])[0], expected)

@@ -17,8 +17,7 @@ from xformer.random import Rng, split_rng
 class ImageEncoder(EncoderBase, init=False):
     """Vision Transformer: compute a vector for an image and for each of its patches (Dosovitskiy et al., 2021).
 
-    Inputs are arrays of pixels of the model's size. Checkpoints say in preprocessor_config.json how to normalize them,
-    usually (pixels / 255 - image_mean) / image_std for each channel.
+    Inputs are arrays of pixels of the model's size, which `xformer.data.images.ImageProcessor` makes for a checkpoint.
 
     Arguments are those of `BaseModel`.
 

@@ -1,9 +1,10 @@
-"""Pipelines: from text to text, vectors or classes, and from speech to text."""
+"""Pipelines: from text to text, vectors or classes, from speech to text, and from images to classes."""
 
 from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import GenerationPipeline, Pipeline
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction, Ranked, Reranker
+from xformer.pipelines.images import ImageClassifier
 from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.output_text import Output, Token
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
@@ -23,6 +24,7 @@ __all__ = [
     "CorpusProgress",
     "Embedder",
     "GenerationPipeline",
+    "ImageClassifier",
     "Output",
     "Pipeline",
     "Prediction",
