@@ -13,7 +13,7 @@ from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import DecoderLayer, EncoderLayer, ParallelEncoderLayer, SharedNormEncoderLayer
 
 DATA = Path(__file__).parent / "data"
-ENCODERS = ("bert", "roberta", "xlm_roberta", "distilbert", "vit")
+ENCODERS = ("bert", "roberta", "xlm_roberta", "distilbert", "vit", "dinov2")
 CASES = sorted(path.name for path in DATA.iterdir() if not path.name.startswith(ENCODERS))
 ENCODER_DECODERS = [name for name in CASES if "source" in np.load(DATA / name / "reference.npz").files]
 LANGUAGE_MODELS = [name for name in CASES if name not in ENCODER_DECODERS]

@@ -52,6 +52,15 @@ def test_classes_are_those_of_the_model(vit):
     assert set(renamed(PICTURES[:1])[0].probabilities) == {"a", "b", "c"}
 
 
+def test_models_that_resize_positions_accept_other_sizes(tmp_path):
+    directory = shutil.copytree(DATA / "dinov2", tmp_path / "dinov2")
+    settings = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 20}, "crop_size": 16}
+    (directory / PROCESSOR_FILE).write_text(json.dumps({**SETTINGS, **settings}))
+    classifier = xf.ImageClassifier.from_pretrained(directory)
+    assert classifier.processor.crop == (16, 16)
+    assert len(classifier(PICTURES)) == len(PICTURES)
+
+
 def test_classifiers_of_images_run_on_other_libraries(vit):
     pytest.importorskip("torch")
     expected = xf.ImageClassifier.from_pretrained(vit)(PICTURES)

@@ -4,6 +4,7 @@ from xformer.families.bart import BART
 from xformer.families.bert import BERT, DISTILBERT, ROBERTA
 from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.cohere import COHERE
+from xformer.families.dinov2 import DINOV2
 from xformer.families.ernie import ERNIE
 from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.gemma import GEMMA
@@ -25,6 +26,7 @@ __all__ = [
     "BART",
     "BERT",
     "COHERE",
+    "DINOV2",
     "DISTILBERT",
     "ERNIE",
     "FAMILIES",

@@ -59,7 +59,9 @@ class LayerFactory:
     def residual(self) -> Residual:
         """Make the residual connection of a sublayer."""
         c = self.config
-        options = {"dropout": c.dropout, "scale": c.residual_scale}
+        options: dict[str, Any] = {"dropout": c.dropout, "scale": c.residual_scale}
+        if c.layer_scale:
+            options["layer_scale"] = self.init.ones((c.d_model,))
         if c.norm_position == "sandwich":
             return SandwichNorm(self.norm(), self.norm(), **options)
         residuals: dict[str, Callable[..., Residual]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm}

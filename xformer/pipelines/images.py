@@ -41,7 +41,7 @@ class ImageClassifier(Pipeline):
         check_class("processor", processor, ImageProcessor)
         self.labels = label_names(type(self).__name__, model.config, labels)
         side, size = model.config.image_size, processor.crop or processor.size
-        if size not in ((side, side), None):
+        if size not in ((side, side), None) and not model.config.resize_positions:
             raise ConfigError(f"processor makes images of the size {size}; the model expects {(side, side)}")
         self.model, self.processor = model, processor
 
