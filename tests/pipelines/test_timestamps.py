@@ -328,6 +328,18 @@ def test_words_have_the_times_and_probabilities_of_a_teacher_forced_pass(transcr
     check_times(result, 0.5)
 
 
+@pytest.mark.parametrize("xp", [pytest.param("array_api_strict", marks=pytest.mark.strict), "torch"])
+def test_times_are_the_same_on_other_libraries(whisper, transcriber, xp):
+    pytest.importorskip(xp)
+    options = {"timestamps": "words", "language": "en", "max_new_tokens": 12}
+    actual = xf.Transcriber.from_pretrained(whisper, xp)(NOISE[:WINDOW], **options)
+    expected = transcriber(NOISE[:WINDOW], **options)
+    assert actual.text == expected.text
+    for ours, others in zip(expected.segments, actual.segments, strict=True):
+        assert ours[:3] == others[:3]
+        assert [word[:3] for word in ours.words] == [word[:3] for word in others.words]
+
+
 def test_chinese_is_joined_without_spaces(transcriber, monkeypatch):
     output = [FIRST, 1, FIRST + 4, FIRST + 4, 2, FIRST + 20]
     for task, expected in (("transcribe", "word1word2"), ("translate", "word1 word2")):
@@ -360,7 +372,7 @@ def test_silence_and_short_audio_are_transcribed(transcriber):
     [
         (NOISE[:10], {"timestamps": "word"}, ConfigError, "timestamps is 'word'; expected 'segments', 'words' or None"),
         (NOISE[:10], {"timestamps": True}, ConfigError, "timestamps is True; expected"),
-        (NOISE[:10], {"return_timestamps": True}, ConfigError, "return_timestamps"),
+        (NOISE[:10], {"return_timestamps": True}, ConfigError, "unknown argument 'return_timestamps'; use timestamps="),
         (np.zeros(0), {"timestamps": "words"}, DataError, "the audio has no samples"),
         (np.zeros((9, 2)), {"timestamps": "words"}, DataError, r"samples have shape \(9, 2\)"),
         (np.asarray([0.0, np.nan]), {"timestamps": "words"}, DataError, "samples that are not finite"),
