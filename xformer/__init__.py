@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from xformer.pipelines import (
         Classifier,
         Embedder,
+        ImageClassifier,
         Reranker,
         Summarizer,
         TextGenerator,
@@ -117,6 +118,7 @@ __all__ = [
     "GatedFeedForward",
     "GenerationConfig",
     "Hypothesis",
+    "ImageClassifier",
     "ImageEncoder",
     "ImageEncoderConfig",
     "Initializer",

@@ -74,6 +74,7 @@ _EXTRAS = {
     "llguidance": "grammar",
     "mpi4py": "mpi",
     "cupy": "cuda",
+    "PIL": "images",
     "tensorboardX": "tensorboard",
     **dict.fromkeys(("onnxruntime", "spox"), "onnx"),
 }

@@ -110,6 +110,14 @@ DEBERTA = {
 
 GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4}
 
+DINOV2 = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "mlp_ratio": 2,
+    "image_size": 12,
+    "patch_size": 4,
+}
 WHISPER = {
     "vocab_size": 61,
     "num_mel_bins": 6,
@@ -334,6 +342,8 @@ CASES = {
         "ViTForImageClassification",
         {**VIT, "num_labels": 3, "qkv_bias": False, "num_channels": 2},
     ),
+    "dinov2": ("Dinov2Config", "Dinov2ForImageClassification", {**DINOV2, "num_labels": 3}),
+    "dinov2_swiglu": ("Dinov2Config", "Dinov2Model", {**DINOV2, "use_swiglu_ffn": True, "qkv_bias": False}),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", NEOX),
     "gpt_neox_sequential": (

@@ -81,6 +81,7 @@ def convert(source, target):
         "suppress_tokens": settings["suppress_ids"],
         "begin_suppress_tokens": settings["suppress_ids_begin"],
         "is_multilingual": False,
+        "alignment_heads": settings["alignment_heads"],
         "max_length": 448,
     }
     (target / "generation_config.json").write_text(json.dumps(generation))

@@ -96,7 +96,7 @@ def outputs_of(model) -> dict:
             positions, size = module.weight.shape
             angle = torch.arange(positions).double()[:, None] / 10000.0 ** (torch.arange(0, size, 2).double() / size)
             module.weight.data = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
-    compute = {"whisper": speech, "vit": images}.get(model.config.model_type)
+    compute = {"whisper": speech, "vit": images, "dinov2": images}.get(model.config.model_type)
     if compute is None and model.config.is_encoder_decoder:
         compute = encoder_decoder
     if compute is None:
@@ -216,6 +216,12 @@ def images(model) -> dict:
         outputs = model(pixels, output_hidden_states=True)
     heads = {"logits": "logits", "last_hidden_state": "states", "pooler_output": "pooled"}
     arrays = {ours: outputs[theirs] for theirs, ours in heads.items() if theirs in outputs}
+    if c.model_type == "dinov2":  # interpolates positions
+        arrays["wide_images"] = torch.randn((1, c.num_channels, 16, 20), generator=generator).double()
+        with torch.no_grad():
+            arrays["wide_hidden_states"] = torch.stack(
+                model(arrays["wide_images"], output_hidden_states=True).hidden_states
+            )
     return {"images": pixels, "hidden_states": torch.stack(outputs.hidden_states), **arrays}
 
 

@@ -1,4 +1,4 @@
-"""Outputs of tiny ViT checkpoints equal those of transformers (see make_references.py)."""
+"""Outputs of tiny ViT and DINOv2 checkpoints equal those of transformers (see make_references.py)."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import EncoderLayer
 
 DATA = Path(__file__).parent / "data"
-CASES = ("vit", "vit_classifier")
+CASES = ("vit", "vit_classifier", "dinov2", "dinov2_swiglu")
 
 
 def run(name, **options):
@@ -31,11 +31,12 @@ def relative_error(actual, expected) -> float:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
 def test_states_and_heads_equal_those_of_transformers(name, dtype, tolerance):
     model, states, reference = run(name, dtype=dtype)
-    if name == "vit_classifier":
+    if "logits" in reference:
         assert relative_error(model.class_logits(states), reference["logits"]) < tolerance
     else:
+        pooled = states[:, 0] if model.pooler is None else model.pooler(states)
         assert relative_error(states, reference["states"]) < tolerance
-        assert relative_error(model.pooler(states), reference["pooled"]) < tolerance
+        assert relative_error(pooled, reference["pooled"]) < tolerance
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -53,12 +54,33 @@ def test_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
         assert relative_error(actual, expected) < 1e-10
 
 
+@pytest.mark.parametrize("name", ["vit_classifier", "dinov2"])
 @pytest.mark.parametrize("xp", [pytest.param("array_api_strict", marks=pytest.mark.strict), "torch", "jax"])
-def test_image_models_run_on_every_library(xp):
+def test_image_models_run_on_every_library(xp, name):
     pytest.importorskip(xp)
-    model, states, reference = run("vit_classifier", xp=xp, dtype="float32")
+    model, states, reference = run(name, xp=xp, dtype="float32")
     logits = xf.backends.to_host(model.class_logits(states))
     assert relative_error(np.asarray(logits), reference["logits"]) < 1e-5
+    if "wide_images" in reference:
+        assert model(reference["wide_images"].astype(np.float32)).shape == (1, 21, 24)
+
+
+@pytest.mark.parametrize("name", ["dinov2", "dinov2_swiglu"])
+def test_positions_are_interpolated_for_images_of_other_sizes(name, monkeypatch):
+    outputs, call = [], EncoderLayer.__call__
+    monkeypatch.setattr(
+        EncoderLayer, "__call__", lambda layer, x, **options: outputs.append(x) or call(layer, x, **options)
+    )
+    reference = dict(np.load(DATA / name / "reference.npz"))
+    model = load_pretrained(DATA / name, dtype="float64")
+    states = model(reference["wide_images"])
+    for actual, expected in zip(outputs, reference["wide_hidden_states"], strict=False):
+        assert relative_error(actual, expected) < 1e-10
+    assert states.shape == (1, 21, 24)
+    with raises_line(ShapeError, r"expected floating pixels \(batch, 3, height, width\), multiples of 4"):
+        model(np.zeros((1, 3, 12, 14)))
+    with raises_line(ConfigError, "resize_positions is true and positions 'rotary'; expected 'learned'"):
+        xf.ImageEncoderConfig(positions="rotary", resize_positions=True)
 
 
 def test_images_that_are_not_square_are_refused(tmp_path):
@@ -70,6 +92,15 @@ def test_images_that_are_not_square_are_refused(tmp_path):
     path.write_text(json.dumps({**values, "image_size": [12, 16]}))
     with raises_line(CheckpointError, r"has image_size \[12, 16\]; expected a square"):
         load_pretrained(path.parent)
+
+
+def test_what_dinov2_does_not_have_is_not_written(tmp_path):
+    config = {**load_pretrained(DATA / "dinov2").config.to_dict(), "d_ff": 49}
+    with raises_line(ConfigError, "dinov2: d_ff is 49 and d_model 24; dinov2 expects an integer mlp_ratio"):
+        save_pretrained(xf.ImageEncoder(xf.ImageEncoderConfig(**config)), tmp_path, model_type="dinov2")
+    config |= {"d_ff": 48, "layer_scale": False}
+    with raises_line(ConfigError, "layer_scale"):
+        save_pretrained(xf.ImageEncoder(xf.ImageEncoderConfig(**config)), tmp_path, model_type="dinov2")
 
 
 def test_a_pooler_and_a_classifier_cannot_be_written_together(tmp_path):

@@ -17,6 +17,7 @@ import xformer as xf
 from tests.families import ctranslate2, torch_files
 from xformer.data.audio import log_mel_spectrogram
 from xformer.families import load_pretrained
+from xformer.pipelines.timestamps import align
 from xformer.tokenizers import load_tokenizer
 
 PACKAGES = os.environ.get("XFORMER_CHECKPOINTS")
@@ -120,12 +121,32 @@ def test_whisper_tiny_has_the_states_and_logits_of_transformers(whisper):
     )
 
 
+def test_whisper_tiny_aligns_tokens_as_ctranslate2_does(whisper):
+    time = np.arange(480_000) / 16_000
+    chirp = 0.5 * np.sin(2 * np.pi * (200 * time + 150 * time**2)) * (time < 5)
+    transcriber = xf.Transcriber.from_pretrained(whisper)
+    tokens = [383, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290, 13]
+    layers = transcriber.model.cross_attention_weights(
+        log_mel_spectrogram(chirp)[None], [[50257, 50362, *tokens, 50256]]
+    )
+    weights = np.stack([layers[layer][0, head, :, :250] for layer, head in transcriber.alignment_heads])
+    # Positions of `ctranslate2.models.Whisper.align` 4.8 in float32.
+    assert align(weights, 1, -1).tolist() == [0, 33, 39, 88, 88, 88, 88, 186, 188, 188, 249]
+
+
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
 def test_whisper_tiny_transcribes_synthesized_speech(whisper, tmp_path):
     sentence = "The train to London leaves at half past seven from platform four."
     subprocess.run(["espeak-ng", "-v", "en-us", "-s", "140", "-w", tmp_path / "a.wav", sentence], check=True)
     text = xf.Transcriber.from_pretrained(whisper)(tmp_path / "a.wav")
-    assert {"train", "to", "London", "leaves", "at", "half", "past", "from", "platform"} <= set(text.split())
+    spoken = {"train", "to", "London", "leaves", "at", "half", "past", "from", "platform"}
+    assert spoken <= set(text.split())
+    result = xf.Transcriber.from_pretrained(whisper)(tmp_path / "a.wav", timestamps="words")
+    words = [word for segment in result.segments for word in segment.words]
+    assert spoken <= {word.text.strip(" .,") for word in words}
+    times = [time for word in words for time in (word.start, word.end)]
+    assert times == sorted(times)
+    assert 3.0 < times[-1] < 6.0
 
 
 # Values of transformers 5.23 in float64: features 0, 50, 200 and 383 of normalized means.

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import xformer as xf
 from tests.families.cases import CASES, IMPLEMENTATIONS
 from tests.families.test_export import MODELS, random_model
 from xformer.families import load_pretrained, save_pretrained
+from xformer.generation.processors import Rows
+from xformer.pipelines.timestamps import TimestampRules, split_segments
+from xformer.random import Rng
 
 pytestmark = pytest.mark.skipif("XFORMER_FAMILIES" not in os.environ, reason="run: nox -s families")
 
@@ -209,3 +213,52 @@ def test_beams_with_processors_have_the_scores_of_transformers(name, settings, t
             assert found.score == pytest.approx(float(expected.sequences_scores[0]), abs=1e-3)
             compared += 1
     assert compared > 4
+
+
+def test_outputs_of_whisper_with_timestamps_are_those_of_transformers():
+    import torch
+    from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+    from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+    settings = SimpleNamespace(
+        no_timestamps_token_id=33, eos_token_id=30, bos_token_id=30, max_initial_timestamp_index=5
+    )
+    theirs, rules = WhisperTimeStampLogitsProcessor(settings, begin_index=3), TimestampRules(34, 30, 5)
+    for seed in range(20):
+        draws, rows = Rng(seed), Rows.first([[31, 32]], [0], 1, is_normalized=False)
+        for step in range(25):
+            logits = draws.fold_in(step).normal((1, 60), 2.0)
+            logits[:, 34:] += draws.fold_in(step, "bias").normal((1,), 3.0)
+            tokens = rows.history(0)
+            expected = theirs(torch.tensor([[31, *tokens]]), torch.tensor(logits)).numpy()
+            actual = rules(rows.tokens, rows.lengths, logits, rows)
+            np.testing.assert_array_equal(actual, expected)
+            token = int(np.argmax(actual))
+            if token == 30:
+                break
+            rows = rows.extend([token])
+        output = rows.history(0)[2:]
+        (segments, step) = WhisperGenerationMixin._retrieve_segment(
+            torch.tensor(output), [None], torch.zeros(1, dtype=torch.float64), 34, torch.tensor([50]), 0.02, 0.01, 2,
+            0, 0, False, torch.zeros((1, 0)),
+        )  # fmt: skip
+        ours, next_position = split_segments(output, 34, 30, 25)
+        assert next_position == int(step) / 2
+        assert [each.tokens for each in ours] == [[t for t in each["tokens"].tolist() if t < 30] for each in segments]
+        if next_position < 25:  # else transformers begins with the window, not with the first timestamp
+            times = [(round(float(each["start"]) * 50), round(float(each["end"]) * 50)) for each in segments]
+            assert [(each.start, each.end) for each in ours] == times
+
+
+def test_pixels_of_images_are_those_of_transformers(tmp_path):
+    import transformers
+
+    from tests.data.test_images import CASES as PICTURES
+    from tests.data.test_images import processor
+
+    for settings, picture, _ in PICTURES.values():
+        values = dict(settings)
+        theirs = getattr(transformers, f"{values.pop('image_processor_type')}Pil")(**values)
+        picture = np.broadcast_to(picture[..., None], (*picture.shape, 3)) if picture.ndim == 2 else picture
+        (expected,) = theirs([np.ascontiguousarray(picture)], input_data_format="channels_last")["pixel_values"]
+        np.testing.assert_array_equal(processor(tmp_path, settings)([picture])[0], expected)

@@ -211,6 +211,7 @@ def model_options(draw):
         "head_dim": choose(None, None, None, 2, 4, 3),
         "embedding_scale": choose(1.0, 3.0),
         "residual_scale": choose(1.0, 0.5),
+        "layer_scale": choose(False, False, True),
         "attention_scale": choose(None, 0.5),
         "qk_norm": choose(False, True),
         "qk_norm_all_heads": choose(False, True),

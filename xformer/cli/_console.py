@@ -79,13 +79,19 @@ def format_speed(lines_per_second: float) -> str:
 
 
 @contextlib.contextmanager
-def loading_progress(*, visible: bool = True) -> Iterator[Callable[[int, int], None] | None]:
-    """Show on stderr how much of a model is read, if it is a terminal; yields an argument of `load_pretrained`."""
+def loading_progress(name: str = "loading", *, visible: bool = True) -> Iterator[Callable[[float, float], None] | None]:
+    """Show on stderr how much of a model is read, if it is a terminal; yields an argument of `load_pretrained`.
+
+    Args:
+        name: Name of what is done, e.g. of a file that is transcribed.
+        visible: As for `line_progress`.
+    """
     console = make_console(stderr=True)
     if not visible or not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("loading"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("")
+        task = progress.add_task(name)
         yield lambda done, total: progress.update(task, completed=done, total=total)

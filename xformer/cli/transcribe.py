@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from xformer.cli import _io
-from xformer.cli._console import line_progress, loading_progress
+from xformer.cli._console import loading_progress
 from xformer.cli._options import (
+    DATA,
     BackendOption,
     CheckpointOption,
     QuantizeOption,
@@ -20,22 +22,26 @@ from xformer.cli._options import (
 )
 from xformer.config import Config, option
 from xformer.data.audio import read_wav
+from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
 from xformer.io import check_no_overwrite
 from xformer.pipelines import Transcriber
-from xformer.pipelines.transcription import TASKS
+from xformer.pipelines.transcription import TASKS, TIMESTAMPS
 from xformer.runs.backend import open_backend
 from xformer.text.corpus import one_line
 
-HELP = """Write the text of WAV files with a public speech model such as whisper-tiny, one line per file.
+HELP = """Write the text of WAV files with a public speech model such as whisper-tiny, one line per file, or subtitles.
 
 \b
 One file        xformer transcribe --model whisper-tiny speech.wav
 Into English    xformer transcribe --model whisper-small --task translate rede.wav
 Several files   xformer transcribe --model whisper-tiny --output texts.txt *.wav
+Subtitles       xformer transcribe --model whisper-tiny --format srt --output speech.srt speech.wav
+Times of words  xformer transcribe --model whisper-tiny --format json --timestamps words speech.wav
 
-Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. Audio is split at pauses into windows \
-of at most 30 seconds.
+Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. For txt, audio is split at pauses into \
+windows of at most 30 seconds, which several cores transcribe at a time. With times, a window begins where the last \
+segment before it ends. json is one object per line, one for each file.
 """
 
 
@@ -46,13 +52,22 @@ class SpeechOptions(Config):
         "Code of the spoken language, e.g. de; default: the model detects it.", default=None, panel="Speech"
     )
     task: str = option("Write the spoken language, or translate to English.", default="transcribe", choices=TASKS)
+    timestamps: str | None = option(
+        "Times in subtitles and JSON: of segments, the default, or of words too.", default=None, choices=TIMESTAMPS
+    )
 
 
-@config_options(SpeechOptions, GenerationConfig, names=["language", "task", "num_beams", "max_new_tokens"])
+@config_options(
+    SpeechOptions, GenerationConfig, names=["language", "task", "timestamps", "num_beams", "max_new_tokens"]
+)
 def transcribe(
     audio: Annotated[list[Path], typer.Argument(metavar="AUDIO.wav", help="WAV files.", show_default=False)],
     model: CheckpointOption,
     output: Annotated[str, file_option("--output", "Texts, one per file; - is standard output.")] = "-",
+    target: Annotated[
+        Literal["txt", "srt", "vtt", "json"],
+        typer.Option("--format", metavar="txt|srt|vtt|json", help="Text, subtitles, or JSON.", rich_help_panel=DATA),
+    ] = "txt",
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
@@ -61,13 +76,25 @@ def transcribe(
 ) -> None:
     """Transcribe WAV files."""
     settings |= parse_generation_settings(assignments)
+    if target == "txt" and "timestamps" in settings:
+        raise ConfigError("--timestamps is given and --format is txt; expected --format srt, vtt or json")
+    if target in ("srt", "vtt") and len(audio) > 1:
+        raise ConfigError(f"--format {target} has subtitles of one file; got {len(audio)} files: run it for each")
+    if target != "txt":
+        settings = {"timestamps": "segments", **settings}
     if output != _io.STANDARD:
         check_no_overwrite(output, [*audio, model / "config.json", model / "model.safetensors"], "--output")
     for path in audio:
         read_wav(path)  # report invalid files before the first text is written
     with loading_progress() as progress:
         transcriber = Transcriber.from_pretrained(model, open_backend(backend), quantize=quantize, progress=progress)
-    with _io.open_output(output) as write, line_progress(len(audio), visible=output != _io.STANDARD) as advance:
+    with _io.open_output(output) as write:
         for path in audio:
-            write([one_line(transcriber(path, **settings))])
-            advance(1)
+            with loading_progress(path.name, visible=output != _io.STANDARD) as progress:
+                result = transcriber(path, progress=progress, **settings)
+            if target == "txt":
+                write([one_line(result)])
+            elif target == "json":
+                write([json.dumps({"file": str(path), **result.to_dict()}, ensure_ascii=False)])
+            else:
+                write((result.to_srt() if target == "srt" else result.to_vtt()).splitlines())

@@ -30,6 +30,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "norm_position": ("pre", "post"),
     "embedding_scale": (1.0,),
     "residual_scale": (1.0,),
+    "layer_scale": (False,),
     "logits_scale": (1.0,),
     "parallel_residual": (False,),
     "qk_norm": (False,),

@@ -7,6 +7,7 @@ from xformer.families.bloom import BLOOM
 from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.cohere import COHERE
 from xformer.families.deberta import DEBERTA_V2
+from xformer.families.dinov2 import DINOV2
 from xformer.families.electra import ELECTRA
 from xformer.families.ernie import ERNIE
 from xformer.families.falcon import FALCON
@@ -40,6 +41,7 @@ __all__ = [
     "CAMEMBERT",
     "COHERE",
     "DEBERTA_V2",
+    "DINOV2",
     "DISTILBERT",
     "ELECTRA",
     "ERNIE",

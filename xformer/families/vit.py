@@ -20,13 +20,13 @@ from xformer.families.values import (
 )
 from xformer.models import ImageEncoder, ImageEncoderConfig
 
-_FIELDS = {
+FIELDS = {
     **{field: SIZES[field] for field in ("num_layers", "d_model", "num_heads", "d_ff")},
     "num_channels": "num_channels",
     "norm_epsilon": "layer_norm_eps",
     "attention_bias": "qkv_bias",
 }
-_DEFAULTS = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072, "num_channels": 3}
+DEFAULTS = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072, "num_channels": 3}
 
 
 def read_config(reader: ConfigReader) -> ImageEncoderConfig:
@@ -34,11 +34,11 @@ def read_config(reader: ConfigReader) -> ImageEncoderConfig:
     reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "tie_word_embeddings")
     reader.skip("encoder_stride")  # masked image modeling only
     reader.require("pooler_act", "tanh")
-    fields = read_fields(reader, _FIELDS, **_DEFAULTS, norm_epsilon=1e-12, attention_bias=True)
+    fields = read_fields(reader, FIELDS, **DEFAULTS, norm_epsilon=1e-12, attention_bias=True)
     reader.require("pooler_output_size", fields["d_model"])
     return ImageEncoderConfig(
-        image_size=_side(reader, "image_size", default=224),
-        patch_size=_side(reader, "patch_size", default=16),
+        image_size=read_side(reader, "image_size", default=224),
+        patch_size=read_side(reader, "patch_size", default=16),
         **fields,
         activation=read_activation(reader, "hidden_act", default="gelu"),
         attention_output_bias=True,
@@ -48,7 +48,7 @@ def read_config(reader: ConfigReader) -> ImageEncoderConfig:
     )
 
 
-def _side(reader: ConfigReader, key: str, *, default: int) -> int:
+def read_side(reader: ConfigReader, key: str, *, default: int) -> int:
     """Return the side length of a square; some files have a list of height and width."""
     sides = reader.counts(key, default=default)
     if len(set(sides)) != 1:
@@ -67,7 +67,7 @@ def write_config(config: ImageEncoderConfig) -> dict[str, Any]:
         "model_type": "vit",
         "image_size": config.image_size,
         "patch_size": config.patch_size,
-        **write_fields(config, _FIELDS),
+        **write_fields(config, FIELDS),
         "hidden_act": write_activation(config),
         **write_labels(config),
     }

@@ -22,6 +22,7 @@ _HUGGING_FACE = {
     "pad_token_id": "set pad_id in the configuration of the model",
     "logits_processor": "use logits_processors",
     "generation_config": "use config",
+    **dict.fromkeys(("return_timestamps", "word_timestamps"), "use timestamps='segments' or 'words' of a Transcriber"),
 }
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 _CONFLICTS = " If minimum > maximum for an input, the maximum takes precedence."

@@ -600,9 +600,10 @@ def token_alternatives(logits: Array, tokens: Sequence[int], count: int) -> list
     """Return tokens with their log-probabilities and `count` alternatives, from logits (tokens, vocabulary)."""
     found: list[TokenAlternatives] = []
     for start in range(0, len(tokens), _MAX_ROWS):
-        rows = logits[start : start + _MAX_ROWS, :]
+        chosen = tokens[start : start + _MAX_ROWS]
+        rows = logits[start : start + len(chosen), :]
         log_probs = rows - log_sum_exp(rows)
-        top, chosen = top_tokens(log_probs, max(1, count), None), tokens[start : start + _MAX_ROWS]
+        top = top_tokens(log_probs, max(1, count), None)
         values = to_host(log_probs)[np.arange(len(chosen)), np.asarray(chosen)].tolist()
         others = zip(top.tokens.tolist(), top.log_probs.tolist(), strict=True)
         found += [

@@ -128,22 +128,26 @@ class Residual(Module):
         norm: Norm of the input of the sublayer (`PreNorm`), of the sum (`PostNorm`) or of the output (`OutputNorm`).
         dropout: Dropout rate on the output of the sublayer.
         scale: Factor of that output.
+        layer_scale: Learned factors of its features, (d_model,) (Touvron et al., 2021, section 2.1); None for none.
     """
 
     norm: Norm
     dropout: Dropout
     scale: float
+    layer_scale: Array | None
 
-    def __init__(self, norm: Norm, *, dropout: float = 0.0, scale: float = 1.0):
+    def __init__(self, norm: Norm, *, dropout: float = 0.0, scale: float = 1.0, layer_scale: Array | None = None):
         if not callable(norm):
             raise ConfigError(f"norm is {norm!r}; expected a layer, e.g. LayerNorm(d_model)")
         self.norm = norm
         self.dropout = Dropout(dropout)
         self.scale = scale
+        self.layer_scale = layer_scale
 
     def add(self, x: Array, y: Array, rng: Rng | None = None) -> Array:
-        """Return x + scale * dropout(y), for arrays of the same shape."""
+        """Return x + scale * layer_scale * dropout(y), for arrays of the same shape."""
         y = self.dropout(y, rng)
+        y = y if self.layer_scale is None else y * self.layer_scale
         return _add(x, y if self.scale == 1.0 else extra.cast_like(y * self.scale, y))
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
@@ -201,12 +205,21 @@ class SandwichNorm(Residual):
         norm_after: Norm of its output.
         dropout: Dropout rate on the normalized output.
         scale: Factor of that output.
+        layer_scale: Learned factors of its features, (d_model,); None for none.
     """
 
     norm_after: Norm
 
-    def __init__(self, norm: Norm, norm_after: Norm, *, dropout: float = 0.0, scale: float = 1.0):
-        super().__init__(norm, dropout=dropout, scale=scale)
+    def __init__(
+        self,
+        norm: Norm,
+        norm_after: Norm,
+        *,
+        dropout: float = 0.0,
+        scale: float = 1.0,
+        layer_scale: Array | None = None,
+    ):
+        super().__init__(norm, dropout=dropout, scale=scale, layer_scale=layer_scale)
         self.norm_after = norm_after
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:

@@ -65,6 +65,8 @@ class LayerFactory:
         """Make the residual connection of a sublayer, without `norm` one that normalizes nothing."""
         c = self.config
         options: dict[str, Any] = {"dropout": c.dropout, "scale": c.residual_scale}
+        if c.layer_scale:
+            options["layer_scale"] = self.init.ones((c.d_model,))
         if not norm:
             return PreNorm(Identity(), **options)
         if c.norm_position == "sandwich":

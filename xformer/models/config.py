@@ -87,6 +87,10 @@ class ModelConfig(Config):
         choices=("pre", "post", "sandwich", "output"),
     )
     residual_scale: float = option("Factor of the output of every sublayer (Granite).", default=1.0, above=0)
+    layer_scale: bool = option(
+        "Multiply each feature of the output of every sublayer by a learned factor (Touvron et al., 2021).",
+        default=False,
+    )
     parallel_residual: bool = option(
         "Add attention and feed-forward of a layer to the same input (Wang and Komatsuzaki, 2021).", default=False
     )
@@ -392,11 +396,19 @@ class ImageEncoderConfig(_EncoderConfig):
     positions: str = option(
         "Positional encoding of the class token and the patches.", default="learned", choices=POSITIONS
     )
+    resize_positions: bool = option(
+        "Accept images of other sizes, for which learned positions are interpolated (DINOv2).", default=False
+    )
+    classify_patches: bool = option(
+        "Classify the state of the class token together with the mean of those of the patches (DINOv2).", default=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image_size % self.patch_size:
             raise ConfigError(f"patch_size is {self.patch_size}; expected a divisor of image_size {self.image_size}")
+        if self.resize_positions and self.positions != "learned":
+            raise ConfigError(f"resize_positions is true and positions {self.positions!r}; expected 'learned'")
 
     @property
     def num_patches(self) -> int:

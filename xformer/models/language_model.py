@@ -90,14 +90,16 @@ class LanguageModel(BaseModel, init=False):
             ShapeError: For other ranks.
             BackendError: For an array of another library.
         """
-        return self._logits(self._apply(tokens, mask, rng))
+        return self._logits(self._apply(tokens, mask, segment_ids, rng))
 
-    def states(self, tokens: Any, *, mask: Array | None = None, rng: Rng | None = None) -> Array:
+    def states(
+        self, tokens: Any, *, mask: Array | None = None, segment_ids: Any = None, rng: Rng | None = None
+    ) -> Array:
         """Compute the states that the logits are computed from, (batch, length, d_model); arguments as for a call."""
-        x = self._apply(tokens, mask, rng)
+        x = self._apply(tokens, mask, segment_ids, rng)
         return x if self.norm is None else self.norm(x)
 
-    def _apply(self, tokens: Any, mask: Array | None, rng: Rng | None) -> Array:
+    def _apply(self, tokens: Any, mask: Array | None, segment_ids: Any, rng: Rng | None) -> Array:
         """Compute the output of the last layer; arguments are those of a call."""
         tokens = self.token_ids(tokens)
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.layers))

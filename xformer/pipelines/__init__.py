@@ -1,15 +1,17 @@
-"""Pipelines: from text to text, vectors or classes, and from speech to text."""
+"""Pipelines: from text to text, vectors or classes, from speech to text, and from images to classes."""
 
 from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import GenerationPipeline, Pipeline
 from xformer.pipelines.chat import encode_conversation
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Dense, Embedder, Prediction, Ranked, Reranker
+from xformer.pipelines.images import ImageClassifier
 from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.output_text import Output, Token
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Prompt, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
+from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.pipelines.transcription import Transcriber
 from xformer.pipelines.worker_processes import WorkerProcesses
 
@@ -24,6 +26,7 @@ __all__ = [
     "Dense",
     "Embedder",
     "GenerationPipeline",
+    "ImageClassifier",
     "Output",
     "Pipeline",
     "Prediction",
@@ -31,13 +34,16 @@ __all__ = [
     "Ranked",
     "Reranker",
     "Result",
+    "Segment",
     "Summarizer",
     "TextGenerator",
     "TextToText",
     "Token",
     "Tokenizers",
     "Transcriber",
+    "Transcription",
     "Translator",
+    "Word",
     "WorkerProcesses",
     "check_source_lengths",
     "encode_conversation",

@@ -25,7 +25,7 @@ _MODELS: dict[type[BaseModel], tuple[str, str]] = {
     Transformer: ("an encoder-decoder", "Translator or Summarizer"),
     SpeechTransformer: ("a speech model", "Transcriber"),
     Encoder: ("an encoder", "Embedder, Classifier or Reranker"),
-    ImageEncoder: ("an image encoder", "load_pretrained"),
+    ImageEncoder: ("an image encoder", "ImageClassifier or load_pretrained"),
 }
 
 

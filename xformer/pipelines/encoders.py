@@ -17,7 +17,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json
 from xformer.layers import Linear
-from xformer.models import BaseModel, Encoder, LanguageModel
+from xformer.models import BaseModel, Encoder, EncoderConfig, ImageEncoderConfig, LanguageModel
 from xformer.models.encoder import apply_activation, mean_of_tokens
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Pipeline, check_class
@@ -354,6 +354,36 @@ class Prediction(NamedTuple):
     probabilities: dict[str, float]
 
 
+def label_names(pipeline: str, config: EncoderConfig | ImageEncoderConfig, labels: Sequence[str] | None) -> list[str]:
+    """Return the names of a model's classes: those given, those of its configuration, or "LABEL_0", ...
+
+    Raises:
+        ConfigError: If the model has no classifier, and for a wrong number of names or equal ones.
+    """
+    count = config.num_labels
+    if not count:
+        raise ConfigError(f"the model has no classifier (num_labels is 0); {pipeline} expects a fine-tuned model")
+    labels = config.labels if labels is None else labels
+    if labels is not None:
+        check_texts(labels, "labels")
+    names = [f"LABEL_{i}" for i in range(count)] if labels is None else list(labels)
+    if len(names) != count:
+        raise ConfigError(f"labels has {len(names)} names for {count} classes; expected one each")
+    if len(set(names)) < count:
+        raise ConfigError(f"labels is {names}; expected different names")
+    return names
+
+
+def predictions(logits: Any, labels: Sequence[str]) -> list[Prediction]:
+    """Return the prediction of each row of logits (rows, classes), a NumPy array."""
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
+    rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
+    best = [max(range(len(row)), key=row.__getitem__) for row in rows]
+    return [
+        Prediction(labels[i], row[i], dict(zip(labels, row, strict=True))) for i, row in zip(best, rows, strict=True)
+    ]
+
+
 class Classifier(EncoderPipeline):
     """Classify texts: `Classifier.from_pretrained("distilbert-sst2")(["A great film."])`.
 
@@ -378,17 +408,7 @@ class Classifier(EncoderPipeline):
         max_length: int | None = None,
     ) -> None:
         super().__init__(model, tokenizer, max_length=max_length)
-        count = model.config.num_labels
-        if not count:
-            raise ConfigError("the model has no classifier (num_labels is 0); Classifier expects a fine-tuned model")
-        labels = model.config.labels if labels is None else labels
-        if labels is not None:
-            check_texts(labels, "labels")
-        self.labels = [f"LABEL_{i}" for i in range(count)] if labels is None else list(labels)
-        if len(self.labels) != count:
-            raise ConfigError(f"labels has {len(self.labels)} names for {count} classes; expected one each")
-        if len(set(self.labels)) < count:
-            raise ConfigError(f"labels is {self.labels}; expected different names")
+        self.labels = label_names(type(self).__name__, model.config, labels)
 
     def __call__(self, texts: Sequence[str], *, batch_tokens: int = 4096) -> list[Prediction]:
         """Return the class of each text.
@@ -403,14 +423,7 @@ class Classifier(EncoderPipeline):
         check_texts(texts)
         if not len(texts):
             return []
-        logits = self._run(self.encode(texts), self._class_logits, batch_tokens)
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
-        rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
-        best = [max(range(len(row)), key=row.__getitem__) for row in rows]
-        return [
-            Prediction(self.labels[i], row[i], dict(zip(self.labels, row, strict=True)))
-            for i, row in zip(best, rows, strict=True)
-        ]
+        return predictions(self._run(self.encode(texts), self._class_logits, batch_tokens), self.labels)
 
 
 class Ranked(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,18 +16,35 @@ from xformer.backends import to_host
 from xformer.config import check_count
 from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_wav, resample, split_at_pauses
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
-from xformer.generation import GenerationConfig, generate
+from xformer.generation import GenerationConfig, Hypothesis, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
+from xformer.generation.processors import token_alternatives
 from xformer.io import read_json
-from xformer.models import SpeechTransformer
+from xformer.layers import record_attention
+from xformer.models import SpeechTransformer, SpeechTransformerConfig
 from xformer.pipelines.base import Pipeline, check_vocabulary
 from xformer.pipelines.batching import run_batches
+from xformer.pipelines.timestamps import (
+    WITHOUT_SPACES,
+    TimestampRules,
+    TokenSegment,
+    align,
+    merge_punctuation,
+    shorten_pauses,
+    split_segments,
+    split_words,
+)
+from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.random import Rng
 from xformer.tokenizers import PretrainedTokenizer
 
-TASKS = ("transcribe", "translate")
+TASKS, TIMESTAMPS = ("transcribe", "translate"), ("segments", "words")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _ENGLISH_VOCABULARY = 51864  # of Whisper's models for English; all others have more tokens
+
+_POSITION_LENGTH = 2 * HOP_LENGTH  # samples for each position of the encoder, and between timestamps: 20 ms
+# A window without speech: <|nospeech|> is more probable than 0.6, and the mean log-probability of a token is below -1.
+_NO_SPEECH, _MAX_NO_SPEECH, _MIN_LOG_PROBABILITY = ("<|nospeech|>", "<|nocaptions|>"), 0.6, -1.0
 
 AudioSource = str | os.PathLike[str] | Any
 
@@ -34,7 +53,8 @@ class Transcriber(Pipeline):
     """Turn speech into text: `Transcriber.from_pretrained("whisper-tiny")("speech.wav")` (Radford et al., 2023).
 
     The model reads 30 seconds at a time. Longer audio is cut at pauses into windows of 25 to 30 seconds, which are
-    transcribed on their own, without timestamps.
+    transcribed on their own. With timestamps, each window begins where the last complete segment of the one before it
+    ends. Windows without speech have no text (sections 3.8 and 4.5).
 
     Args:
         model: The model.
@@ -42,9 +62,13 @@ class Transcriber(Pipeline):
         defaults: Default settings of generation, which a call may replace. Default: greedy search.
         multilingual: The model knows several languages, and outputs begin with tokens of language and task.
             Default: by the size of the vocabulary, as Whisper does.
+        alignment_heads: Layer and head of the cross-attention that follows the spoken words, for times of words.
+            Default: all heads of the second half of the layers.
+        max_initial_timestamp: Latest first timestamp of a window, in seconds.
 
     Raises:
         CheckpointError: If the tokenizer does not fit the model.
+        ConfigError: For alignment heads that the model does not have.
     """
 
     task = "transcription"
@@ -57,19 +81,28 @@ class Transcriber(Pipeline):
         *,
         defaults: GenerationConfig | None = None,
         multilingual: bool | None = None,
+        alignment_heads: Sequence[Sequence[int]] | None = None,
+        max_initial_timestamp: float = 1.0,
     ) -> None:
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer = model, tokenizer
+        self.alignment_heads = _check_heads(alignment_heads, model.config)
+        self.max_initial_timestamp = max_initial_timestamp
         self.defaults = GenerationConfig() if defaults is None else defaults
         self.multilingual = model.vocab_size > _ENGLISH_VOCABULARY if multilingual is None else multilingual
 
     @classmethod
     def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
         path = directory / GENERATION_FILE
-        return {
+        values = read_json(path, "generation settings") if path.exists() else {}
+        settings = {
             "defaults": read_generation(directory, encoder_decoder=True).config(config),
-            "multilingual": read_json(path, "generation settings").get("is_multilingual") if path.exists() else None,
+            "multilingual": values.get("is_multilingual"),
+            "alignment_heads": values.get("alignment_heads"),
         }
+        if type(index := values.get("max_initial_timestamp_index")) is int:
+            settings["max_initial_timestamp"] = index * _POSITION_LENGTH / SAMPLE_RATE
+        return settings
 
     @property
     def languages(self) -> list[str]:
@@ -89,8 +122,10 @@ class Transcriber(Pipeline):
         sample_rate: int = SAMPLE_RATE,
         language: str | None = None,
         task: str = "transcribe",
+        timestamps: str | None = None,
         batch_size: int = 8,
         seed: int = 0,
+        progress: Callable[[float, float], None] | None = None,
         **overrides: Any,
     ) -> Any:
         """Return the text of an audio: `transcriber("speech.wav", language="de")`.
@@ -102,48 +137,54 @@ class Transcriber(Pipeline):
             language: Code of the spoken language, e.g. "de". Default: the one that the model detects in the first 30
                 seconds of each audio.
             task: "transcribe", or "translate" into English.
-            batch_size: Windows of 30 seconds that are transcribed at a time. On NumPy each core runs one batch.
+            timestamps: "segments" or "words": return a `Transcription` with the times of segments, or of words too.
+            batch_size: Windows of 30 seconds that are transcribed at a time, with timestamps one of each audio. On
+                NumPy each core runs one batch.
             seed: Seed of sampling.
+            progress: Function that receives the seconds that are done and all seconds of the audio, as it proceeds.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Returns:
-            The text; for a list a list of texts.
+            The text, or a `Transcription`; for a list a list of them.
 
         Raises:
             DataError: For a file that is not a WAV file, and for invalid samples.
-            ConfigError: For an unknown language or task, and for invalid settings.
+            ConfigError: For an unknown language, task or kind of timestamps, and for invalid settings.
         """
         check_count("batch_size", batch_size)
         config = GenerationConfig.resolve(self.defaults if config is None else config, overrides)
         sources = list(audio) if isinstance(audio, list | tuple) else [audio]
         self._check_task(language, task)
+        if timestamps not in (None, *TIMESTAMPS):
+            raise ConfigError(f"timestamps is {timestamps!r}; expected 'segments', 'words' or None")
         signals = [_read(each, sample_rate) for each in sources]
-        windows = [
-            (index, window)
-            for index, signal in enumerate(signals)
-            for window in split_at_pauses(signal, self.window_length)
-        ]
-        prefixes = [self._prefix(language or self._detected(signal), task) for signal in signals]
-
-        def run(rows: list[int]) -> list[str]:
-            outputs = generate(
-                self.model,
-                np.stack([self._features(windows[row][1]) for row in rows]),
-                config,
-                prefix=[prefixes[windows[row][0]] for row in rows],
-                rng=Rng(seed),
-                indices=rows,
-            )
-            return [self._text(output.tokens) for output, *_ in outputs]
-
-        rows = list(range(len(windows)))
-        batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-        texts: list[list[str]] = [[] for _ in signals]
-        for batch, results in zip(batches, run_batches(run, batches, self.model), strict=True):
-            for row, text in zip(batch, results, strict=True):
-                texts[windows[row][0]].append(text)
-        joined = [" ".join(filter(None, parts)) for parts in texts]
-        return joined if isinstance(audio, list | tuple) else joined[0]
+        languages = [language or self._detected(signal) or "en" for signal in signals]
+        length = self.window_length
+        windows: list[_Window] = []
+        for index, (signal, code) in enumerate(zip(signals, languages, strict=True)):
+            parts = split_at_pauses(signal, length) if timestamps is None else [signal[:length]]
+            prefix, has_spaces = self._prefix(code, task), code not in WITHOUT_SPACES or task == "translate"
+            for start, samples in zip(itertools.accumulate(map(len, parts), initial=0), parts, strict=False):
+                windows.append(_Window(index, len(windows), start, samples, prefix, has_spaces))
+        segments: list[list[Segment]] = [[] for _ in signals]
+        done, total = 0, sum(map(len, signals))
+        while windows:
+            following = []
+            for window, found, end in self._decode(windows, config, timestamps, batch_size, seed):
+                segments[window.audio] += found
+                done += end - window.start
+                if progress is not None:
+                    progress(done / SAMPLE_RATE, total / SAMPLE_RATE)
+                samples = signals[window.audio][end : end + length]
+                if timestamps is not None and len(samples) >= _POSITION_LENGTH:
+                    following.append(window._replace(number=window.number + len(signals), start=end, samples=samples))
+            windows = following
+        results: list[Any] = []
+        for code, found in zip(languages, segments, strict=True):
+            space = "" if code in WITHOUT_SPACES and task == "transcribe" else " "
+            text = space.join(segment.text for segment in found)
+            results.append(text if timestamps is None else Transcription(text, code, tuple(found)))
+        return results if isinstance(audio, list | tuple) else results[0]
 
     def detect_language(self, audio: AudioSource, *, sample_rate: int = SAMPLE_RATE) -> str:
         """Return the code of the language that is spoken in the first 30 seconds; arguments are those of a call."""
@@ -153,14 +194,118 @@ class Transcriber(Pipeline):
         """Return the language that most probably follows the start token; None for an English-only model."""
         if not self.multilingual:
             return None
-        cache = self.model.prefill(self._features(signal[: self.window_length])[None])
-        logits = to_host(self.model.decode_step(self.model.target_ids([[self.model.config.bos_id]]), cache))[0]
+        logits = self._start_logits(self._features(signal[: self.window_length]))
         return max(self._language_ids, key=lambda code: logits[self._language_ids[code]])
 
-    def _features(self, signal: Any) -> Any:
+    def _start_logits(self, features: Any) -> Any:
+        """Return the logits (vocabulary,) of the token after the start token, on the host."""
+        cache = self.model.prefill(features[None])
+        return to_host(self.model.decode_step(self.model.target_ids([[self.model.config.bos_id]]), cache))[0]
+
+    def _features(self, samples: Any) -> Any:
         padded = np.zeros(self.window_length, np.float32)
-        padded[: len(signal)] = signal
+        padded[: len(samples)] = samples
         return log_mel_spectrogram(padded, self.model.config.source_vocab_size)
+
+    # --- Windows ------------------------------------------------------------------------------------------------------
+
+    def _decode(
+        self, windows: list[_Window], config: GenerationConfig, timestamps: str | None, batch_size: int, seed: int
+    ) -> Iterator[tuple[_Window, list[Segment], int]]:
+        """Yield each window with its segments, and the sample at which the next window begins."""
+        max_initial = round(self.max_initial_timestamp * SAMPLE_RATE / _POSITION_LENGTH)
+        rules = TimestampRules(self._first_timestamp, self.model.config.eos_id, max_initial)
+
+        def run(batch: list[_Window]) -> list[tuple[list[Segment], int]]:
+            features = [self._features(window.samples) for window in batch]
+            outputs = generate(
+                self.model,
+                np.stack(features),
+                config,
+                prefix=[window.prefix if timestamps is None else window.prefix[:-1] for window in batch],
+                logits_processors=[] if timestamps is None else [rules],
+                rng=Rng(seed),
+                indices=[window.number for window in batch],
+            )
+            return [
+                self._segments(window, x, output, timestamps)
+                for window, x, (output, *_) in zip(batch, features, outputs, strict=True)
+            ]
+
+        batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
+        for batch, results in zip(batches, run_batches(run, batches, self.model), strict=True):
+            for window, result in zip(batch, results, strict=True):
+                yield window, *result
+
+    def _segments(
+        self, window: _Window, features: Any, output: Hypothesis, timestamps: str | None
+    ) -> tuple[list[Segment], int]:
+        """Return the segments of a window, and the sample at which the next window begins."""
+        end = window.start + len(window.samples)
+        tokens = output.tokens[len(window.prefix) - int(timestamps is not None) :]
+        if self._is_without_speech(features, output.log_probability / (len(tokens) + 1)):
+            return [], end
+        if timestamps is None:
+            text = self._text(tokens)
+            return [Segment(text, window.start / SAMPLE_RATE, end / SAMPLE_RATE)] if text else [], end
+        num_positions = max(1, len(window.samples) // _POSITION_LENGTH)
+        parts, next_position = split_segments(tokens, self._first_timestamp, self.model.config.eos_id, num_positions)
+        words: list[list[Word]] = [[] for _ in parts]
+        if timestamps == "words":
+            words = self._words(window, features, parts, num_positions)
+
+        def seconds(position: float) -> float:
+            return round(min(window.start + position * _POSITION_LENGTH, end) / SAMPLE_RATE, 3)
+
+        segments = []
+        for part, found in zip(parts, words, strict=True):
+            times = [[seconds(min(max(x, part.start), part.end)) for x in (word.start, word.end)] for word in found]
+            first, last = (times[0][0], times[-1][1]) if times else (0.0, 0.0)
+            if first >= last:
+                first, last = seconds(part.start), seconds(part.end)
+            text = self._text(part.tokens)
+            if text and first < last:
+                placed = (word._replace(start=each[0], end=each[1]) for word, each in zip(found, times, strict=True))
+                segments.append(Segment(text, first, last, tuple(placed)))
+        return segments, min(window.start + next_position * _POSITION_LENGTH, end)
+
+    def _words(
+        self, window: _Window, features: Any, parts: Sequence[TokenSegment], num_positions: int
+    ) -> list[list[Word]]:
+        """Return the words of each segment, with positions of the encoder as times, from one teacher-forced pass."""
+        tokens = [token for part in parts for token in part.tokens]
+        if not tokens:
+            return [[] for _ in parts]
+        start, config = len(window.prefix), self.model.config
+        memory = self.model.encode(features[None])
+        with record_attention() as recorded:
+            logits = self.model.decode([[config.bos_id, *window.prefix, *tokens, config.eos_id]], memory)
+        cross = recorded[1::2]  # each layer also records its self-attention
+        weights = [to_host(cross[layer].weights[0, head, :, :num_positions]) for layer, head in self.alignment_heads]
+        starts = align(np.stack(weights), start, -1).tolist()  # of the tokens, and of eos
+        chosen = token_alternatives(logits[0, start:-2, : config.eos_id], tokens, 1)
+        words, ends, position = [], [], 0
+        for part in parts:
+            for text, count in split_words(part.tokens, self.tokenizer.decode, has_spaces=window.has_spaces):
+                probabilities = [math.exp(each.log_probability) for each in chosen[position : position + count]]
+                words.append(Word(text, starts[position], starts[position + count], sum(probabilities) / count))
+                position += count
+            ends.append(len(words))
+        words = shorten_pauses(words)
+        return [merge_punctuation(words[first:last]) for first, last in itertools.pairwise([0, *ends])]
+
+    def _is_without_speech(self, features: Any, log_probability: float) -> bool:
+        """Return whether nobody speaks in a window, for the mean log-probability of the tokens of its output."""
+        if features.min() == features.max():  # digital silence
+            return True
+        token = next(filter(None, map(self.tokenizer.token_to_id, _NO_SPEECH)), None)
+        if token is None or log_probability >= _MIN_LOG_PROBABILITY:
+            return False
+        logits = np.asarray(self._start_logits(features), np.float64)
+        weights = np.exp(logits - logits.max())
+        return bool(weights[token] > _MAX_NO_SPEECH * weights.sum())
+
+    # --- Tokens -------------------------------------------------------------------------------------------------------
 
     def _check_task(self, language: str | None, task: str) -> None:
         if task not in TASKS:
@@ -182,13 +327,54 @@ class Transcriber(Pipeline):
         return token
 
     def _text(self, tokens: Sequence[int]) -> str:
-        last = self._token("<|notimestamps|>")  # timestamps follow it; they are not special in all files
-        return self.tokenizer.decode([token for token in tokens if token < last]).strip()
+        # Timestamps are not special in all files.
+        return self.tokenizer.decode([token for token in tokens if token < self._first_timestamp]).strip()
+
+    @property
+    def _first_timestamp(self) -> int:
+        return self._token("<|notimestamps|>") + 1
 
     @property
     def _language_ids(self) -> dict[str, int]:
         matches = filter(None, map(_LANGUAGE.fullmatch, self.tokenizer.added_tokens))
         return {match[1]: self._token(match[0]) for match in matches}
+
+
+class _Window(NamedTuple):
+    """Samples that the model reads at a time.
+
+    Attributes:
+        audio: Index of the audio.
+        number: Index of the random stream.
+        start: First sample in the audio.
+        samples: The samples.
+        prefix: Tokens of the language, the task, and <|notimestamps|>.
+        has_spaces: The language is written with spaces between words.
+    """
+
+    audio: int
+    number: int
+    start: int
+    samples: Any
+    prefix: list[int]
+    has_spaces: bool
+
+
+def _check_heads(heads: Any, config: SpeechTransformerConfig) -> list[tuple[int, int]]:
+    """Return the layers and heads whose cross-attention aligns words."""
+    layers, count = config.num_decoder_layers, config.num_heads
+    if heads is None:
+        return [(layer, head) for layer in range(layers // 2, layers) for head in range(count)]
+    pairs = [tuple(pair) for pair in heads] if isinstance(heads, list | tuple) else []
+    if not pairs or not all(
+        len(pair) == 2 and all(type(each) is int for each in pair) and 0 <= pair[0] < layers and 0 <= pair[1] < count
+        for pair in pairs
+    ):
+        raise ConfigError(
+            f"alignment_heads is {heads!r:.100}; expected pairs of a layer, 0 to {layers - 1}, and a head, "
+            f"0 to {count - 1}"
+        )
+    return pairs
 
 
 def _read(audio: AudioSource, sample_rate: int) -> Any:
@@ -198,4 +384,6 @@ def _read(audio: AudioSource, sample_rate: int) -> Any:
     samples = resample(np.asarray(audio), sample_rate)
     if not len(samples):
         raise DataError("the audio has no samples")
+    if not np.isfinite(samples).all():
+        raise DataError("the audio has samples that are not finite; expected floats from -1 to 1")
     return samples

@@ -1,0 +1,448 @@
+"""Timestamps of segments and words, subtitles, and the windows of long audio, with a tiny random Whisper model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+import xformer as xf
+from tests.pipelines.test_transcription import write_wav
+from tests.reference import normal, raises_line
+from xformer.backends import from_host, to_host
+from xformer.cli.main import exit_code
+from xformer.data.audio import log_mel_spectrogram, resample
+from xformer.errors import ConfigError, DataError
+from xformer.generation import Hypothesis
+from xformer.generation.processors import Rows
+from xformer.pipelines import Segment, Transcription, Word, transcription
+from xformer.pipelines.timestamps import (
+    TimestampRules,
+    TokenSegment,
+    align,
+    merge_punctuation,
+    shorten_pauses,
+    split_segments,
+    split_words,
+)
+from xformer.tree import map_arrays
+
+WORDS = [*(f"Ġword{number}" for number in range(36)), ".", ",", "ing", "Ġ("]
+NAMES = ("endoftext", "startoftranscript", "en", "zh", "transcribe", "translate", "nospeech", "notimestamps")
+SPECIAL = {f"<|{name}|>": 40 + index for index, name in enumerate(NAMES)}
+EOS, START, FIRST, POSITIONS = 40, 41, 48, 25
+WINDOW = 320 * POSITIONS  # half a second
+NOISE = 0.1 * normal(0, 3 * WINDOW + 100).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    """Make a tiny random model, a tokenizer with spaces before words, and its settings."""
+    directory = tmp_path_factory.mktemp("timestamps")
+    config = xf.SpeechTransformerConfig(
+        source_vocab_size=6, target_vocab_size=FIRST + POSITIONS + 1, d_model=16, num_heads=2, d_ff=24,
+        num_encoder_layers=1, num_decoder_layers=2, positions="learned", max_source_positions=POSITIONS,
+        max_positions=40, key_bias=False, scale_embeddings=False, tie_output=True, pad_id=EOS, bos_id=START,
+        eos_id=EOS, suppress_special=False, activation="gelu",
+    )  # fmt: skip
+    model = xf.SpeechTransformer(config, seed=4)
+    model = map_arrays(lambda x: 3.0 * x, model)  # less uniform outputs
+    xf.save_pretrained(model, directory)
+    vocab = {word: index for index, word in enumerate(WORDS)} | SPECIAL
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=WORDS[0]))
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(list(SPECIAL))
+    inner.save(str(directory / "tokenizer.json"))
+    settings = {"is_multilingual": True, "max_length": 40, "suppress_tokens": list(range(START, FIRST))}
+    settings |= {"alignment_heads": [[1, 0], [1, 1]], "max_initial_timestamp_index": 5}
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def transcriber(whisper):
+    return xf.Transcriber.from_pretrained(whisper)
+
+
+def scripted(monkeypatch, outputs, log_probability=0.0):
+    """Let the model write given tokens, one list for each window; returns the list of their frames."""
+    frames, remaining = [], iter(outputs)
+
+    def generate(model, features, config, *, prefix, **options):
+        frames.extend(features)
+        return [[Hypothesis([*each, *next(remaining)], log_probability, 0.0, True)] for each in prefix]
+
+    monkeypatch.setattr(transcription, "generate", generate)
+    return frames
+
+
+# --- Tokens -----------------------------------------------------------------------------------------------------------
+
+
+# Vocabulary of 20 tokens: text 0 to 9, eos 10, special tokens 11 to 13, timestamps 14 to 19; the prefix is 11, 12.
+# The tokens that WhisperTimeStampLogitsProcessor of transformers 5.23 leaves, for logits of `normal(0, 20)` plus a bias
+# of timestamps.
+TEXT = list(range(13))
+ALLOWED = [
+    ([], -9.0, [14, 15, 16]),
+    ([], 0.0, [14, 15, 16]),
+    ([], 3.0, [14, 15, 16]),
+    ([14], -9.0, TEXT),
+    ([14], 0.0, TEXT),
+    ([14], 3.0, TEXT),
+    ([14, 3], -9.0, [*TEXT, 15, 16, 17, 18, 19]),
+    ([14, 3], 0.0, [15, 16, 17, 18, 19]),
+    ([14, 3], 3.0, [15, 16, 17, 18, 19]),
+    ([14, 3, 16], -9.0, [10, 11, 12, 16, 17, 18, 19]),
+    ([14, 3, 16], 0.0, [16, 17, 18, 19]),
+    ([14, 3, 16], 3.0, [16, 17, 18, 19]),
+    ([14, 3, 16, 16], -9.0, TEXT),
+    ([14, 3, 16, 16], 0.0, TEXT),
+    ([14, 3, 16, 16], 3.0, TEXT),
+    ([14, 3, 16, 16, 4], -9.0, [*TEXT, 17, 18, 19]),
+    ([14, 3, 16, 16, 4], 0.0, [17, 18, 19]),
+    ([14, 3, 16, 16, 4], 3.0, [17, 18, 19]),
+    ([14, 3, 19, 19, 4], -9.0, TEXT),
+    ([14, 3, 19, 19, 4], 0.0, TEXT),
+    ([14, 3, 19, 19, 4], 3.0, TEXT),
+    ([14, 3, 16, 18, 5, 6], -9.0, [*TEXT, 19]),
+    ([14, 3, 16, 18, 5, 6], 0.0, [*TEXT, 19]),
+    ([14, 3, 16, 18, 5, 6], 3.0, [19]),
+]
+
+
+def test_the_rules_leave_the_tokens_that_transformers_leaves(xp):
+    rules = TimestampRules(14, 10, 2)
+    for output, bias, expected in ALLOWED:
+        logits = normal(0, 20).astype(np.float32) + np.where(np.arange(20) >= 14, bias, 0.0).astype(np.float32)
+        rows = Rows.first([[11, 12]], [0], 1, is_normalized=False)
+        for token in output:
+            rows = rows.extend([token])
+        tokens, lengths = (from_host(xp, each) for each in (rows.tokens, rows.lengths))
+        changed = to_host(rules(tokens, lengths, from_host(xp, logits[None]), rows))
+        assert np.flatnonzero(np.isfinite(changed[0])).tolist() == expected
+        np.testing.assert_array_equal(changed[0, expected], logits[expected])
+
+
+def test_rows_of_a_batch_have_their_own_rules():
+    rules, logits = TimestampRules(14, 10, 2), np.stack([normal(seed, 20) for seed in range(3)]).astype(np.float32)
+    rows = Rows.first([[11, 12], [12], [11, 12]], [0, 1, 2], 1, is_normalized=False).extend([14, 14, 14])
+    rows = rows.extend([3, 4, 5])
+    together = rules(rows.tokens, rows.lengths, logits, rows)
+    for row in range(3):
+        alone = rows.take([row])
+        np.testing.assert_array_equal(
+            rules(alone.tokens, alone.lengths, logits[row : row + 1], alone)[0], together[row]
+        )
+
+
+# Tokens from 100 on are timestamps; the window has 50 positions. Segments and the next position are those of
+# `WhisperGenerationMixin._retrieve_segment`.
+@pytest.mark.parametrize(
+    ("tokens", "segments", "next_position"),
+    [
+        ([100, 1, 2, 105, 105, 3, 4], [(0, 5, [1, 2])], 5),
+        ([100, 1, 2, 105, 105, 3, 110], [(0, 5, [1, 2]), (5, 10, [3])], 50),
+        ([102, 1, 105, 107, 2, 110, 110], [(2, 5, [1]), (7, 10, [2])], 10),
+        ([100, 1, 2, 3], [(0, 50, [1, 2, 3])], 50),
+        ([100, 1, 2, 130], [(0, 30, [1, 2])], 50),
+        ([], [], 50),
+    ],
+)
+def test_pairs_of_timestamps_separate_segments(tokens, segments, next_position):
+    expected = [TokenSegment(*each) for each in segments]
+    assert split_segments(tokens, 100, 50, 50) == (expected, next_position)
+
+
+def test_the_text_of_a_segment_has_no_special_tokens():
+    assert split_segments([101, 1, 60, 2], 100, 50, 50) == ([TokenSegment(1, 50, [1, 2])], 50)
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_begin_where_transformers_finds_them():
+    centers = 3.0 * np.arange(7)[:, None] + normal(1, 3, 7, 1)
+    weights = np.exp(-((np.arange(24) - centers) ** 2) / 6.0) + 0.1 * np.abs(normal(2, 3, 7, 24))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    # `_extract_token_timestamps` of transformers, whose normalization covers the tokens from the third on.
+    assert align(weights[:, 2:], 0).tolist() == [0, 7, 10, 13, 16]
+    np.testing.assert_array_equal(align(weights, 2, -1), align(5.0 * weights, 2, 6))
+
+
+def test_attention_without_a_maximum_still_gives_times_in_order():
+    assert align(np.full((2, 4, 9), 1.0 / 9.0), 1).tolist() == [0, 0, 0]
+    assert align(np.ones((1, 3, 1)), 0).tolist() == [0, 0, 0]
+    assert align(np.eye(4)[None], 0).tolist() == [0, 1, 2, 3]
+
+
+PIECES = [' "', "Hel", "lo", '",', " said", " (", " x", ")", " 50", "%", " well", "-", "known", ".", " Bye", "!"]
+
+
+def test_words_are_those_of_transformers():
+    words = split_words(range(len(PIECES)), lambda ids: "".join(PIECES[i] for i in ids))
+    assert sum(count for _, count in words) == len(PIECES)
+    timed = [Word(text, float(i), float(i + 1), 1.0) for i, (text, _) in enumerate(words)]
+    merged = merge_punctuation(timed)
+    # `_combine_tokens_into_words` of transformers.
+    assert [word.text for word in merged] == [' "Hello",', " said", " ( x)", " 50", "%", " well", "-known.", " Bye!"]
+    assert merged[0].start == 0.0
+    assert all(word.start < word.end for word in merged)
+    assert "".join(word.text for word in merged) == "".join(PIECES)
+
+
+def test_languages_without_spaces_have_words_of_one_character():
+    text = "你好世界".encode()
+    words = split_words(text, lambda ids: bytes(ids).decode(errors="replace"), has_spaces=False)
+    assert words == [("你", 3), ("好", 3), ("世", 3), ("界", 3)]
+    assert split_words(text[:4], lambda ids: bytes(ids).decode(errors="replace"), has_spaces=False)[-1] == ("\ufffd", 1)
+
+
+def test_pauses_are_no_part_of_words():
+    times = [(" One", 0, 90), (" two", 90, 100), (" three", 100, 110), (".", 110, 200), (" Four", 200, 210)]
+    words = shorten_pauses([Word(text, start, end, 1.0) for text, start, end in times])
+    assert [(word.start, word.end) for word in words] == [(70, 90), (90, 100), (100, 110), (110, 130), (200, 210)]
+    assert shorten_pauses([Word(" a", 3, 3, 1.0)]) == [Word(" a", 3, 3, 1.0)]
+    assert shorten_pauses([]) == []
+
+
+# --- The pipeline -----------------------------------------------------------------------------------------------------
+
+
+def check_times(result, duration):
+    """Times never run backwards and end with the audio; texts are those of the segments."""
+    assert result.text == ("" if result.language == "zh" else " ").join(segment.text for segment in result.segments)
+    last = 0.0
+    for segment in result.segments:
+        assert last <= segment.start < segment.end <= duration
+        last = segment.end
+        place = segment.start
+        for word in segment.words:
+            assert place <= word.start <= word.end <= segment.end
+            assert 0.0 <= word.probability <= 1.0
+            place = word.end
+        if segment.words:
+            assert "".join(word.text for word in segment.words).strip() == segment.text
+
+
+@pytest.mark.parametrize("timestamps", ["segments", "words"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"temperature": 1.0, "seed": 5}])
+def test_times_are_in_order_for_any_output(transcriber, timestamps, options):
+    signals = [NOISE, NOISE[:200], NOISE[: WINDOW + 999]]
+    seen = []
+    results = transcriber(
+        signals, timestamps=timestamps, progress=lambda *each: seen.append(each), batch_size=2, **options
+    )
+    for signal, result in zip(signals, results, strict=True):
+        assert isinstance(result, Transcription)
+        assert result.language in ("en", "zh")
+        check_times(result, len(signal) / 16000)
+        assert all(bool(segment.words) == (timestamps == "words") for segment in result.segments)
+    total = sum(map(len, signals)) / 16000
+    assert all(each[1] == total for each in seen)
+    assert [each[0] for each in seen] == sorted(each[0] for each in seen)
+    assert total - 0.06 < seen[-1][0] <= total
+    assert results[0].segments
+
+
+def test_outputs_begin_and_end_segments_with_timestamps(transcriber):
+    result = transcriber(NOISE[:WINDOW], language="en", timestamps="segments", max_new_tokens=30)
+    (output,), *_ = xf.generate(
+        transcriber.model,
+        log_mel_spectrogram(NOISE[:WINDOW], 6)[None],
+        transcriber.defaults,
+        max_new_tokens=30,
+        prefix=[[SPECIAL["<|en|>"], SPECIAL["<|transcribe|>"]]],
+        logits_processors=[TimestampRules(FIRST, EOS, 5)],
+    )
+    first = output.tokens[2]
+    assert FIRST <= first <= FIRST + 5
+    assert result.segments[0].start == round(0.02 * (first - FIRST), 2)
+
+
+def test_a_window_begins_where_the_last_complete_segment_ends(transcriber, monkeypatch):
+    outputs = [
+        [FIRST + 1, 1, FIRST + 4, FIRST + 4, 2, FIRST + 20, FIRST + 20, 3],
+        [FIRST, 3, 4, FIRST + 24],
+        [FIRST, 5],
+        [FIRST + 2, 6, FIRST + 90],
+    ]
+    frames = scripted(monkeypatch, outputs)
+    result = transcriber(NOISE, language="en", timestamps="segments")
+    assert [(each.text, each.start, each.end) for each in result.segments] == [
+        ("word1", 0.02, 0.08),
+        ("word2", 0.08, 0.4),
+        ("word3 word4", 0.4, 0.88),
+        ("word5", 0.9, 1.4),
+        ("word6", 1.44, 1.506),
+    ]
+    starts = [0, 20, 45, 70]
+    for start, frame in zip(starts, frames, strict=True):
+        window = np.zeros(WINDOW, np.float32)
+        samples = NOISE[320 * start :][:WINDOW]
+        window[: len(samples)] = samples
+        np.testing.assert_array_equal(frame, log_mel_spectrogram(window, 6))
+
+
+def test_segments_after_the_end_of_the_audio_are_left_out(transcriber, monkeypatch):
+    outputs = [[FIRST, 1, FIRST + 2, FIRST + 2, 2, FIRST + 9, FIRST + 12, 3, FIRST + 14, FIRST + 14]]
+    scripted(monkeypatch, outputs)
+    result = transcriber(NOISE[:1600], language="en", timestamps="segments")
+    assert [each[:3] for each in result.segments] == [("word1", 0.0, 0.04), ("word2", 0.04, 0.1)]
+
+
+def test_windows_without_speech_have_no_text(transcriber, monkeypatch):
+    probable = np.zeros(FIRST + POSITIONS + 1)
+    probable[SPECIAL["<|nospeech|>"]] = 10.0
+    output = [FIRST, 1, FIRST + 20]
+    for log_probability, logits, expected in (
+        (-9.0, probable, ""),
+        (-3.0, probable, "word1"),
+        (-9.0, 0 * probable, "word1"),
+    ):
+        scripted(monkeypatch, 2 * [output], log_probability)
+        monkeypatch.setattr(xf.Transcriber, "_start_logits", lambda self, features, logits=logits: logits)
+        assert transcriber(NOISE[:WINDOW], language="en", timestamps="segments").text == expected
+        assert transcriber(NOISE[:WINDOW], language="en") == expected
+
+
+def test_words_have_the_times_and_probabilities_of_a_teacher_forced_pass(transcriber, monkeypatch):
+    text = [1, 38, 36, 2]
+    scripted(monkeypatch, [[FIRST, *text[:3], FIRST + 12, FIRST + 12, *text[3:], FIRST + 25]])
+    result = transcriber(NOISE[:WINDOW], language="en", timestamps="words")
+    model, prompt = transcriber.model, [START, SPECIAL["<|en|>"], SPECIAL["<|transcribe|>"], FIRST - 1]
+    features = log_mel_spectrogram(NOISE[:WINDOW], 6)[None]
+    weights = model.cross_attention_weights(features, [[*prompt, *text, EOS]])[1][0]
+    starts = align(weights, 3, -1) * 0.02
+    logits = np.asarray(model(features, [prompt + text])[0, 3:-1, :EOS], np.float64)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    words = [word for segment in result.segments for word in segment.words]
+    assert [word.text for word in words] == [" word1ing.", " word2"]
+    np.testing.assert_allclose(words[0].probability, (probabilities[0, 1] + probabilities[1, 38]) / 2, rtol=1e-4)
+    np.testing.assert_allclose(words[1].probability, probabilities[3, 2], rtol=1e-4)
+    assert words[0].end <= words[1].start
+    assert 0.0 <= words[0].start <= words[0].end <= min(0.24, starts[3] + 1e-9)
+    assert words[1].start == pytest.approx(max(0.24, starts[3]))
+    check_times(result, 0.5)
+
+
+@pytest.mark.parametrize("xp", [pytest.param("array_api_strict", marks=pytest.mark.strict), "torch"])
+def test_times_are_the_same_on_other_libraries(whisper, transcriber, xp):
+    pytest.importorskip(xp)
+    options = {"timestamps": "words", "language": "en", "max_new_tokens": 12}
+    actual = xf.Transcriber.from_pretrained(whisper, xp)(NOISE[:WINDOW], **options)
+    expected = transcriber(NOISE[:WINDOW], **options)
+    assert actual.text == expected.text
+    for ours, others in zip(expected.segments, actual.segments, strict=True):
+        assert ours[:3] == others[:3]
+        assert [word[:3] for word in ours.words] == [word[:3] for word in others.words]
+
+
+def test_chinese_is_joined_without_spaces(transcriber, monkeypatch):
+    output = [FIRST, 1, FIRST + 4, FIRST + 4, 2, FIRST + 20]
+    for task, expected in (("transcribe", "word1word2"), ("translate", "word1 word2")):
+        scripted(monkeypatch, [output])
+        assert transcriber(NOISE[:WINDOW], language="zh", task=task, timestamps="segments").text == expected
+
+
+def test_audio_of_other_rates_has_times_in_seconds(transcriber, tmp_path):
+    path = write_wav(tmp_path / "a.wav", NOISE[:WINDOW], rate=8000)
+    result = transcriber(path, language="en", timestamps="words")
+    assert result == transcriber(resample(xf_samples(path), 8000), language="en", timestamps="words")
+    check_times(result, 1.0)
+    assert result.segments[-1].end > 0.5
+
+
+def xf_samples(path):
+    """Return the samples of a WAV file of 16 bits."""
+    return np.frombuffer(path.read_bytes()[44:], "<i2").astype(np.float32) / 32768
+
+
+def test_silence_and_short_audio_are_transcribed(transcriber):
+    for signal in (1e-9 * NOISE[:330], np.ones(300), NOISE[:1]):
+        check_times(transcriber(signal, timestamps="words", language="en"), len(signal) / 16000)
+    assert transcriber(np.zeros(3 * WINDOW), timestamps="words", language="en") == Transcription("", "en", ())
+    assert transcriber(np.zeros(1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("audio", "options", "error", "match"),
+    [
+        (NOISE[:10], {"timestamps": "word"}, ConfigError, "timestamps is 'word'; expected 'segments', 'words' or None"),
+        (NOISE[:10], {"timestamps": True}, ConfigError, "timestamps is True; expected"),
+        (NOISE[:10], {"return_timestamps": True}, ConfigError, "unknown argument 'return_timestamps'; use timestamps="),
+        (np.zeros(0), {"timestamps": "words"}, DataError, "the audio has no samples"),
+        (np.zeros((9, 2)), {"timestamps": "words"}, DataError, r"samples have shape \(9, 2\)"),
+        (np.asarray([0.0, np.nan]), {"timestamps": "words"}, DataError, "samples that are not finite"),
+        (np.zeros(9, np.int16), {"timestamps": "words"}, DataError, "dtype int16; expected floats"),
+    ],
+)
+def test_bad_input_is_refused_before_work_starts(transcriber, audio, options, error, match):
+    with raises_line(error, match):
+        transcriber(audio, **options)
+
+
+@pytest.mark.parametrize("heads", [[], [[2, 0]], [[0, 2]], [[0]], "all", [[0, 0.5]], [[-1, 0]]])
+def test_heads_that_the_model_does_not_have_are_refused(transcriber, heads):
+    with raises_line(ConfigError, "alignment_heads is .*; expected pairs of a layer, 0 to 1, and a head, 0 to 1"):
+        xf.Transcriber(transcriber.model, transcriber.tokenizer, alignment_heads=heads)
+
+
+def test_settings_of_the_checkpoint_are_used(transcriber):
+    assert transcriber.alignment_heads == [(1, 0), (1, 1)]
+    assert transcriber.max_initial_timestamp == pytest.approx(0.1)
+    other = xf.Transcriber(transcriber.model, transcriber.tokenizer)
+    assert other.alignment_heads == [(1, 0), (1, 1)]  # the second half of the layers
+    assert other.max_initial_timestamp == 1.0
+
+
+# --- Subtitles --------------------------------------------------------------------------------------------------------
+
+ODD = Transcription(
+    "",
+    "en",
+    (
+        Segment("A <b> & c --> d\n\ne\x00\u2028f", 0.0, 1.9996),
+        Segment(" \n", 2.0, 2.5),
+        Segment("x y", 3599.5, 36000.25, (Word(" x", 3599.5, 3600.0, 1.0), Word(" <y>", 3601.0, 3602.0, 0.5))),
+    ),
+)
+
+
+def test_subtitles_escape_what_their_formats_do_not_allow():
+    assert ODD.to_srt() == (
+        "1\n00:00:00,000 --> 00:00:02,000\nA <b> & c -> d e f\n\n2\n00:59:59,500 --> 10:00:00,250\nx y\n\n"
+    )
+    assert ODD.to_vtt() == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:02.000\nA &lt;b&gt; &amp; c --&gt; d e f\n\n"
+        "00:59:59.500 --> 10:00:00.250\nx<01:00:01.000> &lt;y&gt;\n\n"
+    )
+    assert json.loads(json.dumps(ODD.to_dict()))["segments"][2]["words"][1] == {
+        "text": " <y>", "start": 3601.0, "end": 3602.0, "probability": 0.5,
+    }  # fmt: skip
+    assert Transcription("", "en", ()).to_srt() == ""
+    assert Transcription("", "en", ()).to_vtt() == "WEBVTT\n\n"
+
+
+def test_the_command_writes_subtitles_and_json(whisper, transcriber, tmp_path, capsys):
+    paths = [write_wav(tmp_path / f"{number}.wav", NOISE[number * 1000 :]) for number in range(2)]
+    command = ["transcribe", "--model", str(whisper), "--language", "en"]
+    expected = [transcriber(path, language="en", timestamps="words") for path in paths]
+    assert exit_code([*command, *map(str, paths), "--format", "json", "--timestamps", "words"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"file": str(path), **result.to_dict()} for path, result in zip(paths, expected, strict=True)]
+    output = tmp_path / "a.srt"
+    assert exit_code([*command, str(paths[0]), "--format", "srt", "--output", str(output)]) == 0
+    assert output.read_text() == transcriber(paths[0], language="en", timestamps="segments").to_srt()
+    assert exit_code([*command, str(paths[0]), "--format", "vtt", "--timestamps", "words"]) == 0
+    assert capsys.readouterr().out == expected[0].to_vtt()
+    for arguments, message in (
+        ([str(paths[0]), "--timestamps", "words"], "--timestamps is given and --format is txt"),
+        ([*map(str, paths), "--format", "srt"], "--format srt has subtitles of one file; got 2 files"),
+        ([str(paths[0]), "--format", "ass"], "'ass' is not one of"),
+        ([str(paths[0]), "--format", "vtt", "--timestamps", "letters"], "letters"),
+    ):
+        assert exit_code([*command, *arguments]) == 2
+        assert message in capsys.readouterr().err
