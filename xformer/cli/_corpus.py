@@ -19,14 +19,7 @@ from xformer.cli._loading import load_pipeline
 from xformer.cli._options import option_name
 from xformer.config import Config, field_names, option
 from xformer.errors import CheckpointError, ConfigError, CorpusError
-from xformer.pipelines import (
-    ChunkOutput,
-    CorpusProgress,
-    Pipeline,
-    WorkerProcesses,
-    model_digests,
-    process_corpus,
-)
+from xformer.pipelines import ChunkOutput, CorpusProgress, Pipeline, WorkerProcesses, model_digests, process_corpus
 from xformer.runs.console import format_duration, make_console, plural
 from xformer.text.extras import require
 

@@ -80,7 +80,7 @@ class PromptOptions(Config):
         *("max_new_tokens", "num_return_sequences", "context"),
         *("temperature", "top_k", "top_p", "min_p", "seed"),
         *("num_beams", "sequence_bias", "stop", "no_repeat_ngram_size", "repetition_penalty"),
-        "batch_tokens",
+        *("prompt_lookup_num_tokens", "batch_tokens"),
         *field_names(CorpusOptions),
     ],
 )

@@ -56,8 +56,7 @@ class Metric(enum.StrEnum):
 
 def score(
     reference: Annotated[
-        list[Path],
-        typer.Option("--reference", metavar="FILE", help="References, one per line; repeatable."),
+        list[Path], typer.Option("--reference", metavar="FILE", help="References, one per line; repeatable.")
     ],
     hypothesis: Annotated[
         str, typer.Option("--hypothesis", metavar="FILE", help="Lines to score; - is standard input.")

@@ -128,12 +128,7 @@ translate = line_command("translate", Translator)
 
 
 def transform_lines(
-    pipeline_type: type[TextToText],
-    directory: Path,
-    source: str,
-    output: str,
-    settings: dict[str, Any],
-    **loading: Any,
+    pipeline_type: type[TextToText], directory: Path, source: str, output: str, settings: dict[str, Any], **loading: Any
 ) -> None:
     """Write an output for each line of the source.
 

@@ -295,9 +295,7 @@ class InputBeams:
                 size=config.group_size,
                 max_length=maximum,
                 max_length_penalty=length_penalty(
-                    batch.lengths.output_length(index, maximum) + 1,
-                    config.length_penalty,
-                    config.length_penalty_base,
+                    batch.lengths.output_length(index, maximum) + 1, config.length_penalty, config.length_penalty_base
                 ),
                 # The first group is free of the diversity penalty, so it contains greedy search.
                 beams=[Beam(prefix, 0.0, index, is_greedy=config.keep_greedy and number == 0)],
