@@ -80,7 +80,7 @@ def test_prompt_lookup(steps, positions, window):
 )
 def test_options_mean_the_same(options):
     model, options = language_model(), {"max_new_tokens": 30, **options}
-    prompts = [PROMPTS[2] * 4] if "prefix_cache" in options else PROMPTS
+    prompts = [PROMPTS[2] * 4, PROMPTS[3] * 10] if "prefix_cache" in options else PROMPTS
     expected = xf.generate(model, prompts, rng=xf.Rng(1), **options)
     for assistant in (LOOKUP, {"assistant_model": language_model(2), "num_assistant_tokens": 3}):
         assert_equal(xf.generate(model, prompts, rng=xf.Rng(1), **options, **assistant), expected)
@@ -201,3 +201,36 @@ def test_errors():
 
     with raises_line(ConfigError, re.escape("Plain has no to_static(cache, max_length); expected a model that has it")):
         xf.generate(Plain(), PROMPTS[:1], **LOOKUP)
+
+
+def earliest(lookup, tokens):
+    """The candidates of transformers: what followed the earliest occurrence of the last tokens."""
+    for size in range(min(lookup.max_ngram_size, len(tokens) - 1), 0, -1):
+        for end in range(size, len(tokens)):
+            if tokens[end - size : end] == tokens[-size:]:
+                return tokens[end : end + lookup.num_tokens]
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_transformers_takes_as_many_steps(monkeypatch, steps, tmp_path, seed):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    special = {"bos_token_id": 1, "eos_token_id": 31, "pad_token_id": 0}
+    config = transformers.LlamaConfig(vocab_size=32, initializer_range=0.4, **sizes, **special)
+    reference = transformers.LlamaForCausalLM(config).double().eval()
+    reference.save_pretrained(tmp_path)
+    calls, forward = [], reference.forward
+    monkeypatch.setattr(reference, "forward", lambda *args, **options: calls.append(1) or forward(*args, **options))
+    prompt = np.random.default_rng(seed).integers(3, 30, size=12).tolist()
+    ids = torch.tensor([[*prompt, *prompt[:5]]])
+    options = {"max_new_tokens": 60, "prompt_lookup_num_tokens": 4}
+    with torch.no_grad():
+        expected = reference.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **options)
+    monkeypatch.setattr(PromptLookup, "__call__", earliest)
+    ((output,),) = xf.generate(xf.load_pretrained(tmp_path), ids.tolist(), **options)
+    assert output.tokens == [token for token in expected[0, ids.shape[1] :].tolist() if token != 31]
+    # At the maximum length, xformer makes another step to see whether the output ends.
+    assert len(calls) == 1 + len(steps) - (not output.finished)

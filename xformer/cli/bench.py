@@ -28,7 +28,7 @@ from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.report import machine_line
 from xformer.benchmarks.suites import AXES
 from xformer.cli._console import progress_bar
-from xformer.cli._options import config_options, option_name
+from xformer.cli._options import config_options, option_name, value_option
 from xformer.cli._plots import check_plot
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError
@@ -75,6 +75,8 @@ class BenchOptions(Config):
         "Number of rounds (default: 7; memory 1).", default=None, at_least=1, panel="Measurement"
     )
     threads: int | None = option("Threads per library (default: XFORMER_NUM_THREADS).", default=None, at_least=1)
+    quick: bool = option("Measure one size in three rounds.", default=False)
+    json: bool = option("Print JSON instead of a table.", default=False, panel="Output")
 
 
 @config_options(BenchOptions, names=field_names(BenchOptions))
@@ -82,29 +84,17 @@ def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="What to measure: a name from the list above.")],
     settings: dict[str, Any],
     backend: Annotated[
-        list[str] | None,
-        typer.Option("--backend", metavar="NAME", help="Array library; repeat for several (default: numpy)."),
+        list[str] | None, value_option("--backend", "NAME", "Array library; repeat for several (default: numpy).", None)
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Measure one size in three rounds.", rich_help_panel="Measurement")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write all measurements as JSON.", rich_help_panel="Output")
-    ] = None,
+    out: Annotated[Path | None, value_option("--out", "FILE.json", "Write all measurements as JSON.", "Output")] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.png", help="Plot the times as bars (of memory: the peaks).", rich_help_panel="Output"
-        ),
+        Path | None, value_option("--plot", "FILE.png", "Plot the times as bars (of memory: the peaks).", "Output")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel="Output")
-    ] = False,
 ) -> None:
     """Measure speed and memory."""
     backends = backend or ["numpy"]
-    rounds, threads = settings.pop("rounds", None), settings.pop("threads", None)
-    checked = _check_suite(suite, backends, settings, threads, quick=quick)
+    rounds, threads, quick, as_json = (settings.pop(name, None) for name in ("rounds", "threads", "quick", "json"))
+    checked = _check_suite(suite, backends, settings, threads, quick=bool(quick))
     workloads = checked.workloads(dataclasses.replace(checked.sizes, **settings))
     for path in (out, plot):
         if path is not None:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from xformer.benchmarks import describe_machine
 from xformer.cli import _plots
+from xformer.cli._options import value_option
 from xformer.errors import CheckpointError, ConfigError, abbreviate
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import GGUFFile
@@ -41,6 +42,7 @@ Every tensor    xformer inspect run --tensors
 For a program   xformer inspect run --json
 This machine    xformer inspect --environment
 """
+_PLOT_HELP = "Plot loss and score of a run against steps."
 _MAX_ROWS = 20  # of the table of validations
 
 
@@ -50,9 +52,7 @@ def inspect(
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all settings.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Plot loss and score of a run against steps.")
-    ] = None,
+    plot: Annotated[Path | None, value_option("--plot", "FILE.png", _PLOT_HELP, None)] = None,
     environment: Annotated[
         bool, typer.Option("--environment", help="Show the machine and the libraries instead of a model.")
     ] = False,

@@ -263,10 +263,6 @@ class GenerationBatch:
             "or one is NaN; expected logits processors and suppress_tokens to leave at least one token"
         )
 
-    def is_too_long(self, index: int, tokens: Sequence[int]) -> bool:
-        """Return whether tokens exceed the limit of output `index` in units of `length_fn`."""
-        return self.lengths.exceeds_units(index, tokens)
-
     def take(self, x: Array, rows: Sequence[int]) -> Array:
         """Select rows of an array."""
         return self.xp.take(x, self.to_device(list(rows), index_dtype(self.xp)), axis=0)
@@ -338,13 +334,7 @@ def _mask_of(source: Sources) -> Array:
 def check_prefixes(
     prefixes: Sequence[Sequence[int]] | None, lengths: LengthLimits, model: Any, indices: Sequence[int]
 ) -> list[list[int]]:
-    """Return one prefix per input.
-
-    Args:
-        prefixes: Token ids, one list per input; None: no prefixes.
-        lengths: Limits of the outputs.
-        model: The model.
-        indices: Indices of the inputs, counted from 0; errors count from 1.
+    """Return one prefix per input; errors number them by `indices`, from 1.
 
     Raises:
         DataError: For ids that no output may contain and a wrong number of prefixes.

@@ -42,27 +42,22 @@ class GenerationConfig(Config):
         ConfigError: For an invalid value, naming the field, and for settings that contradict each other.
     """
 
+    # fmt: off
     num_beams: int = option(
         "Beams of beam search; 1 is greedy search.", default=1, at_least=1, at_most=10_000, panel="Search"
     )
     num_return_sequences: int = option(
         "Outputs per input: the best ones of a beam search, or independent samples.",
-        default=1,
-        at_least=1,
-        at_most=10_000,
+        default=1, at_least=1, at_most=10_000,
     )
     num_beam_groups: int = option(
         "Groups of diverse beam search (Vijayakumar et al., 2016); must divide num_beams.",
-        default=1,
-        at_least=1,
-        at_most=10_000,
+        default=1, at_least=1, at_most=10_000,
     )
     diversity_penalty: float | None = option(
         "Penalty of a token per beam of an earlier group that chose it at the same step (default 0.5). Scores of "
         "hypotheses do not include it.",
-        default=None,
-        at_least=1e-6,
-        at_most=1000.0,
+        default=None, at_least=1e-6, at_most=1000.0,
     )
     keep_greedy: bool = option(
         "Always keep the greedy hypothesis in the beam, so that beam search is never worse than greedy search.",
@@ -70,20 +65,15 @@ class GenerationConfig(Config):
     )
     length_penalty: float = option(
         "Exponent alpha of the length penalty (Wu et al., 2016); values above 0 favor longer outputs.",
-        default=0.0,
-        at_least=0.0,
-        at_most=100.0,
+        default=0.0, at_least=0.0, at_most=100.0,
     )
     length_penalty_base: str = option(
         "Base of the length penalty: (5 + length) / 6 as in Wu et al. (2016), or the length as in Hugging Face.",
-        default="wu",
-        choices=("wu", "length"),
+        default="wu", choices=("wu", "length"),
     )
     coverage_penalty: float = option(
         "Weight beta of the coverage penalty (Wu et al., 2016); favors outputs that attend to the whole source.",
-        default=0.0,
-        at_least=0.0,
-        at_most=1000.0,
+        default=0.0, at_least=0.0, at_most=1000.0,
     )
 
     min_new_tokens: int = option(
@@ -102,49 +92,35 @@ class GenerationConfig(Config):
 
     no_repeat_ngram_size: int = option(
         "No n-gram of this size may repeat (Paulus et al., 2018); 0 is off.",
-        default=0,
-        at_least=0,
-        at_most=10_000,
-        panel="Steering",
+        default=0, at_least=0, at_most=10_000, panel="Steering",
     )
     repetition_penalty: float = option(
         "Penalty of tokens that have occurred (Keskar et al., 2019); 1 is off, larger values penalize.",
-        default=1.0,
-        at_least=1e-3,
-        at_most=1000.0,
+        default=1.0, at_least=1e-3, at_most=1000.0,
     )
     frequency_penalty: float = option(
         "Penalty of a token for each time that it was generated, as in OpenAI's API; negative values favor it.",
-        default=0.0,
-        at_least=-100.0,
-        at_most=100.0,
+        default=0.0, at_least=-100.0, at_most=100.0,
     )
     presence_penalty: float = option(
         "Penalty of a token that was generated, as in OpenAI's API; negative values favor it.",
-        default=0.0,
-        at_least=-100.0,
-        at_most=100.0,
+        default=0.0, at_least=-100.0, at_most=100.0,
     )
     logit_bias: dict[str, Any] | None = option(
         "Number that is added to the logit of each token id, as in OpenAI's API.", default=None
     )
     sequence_bias_strength: float = option(
         "Bias of the logit of a token that begins a favored phrase; twice that for one that continues it.",
-        default=2.0,
-        at_least=0.0,
-        at_most=1000.0,
+        default=2.0, at_least=0.0, at_most=1000.0,
     )
     suppress_tokens: tuple[int, ...] = option("Ids of tokens that are never generated.", default=())
     begin_suppress_tokens: tuple[int, ...] = option("Ids not allowed as the first new token.", default=())
     stop_token_ids: tuple[int, ...] = option("Ids of tokens that end an output, in addition to eos_id.", default=())
 
     prompt_lookup_num_tokens: int | None = option(
-        "Number of tokens to copy from after the latest earlier occurrence of the last tokens and to check in one step "
-        "(Saxena, 2023): the same outputs, faster where they repeat the prompt. Default: off.",
-        default=None,
-        at_least=1,
-        at_most=256,
-        panel="Speed",
+        "Prompt lookup (Saxena, 2023): number of tokens that are checked in one step, those that followed the last ones"
+        " earlier in the text. The outputs are the same, and faster where they repeat the prompt. Default: off.",
+        default=None, at_least=1, at_most=256, panel="Speed",
     )
     max_matching_ngram_size: int = option(
         "Largest number of last tokens that prompt lookup searches for.", default=2, at_least=1, at_most=256
@@ -155,8 +131,7 @@ class GenerationConfig(Config):
 
     do_sample: bool | None = option(
         "Sample; false is greedy or beam search. Default: sample if temperature, top_k, top_p or min_p is set.",
-        default=None,
-        panel="Sampling",
+        default=None, panel="Sampling",
     )
     temperature: float | None = option(
         "Sampling temperature; 0 is greedy search.", default=None, at_least=0.0, at_most=1000.0
@@ -167,16 +142,13 @@ class GenerationConfig(Config):
     top_p: float | None = option(
         "Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020); 0 and 1 are "
         "off.",
-        default=None,
-        at_least=0.0,
-        at_most=1.0,
+        default=None, at_least=0.0, at_most=1.0,
     )
     min_p: float | None = option(
         "Sample from tokens with at least this fraction of the highest probability (Nguyen et al., 2024); 0 is off.",
-        default=None,
-        at_least=0.0,
-        at_most=1.0,
+        default=None, at_least=0.0, at_most=1.0,
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -354,7 +354,8 @@ def _new_drafter(
     model: Any, config: GenerationConfig, assistant_model: LanguageModel | None
 ) -> Callable[[], Drafter] | None:
     """Return a function that makes the drafter of an output; None without one."""
-    if assistant_model is None and config.prompt_lookup_num_tokens is None:
+    num_lookup = config.prompt_lookup_num_tokens
+    if assistant_model is None and num_lookup is None:
         return None
     if not hasattr(model, "to_static"):
         raise ConfigError(
@@ -362,9 +363,9 @@ def _new_drafter(
             "prompt_lookup_num_tokens nor assistant_model"
         )
     if assistant_model is None:
-        return functools.partial(PromptLookup, config.prompt_lookup_num_tokens, config.max_matching_ngram_size)
+        return functools.partial(PromptLookup, num_lookup or 0, config.max_matching_ngram_size)
     config.check_assisted("assistant_model")
-    if config.prompt_lookup_num_tokens is not None:
+    if num_lookup is not None:
         raise ConfigError("prompt_lookup_num_tokens and assistant_model are both given; expected one of them")
     if not isinstance(model, LanguageModel) or not isinstance(assistant_model, LanguageModel):
         names = type(model).__name__, type(assistant_model).__name__

@@ -51,7 +51,7 @@ class Sample:
         maximum = batch.lengths.ranges[self.index].maximum
         if token in batch.end_ids:
             self.status = "eos"
-        elif len(self.tokens) == maximum or batch.is_too_long(self.index, [*self.tokens, token]):
+        elif len(self.tokens) == maximum or batch.lengths.exceeds_units(self.index, [*self.tokens, token]):
             self.status = "truncated"
             return
         else:

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from xformer.config import check_count, field_names
+from xformer.config import check_count
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, PrefixCache, StoppingCriteria
@@ -59,16 +59,10 @@ class TextGenerator(GenerationPipeline):
     task = "language_modeling"
     model_class = LanguageModel
     attention_kinds = ("decoder",)
-    unsupported_fields: ClassVar[frozenset[str]] = frozenset(
-        {
-            "length_penalty",
-            "coverage_penalty",
-            "min_new_tokens",
-            "min_length_ratio",
-            "max_length_ratio",
-            "length_tolerance",
-        }
-    )
+    unsupported_fields = frozenset({
+        "length_penalty", "coverage_penalty", "min_new_tokens", "min_length_ratio", "max_length_ratio",
+        "length_tolerance",
+    })  # fmt: skip
     """Fields of `GenerationConfig` that require a source text, or a model that emits eos."""
 
     def __init__(
@@ -214,6 +208,8 @@ class TextGenerator(GenerationPipeline):
         if logprobs is not None:
             check_count("logprobs", logprobs, 0)
         is_beam, strings = config.method == "beam", stop_strings(stop)
+        if on_text is not None and (is_beam or config.num_return_sequences > 1):
+            raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
         encoded = self.encode(prompts, first_index, tools=tools)
         limits = [config.max_new_tokens or self.default_max_length] * len(encoded)
         if context == "error" or is_beam:
@@ -281,11 +277,6 @@ class TextGenerator(GenerationPipeline):
             DataError: For a prompt with unknown characters.
             ConfigError: For invalid or contradictory settings.
         """
-        resolved = self.resolve_config(
-            config, **{name: value for name, value in options.items() if name in field_names(GenerationConfig)}
-        )
-        if resolved.method == "beam" or resolved.num_return_sequences > 1:
-            raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
         new: list[str] = []
         task = self.search_task([prompt], config, on_text=lambda index, text, tokens: new.append(text), **options)
 

@@ -70,7 +70,7 @@ class Server:
             message = f"model {name[:80]!r} does not exist; expected one of: {known}"
             raise JobError(message, 404, "model_not_found", "model")
         if self.models[name] not in suitable:
-            kind = self.models[name].task.replace("_", " ")
+            kind = self.models[name].pipeline.task.replace("_", " ")
             raise JobError(f"model {name!r} cannot {task}: it is for {kind}", param="model")
         return self.models[name]
 

@@ -84,7 +84,7 @@ async def completions(server: Server, request: schema.CompletionRequest) -> sche
 async def chat_completions(server: Server, request: schema.ChatRequest) -> schema.Chat | Chunks:
     """Answer a chat with a language model."""
     model, settings = server.model(request.model, TextGenerator, task="answer chats"), request.settings()
-    if not model.has_chat:
+    if not model.pipeline.has_chat:
         raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
     for name in ("max_tokens", "max_completion_tokens"):
         if (limit := getattr(request, name)) is not None:
@@ -222,7 +222,7 @@ class _Completion(_Response):
             self.echoes = [("".join(token.text for token in tokens), tokens) for tokens in read]
         elif request.echo:
             pairs = zip(self.prompts, prompts, strict=True)
-            decode = self.model.target_tokenizer.decode
+            decode = self.model.pipeline.target_tokenizer.decode
             self.echoes = [(text if isinstance(text, str) else decode(row), []) for text, row in pairs]
         if request.max_tokens == 0:
             self.num_prompt_tokens = sum(map(len, prompts))
@@ -278,7 +278,7 @@ class _Chat(_Response):
                 if tool.function.parameters is not None:
                     field = f"tools[{self.request.tools.index(tool)}].function.parameters"
                     self._grammar(field, json_schema=tool.function.parameters)
-            calls = tool_call_grammar(self.model.target_tokenizer, functions, is_single=self.is_single)
+            calls = tool_call_grammar(self.model.pipeline.target_tokenizer, functions, is_single=self.is_single)
             self.processors.append(self._grammar("tools", lark=calls))
         elif form is not None and form.type != "text":
             json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
@@ -292,7 +292,7 @@ class _Chat(_Response):
         """Return a grammar; its errors name a field of the request."""
         ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
         try:
-            return Grammar(token_bytes(self.model.target_tokenizer), sorted(ends), **form)
+            return Grammar(token_bytes(self.model.pipeline.target_tokenizer), sorted(ends), **form)
         except ConfigError as error:
             raise JobError(str(error).replace(next(iter(form)), field, 1), param=field) from error
 

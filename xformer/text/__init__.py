@@ -10,24 +10,7 @@ from xformer.text.number_words import english, german
 from xformer.text.sentences import split_sentences
 
 __all__ = [
-    "MAX_CHARACTERS",
-    "DemoTask",
-    "ParallelCorpus",
-    "Score",
-    "bleu",
-    "chrf",
-    "copy_task",
-    "english",
-    "exact_match",
-    "german",
-    "iter_lines",
-    "normalize_text",
-    "numbers_task",
-    "read_lines",
-    "read_parallel",
-    "read_text",
-    "reverse_task",
-    "rouge",
-    "split_sentences",
-    "ter",
-]
+    "MAX_CHARACTERS", "DemoTask", "ParallelCorpus", "Score", "bleu", "chrf", "copy_task", "english", "exact_match",
+    "german", "iter_lines", "normalize_text", "numbers_task", "read_lines", "read_parallel", "read_text",
+    "reverse_task", "rouge", "split_sentences", "ter",
+]  # fmt: skip
