@@ -339,4 +339,5 @@ def test_draft_tokens_change_no_text(generator, settings, draft):
         assert (found.text, found.tokens, found.finished) == (expected.text, expected.tokens, expected.finished)
         assert found.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
         assert [each.text for each in found.logprobs or ()] == [each.text for each in expected.logprobs or ()]
-    assert "".join(generator.stream(prompts[-1], **settings, **{draft: value})) == assisted[-1][0].text
+    stream = generator.stream(prompts[-1], first_index=len(prompts) - 1, **settings, **{draft: value})
+    assert "".join(stream) == assisted[-1][0].text
