@@ -142,7 +142,8 @@ class TextGenerator(GenerationPipeline):
         check_count("batch_tokens", batch_tokens)
         encoded = self.encode(prompts, first_index, tools=tools)
         bias: Any = sequence_bias
-        if bias and not isinstance(bias, str) and not all(isinstance(phrase, str) for phrase in bias):
+        is_list = hasattr(bias, "__len__") and not isinstance(bias, str)
+        if is_list and not all(isinstance(phrase, str) for phrase in bias):
             bias = one_per_text("sequence_bias", bias, len(encoded))
         size = max(1, batch_tokens // self.context_length)
         tasks = [
