@@ -263,19 +263,18 @@ class StaticCache(DecodingCache):
                 f"the cache is full: it holds {max_length} tokens; use model.to_static(cache, max_length)"
             )
         starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * max_length
-        columns = self._positions(num_tokens, max_length)
+        columns = self._rows_of(max_length, num_tokens)
         slots = xp.reshape(starts, (rows, heads, 1)) + columns[:, None, :]
         for cache in self._caches:
             cache.index, cache.slots = self.lengths, xp.reshape(slots, (rows * heads * num_tokens,))
-        last = self.lengths[:, None] + self._range[:num_tokens]
-        return (self._range <= last[:, :, None])[:, None, :, :]
+        return (self._range <= self._positions(num_tokens)[:, :, None])[:, None, :, :]
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
         table = self._position_embeddings
         if table is None:
             return layer(x)
-        return layer(x, position_embeddings=embedding(table, self._positions(x.shape[1], table.shape[0])))
+        return layer(x, position_embeddings=embedding(table, self._rows_of(table.shape[0], x.shape[1])))
 
     def position_terms(
         self,
@@ -286,7 +285,7 @@ class StaticCache(DecodingCache):
     ) -> list[PositionTerms]:
         """Return the terms of each of the model's relative positions for new tokens of each row."""
         xp, size = array_namespace(like), self._range.shape[0]
-        rows, terms = self._positions(num_tokens, size), []
+        rows, terms = self._rows_of(size, num_tokens), []
         for rotation, bias in self._position_terms:
             if rotation is not None:
                 angles = (xp.take(angle, xp.reshape(rows, (-1,)), axis=0) for angle in rotation)
@@ -301,15 +300,15 @@ class StaticCache(DecodingCache):
 
     def positions(self, num_tokens: int, like: Array) -> Array:
         """Return the positions of new tokens, (rows, num_tokens), in the integer dtype of `like`."""
-        positions = self.lengths[:, None] + self._range[:num_tokens]
-        return array_namespace(like).astype(positions, like.dtype, copy=False)
+        return array_namespace(like).astype(self._positions(num_tokens), like.dtype, copy=False)
 
-    def _positions(self, num_tokens: int, size: int) -> Array:
-        """Return the rows of a table of `size` positions for new tokens, (rows, num_tokens).
+    def _positions(self, num_tokens: int) -> Array:
+        first = self.lengths[:, None]
+        return first if num_tokens == 1 else first + self._range[:num_tokens]
 
-        Rows of the cache that are not used may be at any position.
-        """
-        return array_namespace(self.lengths).clip(self.lengths[:, None] + self._range[:num_tokens], max=size - 1)
+    def _rows_of(self, count: int, num_tokens: int) -> Array:
+        """Return the positions of new tokens within a table; rows that are not used may be at any position."""
+        return array_namespace(self.lengths).clip(self._positions(num_tokens), max=count - 1)
 
     def last(self, x: Array) -> Array:
         """Return x, the vectors of all new tokens, (rows, new tokens, d_model)."""
