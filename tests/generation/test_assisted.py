@@ -74,15 +74,15 @@ def test_prompt_lookup(steps, positions, window):
         {"prefix_cache": PrefixCache()},
         {"do_sample": True, "temperature": 0.4},
         {"max_new_tokens": 1},
-        {"max_new_tokens": 110},
+        {"max_new_tokens": 60},
     ],
     ids=str,
 )
 def test_options_mean_the_same(options):
-    model, options = language_model(), {"max_new_tokens": 30, **options}
+    model, options = language_model(num_layers=1), {"max_new_tokens": 20, **options}
     prompts = [PROMPTS[2] * 4, PROMPTS[3] * 10] if "prefix_cache" in options else PROMPTS
     expected = xf.generate(model, prompts, rng=xf.Rng(1), **options)
-    for assistant in (LOOKUP, {"assistant_model": language_model(2), "num_assistant_tokens": 3}):
+    for assistant in (LOOKUP, {"assistant_model": language_model(2, num_layers=1), "num_assistant_tokens": 3}):
         assert_equal(xf.generate(model, prompts, rng=xf.Rng(1), **options, **assistant), expected)
         parts = zip(*xf.stream(model, prompts, rng=xf.Rng(1), **options, **assistant), strict=True)
         assert [[*itertools.chain(*each)] for each in parts] == [row[0].tokens for row in expected]
@@ -138,7 +138,7 @@ def test_searches_of_an_engine(monkeypatch, is_graph):
     if is_graph:  # captured after two calls of the function, see test_engine.py
         new_program = functools.partial(CudaProgram, lambda function: function)
         monkeypatch.setattr("xformer.generation.steps.compiler", lambda xp: new_program)
-    model = language_model()
+    model = language_model(num_layers=1)
     options = [LOOKUP, {}, {"prompt_lookup_num_tokens": 2}, LOOKUP, {"num_beams": 2}]
     prompts = [*PROMPTS, PROMPTS[0]]
     for _ in range(2):  # the second time with kept programs
