@@ -49,14 +49,10 @@ def test_prompts_on_the_command_line(xformer, run, generator):
     options = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
     done = xformer("generate", "--context", "slide", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4)
     assert done.out == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=30, seed=4))
-    assert (
-        xformer("generate", "--context", "slide", "--model", run, *options, "--max-new-tokens", 30, "--seed", 5).out
-        != done.out
-    )
-    assert (
-        xformer("generate", "--context", "slide", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4).out
-        == done.out
-    )
+    for seed, others, is_equal in ((5, [], False), (4, [], True), (4, ["--prompt-lookup-num-tokens", 3], True)):
+        options = [*options[:6], "--max-new-tokens", 30, "--seed", seed, *others]
+        again = xformer("generate", "--context", "slide", "--model", run, *options)
+        assert (again.out == done.out) == is_equal
 
 
 def test_prompts_from_a_file_into_a_file(xformer, run, generator, tmp_path):

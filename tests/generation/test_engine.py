@@ -11,7 +11,7 @@ import xformer as xf
 from tests.generation.definitions import SOURCES, varied_model
 from xformer.errors import ConfigError, DataError
 from xformer.generation.engine import Engine
-from xformer.generation.generate import make_batch, search_of
+from xformer.generation.generate import make_batch, searches_of
 from xformer.models.config import POSITIONS
 from xformer.tracing.program import CudaProgram
 
@@ -27,7 +27,8 @@ OPTIONS = [
 
 
 def new_search(model, inputs, **options):
-    return search_of(make_batch(model, inputs, None, **options))
+    (search,) = searches_of(make_batch(model, inputs, None, **options))
+    return search
 
 
 def assert_alike(found, expected):

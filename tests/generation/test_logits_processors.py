@@ -36,7 +36,7 @@ def apply(processor, histories, logits, indices=None, prefixes=None):
     """Apply a processor to rows with these tokens; `indices` are those of their inputs."""
     inputs = list(indices or range(len(histories)))
     starts = {index: len(prefix) for index, prefix in enumerate(prefixes or [()] * (max(inputs) + 1))}
-    rows = Rows.first(histories, inputs, 1, is_normalized=False)
+    rows = Rows.first(histories, inputs, is_normalized=False)
     rows = dataclasses.replace(rows, inputs=np.asarray(inputs), starts=np.asarray([starts[each] for each in inputs]))
     xp = array_namespace(logits)
     arrays = (from_host(xp, x, device=device(logits)) for x in (rows.tokens, rows.lengths))
@@ -92,7 +92,7 @@ def test_stop_sequences_end_rows_of_any_length(xp):
         ([[], []], [False, False]),
         ([[4] * 5, [4] * 7], [False, True]),
     ):
-        rows = Rows.first(histories, range(len(histories)), 1, is_normalized=False)
+        rows = Rows.first(histories, range(len(histories)), is_normalized=False)
         assert to_host(stop(from_host(xp, rows.tokens), from_host(xp, rows.lengths))).tolist() == expected
 
 

@@ -24,7 +24,7 @@ PROMPTS = ["the", "", "on the mat", "c"]
 def make(text=TEXT, *, context_length=12, model="characters", **settings):
     tokenizer = Tokenizer.train([text], 60, model=model)
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1}
-    network = LanguageModel(LanguageModelConfig(**sizes, **settings), xp=np, seed=3, dtype="float64")
+    network = LanguageModel(LanguageModelConfig(**sizes | settings), xp=np, seed=3, dtype="float64")
     network = map_arrays(lambda array: array * 1.5, network)
     return SlidingGenerator(network, tokenizer, context_length=context_length)
 
@@ -327,3 +327,17 @@ def test_a_stream_ends_where_the_output_ends_after_a_full_window(generator):
             assert "".join(generator.stream("t", seed=seed, **settings)) == output.text
             endings.append(output.finished and len(output.tokens) == window - 1)
     assert any(endings)
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"seed": 3}, {"top_k": 1, "stop": "at", "logprobs": 2}], ids=str)
+@pytest.mark.parametrize("draft", ["prompt_lookup_num_tokens", "assistant_model"])
+def test_draft_tokens_change_no_text(generator, settings, draft):
+    value = 4 if draft == "prompt_lookup_num_tokens" else make(num_heads=1).model
+    settings, prompts = {"max_new_tokens": 40, **settings}, [*PROMPTS, TEXT[:9]]
+    assisted = generator.outputs(prompts, **settings, **{draft: value})
+    for (found,), (expected,) in zip(assisted, generator.outputs(prompts, **settings), strict=True):
+        assert (found.text, found.tokens, found.finished) == (expected.text, expected.tokens, expected.finished)
+        assert found.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
+        assert [each.text for each in found.logprobs or ()] == [each.text for each in expected.logprobs or ()]
+    stream = generator.stream(prompts[-1], first_index=len(prompts) - 1, **settings, **{draft: value})
+    assert "".join(stream) == assisted[-1][0].text

@@ -63,7 +63,7 @@ def test_blank_lines_become_empty(translator):
 
 
 def test_batches_are_sorted_by_length_and_complete(translator):
-    batches = list(translator.batches(LINES, batch_tokens=30, max_new_tokens=4))
+    batches = list(translator.batches_of_ids(translator.encode(LINES), batch_tokens=30, max_new_tokens=4))
     rows = [translation.text_index for batch in batches for translation in batch]
     assert sorted(rows) == list(range(len(LINES)))
     lengths = [len(translator.tokenizers.source.encode(LINES[row])) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -262,8 +263,26 @@ def test_answers_follow_a_schema(client):
         )
         assert json.loads(answer.choices[0].message.content)["color"] in ("red", "blue")
     form["json_schema"]["schema"] = {"type": "x"}
-    with pytest.raises(openai.BadRequestError, match="json_schema is not valid"):
+    with pytest.raises(openai.BadRequestError, match=r"response_format\.json_schema\.schema is not valid: "):
         client.chat.completions.create(model="llama", messages=USER, response_format=form)
+
+
+def test_prompt_lookup_changes_no_answer(client):
+    body = {"model": "llama", "messages": USER, "max_tokens": 60, "temperature": 0, "logprobs": True}
+    plain, assisted = (
+        client.chat.completions.create(**body, extra_body=extra).choices[0]
+        for extra in ({}, {"prompt_lookup_num_tokens": 4})
+    )
+    assert assisted.message.content == plain.message.content
+    assert [each.bytes for each in assisted.logprobs.content] == [each.bytes for each in plain.logprobs.content]
+
+
+def test_structured_output_needs_a_package(scripted, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    options = {"model": "scripted", "messages": USER, "response_format": {"type": "json_object"}}
+    with pytest.raises(openai.InternalServerError, match=r'run: pip install "array-transformers\[grammar\]"') as caught:
+        scripted.chat.completions.create(**options)
+    assert caught.value.status_code == 501
 
 
 # --- Tools ------------------------------------------------------------------------------------------------------------
@@ -374,6 +393,23 @@ def test_an_answer_has_to_call_tools(client, choice, names):
     body |= {"max_tokens": 60, "parallel_tool_calls": True}
     (cut,) = client.chat.completions.create(**body | {"max_tokens": 5}, seed=1).choices
     assert (cut.message.tool_calls, cut.finish_reason) == (None, "length")
+
+
+def test_an_invalid_schema_of_a_tool(client):
+    pytest.importorskip("llguidance")
+    tools = [TOOL, {"type": "function", "function": {"name": "time", "parameters": {"type": "x"}}}]
+    with pytest.raises(openai.BadRequestError, match=r"tools\[1\]\.function\.parameters is not valid: ") as caught:
+        client.chat.completions.create(model="llama", messages=USER, tools=tools, tool_choice="required")
+    assert caught.value.param == "tools[1].function.parameters"
+
+
+def test_tools_of_a_template_without_them_are_ignored(scripted, generator, monkeypatch):
+    create = functools.partial(scripted.chat.completions.with_raw_response.create, model="scripted", messages=USER)
+    monkeypatch.setattr(ScriptedGenerator, "script", [2])
+    for template, fields in ((TEMPLATE, None), ("{{ messages[0].content }}{% set my_tools = 1 %}", "tools")):
+        monkeypatch.setitem(generator.tokenizer.chat_templates, "default", template)
+        assert create(tools=[TOOL], max_tokens=3).headers.get("x-xformer-ignored") == fields
+        assert create(max_tokens=3).headers.get("x-xformer-ignored") is None
 
 
 @pytest.mark.parametrize(

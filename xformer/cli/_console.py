@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from xformer.pipelines import CorpusProgress
 from xformer.runs.console import SECONDS_BETWEEN_LINES, format_duration, make_console, plural
@@ -27,6 +29,27 @@ def program() -> str:
 
 
 @contextlib.contextmanager
+def progress_bar(
+    *columns: ProgressColumn, total: float | None = None, visible: bool = True, text: str = "", **settings: Any
+) -> Iterator[Callable[..., None] | None]:
+    """Show a progress bar on stderr, if it is a terminal; yields a function that updates its task, or None.
+
+    Args:
+        *columns: Columns of the bar.
+        total: Number of steps, if known.
+        visible: Whether to show it.
+        text: Description of the task.
+        **settings: Further arguments of `rich.progress.Progress`.
+    """
+    console = make_console(stderr=True)
+    if not visible or not console.is_terminal:
+        yield None
+        return
+    with Progress(*columns, console=console, transient=True, **settings) as progress:
+        yield functools.partial(progress.update, progress.add_task(text, total=total))
+
+
+@contextlib.contextmanager
 def line_progress(total: int | None, *, visible: bool) -> Iterator[Callable[[int], None]]:
     """Show on stderr how many lines are done, if it is a terminal; yields a function that adds to the count.
 
@@ -34,16 +57,11 @@ def line_progress(total: int | None, *, visible: bool) -> Iterator[Callable[[int
         total: Number of lines, if known.
         visible: Pass False if the output goes to the same terminal.
     """
-    console = make_console(stderr=True)
-    if not visible or not console.is_terminal:
-        yield lambda count: None
-        return
     text = "{task.completed:,} lines done" if total is None else "{task.completed:,} of {task.total:,} lines"
     lines = TextColumn(text)
     columns = (lines, TimeElapsedColumn()) if total is None else (BarColumn(), lines, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda count: progress.advance(task, count)
+    with progress_bar(*columns, total=total, visible=visible) as update:
+        yield lambda count: update and update(advance=count)
 
 
 @contextlib.contextmanager
@@ -86,12 +104,7 @@ def loading_progress(name: str = "loading", *, visible: bool = True) -> Iterator
         name: Name of what is done, e.g. of a file that is transcribed.
         visible: As for `line_progress`.
     """
-    console = make_console(stderr=True)
-    if not visible or not console.is_terminal:
-        yield None
-        return
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(name)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with progress_bar(*columns, text=name, visible=visible) as update:
+        yield None if update is None else lambda done, total: update(completed=done, total=total)

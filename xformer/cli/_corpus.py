@@ -16,17 +16,10 @@ import xformer
 from xformer.cli import _io
 from xformer.cli._console import corpus_progress, format_speed
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import option_name
-from xformer.config import Config, field_names, option
+from xformer.cli._options import option_name, take_options
+from xformer.config import Config, option
 from xformer.errors import CheckpointError, ConfigError, CorpusError
-from xformer.pipelines import (
-    ChunkOutput,
-    CorpusProgress,
-    Pipeline,
-    WorkerProcesses,
-    model_digests,
-    process_corpus,
-)
+from xformer.pipelines import ChunkOutput, CorpusProgress, Pipeline, WorkerProcesses, model_digests, process_corpus
 from xformer.runs.console import format_duration, make_console, plural
 from xformer.text.extras import require
 
@@ -46,7 +39,7 @@ class CorpusOptions(Config):
     @classmethod
     def pop_from(cls, settings: dict[str, Any]) -> Self:
         """Remove the options from the settings of a command; raise ConfigError if they contradict each other."""
-        values = {name: settings.pop(name) for name in field_names(cls) if name in settings}
+        values = take_options(cls, settings)
         if values and "corpus_out" not in values:
             raise ConfigError(f"{option_name(next(iter(values)))} needs --corpus-out; add --corpus-out DIR, or omit it")
         if "workers" in values and "scheduler" in values:

@@ -48,9 +48,18 @@ def check_utf8(value: Any) -> Any:
     return value
 
 
+def value_option(name: str, metavar: str, help: str, panel: str | None = DATA, **settings: Any) -> Any:
+    """Return an option with a value, which help shows as `metavar`; settings are further ones of `typer.Option`."""
+    return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, **settings)
+
+
+def file_option(name: str, help: str, panel: str | None = DATA) -> Any:
+    """Return an option that names a text file."""
+    return value_option(name, "FILE", help, panel)
+
+
 def _set_option(metavar: str, description: str, panel: str) -> Any:
-    text = f"Any other {description}; repeatable."
-    return typer.Option("--set", metavar=metavar, help=text, rich_help_panel=panel, callback=check_utf8)
+    return value_option("--set", metavar, f"Any other {description}; repeatable.", panel, callback=check_utf8)
 
 
 def _model_option(help: str) -> Any:
@@ -58,35 +67,23 @@ def _model_option(help: str) -> Any:
         check_exists(path)  # before any input is read
         return path
 
-    return typer.Option("--model", metavar="DIR", help=help, rich_help_panel=DATA, callback=check)
+    return value_option("--model", "DIR", help, callback=check)
 
 
-BackendOption = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help=f"{_BACKEND_HELP}.", rich_help_panel=COMPUTING)
-]
+BackendOption = Annotated[str, value_option("--backend", "NAME", f"{_BACKEND_HELP}.", COMPUTING)]
 OptionalBackendOption = Annotated[
-    str | None,
-    typer.Option(
-        "--backend", metavar="NAME", help=f"{_BACKEND_HELP}. \\[default: the run's]", rich_help_panel=COMPUTING
-    ),
+    str | None, value_option("--backend", "NAME", f"{_BACKEND_HELP}. \\[default: the run's]", COMPUTING)
 ]
+_QUANTIZE_HELP = "Store weights in 8 or 16 bits: less memory, and faster on NumPy."
 QuantizeOption = Annotated[
-    Literal["int8", "bfloat16"] | None,
-    typer.Option(
-        "--quantize",
-        metavar="int8|bfloat16",
-        help="Store weights in 8 or 16 bits: less memory, and faster on NumPy.",
-        rich_help_panel=COMPUTING,
-    ),
+    Literal["int8", "bfloat16"] | None, value_option("--quantize", "int8|bfloat16", _QUANTIZE_HELP, COMPUTING)
 ]
 ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]
 CheckpointOption = Annotated[Path, _model_option("Directory of a public checkpoint.")]
 BatchTokensOption = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Maximum tokens in a batch, with padding.", rich_help_panel=COMPUTING)
+    int, value_option("--batch-tokens", "N", "Maximum tokens in a batch, with padding.", COMPUTING, min=1)
 ]
-OutOption = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Directory of the run: new or empty.", rich_help_panel=DATA)
-]
+OutOption = Annotated[Path, value_option("--out", "DIR", "Directory of the run: new or empty.")]
 SetOption = Annotated[
     list[str] | None, _set_option("NAME=VALUE", "field of GenerationConfig, e.g. coverage_penalty=0.2", ADVANCED)
 ]
@@ -94,51 +91,21 @@ SetRecipeOption = Annotated[
     list[str] | None, _set_option("TABLE.NAME=VALUE", "setting of the recipe, e.g. training.warmup_steps=4000", RECIPE)
 ]
 RecipeOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.toml", help="Settings of model, tokenizer and training.", rich_help_panel=RECIPE),
+    Path | None, value_option("--recipe", "FILE.toml", "Settings of model, tokenizer and training.", RECIPE)
 ]
+_LOGGER_HELP = "Also log scalars, samples and attention to this tool; repeatable. `xformer resume` continues the log."
 LoggerOption = Annotated[
     list[LoggerName] | None,
-    typer.Option(
-        "--logger",
-        metavar="tensorboard|mlflow|wandb",
-        help="Also log scalars, samples and attention to this tool; repeatable. `xformer resume` continues the log.",
-        rich_help_panel="Validation and checkpoints",
-    ),
+    value_option("--logger", "tensorboard|mlflow|wandb", _LOGGER_HELP, "Validation and checkpoints"),
 ]
+_DISTRIBUTED_HELP = "Train with all processes that mpiexec has started; nccl: with one NVIDIA GPU each."
 DistributedOption = Annotated[
-    Literal["mpi", "nccl"] | None,
-    typer.Option(
-        "--distributed",
-        metavar="mpi|nccl",
-        help="Train with all processes that mpiexec has started; nccl: with one NVIDIA GPU each.",
-        rich_help_panel=COMPUTING,
-    ),
+    Literal["mpi", "nccl"] | None, value_option("--distributed", "mpi|nccl", _DISTRIBUTED_HELP, COMPUTING)
 ]
-InitOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--init",
-        metavar="PATH",
-        help="Start from the model and the tokenizer of a public checkpoint, a GGUF file or a run.",
-        rich_help_panel=DATA,
-    ),
-]
-LoraOption = Annotated[
-    int | None,
-    typer.Option(
-        "--lora",
-        metavar="RANK",
-        min=1,
-        help="With --init: train adapters of this rank (LoRA) and freeze the model; the result includes them.",
-        rich_help_panel=DATA,
-    ),
-]
-
-
-def file_option(name: str, help: str) -> Any:
-    """Return an option that names a text file."""
-    return typer.Option(name, metavar="FILE", help=help, rich_help_panel=DATA)
+_INIT_HELP = "Start from the model and the tokenizer of a public checkpoint, a GGUF file or a run."
+InitOption = Annotated[Path | None, value_option("--init", "PATH", _INIT_HELP)]
+_LORA_HELP = "With --init: train adapters of this rank (LoRA) and freeze the model; the result includes them."
+LoraOption = Annotated[int | None, value_option("--lora", "RANK", _LORA_HELP, min=1)]
 
 
 def option_name(name: str) -> str:
@@ -184,6 +151,11 @@ def config_options(
         return run
 
     return decorate
+
+
+def take_options(config: type[Config], settings: dict[str, Any]) -> dict[str, Any]:
+    """Remove the fields of a configuration from the settings of a command, and return them."""
+    return {name: settings.pop(name) for name in field_names(config) if name in settings}
 
 
 def _parameter(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from xformer.backends import dtype_named, resolve
 from xformer.benchmarks import (
@@ -27,12 +27,12 @@ from xformer.benchmarks import (
 from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.report import machine_line
 from xformer.benchmarks.suites import AXES
-from xformer.cli._options import config_options, option_name
+from xformer.cli._console import progress_bar
+from xformer.cli._options import config_options, option_name, value_option
 from xformer.cli._plots import check_plot
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError
 from xformer.io import unwritable_parent, write_json
-from xformer.runs.console import make_console
 from xformer.text.extras import require
 from xformer.threads import num_threads
 
@@ -75,6 +75,8 @@ class BenchOptions(Config):
         "Number of rounds (default: 7; memory 1).", default=None, at_least=1, panel="Measurement"
     )
     threads: int | None = option("Threads per library (default: XFORMER_NUM_THREADS).", default=None, at_least=1)
+    quick: bool = option("Measure one size in three rounds.", default=False)
+    json: bool = option("Print JSON instead of a table.", default=False, panel="Output")
 
 
 @config_options(BenchOptions, names=field_names(BenchOptions))
@@ -82,29 +84,17 @@ def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="What to measure: a name from the list above.")],
     settings: dict[str, Any],
     backend: Annotated[
-        list[str] | None,
-        typer.Option("--backend", metavar="NAME", help="Array library; repeat for several (default: numpy)."),
+        list[str] | None, value_option("--backend", "NAME", "Array library; repeat for several (default: numpy).", None)
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Measure one size in three rounds.", rich_help_panel="Measurement")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write all measurements as JSON.", rich_help_panel="Output")
-    ] = None,
+    out: Annotated[Path | None, value_option("--out", "FILE.json", "Write all measurements as JSON.", "Output")] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.png", help="Plot the times as bars (of memory: the peaks).", rich_help_panel="Output"
-        ),
+        Path | None, value_option("--plot", "FILE.png", "Plot the times as bars (of memory: the peaks).", "Output")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel="Output")
-    ] = False,
 ) -> None:
     """Measure speed and memory."""
     backends = backend or ["numpy"]
-    rounds, threads = settings.pop("rounds", None), settings.pop("threads", None)
-    checked = _check_suite(suite, backends, settings, threads, quick=quick)
+    rounds, threads, quick, as_json = (settings.pop(name, None) for name in ("rounds", "threads", "quick", "json"))
+    checked = _check_suite(suite, backends, settings, threads, quick=bool(quick))
     workloads = checked.workloads(dataclasses.replace(checked.sizes, **settings))
     for path in (out, plot):
         if path is not None:
@@ -116,9 +106,12 @@ def bench(
             raise ConfigError(f"--out and --plot are both {out}; expected two different files")
     rounds = rounds or checked.rounds
     machine = describe_machine(threads, backends)
-    with _progress(len(workloads) * (rounds + 1)) as advance:
+    columns = BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn()
+    total = len(workloads) * (rounds + 1)
+    # Redraw twice a second only, so that drawing does not disturb the measurement.
+    with progress_bar(*columns, total=total, text="matrix product", refresh_per_second=2) as update:
         gemm = gemm_flops_per_second(backends[0], threads, dtype_of(settings))
-        results, notes = _measure_all(workloads, backends, rounds, threads, advance)
+        results, notes = _measure_all(workloads, backends, rounds, threads, update)
     run = make_run(suite, machine, gemm, results, notes)
     if out is not None:
         write_json(out, run)
@@ -168,7 +161,7 @@ def _measure_all(
     backends: Sequence[str],
     rounds: int,
     threads: int | None,
-    advance: Callable[[str], None],
+    update: Callable[..., None] | None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the results and a note for each workload that failed, unless the first one failed."""
     results: list[dict[str, Any]] = []
@@ -176,29 +169,14 @@ def _measure_all(
     for workload in workloads:
         try:
             with interleaved_benchmark(workload, backend_specs(backends), threads) as benchmark:
-                for _ in range(rounds):
-                    advance(workload.name)
-                    benchmark.run_round()
-                advance(workload.name)
+                for number in range(rounds + 1):
+                    if update is not None:
+                        update(description=workload.name, advance=1)
+                    if number < rounds:
+                        benchmark.run_round()
                 results.append(benchmark.result())
         except BackendError as error:
             if not results:
                 raise
             notes.append(f"{workload.name}: {error}")
     return results, notes
-
-
-@contextlib.contextmanager
-def _progress(steps: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on a terminal."""
-    console = make_console(stderr=True)
-    if not console.is_terminal:
-        yield lambda name: None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    # Redraw twice a second only, so that drawing does not disturb the measurement.
-    columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
-        task = progress.add_task("matrix product", total=steps)
-        yield lambda name: progress.update(task, description=name, advance=1)

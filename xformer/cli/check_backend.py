@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from xformer import testing
+from xformer.cli._options import value_option
 from xformer.errors import BackendError, ConfigError
 
 HELP = """Check whether Transformers run, train and decode on an array library.
@@ -20,18 +21,16 @@ code is 0 if all checks pass except those of dtypes, which are optional, and 1 o
   xformer check-backend mlx.core --group forward --group gradients
   xformer check-backend torch --json > torch.json
 """
+_GROUP_HELP = "Group of checks to run; may be repeated. Default: all."
+_LIMIT_HELP = "End a check after this time, as a failure. Default: never."
 
 
 def check_backend(
     module: Annotated[
         str, typer.Argument(metavar="MODULE", help="Module with the functions of the Array API standard.")
     ],
-    group: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Group of checks to run; may be repeated. Default: all.")
-    ] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="End a check after this time, as a failure. Default: never.")
-    ] = None,
+    group: Annotated[list[str] | None, value_option("--group", "NAME", _GROUP_HELP, None)] = None,
+    time_limit: Annotated[float | None, value_option("--time-limit", "SECONDS", _LIMIT_HELP, None)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Check an array library."""

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
-    DATA,
     BackendOption,
     BatchTokensOption,
     CheckpointOption,
     QuantizeOption,
     config_options,
     file_option,
+    value_option,
 )
 from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
@@ -41,9 +40,7 @@ The dot product of two rows is the similarity of their texts if the checkpoint n
 @config_options(CorpusOptions, names=field_names(CorpusOptions))
 def embed(
     model: CheckpointOption,
-    output: Annotated[
-        Path, typer.Option("--output", metavar="FILE.npy", help="Vectors, a NumPy array.", rich_help_panel=DATA)
-    ],
+    output: Annotated[Path, value_option("--output", "FILE.npy", "Vectors, a NumPy array.")],
     source: Annotated[str, file_option("--input", "Texts, one per line; - is standard input.")] = "-",
     batch_tokens: BatchTokensOption = 4096,
     *,

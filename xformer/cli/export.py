@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from xformer.cli._options import value_option
 from xformer.errors import ConfigError
 from xformer.pipelines.export import FORMATS, export_run
 from xformer.runs.console import make_console
@@ -35,6 +36,7 @@ ctranslate2: model.bin for ctranslate2.Translator or ctranslate2.Generator, with
 float16 or bfloat16. RUN may also be a public checkpoint. Needs the extra "ctranslate2". \
 docs/how-to/export-ctranslate2.md has an example.
 """
+_TYPE_HELP = "Type of the weights for ctranslate2; default float32."
 
 
 def export(
@@ -42,12 +44,8 @@ def export(
     output: Annotated[
         Path, typer.Argument(metavar="OUT", help="Directory to write; new or empty.", show_default=False)
     ],
-    target: Annotated[
-        str, typer.Option("--format", metavar="NAME", help=f"Format: {', '.join(FORMATS)}.")
-    ] = "huggingface",
-    quantization: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Type of the weights for ctranslate2; default float32.")
-    ] = None,
+    target: Annotated[str, value_option("--format", "NAME", f"Format: {', '.join(FORMATS)}.", None)] = "huggingface",
+    quantization: Annotated[str | None, value_option("--quantization", "TYPE", _TYPE_HELP, None)] = None,
 ) -> None:
     """Export the model of a run."""
     if target not in FORMATS:

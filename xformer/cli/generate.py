@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
-import typer
-
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import load_pipeline
@@ -20,10 +18,10 @@ from xformer.cli._options import (
     ModelOption,
     QuantizeOption,
     SetOption,
-    check_utf8,
     config_options,
     file_option,
     parse_generation_settings,
+    take_options,
 )
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError
@@ -58,6 +56,17 @@ is dropped when it is full.
 _SEPARATOR = "-" * 15
 
 
+class InputOptions(Config):
+    """The prompts of generate, and the form of its output."""
+
+    prompt: tuple[str, ...] = option("Text to continue; repeatable.", default=(), panel=DATA)
+    chat: bool = option("Answer the prompts with the chat template of the model.", default=False)
+    system: str | None = option("System message before each prompt of --chat.", default=None)
+    json: bool = option(
+        "Write one JSON object per text: line, prompt, rank, log_probability, text (the continuation).", default=False
+    )
+
+
 class PromptOptions(Config):
     """Arguments of `TextGenerator.outputs` that are options of generate."""
 
@@ -74,44 +83,22 @@ class PromptOptions(Config):
 
 @config_options(
     GenerationConfig,
+    InputOptions,
     PromptOptions,
     CorpusOptions,
     names=[
+        *field_names(InputOptions),
         *("max_new_tokens", "num_return_sequences", "context"),
         *("temperature", "top_k", "top_p", "min_p", "seed"),
         *("num_beams", "sequence_bias", "stop", "no_repeat_ngram_size", "repetition_penalty"),
-        "batch_tokens",
+        *("prompt_lookup_num_tokens", "batch_tokens"),
         *field_names(CorpusOptions),
     ],
 )
 def generate(
     model: ModelOption,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompt", metavar="TEXT", help="Text to continue; repeatable.", rich_help_panel=DATA, callback=check_utf8
-        ),
-    ] = None,
     source: Annotated[str | None, file_option("--input", "Prompts, one per line; - is standard input.")] = None,
     output: Annotated[str, file_option("--output", "Texts; - is standard output.")] = "-",
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Answer the prompts with the chat template of the model.", rich_help_panel=DATA),
-    ] = False,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system", metavar="TEXT", help="System message before each prompt of --chat.", rich_help_panel=DATA
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Write one JSON object per text: line, prompt, rank, log_probability, text (the continuation).",
-            rich_help_panel=DATA,
-        ),
-    ] = False,
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
@@ -119,18 +106,19 @@ def generate(
     assignments: SetOption = None,
 ) -> None:
     """Continue prompts."""
-    if prompt and source is not None:
+    inputs = InputOptions(**take_options(InputOptions, settings))
+    if inputs.prompt and source is not None:
         raise ConfigError("--prompt and --input are both given; expected only one of them")
-    if system is not None and not chat:
+    if inputs.system is not None and not inputs.chat:
         raise ConfigError("--system needs --chat; add --chat")
-    if chat and not prompt and source is None:
+    if inputs.chat and not inputs.prompt and source is None:
         raise ConfigError("--chat needs a prompt; add --prompt or --input")
-    prompts = prompt or [""]
+    prompts = list(inputs.prompt) or [""]
     corpus = CorpusOptions.pop_from(settings)
     settings |= parse_generation_settings(assignments)
-    options = {name: settings.pop(name) for name in field_names(PromptOptions) if name in settings}
+    options = take_options(PromptOptions, settings)
     _io.check_output(output, source, RunDirectory(model).files())
-    form: dict[str, Any] = {"chat": chat, "system": system, "as_json": as_json}
+    form: dict[str, Any] = {"chat": inputs.chat, "system": inputs.system, "as_json": inputs.json}
     if corpus.corpus_out is not None:
         loading: dict[str, Any] = {"backend": backend, "quantize": quantize}
         arguments = {"generation": settings, "options": options, **form}
@@ -139,11 +127,10 @@ def generate(
     pipeline = load_pipeline(TextGenerator, model, backend, quantize=quantize)
     config = pipeline.resolve_config(**settings)
     single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
-    if single and not as_json and output == _io.STANDARD and sys.stdout.isatty():
+    if single and not inputs.json and output == _io.STANDARD and sys.stdout.isatty():
         options.pop("batch_tokens", None)
-        _print_stream(
-            "" if chat else prompts[0], pipeline.stream(_to_prompt(prompts[0], chat, system), config, **options)
-        )
+        prompt = _to_prompt(prompts[0], inputs.chat, inputs.system)
+        _print_stream("" if inputs.chat else prompts[0], pipeline.stream(prompt, config, **options))
         return
     number = 0
     with _io.open_output(output) as write:

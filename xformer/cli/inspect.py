@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from xformer.benchmarks import describe_machine
 from xformer.cli import _plots
+from xformer.cli._options import value_option
 from xformer.errors import CheckpointError, ConfigError, abbreviate
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import GGUFFile
@@ -41,6 +42,7 @@ Every tensor    xformer inspect run --tensors
 For a program   xformer inspect run --json
 This machine    xformer inspect --environment
 """
+_PLOT_HELP = "Plot loss and score of a run against steps."
 _MAX_ROWS = 20  # of the table of validations
 
 
@@ -50,10 +52,7 @@ def inspect(
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all settings.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Plot loss and score of a run against steps."),
-    ] = None,
+    plot: Annotated[Path | None, value_option("--plot", "FILE.png", _PLOT_HELP, None)] = None,
     environment: Annotated[
         bool, typer.Option("--environment", help="Show the machine and the libraries instead of a model.")
     ] = False,
@@ -89,7 +88,8 @@ def inspect(
     if not public:
         console.print(_history(report["validations"]))
     if tensors:
-        console.print(_tensor_table(report["tensors"]))
+        rows = [(name, x["dtype"], " x ".join(map(str, x["shape"]))) for name, x in report["tensors"].items()]
+        console.print(_table(f"\nTensors ({len(rows)})", rows))
     if plot is not None:
         console.print(f"\nthe plot is in {plot}")
 
@@ -102,11 +102,9 @@ def _show_environment(*, as_json: bool) -> None:
         return
     versions = ", ".join(f"{name} {version}" for name, version in report.pop("versions").items())
     names = {"blas": "BLAS library", "gpu": "GPU", "native": "native library"}
-    table = _table("Environment")
-    for name, value in [*report.items(), ("libraries", versions)]:
-        if value is not None:
-            table.add_row(names.get(name, name), str(value))
-    make_console().print(table)
+    rows = [*report.items(), ("libraries", versions)]
+    shown = ((names.get(name, name), str(value)) for name, value in rows if value is not None)
+    make_console().print(_table("Environment", shown))
 
 
 def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -211,8 +209,14 @@ def _changed(config: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if defaults.get(name, dataclasses.MISSING) != value}
 
 
-def _table(title: str, *, show_header: bool = False) -> Table:
-    return Table(title=title, title_justify="left", show_header=show_header, box=None, padding=(0, 2))
+def _table(title: str, rows: Iterable[Sequence[str]] = (), *, columns: Sequence[str] = ()) -> Table:
+    """Return a table of rows; columns with a header are on the right."""
+    table = Table(title=title, title_justify="left", show_header=bool(columns), box=None, padding=(0, 2))
+    for name in columns:
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _summary(report: dict[str, Any]) -> Table:
@@ -256,13 +260,12 @@ def _short(value: Any) -> str:
 
 
 def _settings_table(sections: dict[str, dict[str, Any]]) -> Table:
-    table = _table("\nSettings that differ from the defaults")
-    for section, values in sections.items():
-        for row, (key, value) in enumerate(values.items()):
-            table.add_row(
-                f"[{section}]" if row == 0 else "", key, "none" if value is None else abbreviate(str(value), 80)
-            )
-    return table
+    rows = [
+        ("" if row else f"[{section}]", key, "none" if value is None else abbreviate(str(value), 80))
+        for section, values in sections.items()
+        for row, (key, value) in enumerate(values.items())
+    ]
+    return _table("\nSettings that differ from the defaults", rows)
 
 
 def _parameter_table(parameters: dict[str, int]) -> Table:
@@ -275,23 +278,15 @@ def _parameter_table(parameters: dict[str, int]) -> Table:
     return table
 
 
-def _tensor_table(tensors: dict[str, dict[str, Any]]) -> Table:
-    table = _table(f"\nTensors ({len(tensors)})")
-    for name, tensor in tensors.items():
-        table.add_row(name, tensor["dtype"], " x ".join(map(str, tensor["shape"])))
-    return table
-
-
 def _history(validations: list[dict[str, Any]]) -> Table | str:
     """Return the validations as a table: all of them, or the best and the latest of many."""
     if not validations:
         return "\nno validation yet"
     shown = validations[-_MAX_ROWS:]
     best = [event for event in validations[:-_MAX_ROWS] if event.get("best")][-1:]
-    table = _table(f"\nValidations ({len(validations)})", show_header=True)
     metric = next((event["metric"] for event in validations if event.get("metric")), "score")
-    for name in ("step", "minutes", "loss", "perplexity", metric, ""):
-        table.add_column(name, justify="right" if name else "left")
+    columns = ("step", "minutes", "loss", "perplexity", metric, "")
+    table = _table(f"\nValidations ({len(validations)})", columns=columns)
     latest_best = next((event for event in reversed(validations) if event.get("best")), None)
     for event in [*best, *shown]:
         score = event.get("score")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from xformer.cli import _io
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import DATA, BackendOption, BatchTokensOption, CheckpointOption, QuantizeOption, file_option
+from xformer.cli._options import (
+    BackendOption,
+    BatchTokensOption,
+    CheckpointOption,
+    QuantizeOption,
+    file_option,
+    value_option,
+)
 from xformer.pipelines import Reranker
 
 HELP = """Rank the lines of a file by their relevance to a query, with a public cross-encoder such as \
@@ -21,12 +26,10 @@ ms-marco-MiniLM-L6-v2. Each output line has a score, the number of the line and 
 
 def rerank(
     model: CheckpointOption,
-    query: Annotated[str, typer.Option("--query", metavar="TEXT", help="The query.", rich_help_panel=DATA)],
+    query: Annotated[str, value_option("--query", "TEXT", "The query.")],
     source: Annotated[str, file_option("--input", "Documents, one per line; - is standard input.")] = "-",
     output: Annotated[str, file_option("--output", "File to write; - is standard output.")] = "-",
-    top_k: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Write the best N only.", rich_help_panel=DATA)
-    ] = None,
+    top_k: Annotated[int | None, value_option("--top-k", "N", "Write the best N only.", min=1)] = None,
     batch_tokens: BatchTokensOption = 4096,
     backend: BackendOption = "numpy",
     quantize: QuantizeOption = None,

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from xformer.cli import _io
+from xformer.cli._options import file_option, value_option
 from xformer.errors import ConfigError, DataError
 from xformer.runs.console import make_console
 from xformer.text import Score, bleu, chrf, read_lines, rouge, ter
@@ -44,6 +45,13 @@ all of them, as sacreBLEU does, and ROUGE takes the best one for each line.
 """
 
 
+_METRIC_HELP = "bleu, chrf, ter, rouge or all; repeatable (default: bleu and chrf)."
+_TOKENIZE_HELP = (
+    "Tokenizer of sacreBLEU: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200 (default: that of the suffix of the "
+    "reference, e.g. zh for test.zh, or 13a)."
+)
+
+
 class Metric(enum.StrEnum):
     """Values of `--metric`."""
 
@@ -55,27 +63,10 @@ class Metric(enum.StrEnum):
 
 
 def score(
-    reference: Annotated[
-        list[Path],
-        typer.Option("--reference", metavar="FILE", help="References, one per line; repeatable."),
-    ],
-    hypothesis: Annotated[
-        str, typer.Option("--hypothesis", metavar="FILE", help="Lines to score; - is standard input.")
-    ] = "-",
-    metric: Annotated[
-        list[Metric] | None,
-        typer.Option(
-            "--metric", metavar="NAME", help="bleu, chrf, ter, rouge or all; repeatable (default: bleu and chrf)."
-        ),
-    ] = None,
-    tokenize: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Tokenizer of sacreBLEU: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200 (default: that of the "
-            "suffix of the reference, e.g. zh for test.zh, or 13a).",
-        ),
-    ] = None,
+    reference: Annotated[list[Path], file_option("--reference", "References, one per line; repeatable.", None)],
+    hypothesis: Annotated[str, file_option("--hypothesis", "Lines to score; - is standard input.", None)] = "-",
+    metric: Annotated[list[Metric] | None, value_option("--metric", "NAME", _METRIC_HELP, None)] = None,
+    tokenize: Annotated[str | None, value_option("--tokenize", "NAME", _TOKENIZE_HELP, None)] = None,
     lowercase: Annotated[
         bool, typer.Option("--lowercase", help="Ignore case, for lowercase models; ROUGE always does.")
     ] = False,

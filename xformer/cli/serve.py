@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from xformer.cli._console import program
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import DATA, BackendOption, QuantizeOption, config_options
+from xformer.cli._options import BackendOption, QuantizeOption, config_options, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists, is_public
@@ -52,12 +50,7 @@ _BACKLOG = 256  # connections
 def serve(
     model: Annotated[
         list[Path],
-        typer.Option(
-            "--model",
-            metavar="DIR",
-            help="Directory of a run or public checkpoint, or a .gguf file; repeatable.",
-            rich_help_panel=DATA,
-        ),
+        value_option("--model", "DIR", "Directory of a run or public checkpoint, or a .gguf file; repeatable."),
     ],
     settings: dict[str, Any],
     backend: BackendOption = "numpy",

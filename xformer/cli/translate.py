@@ -25,6 +25,7 @@ from xformer.cli._options import (
     config_options,
     file_option,
     parse_generation_settings,
+    take_options,
 )
 from xformer.config import Config, field_names, option
 from xformer.families.run_directory import RunDirectory
@@ -128,12 +129,7 @@ translate = line_command("translate", Translator)
 
 
 def transform_lines(
-    pipeline_type: type[TextToText],
-    directory: Path,
-    source: str,
-    output: str,
-    settings: dict[str, Any],
-    **loading: Any,
+    pipeline_type: type[TextToText], directory: Path, source: str, output: str, settings: dict[str, Any], **loading: Any
 ) -> None:
     """Write an output for each line of the source.
 
@@ -148,7 +144,7 @@ def transform_lines(
         **loading: Arguments of `load_pipeline`.
     """
     corpus = CorpusOptions.pop_from(settings)
-    options = LineOptions(**{name: settings.pop(name) for name in field_names(LineOptions) if name in settings})
+    options = LineOptions(**take_options(LineOptions, settings))
     languages = {"source_language": options.source_language, "target_language": options.target_language}
     loading |= {name: value for name, value in languages.items() if value is not None}
     GenerationConfig(**settings)  # refuses contradictions before the model is loaded

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from xformer.backends import (
     Array,
@@ -28,6 +31,7 @@ from xformer.layers.kv_cache import with_size
 from xformer.models.token_ids import check_one_each, check_tokens
 
 if TYPE_CHECKING:
+    from xformer.generation.assisted import Drafter
     from xformer.generation.beams import BeamHistory
 
 _MAX_PADDING = 32  # of a prompt, or a quarter of the longest one: another pass through the model takes about as long
@@ -46,6 +50,12 @@ class Sources(NamedTuple):
     mask: Array | None
     lengths: list[int] | None
 
+    def of(self, index: int) -> Sources:
+        """Return one of the inputs."""
+        rows = slice(index, index + 1)
+        mask = None if self.mask is None else self.mask[rows, ...]
+        return Sources(self.ids[rows, ...], mask, None if self.lengths is None else self.lengths[rows])
+
 
 class Move(NamedTuple):
     """The next step of a search.
@@ -54,11 +64,16 @@ class Move(NamedTuple):
         tokens: Next token of each row.
         parents: Row of the step before that each row continues; None: the same rows.
         inputs: Inputs that remain; None: all.
+        draft_tokens: Tokens that may follow, which the step takes, too; for a search with one row. If any search has
+            some, the logits are those after each token, (1, tokens, vocabulary).
+        kept: Number of tokens of the step before that remain in the cache.
     """
 
     tokens: list[int]
     parents: Sequence[int] | None = None
     inputs: Sequence[int] | None = None
+    draft_tokens: Sequence[int] = ()
+    kept: int = 1
 
 
 class Choice(NamedTuple):
@@ -94,6 +109,7 @@ class GenerationBatch:
         prefixes: Tokens that each output (of a language model: prompt and output) begins with.
         lengths: Length limits of each output.
         indices: Index of each input in a longer list; errors count from 1.
+        inputs: Inputs of the search among those above, of which `sources` has no others.
         eos_id: Token that ends a beam; None: outputs end at their maximum length.
         end_ids: All tokens that end an output. In beam search eos_id stands for all of them.
         logits_processors: Applied in this order at each step.
@@ -102,6 +118,7 @@ class GenerationBatch:
         coverage_penalties: Returns the coverage penalty of hypotheses (results.py); None: not part of the score.
         beam_history: Receives the candidates of each step of beam search; None: they are not recorded.
         prefix_cache: Keys and values of the beginnings of earlier prompts.
+        new_drafter: Returns what proposes draft tokens for an output; None: steps take one token of a row.
     """
 
     model: Any
@@ -111,6 +128,7 @@ class GenerationBatch:
     prefixes: list[list[int]]
     lengths: LengthLimits
     indices: Sequence[int]
+    inputs: Sequence[int]
     eos_id: int | None
     end_ids: frozenset[int]
     logits_processors: Sequence[LogitsProcessor] = ()
@@ -119,11 +137,25 @@ class GenerationBatch:
     coverage_penalties: Callable[[Sequence[Any]], list[float]] | None = None
     beam_history: BeamHistory | None = None
     prefix_cache: PrefixCache | None = None
+    new_drafter: Callable[[], Drafter] | None = None
+
+    def of(self, index: int) -> GenerationBatch:
+        """Return a batch with one of the inputs, whose rows keep its index."""
+        sources = None if self.sources is None else self.sources.of(index)
+        return dataclasses.replace(self, inputs=[index], sources=sources)
 
     @property
     def uses_prefix_cache(self) -> bool:
         """True if the prompt enters the model in chunks that may be cached."""
-        return self.prefix_cache is not None and self.prefix_cache.serves(self.model, self.prefixes)
+        prompts = [self.prefixes[index] for index in self.inputs]
+        return self.prefix_cache is not None and self.prefix_cache.serves(self.model, prompts)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Largest number of draft tokens of a step."""
+        if self.new_drafter is None:
+            return 0
+        return self.config.prompt_lookup_num_tokens or self.config.num_assistant_tokens
 
     @property
     def rows_per_input(self) -> int:
@@ -135,7 +167,7 @@ class GenerationBatch:
     @property
     def num_inputs(self) -> int:
         """Number of inputs."""
-        return len(self.prefixes)
+        return len(self.inputs)
 
     @property
     def source_length(self) -> int:
@@ -158,7 +190,8 @@ class GenerationBatch:
 
     def rows(self, count: int) -> Rows:
         """Return the rows of the first step, `count` for each input."""
-        return Rows.first(self.prefixes, self.indices, count, is_normalized=self.config.method == "beam")
+        rows = Rows.first(self.prefixes, self.indices, is_normalized=self.config.method == "beam")
+        return rows if count == 1 and len(rows.inputs) == self.num_inputs else rows.take(np.repeat(self.inputs, count))
 
     def process(self, logits: Array, rows: Rows) -> Array:
         """Apply the logits processors, in float32 or wider."""
@@ -230,10 +263,6 @@ class GenerationBatch:
             "or one is NaN; expected logits processors and suppress_tokens to leave at least one token"
         )
 
-    def is_too_long(self, index: int, tokens: Sequence[int]) -> bool:
-        """Return whether tokens exceed the limit of output `index` in units of `length_fn`."""
-        return self.lengths.exceeds_units(index, tokens)
-
     def take(self, x: Array, rows: Sequence[int]) -> Array:
         """Select rows of an array."""
         return self.xp.take(x, self.to_device(list(rows), index_dtype(self.xp)), axis=0)
@@ -245,9 +274,9 @@ def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
     Prompts of similar lengths enter a language model together, so that little padding is computed.
     """
     first = batches[0]
-    rows = [[*batch.start, *prefix] for batch in batches for prefix in batch.prefixes]
+    rows = [[*batch.start, *batch.prefixes[index]] for batch in batches for index in batch.inputs]
     sources = [batch.sources for batch in batches if batch.sources is not None]
-    maximum = len(first.start) + max(limits.maximum for batch in batches for limits in batch.lengths.ranges)
+    maximum = max(batch.lengths.ranges[index].maximum for batch in batches for index in batch.inputs)
     groups: list[list[int]] = []
     for row in sorted(range(len(rows)), key=lambda row: -len(rows[row])):
         longest = len(rows[groups[-1][0]]) if groups else 0
@@ -263,7 +292,8 @@ def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
         tokens = first.to_device([[*row, *[0] * (max(lengths) - len(row))] for row in prompts], index_dtype(first.xp))
         cache = _encode(first.model, sources) if sources else first.model.init_cache(len(group))
         lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
-        steps = DecodingSteps(first.model, cache, maximum, lengths_of_sources)
+        longest = len(first.start) + maximum + first.num_draft_tokens
+        steps = DecodingSteps(first.model, cache, longest, lengths_of_sources)
         if len(batches) == 1 and first.uses_prefix_cache and first.prefix_cache is not None:
             end = first.prefix_cache.prefill(
                 first.model, prompts[0], cache, lambda data: first.to_device(data, index_dtype(first.xp))
@@ -304,13 +334,7 @@ def _mask_of(source: Sources) -> Array:
 def check_prefixes(
     prefixes: Sequence[Sequence[int]] | None, lengths: LengthLimits, model: Any, indices: Sequence[int]
 ) -> list[list[int]]:
-    """Return one prefix per input.
-
-    Args:
-        prefixes: Token ids, one list per input; None: no prefixes.
-        lengths: Limits of the outputs.
-        model: The model.
-        indices: Indices of the inputs, counted from 0; errors count from 1.
+    """Return one prefix per input; errors number them by `indices`, from 1.
 
     Raises:
         DataError: For ids that no output may contain and a wrong number of prefixes.

@@ -295,14 +295,14 @@ class InputBeams:
                 size=config.group_size,
                 max_length=maximum,
                 max_length_penalty=length_penalty(
-                    batch.lengths.output_length(index, maximum) + 1,
-                    config.length_penalty,
-                    config.length_penalty_base,
+                    batch.lengths.output_length(index, maximum) + 1, config.length_penalty, config.length_penalty_base
                 ),
                 # The first group is free of the diversity penalty, so it contains greedy search.
                 beams=[Beam(prefix, 0.0, index, is_greedy=config.keep_greedy and number == 0)],
                 finished=BeamHypotheses(config.num_return_sequences),
-                is_too_long=functools.partial(batch.is_too_long, index) if batch.lengths.unit_ranges else None,
+                is_too_long=functools.partial(batch.lengths.exceeds_units, index)
+                if batch.lengths.unit_ranges
+                else None,
             )
             for number in range(config.num_beam_groups)
         ]

@@ -139,6 +139,21 @@ class GenerationConfig(Config):
     begin_suppress_tokens: tuple[int, ...] = option("Ids not allowed as the first new token.", default=())
     stop_token_ids: tuple[int, ...] = option("Ids of tokens that end an output, in addition to eos_id.", default=())
 
+    prompt_lookup_num_tokens: int | None = option(
+        "Prompt lookup (Saxena, 2023): number of tokens that are checked in one step, those that followed the last ones"
+        " earlier in the text. The outputs are the same, and faster where they repeat the prompt. Default: off.",
+        default=None,
+        at_least=1,
+        at_most=256,
+        panel="Speed",
+    )
+    max_matching_ngram_size: int = option(
+        "Largest number of last tokens that prompt lookup searches for.", default=2, at_least=1, at_most=256
+    )
+    num_assistant_tokens: int = option(
+        "Tokens that an assistant model proposes at a time.", default=5, at_least=1, at_most=256
+    )
+
     do_sample: bool | None = option(
         "Sample; false is greedy or beam search. Default: sample if temperature, top_k, top_p or min_p is set.",
         default=None,
@@ -171,6 +186,8 @@ class GenerationConfig(Config):
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         self._check_beams()
         self._check_lengths()
+        if self.prompt_lookup_num_tokens is not None:
+            self.check_assisted("prompt_lookup_num_tokens")
 
     @classmethod
     def resolve(cls, config: GenerationConfig | None, overrides: dict[str, Any]) -> GenerationConfig:
@@ -217,6 +234,14 @@ class GenerationConfig(Config):
     def group_size(self) -> int:
         """Beams per group."""
         return self.num_beams // self.num_beam_groups
+
+    def check_assisted(self, name: str) -> None:
+        """Raise ConfigError unless assisted search applies; `name` is the argument that asks for it."""
+        if self.method == "beam" or self.num_return_sequences > 1:
+            raise ConfigError(
+                f"{name} is given, num_beams is {self.num_beams} and num_return_sequences {self.num_return_sequences}; "
+                "expected 1 of each: it applies to greedy search and sampling"
+            )
 
     def _check_beams(self) -> None:
         if self.method == "sampling":

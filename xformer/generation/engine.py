@@ -1,8 +1,8 @@
-"""The loop of generation: every step extends the rows of all searches by one token.
+"""The loop of generation: every step extends the rows of all searches by one token, or by several draft tokens.
 
 A search is a generator: it receives the logits of its rows, may yield a `Choice` to have a token of each row chosen,
-and yields a `Move` with the next tokens. Greedy search, sampling and beam search are such generators. Searches may
-begin and end at any step, and their rows may have any lengths.
+and yields a `Move` with the next tokens. Greedy search, sampling, beam search and assisted search are such generators.
+Searches may begin and end at any step, and their rows may have any lengths.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Search:
 
 
 class _Group:
-    """Searches with as many rows for each input, which share a cache.
+    """Searches with as many rows for each input and draft tokens in a step, which share a cache.
 
     The input at place p has the rows p * rows_per_input, ... of the cache. Places of inputs that have ended are free:
     if further searches may come, they get those, and there are 1, 2, 4, 8, ... places, so that few shapes need a
@@ -98,16 +98,22 @@ class _Group:
         self._has_free_places = has_free_places
 
     def step(self) -> None:
-        """Extend all rows by one token."""
-        batch, count = self.searches[0].batch, self._rows
-        tokens = [[0] for _ in range(self.num_places * count)]
+        """Extend all rows by one token, and by draft tokens if a search has any."""
+        batch, count, has_draft = self.searches[0].batch, self._rows, False
+        tokens = [[0] * (1 + batch.num_draft_tokens) for _ in range(self.num_places * count)]
         for search in self.searches:
-            for index, token in enumerate(search.request.tokens):
-                tokens[search.places[index // count] * count + index % count] = [token]
-        logits = self.steps.step(batch.to_device(tokens, index_dtype(batch.xp)))
+            move, has_draft = search.request, has_draft or bool(search.request.draft_tokens)
+            for index, token in enumerate(move.tokens):
+                row = tokens[search.places[index // count] * count + index % count]
+                row[: 1 + len(move.draft_tokens)] = [token, *move.draft_tokens]
+        width = len(tokens[0]) if has_draft else 1
+        logits = self.steps.step(batch.to_device([row[:width] for row in tokens], index_dtype(batch.xp)))
         for search in self.searches:
             search.advance(_rows_of(logits, [place * count + row for place in search.places for row in range(count)]))
         _make_choices(self.searches)
+        if width > 1:
+            kept = {search.places[0]: search.request.kept for search in self.searches if not search.is_done}
+            self.steps.drop([width - kept.get(place, 0) for place in range(self.num_places)])
         self._arrange(rows_before=count)
 
     def add(self, other: _Group) -> None:
@@ -168,30 +174,30 @@ class _Group:
 
 
 def _make_choices(searches: Sequence[Search]) -> None:
-    """Choose the tokens of all searches that ask for one; those with equal settings by the same calls."""
-    groups: dict[Any, list[tuple[Search, Choice]]] = {}
-    for search in searches:
-        if isinstance(search.request, Choice):
+    """Choose tokens until no search asks for one; those with equal settings by the same calls."""
+    while waiting := [search for search in searches if isinstance(search.request, Choice)]:
+        groups: dict[Any, list[tuple[Search, Choice]]] = {}
+        for search in waiting:
             groups.setdefault(search.request.key, []).append((search, search.request))
-    for group in groups.values():
-        choices = [choice for _, choice in group]
-        try:
-            tokens, log_probs = choose(choices)
-        except Exception as error:  # noqa: BLE001 - searches with other settings must go on
-            for search, _ in group:
-                search.end(error=error)
-            continue
-        start = 0
-        for search, choice in group:
-            rows = slice(start, start + choice.logits.shape[0])
-            start = rows.stop
-            search.advance((tokens[rows], log_probs[rows]))
+        for group in groups.values():
+            choices = [choice for _, choice in group]
+            try:
+                tokens, log_probs = choose(choices)
+            except Exception as error:  # noqa: BLE001 - searches with other settings must go on
+                for search, _ in group:
+                    search.end(error=error)
+                continue
+            start = 0
+            for search, choice in group:
+                rows = slice(start, start + choice.logits.shape[0])
+                start = rows.stop
+                search.advance((tokens[rows], log_probs[rows]))
 
 
 def _rows_of(logits: Array, rows: list[int]) -> Array:
     """Return some rows of logits."""
     if rows == list(range(rows[0], rows[0] + len(rows))):
-        return logits if len(rows) == logits.shape[0] else logits[rows[0] : rows[0] + len(rows), :]
+        return logits if len(rows) == logits.shape[0] else logits[rows[0] : rows[0] + len(rows), ...]
     xp = array_namespace(logits)
     return xp.take(logits, from_host(xp, rows, dtype="int64", device=device(logits)), axis=0)
 
@@ -209,7 +215,7 @@ class Engine:
 
     def __init__(self, *, is_shared: bool = False) -> None:
         self._is_shared = is_shared
-        self._groups: dict[int, _Group] = {}  # by the number of rows for each input
+        self._groups: dict[tuple[int, int], _Group] = {}  # by the numbers of rows for each input and of draft tokens
 
     def add(self, searches: Sequence[Search]) -> None:
         """Read the prefixes of searches, those with similar lengths together, and let them join the next step."""
@@ -217,34 +223,34 @@ class Engine:
         for search in searches:
             batch = search.batch
             key = search if batch.uses_prefix_cache else batch.source_length.bit_length()
-            alike.setdefault((batch.rows_per_input, key), []).append(search)
-        for (count, _), each in alike.items():
-            self._add(count, each)
+            alike.setdefault((batch.rows_per_input, batch.num_draft_tokens, key), []).append(search)
+        for (*sizes, _), each in alike.items():
+            self._add(tuple(sizes), each)
 
-    def _add(self, count: int, searches: Sequence[Search]) -> None:
+    def _add(self, sizes: tuple[int, int], searches: Sequence[Search]) -> None:
         try:
             prefilled = prefill([search.batch for search in searches])
         except Exception as error:  # noqa: BLE001 - the other searches must go on
             for search in searches if len(searches) > 1 else ():
-                self._add(count, [search])
+                self._add(sizes, [search])
             if len(searches) == 1:
                 searches[0].end(error=error)
             return
         group = _Group(searches, *prefilled, has_free_places=self._is_shared)
         if not group.searches:
             return
-        if count in self._groups:
-            self._groups[count].add(group)
+        if sizes in self._groups:
+            self._groups[sizes].add(group)
         else:
-            self._groups[count] = group
+            self._groups[sizes] = group
             group.reserve()
 
     def step(self) -> None:
         """Extend all searches by one token."""
-        for count, group in list(self._groups.items()):
+        for sizes, group in list(self._groups.items()):
             group.step()
             if not group.searches:
-                del self._groups[count]
+                del self._groups[sizes]
 
     @property
     def is_idle(self) -> bool:

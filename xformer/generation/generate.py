@@ -13,6 +13,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError, ShapeError
+from xformer.generation.assisted import Drafter, DraftModel, PromptLookup, assisted_search
 from xformer.generation.batch import GenerationBatch, Sources, check_prefixes
 from xformer.generation.beams import BeamHistory, beam_search
 from xformer.generation.config import (
@@ -74,6 +75,7 @@ def make_batch(
     indices: Sequence[int] | None = None,
     beam_history: BeamHistory | None = None,
     prefix_cache: PrefixCache | None = None,
+    assistant_model: LanguageModel | None = None,
     **overrides: Any,
 ) -> GenerationBatch:
     """Check the arguments of `generate` and return them as a batch."""
@@ -138,6 +140,7 @@ def make_batch(
         prefixes=prefixes,
         lengths=lengths,
         indices=indices,
+        inputs=range(len(prefixes)),
         eos_id=eos_id,
         end_ids=end_ids,
         logits_processors=build_logits_processors(
@@ -157,6 +160,7 @@ def make_batch(
         coverage_penalties=coverage_penalties,
         beam_history=beam_history,
         prefix_cache=prefix_cache,
+        new_drafter=_new_drafter(model, config, assistant_model),
     )
 
 
@@ -196,6 +200,8 @@ def generate(
             Default: 0, 1, ...
         beam_history: Receives the candidates of each step of a beam search, see `BeamHistory`.
         prefix_cache: Language model: keys and values of earlier prompts, see `PrefixCache`.
+        assistant_model: Language model: a smaller one with the same vocabulary, which proposes
+            config.num_assistant_tokens tokens at a time (Leviathan et al., 2023). Outputs stay the same.
         **overrides: Fields of `GenerationConfig` that replace those of the config.
 
     Returns:
@@ -238,28 +244,32 @@ def stream(
     return _stream(batch)
 
 
-def search_of(batch: GenerationBatch) -> Search:
-    """Return the search that the config selects."""
-    return Search(batch, beam_search if batch.config.method == "beam" else greedy_or_sample)
+def searches_of(batch: GenerationBatch, algorithm: Callable[..., Any] = greedy_or_sample) -> list[Search]:
+    """Return the searches that the config selects: one, or with draft tokens one for each input.
+
+    Args:
+        batch: Inputs.
+        algorithm: Greedy search or sampling.
+    """
+    if batch.new_drafter is not None:  # inputs accept different numbers of draft tokens
+        assisted = functools.partial(assisted_search, search=algorithm)
+        return [Search(batch.of(index), assisted) for index in batch.inputs]
+    return [Search(batch, beam_search if batch.config.method == "beam" else algorithm)] if batch.num_inputs else []
 
 
-def search(batch: GenerationBatch) -> Task[list[list[Hypothesis]]]:
-    """Run the search that the config selects."""
-    return (yield from _run(search_of(batch))) if batch.num_inputs else []
-
-
-def _run(found: Search) -> Task[Any]:
-    yield [found]
-    return found.result
+def search(batch: GenerationBatch, algorithm: Callable[..., Any] = greedy_or_sample) -> Task[list[list[Hypothesis]]]:
+    """Run the searches of a batch; arguments are those of `searches_of`."""
+    searches = searches_of(batch, algorithm)
+    yield searches
+    return [hypotheses for each in searches for hypotheses in each.result or ()]
 
 
 def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:
     if not batch.num_inputs:
         return
     samples = start_samples(batch)
-    found = Search(batch, functools.partial(extend_samples, samples))
     num_yielded = batch.lengths.prompt_lengths or [0] * batch.num_inputs
-    for _ in run_steps(_run(found)):
+    for _ in run_steps(search(batch, functools.partial(extend_samples, samples))):
         new = [sample.tokens[start:] for (sample,), start in zip(samples, num_yielded, strict=True)]
         num_yielded = [start + len(tokens) for start, tokens in zip(num_yielded, new, strict=True)]
         yield new
@@ -338,6 +348,34 @@ def _uniforms(
     if not isinstance(rng, Rng):
         raise ConfigError(f"the config samples and rng is {rng!r}; expected an Rng, e.g. rng=Rng(0)")
     return uniform_streams(rng, indices, config.num_return_sequences, [limits.maximum + 1 for limits in ranges])
+
+
+def _new_drafter(
+    model: Any, config: GenerationConfig, assistant_model: LanguageModel | None
+) -> Callable[[], Drafter] | None:
+    """Return a function that makes the drafter of an output; None without one."""
+    num_lookup = config.prompt_lookup_num_tokens
+    if assistant_model is None and num_lookup is None:
+        return None
+    if not hasattr(model, "to_static"):
+        raise ConfigError(
+            f"{type(model).__name__} has no to_static(cache, max_length); expected a model that has it, or neither "
+            "prompt_lookup_num_tokens nor assistant_model"
+        )
+    if assistant_model is None:
+        return functools.partial(PromptLookup, num_lookup or 0, config.max_matching_ngram_size)
+    config.check_assisted("assistant_model")
+    if num_lookup is not None:
+        raise ConfigError("prompt_lookup_num_tokens and assistant_model are both given; expected one of them")
+    if not isinstance(model, LanguageModel) or not isinstance(assistant_model, LanguageModel):
+        names = type(model).__name__, type(assistant_model).__name__
+        raise ConfigError(f"the model is a {names[0]} and assistant_model a {names[1]}; expected language models")
+    if assistant_model.vocab_size != model.vocab_size:
+        raise ConfigError(
+            f"assistant_model has {assistant_model.vocab_size} tokens and the model {model.vocab_size}; expected the "
+            "same vocabulary"
+        )
+    return functools.partial(DraftModel, assistant_model, config.num_assistant_tokens)
 
 
 def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[int]:

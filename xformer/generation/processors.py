@@ -72,15 +72,14 @@ class Rows:
     state: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def first(cls, prefixes: Sequence[Tokens], indices: Sequence[int], count: int, *, is_normalized: bool) -> Rows:
-        """Return the first rows, `count` for each prefix."""
+    def first(cls, prefixes: Sequence[Tokens], indices: Sequence[int], *, is_normalized: bool) -> Rows:
+        """Return the first rows, one for each prefix."""
         lengths = np.asarray([len(prefix) for prefix in prefixes], dtype=np.int64)
         tokens = np.full((len(prefixes), max(lengths, default=0)), -1, dtype=np.int64)
         for row, prefix in enumerate(prefixes):
             tokens[row, tokens.shape[1] - len(prefix) :] = prefix
         inputs = np.arange(len(prefixes))
-        rows = cls(tokens, lengths, inputs, np.asarray(indices, dtype=np.int64), lengths, inputs, is_normalized)
-        return rows if count == 1 else rows.take(np.repeat(inputs, count))
+        return cls(tokens, lengths, inputs, np.asarray(indices, dtype=np.int64), lengths, inputs, is_normalized)
 
     def extend(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Rows:
         """Return rows with one more token, which continue the rows `parents` (default: all, in order)."""

@@ -81,12 +81,7 @@ class CoveragePenalty:
     """
 
     def __init__(
-        self,
-        model: Any,
-        source: Array,
-        beta: float,
-        lengths: Sequence[int] | None,
-        source_mask: Array | None = None,
+        self, model: Any, source: Array, beta: float, lengths: Sequence[int] | None, source_mask: Array | None = None
     ) -> None:
         self.model, self.source, self.beta, self.lengths = model, source, beta, lengths
         self.source_mask = source_mask

@@ -51,7 +51,7 @@ class Sample:
         maximum = batch.lengths.ranges[self.index].maximum
         if token in batch.end_ids:
             self.status = "eos"
-        elif len(self.tokens) == maximum or batch.is_too_long(self.index, [*self.tokens, token]):
+        elif len(self.tokens) == maximum or batch.lengths.exceeds_units(self.index, [*self.tokens, token]):
             self.status = "truncated"
             return
         else:
@@ -74,7 +74,7 @@ def greedy_or_sample(batch: GenerationBatch, logits: Array) -> Generator[Move | 
     """
     samples = start_samples(batch)
     yield from extend_samples(samples, batch, logits)
-    return [best_first(batch.score([sample.hypothesis for sample in group])) for group in samples]
+    return [best_first(batch.score([sample.hypothesis for sample in samples[index]])) for index in batch.inputs]
 
 
 def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
@@ -88,8 +88,8 @@ def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
 def extend_samples(
     samples: list[list[Sample]], batch: GenerationBatch, logits: Array
 ) -> Generator[Move | Choice, Any, None]:
-    """Extend samples by one token per step until all have ended; finished inputs leave the batch."""
-    count, active = len(samples[0]), list(samples)
+    """Extend the samples of the batch by one token per step until all have ended; finished inputs leave it."""
+    count, active = len(samples[0]), [samples[index] for index in batch.inputs]
     rows = batch.rows(count)
     parents: Sequence[int] | None = None
     if count > 1:

@@ -25,6 +25,8 @@ _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 class KeptPrograms:
     """Programs of steps by model and shapes, and the caches with the arrays that they change, for later searches.
 
+    The programs of an entry, by the number of new tokens of a row, change the arrays of one cache.
+
     An entry is checked out while in use, so that no two threads share one. The least recently used entries of a model
     are dropped first; all are freed with the model.
 
@@ -40,18 +42,18 @@ class KeptPrograms:
         self._lock = fork_safe_lock()
 
     def take(self, model: Any, key: Hashable) -> tuple[StaticCache, Any] | None:
-        """Remove and return the cache and the program of a key, or return None."""
+        """Remove and return the cache and the programs of a key, or return None."""
         with self._lock:
             entry = self._models.get(model, OrderedDict()).pop(key, None)
             return None if entry is None else entry[:2]
 
-    def keep(self, model: Any, key: Hashable, cache: StaticCache, program: Any) -> None:
-        """Keep a program and its cache."""
-        nbytes = program.nbytes + sum(array.nbytes for array in cache.arrays() if array is not None)  # type: ignore[attr-defined]
+    def keep(self, model: Any, key: Hashable, cache: StaticCache, programs: dict[int, Any]) -> None:
+        """Keep programs and their cache."""
+        nbytes = sum(each.nbytes for each in (*programs.values(), *cache.arrays()) if each is not None)
         with self._lock:
             entries = self._models.setdefault(model, OrderedDict())
             entries.pop(key, None)
-            entries[key] = cache, program, nbytes
+            entries[key] = cache, programs, nbytes
             while len(entries) > self._max_entries or sum(entry[2] for entry in entries.values()) > self._max_bytes:
                 entries.popitem(last=False)
 
@@ -82,8 +84,8 @@ class DecodingSteps:
         self._lengths: list[int] = []  # of the rows
         self._num_repeats = 0
         self._new_program: Any = None
-        self._program: Any = None
-        self._used: tuple[Hashable, StaticCache, Any] | None = None  # the last program, with its arrays
+        self._programs: dict[int, Any] = {}  # of the shapes of the cache, by the number of new tokens of a row
+        self._used: tuple[Hashable, StaticCache, dict[int, Any]] | None = None  # the last programs, with their arrays
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
         self._is_own = False  # whether no program has the keys and values of the tokens
@@ -105,11 +107,29 @@ class DecodingSteps:
         return self._model.decode_step(tokens, self.cache, **options)
 
     def step(self, tokens: Array) -> Array:
-        """Append one token to each row (rows, 1), and return the logits of the next ones, (rows, vocabulary)."""
+        """Append tokens to each row.
+
+        Args:
+            tokens: Ids (rows, new tokens).
+
+        Returns:
+            Logits of the next tokens, (rows, vocabulary); for several new tokens of a row those that follow each of
+            them, (rows, new tokens, vocabulary).
+        """
         self._num_repeats += 1
+        self._is_static |= tokens.shape[1] > 1
         logits = self._static_step(tokens) if self._is_static else self._model.decode_step(tokens, self.cache)
-        self._lengths = [length + 1 for length in self._lengths]
+        self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return logits
+
+    def drop(self, counts: Sequence[int]) -> None:
+        """Remove the last `counts[i]` tokens of row i."""
+        self._is_static = True
+        self._fit(0)
+        self._lengths = [max(0, length - count) for length, count in zip(self._lengths, counts, strict=True)]
+        lengths = self.cache.lengths
+        lengths = from_host(array_namespace(lengths), self._lengths, dtype=lengths.dtype, device=device(lengths))
+        self.cache.lengths = assign(self.cache.lengths, lengths)
 
     def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingSteps) -> None:
         """Replace rows and inputs by those of other steps of the model."""
@@ -119,17 +139,17 @@ class DecodingSteps:
             self._sources[place] = size
         self._max_length = max(self._max_length, other._max_length)
         self._is_static = True
-        self._fit()
+        self._fit(1)
         before = self._shapes()
         self.cache.put(rows, inputs, other.cache)
         if before != self._shapes():
-            self._program, self._num_repeats = None, 0
+            self._programs, self._num_repeats = {}, 0
         other.close()
 
     def reorder(self, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i]; arguments as of `DecodingCache.reorder`."""
         if inputs is not None or len(rows) != len(self._lengths):
-            self._program, self._num_repeats = None, 0
+            self._programs, self._num_repeats = {}, 0
         self._lengths = [self._lengths[row] for row in rows]
         if inputs is not None and self._sources:
             self._sources = [self._sources[place] for place in inputs]
@@ -141,7 +161,7 @@ class DecodingSteps:
             self._lengths[row] = 0
 
     def close(self) -> None:
-        """Keep the last program for other searches."""
+        """Keep the last programs for other searches."""
         if self._used is not None:
             _kept.keep(self._model, *self._used)
         self._used = None
@@ -152,54 +172,56 @@ class DecodingSteps:
 
     def _static_step(self, tokens: Array) -> Array:
         """Make a step with a static cache, by a program if there is one or the step should be traced."""
-        self._fit()
-        if self._program is None:
+        self._fit(tokens.shape[1])
+        if not self._programs:
             key = self._key()
             kept = _kept.take(self._model, key)
             if kept is not None:
                 self._use(key, *kept)
-            elif self._can_trace and self._new_program is not None and self._num_repeats > _MIN_REPEATS:
-                return self._trace(key, tokens)
-        if self._program is None:
-            return self._model.decode_step(tokens, self.cache)
-        return self._program.run((tokens,))
+        if program := self._programs.get(tokens.shape[1]):
+            return program.run((tokens,))
+        if self._can_trace and self._new_program is not None and self._num_repeats > _MIN_REPEATS:
+            return self._trace(tokens)
+        return self._model.decode_step(tokens, self.cache)
 
-    def _fit(self) -> None:
-        """Make the cache static, with space for at least one more token and not for many times as many."""
+    def _fit(self, num_tokens: int) -> None:
+        """Make the cache static, with space for new tokens of each row and not for many times as many."""
         longest_row = max(self._lengths)
         # In steps of 32, since limits often depend on the input.
         longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
         first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // len(self._lengths)))
-        capacity = max(first, 2 ** math.ceil(math.log2(longest_row + 1)))
+        capacity = max(first, 2 ** math.ceil(math.log2(longest_row + num_tokens)))
         size = self.cache.layers[0].self_attention.key.shape[2]  # of rows that have ended, too
-        if not isinstance(self.cache, StaticCache) or not longest_row < size < 4 * capacity:
+        if not isinstance(self.cache, StaticCache) or not longest_row + num_tokens <= size < 4 * capacity:
             self.cache = self._model.to_static(self.cache, capacity)
-            self._program, self._is_own = None, True
+            self._programs, self._is_own = {}, True
         self.cache.length = longest_row
         if self._sources:
             count, memory = len(self._lengths) // len(self._sources), self.cache.memory
             used = max(self._sources[row // count] for row, length in enumerate(self._lengths) if length)
             if memory is not None and 4 * used < memory.states.shape[1]:
                 self.cache.cut_memory(used)
-                self._program, self._num_repeats = None, 0
+                self._programs, self._num_repeats = {}, 0
 
     def _key(self) -> Hashable:
-        """Return a key that searches with the same program share."""
+        """Return a key that searches with the same programs share."""
         parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
         return type(self._model).decode_step, available_threads(), *parameters, *self._shapes()
 
-    def _use(self, key: Hashable, cache: StaticCache, program: Any) -> None:
-        """Continue with a kept program, whose arrays get the values of the cache."""
+    def _use(self, key: Hashable, cache: StaticCache, programs: dict[int, Any]) -> None:
+        """Continue with kept programs, whose arrays get the values of the cache."""
         for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
             if target is not None and source is not None:
                 assign(target, source)
-        self.cache, self._program, self._is_own = cache.alias(), program, False
-        self.close()  # nothing uses the arrays of the last program any more
-        self._used = key, cache, program
+        self.cache, self._programs, self._is_own = cache.alias(), programs, False
+        self.close()  # nothing uses the arrays of the last programs any more
+        self._used = key, cache, programs
 
-    def _trace(self, key: Hashable, tokens: Array) -> Array:
-        """Make a step and trace it, with arrays that no other program has."""
-        self.cache, self._is_own = self.cache.copy(shares_tokens=self._is_own), False
+    def _trace(self, tokens: Array) -> Array:
+        """Make a step and trace it, with arrays that no programs for other shapes of the cache have."""
+        if not self._programs:
+            key = self._key()
+            self.cache, self._is_own = self.cache.copy(shares_tokens=self._is_own), False
         xp = array_namespace(tokens)
         tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
         try:
@@ -209,7 +231,8 @@ class DecodingSteps:
             assign(self.cache.lengths, lengths)  # part of the step was made
             return self._model.decode_step(tokens, self.cache)
         logits, program.result = program.result, None
-        self.close()
-        self._used = key, self.cache.alias(), program
-        self._program = program
+        if not self._programs:
+            self.close()
+            self._used = key, self.cache.alias(), self._programs
+        self._programs[tokens.shape[1]] = program
         return logits

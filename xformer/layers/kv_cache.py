@@ -25,7 +25,7 @@ class KVCache:
 
     Attributes:
         is_own: True if the cache alone references its arrays, so that they can be written in place.
-        index: Positions of the next token of each row, integers (rows,), in a `StaticKVCache`.
+        index: Position of the next token of each row, integers (rows,), in a `StaticKVCache`.
     """
 
     index: Array | None = None
@@ -114,7 +114,7 @@ def _concat_in_place(old: Array, length: int, new: Array) -> Array:
 
 
 class StaticKVCache(KVCache):
-    """A cache whose arrays keep their shape: each new token is written at positions held in an array.
+    """A cache whose arrays keep their shape: new tokens are written at positions held in an array.
 
     A decoding step then has the same shapes every time, and can be traced by `jit`, or run as a CUDA graph. Entries
     beyond the position of a row are undefined; mask them.
@@ -124,8 +124,8 @@ class StaticKVCache(KVCache):
         max_length: Capacity in tokens.
 
     Attributes:
-        slots: Where the next tokens go in arrays of (rows * heads * max_length) vectors, integers (rows * heads,). A
-            `StaticCache` sets it and `index` in each step.
+        slots: Where new tokens go in arrays of (rows * heads * max_length) vectors, integers
+            (rows * heads * new tokens,). A `StaticCache` sets it and `index` in each step.
 
     Raises:
         ShapeError: If the cache is empty.
@@ -150,7 +150,7 @@ class StaticKVCache(KVCache):
             self._key, self._value = (put_rows(x, rows, with_size(new, x.shape[2])) for x, new in pairs)
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
-        """Write the key and value of one new token, (rows, heads, 1, head_dim); return the whole arrays."""
+        """Write keys and values of new tokens, (rows, heads, new tokens, head_dim); return the whole arrays."""
         self._key, self._value = self._put(self._key, key), self._put(self._value, value)
         return self._key, self._value
 
@@ -158,11 +158,13 @@ class StaticKVCache(KVCache):
         xp, (rows, heads, length, features) = array_namespace(old, new), old.shape
         if is_writable(old):
             vectors = xp.reshape(old, (rows * heads * length, features))
-            vectors[self.slots, :] = xp.reshape(new, (rows * heads, features))
+            vectors[self.slots, :] = xp.reshape(new, (rows * heads * new.shape[2], features))
             return old
         columns = xp.arange(length, dtype=self.slots.dtype, device=device(old))
-        is_new = columns == xp.reshape(self.index, (rows, 1))
-        return xp.where(is_new[:, None, :, None], new, old)
+        for token in range(new.shape[2]):
+            is_new = columns == xp.reshape(self.index, (rows, 1)) + token
+            old = xp.where(is_new[:, None, :, None], new[:, :, token : token + 1, :], old)
+        return old
 
 
 def with_size(x: Any, size: int, axis: int = 2, fill: int = 0) -> Any:

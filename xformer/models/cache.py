@@ -85,7 +85,7 @@ class DecodingCache:
         self.length = 0
         self._like = like
 
-    def mask(self) -> Array | None:
+    def mask(self, num_tokens: int) -> Array | None:
         """Return a boolean mask of the cached and new tokens, (rows, 1, 1, tokens); None if all are valid."""
         if self.lengths is not None:
             raise ConfigError(
@@ -109,7 +109,7 @@ class DecodingCache:
         return [position_terms(each, num_tokens, self.length + num_tokens, like, sizes) for each in positions]
 
     def positions(self, num_tokens: int, like: Array) -> Array:
-        """Return the positions of new tokens, (num_tokens,) or (rows, 1), in the integer dtype of `like`."""
+        """Return the positions of new tokens, (num_tokens,) or (rows, num_tokens), in the integer dtype of `like`."""
         return array_namespace(like).arange(
             self.length, self.length + num_tokens, dtype=like.dtype, device=device(like)
         )
@@ -162,10 +162,10 @@ class DecodingCache:
 
 
 class StaticCache(DecodingCache):
-    """A cache of fixed shape, filled one token per step; `to_static` makes it.
+    """A cache of fixed shape, filled by steps of one or a few tokens; `to_static` makes it.
 
     Everything that changes between steps is in arrays, updated in place if the backend allows it: a step can be traced
-    by `jit`, or run as a CUDA graph. Rows may have different lengths.
+    by `jit`, or run as a CUDA graph. Rows may have different lengths; smaller lengths drop the last tokens.
 
     Args:
         cache: Cache to start from, with at least one token; another StaticCache is extended.
@@ -252,29 +252,29 @@ class StaticCache(DecodingCache):
         tokens = [x for cache in self._caches for x in (cache.key, cache.value)] if shares_tokens else []
         return copy.deepcopy(self, {id(x): x for x in [self._like, *tokens]})
 
-    def mask(self) -> Array:
-        """Return a boolean mask of the tokens up to the new one, (rows, 1, 1, max_length)."""
+    def mask(self, num_tokens: int) -> Array:
+        """Return a boolean mask of the tokens up to each new one, (rows, 1, num_tokens, max_length)."""
         xp = array_namespace(self.lengths)
         # Where the layers write the keys and values of the new tokens, in an array of (rows * heads * tokens) vectors.
         key: Any = self._caches[0].key
         rows, heads, max_length, _ = key.shape
-        if self.length >= max_length:
+        if self.length + num_tokens > max_length:
             raise ConfigError(
                 f"the cache is full: it holds {max_length} tokens; use model.to_static(cache, max_length)"
             )
         starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * max_length
-        columns = self._rows_of(max_length)
-        slots = xp.reshape(xp.reshape(starts, (rows, heads)) + columns[:, None], (rows * heads,))
+        columns = self._rows_of(max_length, num_tokens)
+        slots = xp.reshape(starts, (rows, heads, 1)) + columns[:, None, :]
         for cache in self._caches:
-            cache.index, cache.slots = self.lengths, slots
-        return (self._range <= self.lengths[:, None])[:, None, None, :]
+            cache.index, cache.slots = self.lengths, xp.reshape(slots, (rows * heads * num_tokens,))
+        return (self._range <= self._positions(num_tokens)[:, :, None])[:, None, :, :]
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
-        """Apply an `InputEmbedding` to the vectors of one new token, (rows, 1, d_model)."""
+        """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
         table = self._position_embeddings
         if table is None:
             return layer(x)
-        return layer(x, position_embeddings=embedding(table, self._rows_of(table.shape[0])[:, None]))
+        return layer(x, position_embeddings=embedding(table, self._rows_of(table.shape[0], x.shape[1])))
 
     def position_terms(
         self,
@@ -283,35 +283,39 @@ class StaticCache(DecodingCache):
         like: Array,
         lengths: Array | None = None,
     ) -> list[PositionTerms]:
-        """Return the terms of each of the model's relative positions for one new token of each row."""
+        """Return the terms of each of the model's relative positions for new tokens of each row."""
         xp, size = array_namespace(like), self._range.shape[0]
-        rows, terms = self._rows_of(size), []
+        rows, terms = self._rows_of(size, num_tokens), []
         for rotation, bias in self._position_terms:
             if rotation is not None:
-                rotation = Rotation(*(xp.take(angle, rows, axis=0)[:, None, :] for angle in rotation))
+                angles = (xp.take(angle, xp.reshape(rows, (-1,)), axis=0) for angle in rotation)
+                rotation = Rotation(*(xp.reshape(angle, (*rows.shape, angle.shape[1])) for angle in angles))
             if bias is not None:
                 # The table is that of the last position; others see its keys at the same distances.
-                keys = xp.clip(self._range + (size - 1 - rows)[:, None], max=size - 1)
+                keys = xp.clip(self._range + (size - 1 - rows)[:, :, None], max=size - 1)
                 bias = xp.take(bias[:, 0, :], xp.reshape(keys, (-1,)), axis=1)
-                bias = xp.reshape(bias, (bias.shape[0], *keys.shape))
-                bias = xp.permute_dims(bias, (1, 0, 2))[:, :, None, :]
+                bias = xp.permute_dims(xp.reshape(bias, (bias.shape[0], *keys.shape)), (1, 0, 2, 3))
             terms.append(PositionTerms(rotation, bias))
         return terms
 
     def positions(self, num_tokens: int, like: Array) -> Array:
-        """Return the position of one new token, (rows, 1), in the integer dtype of `like`."""
-        return array_namespace(like).astype(self.lengths, like.dtype, copy=False)[:, None]
+        """Return the positions of new tokens, (rows, num_tokens), in the integer dtype of `like`."""
+        return array_namespace(like).astype(self._positions(num_tokens), like.dtype, copy=False)
 
-    def _rows_of(self, count: int) -> Array:
-        """Return the positions of the next tokens within a table; rows that are not used may be at any position."""
-        return array_namespace(self.lengths).clip(self.lengths, max=count - 1)
+    def _positions(self, num_tokens: int) -> Array:
+        first = self.lengths[:, None]
+        return first if num_tokens == 1 else first + self._range[:num_tokens]
+
+    def _rows_of(self, count: int, num_tokens: int) -> Array:
+        """Return the positions of new tokens within a table; rows that are not used may be at any position."""
+        return array_namespace(self.lengths).clip(self._positions(num_tokens), max=count - 1)
 
     def last(self, x: Array) -> Array:
-        """Return x, the vectors of one new token, (rows, 1, d_model)."""
+        """Return x, the vectors of all new tokens, (rows, new tokens, d_model)."""
         return x
 
     def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
-        """Count one new token of each row."""
+        """Count new tokens of each row."""
         self.length += num_tokens
         key: Any = self._caches[0].key
         lengths = array_namespace(self.lengths).clip(self.lengths + num_tokens, max=key.shape[2])

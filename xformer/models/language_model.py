@@ -142,17 +142,19 @@ class LanguageModel(BaseModel, init=False):
                 cache must be empty; `to_static` makes one for further tokens.
 
         Returns:
-            Logits of shape (rows, vocab_size).
+            Logits of shape (rows, vocab_size). For several new tokens in a static cache those after each of them,
+            (rows, new tokens, vocab_size).
         """
         _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
         x = cache.embed(self.input, self.embedding(tokens))
         terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x, lengths)]
-        mask = cache.mask()
+        mask = cache.mask(num_tokens)
         for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
             options = self._terms_of(i, terms)
             x = layer(x, mask=mask, causal=True, **options, cache=layer_cache.self_attention)
         cache.advance(num_tokens, lengths)
-        return self._logits(cache.last(x))[:, 0, :]
+        logits = self._logits(cache.last(x))
+        return logits[:, 0, :] if logits.shape[1] == 1 else logits
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""

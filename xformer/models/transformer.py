@@ -285,7 +285,8 @@ class Transformer(BaseModel, init=False):
                 cache must have no tokens; `to_static` makes one for further tokens.
 
         Returns:
-            Logits of shape (rows, target_vocab_size).
+            Logits of shape (rows, target_vocab_size). For several new tokens in a static cache those after each of
+            them, (rows, new tokens, target_vocab_size).
 
         Raises:
             ConfigError: If the cache has no memory.
@@ -300,14 +301,15 @@ class Transformer(BaseModel, init=False):
             x = x + remaining_length(remaining, self.config.d_model, x.dtype)
         x = cache.embed(self.decoder_input, x)
         options: dict[str, Any] = {
-            "mask": cache.mask(),
+            "mask": cache.mask(num_tokens),
             "memory_mask": memory.mask,
             **cache.position_terms([self.decoder_positions], num_tokens, x, lengths)[0]._asdict(),
         }
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             x = layer.decode_step(x, layer_cache, **options)
         cache.advance(num_tokens, lengths)
-        return self._logits(cache.last(x), memory)[:, 0, :]
+        logits = self._logits(cache.last(x), memory)
+        return logits[:, 0, :] if logits.shape[1] == 1 else logits
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""

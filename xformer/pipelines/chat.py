@@ -90,6 +90,11 @@ def tool_call_grammar(
     return "\n".join(rules)
 
 
+def has_tools(tokenizer: BaseTokenizer) -> bool:
+    """Return whether the chat template of a tokenizer writes tools."""
+    return re.search(r"\btools\b", tokenizer.chat_templates.get(_template_name(tokenizer, True), "")) is not None
+
+
 def _template_name(tokenizer: BaseTokenizer, tools: Any) -> str:
     """Return the name of the template of a chat; some checkpoints have another one for chats with tools."""
     return "tool_use" if tools and "tool_use" in tokenizer.chat_templates else "default"

@@ -132,11 +132,7 @@ def _to_ctranslate2(directory: Path, output: Path, quantization: str = "float32"
         for side, size in sizes.items()
     }
     exported = export_ctranslate2(
-        source.model,
-        output,
-        source_tokens=tokens["source"],
-        target_tokens=tokens["target"],
-        quantization=quantization,
+        source.model, output, source_tokens=tokens["source"], target_tokens=tokens["target"], quantization=quantization
     )
     source.write_tokenizers(source.model, output)
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -12,13 +13,7 @@ from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
-from xformer.generation import (
-    BeamHistory,
-    GenerationConfig,
-    LogitsProcessor,
-    StoppingCriteria,
-    alignments,
-)
+from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, StoppingCriteria, alignments
 from xformer.generation.engine import Task, run_task
 from xformer.generation.generate import make_batch, search
 from xformer.generation.pretrained import read_generation
@@ -135,43 +130,32 @@ class TextToText(GenerationPipeline):
         return None
 
     def outputs(
-        self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any
-    ) -> list[list[Output]]:
-        """Generate outputs with their scores; none for a blank text.
-
-        Args:
-            texts: Source texts.
-            config: Settings. Default: greedy search.
-            **options: Arguments of `batches`, and fields of `GenerationConfig`.
-
-        Raises:
-            DataError: If a text has more than max_source_length tokens, before any output is generated.
-            ConfigError: For invalid or contradictory settings.
-        """
-        batches = self.batches(texts, config, **options)  # checks the texts
-        results: list[list[Output]] = [[] for _ in texts]
-        for batch in batches:
-            for index, outputs in batch:
-                results[index] = outputs
-        return results
-
-    def batches(
         self,
         texts: Sequence[str],
         config: GenerationConfig | None = None,
         *,
         max_source_length: int = 1024,
         **options: Any,
-    ) -> Iterator[list[Result]]:
-        """Yield results batch by batch, shortest texts first; none for blank texts.
+    ) -> list[list[Output]]:
+        """Generate outputs with their scores; none for a blank text.
 
-        Texts have at most `max_source_length` tokens. The options are the arguments of `batches_of_ids`, and fields of
-        `GenerationConfig`. Errors are those of `outputs`.
+        Args:
+            texts: Source texts.
+            config: Settings. Default: greedy search.
+            max_source_length: Maximum tokens of a text.
+            **options: Arguments of `batches_of_ids`, and fields of `GenerationConfig`.
+
+        Raises:
+            DataError: If a text has more than max_source_length tokens, before any output is generated.
+            ConfigError: For invalid or contradictory settings.
         """
         check_count("max_source_length", max_source_length)
         encoded, _ = self.truncate(self.encode(texts))
         check_source_lengths(encoded, max_source_length)
-        return self.batches_of_ids(encoded, config, **options)
+        results: list[list[Output]] = [[] for _ in encoded]
+        for index, outputs in itertools.chain.from_iterable(self.batches_of_ids(encoded, config, **options)):
+            results[index] = outputs
+        return results
 
     def batches_of_ids(
         self,
@@ -182,7 +166,7 @@ class TextToText(GenerationPipeline):
         part: tuple[int, int] = (0, 1),
         **options: Any,
     ) -> Iterator[list[Result]]:
-        """Yield results for sources of any length that `encode` returned.
+        """Yield results batch by batch, shortest sources first, for ids that `encode` returned; none for blank texts.
 
         Args:
             encoded: Token ids of each source, without eos.
@@ -208,13 +192,11 @@ class TextToText(GenerationPipeline):
 
         Arguments are those of `tasks`.
         """
-        task_of = self.tasks(encoded, config, **options)
+        task = self.tasks(encoded, config, **options)([row for row, ids in enumerate(encoded) if len(ids)])
 
         def run() -> Task[list[list[Output]]]:
-            found: list[list[Output]] = [[] for _ in encoded]
-            for index, outputs in (yield from task_of([row for row, ids in enumerate(encoded) if len(ids)])):
-                found[index] = outputs
-            return found
+            found = dict((yield from task))
+            return [found.get(row, []) for row in range(len(encoded))]
 
         return run()
 

@@ -7,20 +7,14 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from xformer.config import check_count, field_names
+from xformer.config import check_count
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
-from xformer.generation import (
-    BeamHistory,
-    GenerationConfig,
-    LogitsProcessor,
-    PrefixCache,
-    StoppingCriteria,
-)
-from xformer.generation.engine import Task, run_steps, run_task
-from xformer.generation.generate import make_batch, search_of
+from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, PrefixCache, StoppingCriteria
+from xformer.generation.engine import Search, Task, run_steps, run_task
+from xformer.generation.generate import make_batch, searches_of
 from xformer.generation.pretrained import read_generation
 from xformer.generation.processors import token_alternatives
 from xformer.generation.results import best_first
@@ -28,7 +22,7 @@ from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
-from xformer.pipelines.chat import encode_chat
+from xformer.pipelines.chat import encode_chat, has_tools
 from xformer.pipelines.output_text import GeneratedText, OnText, Output, Token, hooks, stop_strings, tokens_of
 from xformer.random import Rng
 from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
@@ -65,7 +59,7 @@ class TextGenerator(GenerationPipeline):
     task = "language_modeling"
     model_classes = (LanguageModel,)
     attention_kinds = ("decoder",)
-    unsupported_fields: ClassVar[frozenset[str]] = frozenset(
+    unsupported_fields = frozenset(
         {
             "length_penalty",
             "coverage_penalty",
@@ -116,6 +110,11 @@ class TextGenerator(GenerationPipeline):
         """True if prompts may be chats: the tokenizer has a chat template."""
         return bool(self.tokenizer.chat_templates)
 
+    @property
+    def has_tools(self) -> bool:
+        """True if the chat template writes tools."""
+        return has_tools(self.tokenizer)
+
     def outputs(  # type: ignore[override]
         self,
         prompts: Sequence[Prompt],
@@ -149,7 +148,8 @@ class TextGenerator(GenerationPipeline):
         check_count("batch_tokens", batch_tokens)
         encoded = self.encode(prompts, first_index, tools=tools)
         bias: Any = sequence_bias
-        if bias and not isinstance(bias, str) and not all(isinstance(phrase, str) for phrase in bias):
+        is_list = hasattr(bias, "__len__") and not isinstance(bias, str)
+        if is_list and not all(isinstance(phrase, str) for phrase in bias):
             bias = one_per_text("sequence_bias", bias, len(encoded))
         size = max(1, batch_tokens // self.context_length)
         tasks = [
@@ -180,6 +180,7 @@ class TextGenerator(GenerationPipeline):
         first_index: int = 0,
         context: str = "error",
         on_text: OnText | None = None,
+        assistant_model: LanguageModel | None = None,
         **overrides: Any,
     ) -> Task[list[list[Output]]]:
         """Return the task of one batch, which an engine may run with others; its result is that of `outputs`.
@@ -201,6 +202,7 @@ class TextGenerator(GenerationPipeline):
                 "slide": when the context is full, its first half is dropped; not for beam search.
             on_text: Function of the index of a prompt, the new part of its text, and its tokens if they are recorded;
                 the parts of the best output are passed once they are complete. Requires one sample for each prompt.
+            assistant_model: A smaller model with the same vocabulary, see `generation.generate`.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -213,6 +215,8 @@ class TextGenerator(GenerationPipeline):
         if logprobs is not None:
             check_count("logprobs", logprobs, 0)
         is_beam, strings = config.method == "beam", stop_strings(stop)
+        if on_text is not None and (is_beam or config.num_return_sequences > 1):
+            raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
         encoded = self.encode(prompts, first_index, tools=tools)
         limits = [config.max_new_tokens or self.default_max_length] * len(encoded)
         if context == "error" or is_beam:
@@ -226,7 +230,8 @@ class TextGenerator(GenerationPipeline):
         ]
         if not is_beam:
             config = dataclasses.replace(config, num_return_sequences=1)
-        return self._run(texts, config, seed, (logprobs, logits_processors, stopping_criteria), beam_history)
+        hooked = logprobs, logits_processors, stopping_criteria
+        return self._run(texts, config, seed, hooked, beam_history=beam_history, assistant_model=assistant_model)
 
     def _run(
         self,
@@ -234,7 +239,7 @@ class TextGenerator(GenerationPipeline):
         config: GenerationConfig,
         seed: int,
         hooked: tuple[int | None, Sequence[LogitsProcessor], Sequence[StoppingCriteria]],
-        beam_history: BeamHistory | None,
+        **options: Any,
     ) -> Task[list[list[Output]]]:
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
@@ -243,7 +248,7 @@ class TextGenerator(GenerationPipeline):
                     groups.setdefault(text.begin_chunk(self.context_length), []).append(text)
             if not groups:
                 break
-            searches = []
+            searches: list[list[Search]] = []
             for limit, group in groups.items():
                 batch = make_batch(
                     self.model,
@@ -253,14 +258,15 @@ class TextGenerator(GenerationPipeline):
                     indices=[text.stream for text in group],
                     sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
                     special_tokens=self.defaults is not None,
-                    beam_history=beam_history,
                     prefix_cache=self.prefix_cache,
+                    **options,
                     **hooks(group, config, *hooked),
                 )
-                searches.append(search_of(batch))
-            yield searches
-            for group, search in zip(groups.values(), searches, strict=True):
-                for text, hypotheses in zip(group, search.result, strict=True):
+                searches.append(searches_of(batch))
+            yield list(itertools.chain(*searches))
+            for group, found in zip(groups.values(), searches, strict=True):
+                results = itertools.chain(*(search.result for search in found))
+                for text, hypotheses in zip(group, results, strict=True):
                     text.extend(hypotheses, config)
         return [
             best_first([output for text in texts if text.index == index for output in text.outputs])
@@ -278,11 +284,6 @@ class TextGenerator(GenerationPipeline):
             DataError: For a prompt with unknown characters.
             ConfigError: For invalid or contradictory settings.
         """
-        resolved = self.resolve_config(
-            config, **{name: value for name, value in options.items() if name in field_names(GenerationConfig)}
-        )
-        if resolved.method == "beam" or resolved.num_return_sequences > 1:
-            raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
         new: list[str] = []
         task = self.search_task([prompt], config, on_text=lambda index, text, tokens: new.append(text), **options)
 

@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from xformer.pipelines import TextGenerator
 from xformer.serve import native, openai  # noqa: F401 - they declare routes
 from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
@@ -69,9 +70,15 @@ class Server:
             message = f"model {name[:80]!r} does not exist; expected one of: {known}"
             raise JobError(message, 404, "model_not_found", "model")
         if self.models[name] not in suitable:
-            kind = self.models[name].task.replace("_", " ")
+            kind = self.models[name].pipeline.task.replace("_", " ")
             raise JobError(f"model {name!r} cannot {task}: it is for {kind}", param="model")
         return self.models[name]
+
+    def ignored(self, request: Any) -> list[str]:
+        """Return the fields of a request that have no effect."""
+        if not hasattr(request, "ignored"):
+            return []
+        return request.ignored(self.model(request.model, TextGenerator, task="generate text").pipeline)
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a function that tokenizes, which the event loop never does."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from xformer.errors import XformerError
+from xformer.errors import BackendError, XformerError
 from xformer.generation.engine import Engine, Search, Task
 
 _MAX_TEXTS = 64  # that are joined
@@ -122,7 +122,7 @@ def public_error(error: Exception) -> JobError:
     if isinstance(error, JobError):
         return error
     if isinstance(error, XformerError):
-        return JobError(str(error))
+        return JobError(str(error), 501 if isinstance(error, BackendError) else 400)  # a package is missing
     logging.getLogger("xformer").error("a request failed", exc_info=error)
     return JobError("internal error; the log of the server has details", 500)
 

@@ -77,43 +77,36 @@ class ServedModel:
         training = {} if run is None else run.read_config().get("recipe", {}).get("training", {})
         self.label_smoothing = training.get("label_smoothing", 0.0)
         self.created = int(time.time())
-        self.is_seq2seq, self.generates = pipeline.has_source, pipeline.generates_text
-        self.source_tokenizer, self.target_tokenizer = pipeline.source_tokenizer, pipeline.target_tokenizer
-        self.task, self.has_chat, self.attention_kinds = (
-            pipeline.task,
-            pipeline.has_chat,
-            list(pipeline.attention_kinds),
-        )
         self.worker = Worker(f"xformer {name}", max_batch=max_batch)
 
     def describe(self) -> schema.Model:
         """Return the entry of the list of models."""
         pipeline, model = self.pipeline, self.pipeline.model
         config = model.config
-        if self.is_seq2seq:
+        if pipeline.has_source:
             layers = config.num_encoder_layers, config.num_decoder_layers
         else:
-            layers = (0, config.num_layers) if self.generates else (config.num_layers, 0)
-        supports = dict.fromkeys(("beam", "sampling", "topics"), self.generates)
-        supports |= dict.fromkeys(("target_length", "prefix"), self.is_seq2seq) | {"chat": self.has_chat}
+            layers = (0, config.num_layers) if pipeline.generates_text else (config.num_layers, 0)
+        supports = dict.fromkeys(("beam", "sampling", "topics"), pipeline.generates_text)
+        supports |= dict.fromkeys(("target_length", "prefix"), pipeline.has_source) | {"chat": pipeline.has_chat}
         defaults = None
-        if self.generates:
+        if pipeline.generates_text:
             default = self.resolve({})
             length = default.max_new_tokens or pipeline.default_max_length
             defaults = default.to_dict() | {"do_sample": default.method == "sampling", "max_new_tokens": length}
         return schema.Model(
             id=self.name,
             created=self.created,
-            task=self.task,
+            task=pipeline.task,
             architecture=type(model).__name__,
             backend=self.backend,
             num_parameters=model.parameter_count(),
-            vocab_size=model.vocab_size if self.generates else config.vocab_size,
+            vocab_size=model.vocab_size if pipeline.generates_text else config.vocab_size,
             encoder_layers=layers[0],
             decoder_layers=layers[1],
             heads=config.num_heads,
             context_length=getattr(pipeline, "context_length", config.max_positions),
-            attention=self.attention_kinds,
+            attention=list(pipeline.attention_kinds),
             supports=supports,
             defaults=defaults,
             has_log=self.log is not None,
@@ -126,7 +119,7 @@ class ServedModel:
         Raises:
             DataError: For a text that is too long or has unknown characters.
         """
-        if not self.is_seq2seq:
+        if not self.pipeline.has_source:
             return [list(map(int, ids)) for ids in self.pipeline.encode(texts)]
         encoded, _ = self.pipeline.truncate(self.pipeline.encode(texts))
         check_source_lengths(encoded, MAX_SOURCE_LENGTH)
@@ -140,7 +133,7 @@ class ServedModel:
         """
         if (request.text is None) == (request.messages is None):
             raise DataError("expected one of text and messages")
-        if request.messages is not None and not self.has_chat:
+        if request.messages is not None and not self.pipeline.has_chat:
             raise DataError(f"model {self.name!r} has no chat template; expected text instead of messages")
         (ids,) = self.encode([request.text if request.messages is None else request.messages])
         if not ids:
@@ -149,7 +142,7 @@ class ServedModel:
 
     def source_ids(self, ids: list[int]) -> list[int]:
         """Return the ids of a source as the encoder sees them, with eos."""
-        return [*ids, *self.pipeline.suffix] if self.is_seq2seq else ids
+        return [*ids, *self.pipeline.suffix] if self.pipeline.has_source else ids
 
     def resolve(self, settings: dict[str, Any]) -> GenerationConfig:
         """Return the settings of a search.
@@ -161,7 +154,7 @@ class ServedModel:
             ConfigError: For invalid or contradictory settings.
             JobError: For more new tokens than the server allows.
         """
-        if self.is_seq2seq:
+        if self.pipeline.has_source:
             config = GenerationConfig.resolve(self.pipeline.defaults, settings)
         else:
             config = self.pipeline.resolve_config(None, **settings)
@@ -208,11 +201,11 @@ class ServedModel:
         options |= {"seed": secrets.randbits(32) if seed is None else seed, "stopping_criteria": [job.check]}
         for name, default in (("prefix", None), ("target_length", None), ("length_unit", "tokens")):
             value = getattr(request, name, default)
-            if self.is_seq2seq:
+            if self.pipeline.has_source:
                 options[name] = value
             elif value != default:
                 raise JobError(f"{name} applies to encoder-decoders only; omit it", param=name)
-        if self.is_seq2seq and options["target_length"] is not None:
+        if self.pipeline.has_source and options["target_length"] is not None:
             self.check_limit("target_length", options["target_length"])
             if config.method == "greedy":  # as the pipeline does
                 config = dataclasses.replace(config, num_beams=NUM_BEAMS_FOR_LENGTHS)

@@ -181,14 +181,14 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
             job.emit("token", {"index": index, **msgspec.to_builtins(_output_token(token))})
 
     def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Exploration]:
-        source = _shown_text(request.text, tokens_of(model.source_tokenizer, model.source_ids(ids[0])))
+        source = _shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(ids[0])))
         if request.stream:
             job.emit("source", {"source": source})
             candidates.append(job)
         (outputs,) = yield from task
         return schema.Exploration(
             model=model.name,
-            task=model.task,
+            task=model.pipeline.task,
             method="beam" if history.steps else config.method,
             source=source,
             outputs=[
@@ -197,7 +197,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
                 )
                 for each in outputs
             ],
-            alignment=_alignment(model, ids[0], outputs[0].tokens) if model.is_seq2seq and outputs[0].tokens else None,
+            alignment=_alignment(model, ids[0], outputs[0].tokens),
             beam=_beam(model, history) if history.steps else None,
             usage=schema.usage(len(ids[0]), len(outputs[0].tokens)),
             seconds=time.monotonic() - start,
@@ -230,13 +230,15 @@ def _probable(token: Token) -> tuple[int, str, str, float, float]:
     return token.id, token.piece, token.text, value, math.exp(min(value, 0.0))
 
 
-def _alignment(model: ServedModel, ids: list[int], tokens: list[int]) -> list[list[float]]:
+def _alignment(model: ServedModel, ids: list[int], tokens: list[int]) -> list[list[float]] | None:
+    if not model.pipeline.has_source or not tokens:
+        return None
     (weights,) = alignments(model.pipeline.model, [model.source_ids(ids)], [tokens])
     return np.round(np.asarray(weights, np.float64), 5).tolist()
 
 
 def _candidates(model: ServedModel, candidates: Sequence[BeamCandidate]) -> list[schema.BeamToken]:
-    tokenizer = model.target_tokenizer
+    tokenizer = model.pipeline.target_tokenizer
     pieces = pieces_of(tokenizer, [each.token for each in candidates])
     texts = tokenizer.decode_batch([[each.token] for each in candidates])
     return [
@@ -263,11 +265,12 @@ def _beam(model: ServedModel, history: BeamHistory) -> schema.BeamTree:
 async def attention(server: Server, request: schema.AttentionRequest) -> schema.AttentionMaps:
     """Return attention weights by layer and head, as base64 float32."""
     model = server.model(request.model, TextToText, TextGenerator, EncoderPipeline, task="show attention")
-    kinds: list[str] = model.attention_kinds if request.kinds is None else list(request.kinds)
+    known = model.pipeline.attention_kinds
+    kinds: list[str] = list(known if request.kinds is None else request.kinds)
     for kind in kinds:
-        if kind not in model.attention_kinds:
-            raise ConfigError(f"kinds has {kind!r}; expected any of {', '.join(model.attention_kinds)}")
-    if not model.generates and request.output_ids:
+        if kind not in known:
+            raise ConfigError(f"kinds has {kind!r}; expected any of {', '.join(known)}")
+    if not model.pipeline.generates_text and request.output_ids:
         raise ConfigError("output_ids does not apply to an encoder; omit it")
     ids = model.source_ids(await server.in_thread(model.encode_request, request))
     _check_attention(model, request, kinds, ids)
@@ -283,14 +286,14 @@ def _check_attention(
     for token in out:
         if not 0 <= token < vocab_size:
             raise DataError(f"output_ids has {token}; expected 0 to {vocab_size - 1}")
-    if model.is_seq2seq:
+    if model.pipeline.has_source:
         layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
         shapes = {"encoder": (len(ids), len(ids)), "decoder": (len(out), len(out)), "cross": (len(out), len(ids))}
         layers["cross"] = layers["decoder"]
     else:
-        layers, length = {model.attention_kinds[0]: config.num_layers}, len(ids) + len(out)
-        shapes = {model.attention_kinds[0]: (length, length)}
-        if model.generates and length > model.pipeline.context_length:
+        (kind,), length = model.pipeline.attention_kinds, len(ids) + len(out)
+        layers, shapes = {kind: config.num_layers}, {kind: (length, length)}
+        if model.pipeline.generates_text and length > model.pipeline.context_length:
             raise DataError(f"the text has {length} tokens; expected at most {model.pipeline.context_length}")
     if request.layer is not None and request.layer >= max(layers.values()):
         raise ConfigError(f"layer is {request.layer}; expected 0 to {max(layers.values()) - 1}")
@@ -305,15 +308,11 @@ def _check_attention(
 def _attention(
     model: ServedModel, request: schema.AttentionRequest, kinds: Sequence[str], ids: list[int]
 ) -> schema.AttentionMaps:
-    pipeline, source, target, outputs = (
-        model.pipeline,
-        model.source_tokenizer,
-        model.target_tokenizer,
-        request.output_ids,
-    )
+    pipeline, outputs = model.pipeline, request.output_ids
+    source, target = pipeline.source_tokenizer, pipeline.target_tokenizer
     labels, output_labels = pieces_of(source, ids), pieces_of(target, outputs)
     axes = {"encoder": (labels, labels), "cross": (output_labels, labels)}
-    if model.is_seq2seq:
+    if pipeline.has_source:
         start = [pipeline.model.config.bos_id, *outputs[:-1]]
         axes["decoder"] = output_labels, pieces_of(target, start)
         maps = attention_maps(pipeline.model, [ids], [start]) if outputs else {}
@@ -329,6 +328,6 @@ def _attention(
             data = np.ascontiguousarray(np.stack(selected), dtype="<f4")
             encoded = base64.b64encode(data.tobytes()).decode("ascii")
             found[kind] = schema.AttentionMap(list(data.shape), "float32", encoded, *axes[kind])
-    prompt = [] if model.is_seq2seq else ids
+    prompt = [] if pipeline.has_source else ids
     output = _shown_text("", tokens_of(target, outputs, prompt))
     return schema.AttentionMaps(model.name, _shown_text(request.text, tokens_of(source, ids)), output, found)

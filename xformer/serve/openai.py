@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xformer.errors import DataError
+from xformer.errors import ConfigError, DataError
 from xformer.generation import Grammar, LogitsProcessor, token_bytes
 from xformer.generation.engine import Task
 from xformer.pipelines import Embedder, Output, TextGenerator
@@ -86,7 +86,7 @@ async def completions(server: Server, request: schema.CompletionRequest) -> sche
 async def chat_completions(server: Server, request: schema.ChatRequest) -> schema.Chat | Chunks:
     """Answer a chat with a language model."""
     model, settings = server.model(request.model, TextGenerator, task="answer chats"), request.settings()
-    if not model.has_chat:
+    if not model.pipeline.has_chat:
         raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
     for name in ("max_tokens", "max_completion_tokens"):
         if (limit := getattr(request, name)) is not None:
@@ -224,7 +224,7 @@ class _Completion(_Response):
             self.echoes = [("".join(token.text for token in tokens), tokens) for tokens in read]
         elif request.echo:
             pairs = zip(self.prompts, prompts, strict=True)
-            decode = self.model.target_tokenizer.decode
+            decode = self.model.pipeline.target_tokenizer.decode
             self.echoes = [(text if isinstance(text, str) else decode(row), []) for text, row in pairs]
         if request.max_tokens == 0:
             self.num_prompt_tokens = sum(map(len, prompts))
@@ -273,24 +273,30 @@ class _Chat(_Response):
 
     def _encode(self) -> list[list[int]]:
         (ids,) = self.model.pipeline.encode(self.prompts, tools=msgspec.to_builtins(self.tools) or None)
-        if form := self._form():
-            ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
-            self.processors.append(Grammar(token_bytes(self.model.target_tokenizer), sorted(ends), **form))
-        return [ids] * self.copies
-
-    def _form(self) -> schema.Json:
-        """Return the form of the answer as an argument of `Grammar`; empty for any text."""
         form = self.request.response_format
         if self.must_call:
             functions = {tool.function.name: tool.function.parameters for tool in self.tools}
-            return {"lark": tool_call_grammar(self.model.target_tokenizer, functions, is_single=self.is_single)}
-        if form is None or form.type == "text":
-            return {}
-        json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
-        if json_schema is None:
-            message = "response_format has no json_schema.schema; expected a JSON schema"
-            raise JobError(message, param="response_format")
-        return {"json_schema": json_schema}
+            for tool in self.tools:
+                if tool.function.parameters is not None:
+                    field = f"tools[{self.request.tools.index(tool)}].function.parameters"
+                    self._grammar(field, json_schema=tool.function.parameters)
+            calls = tool_call_grammar(self.model.pipeline.target_tokenizer, functions, is_single=self.is_single)
+            self.processors.append(self._grammar("tools", lark=calls))
+        elif form is not None and form.type != "text":
+            json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
+            if json_schema is None:
+                message = "response_format has no json_schema.schema; expected a JSON schema"
+                raise JobError(message, param="response_format")
+            self.processors.append(self._grammar("response_format.json_schema.schema", json_schema=json_schema))
+        return [ids] * self.copies
+
+    def _grammar(self, field: str, **form: Any) -> Grammar:
+        """Return a grammar; its errors name a field of the request."""
+        ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
+        try:
+            return Grammar(token_bytes(self.model.pipeline.target_tokenizer), sorted(ends), **form)
+        except ConfigError as error:
+            raise JobError(str(error).replace(next(iter(form)), field, 1), param=field) from error
 
     def answer(self, outputs: list[Output]) -> schema.Chat:
         choices = []

@@ -78,10 +78,10 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
             result = await route.function(server, **request.path_params)
         else:
             body = schema.read(await read_body(request, server.config.max_body), route.request)
-            if ignored := body.ignored() if hasattr(body, "ignored") else []:
+            result = await until_disconnect(route.function(server, body), request.receive)
+            if ignored := server.ignored(body):
                 headers["x-xformer-ignored"] = ", ".join(ignored)
                 logging.getLogger("xformer").warning("%s: %s without effect", route.path, headers["x-xformer-ignored"])
-            result = await until_disconnect(route.function(server, body), request.receive)
         if isinstance(result, AsyncIterator):
             return EventStream(result, headers)
         return Response(msgspec.json.encode(result), 200, headers, "application/json")

@@ -161,9 +161,10 @@ class _OpenAIRequest(_OpenAI, kw_only=True, forbid_unknown_fields=True):
     stream: Annotated[bool, about("Send the output as it is generated.")] = False
     stream_options: Annotated[StreamOptions, about("include_usage adds the usage.")] = StreamOptions()
 
-    def ignored(self) -> list[str]:
-        """Return the fields of the request that have no effect."""
-        return [name for name in _IGNORED if getattr(self, name) not in (None, False, [], {}, "")]
+    def ignored(self, pipeline: Any) -> list[str]:
+        """Return the fields of the request that have no effect with the pipeline of a model."""
+        names = [*_IGNORED, *(() if pipeline.has_tools else ("tools",))]
+        return [name for name in names if getattr(self, name, None) not in (None, False, [], {}, "")]
 
 
 class CompletionRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):

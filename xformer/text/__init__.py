@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from xformer.text.corpus import (
-    MAX_CHARACTERS,
-    ParallelCorpus,
-    iter_lines,
-    read_lines,
-    read_parallel,
-    read_text,
-)
+from xformer.text.corpus import MAX_CHARACTERS, ParallelCorpus, iter_lines, read_lines, read_parallel, read_text
 from xformer.text.demo_tasks import DemoTask, copy_task, numbers_task, reverse_task
 from xformer.text.metrics import Score, bleu, chrf, exact_match, rouge, ter
 from xformer.text.normalize import normalize_text

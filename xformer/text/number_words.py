@@ -6,25 +6,24 @@ a small translation task with reordering.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from xformer.errors import DataError
 
 LARGEST = 999_999
 
 # fmt: off
-_ENGLISH_BELOW_20 = (
+_ENGLISH = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)
-_ENGLISH_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-
+]
+_ENGLISH_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_ENGLISH += [f"{tens}-{ones}".rstrip("-") for tens in _ENGLISH_TENS for ones in ("", *_ENGLISH[1:10])]
 # One is "ein" inside a number; "eins" stands only at its end.
-_GERMAN_BELOW_20 = (
+_GERMAN = [
     "null", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf",
     "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn",
-)
-_GERMAN_TENS = ("", "", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
+]
+_GERMAN_TENS = ("zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
+_GERMAN += [f"{ones}und{tens}" if ones else tens for tens in _GERMAN_TENS for ones in ("", *_GERMAN[1:10])]
 # fmt: on
 _ENGLISH_UNITS = {1000: "thousand", 100: "hundred"}
 _GERMAN_UNITS = {1000: "tausend", 100: "hundert"}
@@ -45,7 +44,7 @@ def english(number: int) -> str:
         >>> english(21_007)
         'twenty-one thousand seven'
     """
-    return _spell(_checked(number), _ENGLISH_UNITS, _english_below_100, " ")
+    return _spell(_checked(number), _ENGLISH_UNITS, _ENGLISH, " ")
 
 
 def german(number: int) -> str:
@@ -57,31 +56,17 @@ def german(number: int) -> str:
         >>> german(1_001)
         'eintausendeins'
     """
-    word = _spell(_checked(number), _GERMAN_UNITS, _german_below_100, "")
+    word = _spell(_checked(number), _GERMAN_UNITS, _GERMAN, "")
     return f"{word}s" if number % 100 == 1 else word
 
 
-def _spell(number: int, units: dict[int, str], below_100: Callable[[int], str], space: str) -> str:
+def _spell(number: int, units: dict[int, str], below_100: list[str], space: str) -> str:
     for size, name in units.items():
         count, rest = divmod(number, size)
         if count:
             words = [_spell(count, units, below_100, space), name]
             return space.join([*words, _spell(rest, units, below_100, space)] if rest else words)
-    return below_100(number)
-
-
-def _english_below_100(number: int) -> str:
-    if number < 20:
-        return _ENGLISH_BELOW_20[number]
-    tens, ones = divmod(number, 10)
-    return f"{_ENGLISH_TENS[tens]}-{_ENGLISH_BELOW_20[ones]}" if ones else _ENGLISH_TENS[tens]
-
-
-def _german_below_100(number: int) -> str:
-    if number < 20:
-        return _GERMAN_BELOW_20[number]
-    tens, ones = divmod(number, 10)
-    return f"{_GERMAN_BELOW_20[ones]}und{_GERMAN_TENS[tens]}" if ones else _GERMAN_TENS[tens]
+    return below_100[number]
 
 
 def _checked(number: int) -> int:
