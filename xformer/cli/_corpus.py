@@ -16,12 +16,22 @@ import xformer
 from xformer.cli import _io
 from xformer.cli._console import corpus_progress, format_speed
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import option_name, take_options
+from xformer.cli._options import COMPUTING, option_name, take_options
 from xformer.config import Config, option
 from xformer.errors import CheckpointError, ConfigError, CorpusError
 from xformer.pipelines import ChunkOutput, CorpusProgress, Pipeline, WorkerProcesses, model_digests, process_corpus
 from xformer.runs.console import format_duration, make_console, plural
 from xformer.text.extras import require
+
+
+class TextOptions(Config):
+    """Arguments of pipelines that are options of generate, translate and summarize."""
+
+    sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=(), panel="Steering")
+    seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
+    batch_tokens: int = option(
+        "Maximum tokens of a batch, with padding; more takes more memory.", default=4096, at_least=1, panel=COMPUTING
+    )
 
 
 class CorpusOptions(Config):

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._corpus import CorpusOptions, process_file
+from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
-    COMPUTING,
     DATA,
     BackendOption,
     ModelOption,
@@ -67,17 +66,14 @@ class InputOptions(Config):
     )
 
 
-class PromptOptions(Config):
+class PromptOptions(TextOptions):
     """Arguments of `TextGenerator.outputs` that are options of generate."""
 
-    sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=(), panel="Steering")
-    stop: tuple[str, ...] = option("Stop string: a text ends before the first of them; repeatable.", default=())
+    stop: tuple[str, ...] = option(
+        "Stop string: a text ends before the first of them; repeatable.", default=(), panel="Steering"
+    )
     context: str = option(
         "What to do with texts longer than the context of the model.", default="error", choices=("error", "slide")
-    )
-    seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
-    batch_tokens: int = option(
-        "Maximum tokens of a batch; more takes more memory.", default=4096, at_least=1, panel=COMPUTING
     )
 
 

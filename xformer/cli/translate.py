@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from xformer.cli import _io
 from xformer.cli._console import line_progress
-from xformer.cli._corpus import CorpusOptions, process_file
+from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
     COMPUTING,
@@ -27,7 +27,7 @@ from xformer.cli._options import (
     parse_generation_settings,
     take_options,
 )
-from xformer.config import Config, field_names, option
+from xformer.config import field_names, option
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check_source_lengths
@@ -59,7 +59,7 @@ tokens.
 """
 
 
-class LineOptions(Config):
+class LineOptions(TextOptions):
     """Arguments of `TextToText.batches_of_ids` that are options of translate and summarize."""
 
     align: bool = option(
@@ -73,21 +73,16 @@ class LineOptions(Config):
     )
     length_unit: str = option("Unit of --target-length.", default="tokens", choices=("tokens", "words"))
     prefix: str | None = option("Text that every output begins with.", default=None, panel="Steering")
-    sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=())
     source_language: str | None = option(
         "Language of the input, for models of many languages, e.g. deu_Latn.", default=None, panel=DATA
     )
     target_language: str | None = option("Language of the output.", default=None)
-    seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
     max_source_length: int = option("Maximum tokens of a line.", default=1024, at_least=1, panel=COMPUTING)
     long_lines: str | None = option(
         "What to do with longer lines: an error, an empty output, or cut to the maximum. \\[default: error, or blank "
         "with --corpus-out]",
         default=None,
         choices=("error", "blank", "cut"),
-    )
-    batch_tokens: int = option(
-        "Maximum tokens of a batch, padding included; more takes more memory.", default=4096, at_least=1
     )
 
 
