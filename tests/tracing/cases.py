@@ -15,6 +15,8 @@ import numpy as np
 
 from xformer import ops
 from xformer.backends import extra
+from xformer.layers import Linear
+from xformer.tree import with_fields
 
 
 class Row(NamedTuple):
@@ -357,6 +359,21 @@ row("rotate", lambda xp, x: ops.rotate(x, xp.asarray(np.cos(ANGLES)), xp.asarray
 TOKENS = np.asarray([[3, 1, 3], [0, 3, 1]])
 row("embedding", lambda xp, w: ops.embedding(w, xp.asarray(TOKENS)) ** 2, (5, 2))
 row("embedding", lambda xp, w: ops.embedding(w, xp.asarray(TOKENS[0]), scale=1.7) ** 2, (5, 2))
+
+
+def _experts(*weights: Any) -> list[Any]:
+    return [with_fields(Linear(4, 5, bias=False, init=0), weight=weight) for weight in weights]
+
+
+NUMBERS = np.asarray([0, 0, 2])  # no row of the second expert
+row(
+    "apply_experts",
+    lambda xp, x, v, w: ops.apply_experts(x, xp.asarray(NUMBERS), _experts(v, w, v * w)),
+    (3, 4),
+    (4, 5),
+    (4, 5),
+)
+numpy_row("apply_experts", lambda xp, w: ops.apply_experts(np.ones((3, 4)), NUMBERS, _experts(w, w, w)), (4, 5))
 
 
 def attended(**static: Any) -> Callable[..., Any]:
