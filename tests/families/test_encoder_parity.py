@@ -1,6 +1,7 @@
 """Outputs of tiny checkpoints of encoders of texts equal those of transformers (see make_references.py)."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from xformer.backends import from_host, resolve
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import EncoderLayer
 from xformer.models import Encoder, EncoderConfig
@@ -125,3 +126,27 @@ def test_a_configuration_that_a_family_lacks_is_not_written(name, changes, match
     config = dataclasses.replace(load_pretrained(DATA / name).config, **changes)
     with pytest.raises(ConfigError, match=match):
         save_pretrained(Encoder(config), tmp_path, model_type=name.split("_")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "pad_id"), [("bert", 0), ("deberta_v2", 0), ("mpnet", 1), ("distilbert_masked_lm", 0)]
+)
+def test_padding_that_no_file_names_is_that_of_transformers(name, pad_id, tmp_path):
+    shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "pad_token_id": None}))
+    assert load_pretrained(tmp_path).config.pad_id == pad_id
+
+
+def test_variants_of_deberta_that_xformer_does_not_compute_are_refused(tmp_path):
+    shutil.copytree(DATA / "deberta_v2", tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    for key, value in (
+        ("conv_kernel_size", 3),
+        ("pos_att_type", "c2p"),
+        ("share_att_key", None),
+        ("position_buckets", -1),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
+        with pytest.raises(CheckpointError, match=f"has {key}"):
+            load_pretrained(tmp_path)

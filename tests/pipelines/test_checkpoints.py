@@ -131,6 +131,12 @@ def test_vectors_are_means_of_the_states_of_all_tokens(bert):
         embedder(text for text in texts)
 
 
+def test_padding_changes_no_vector_of_a_model_without_a_padding_id(bert):
+    embedder, texts = xf.Embedder.from_pretrained(bert), ["a man sleeps", "dog"]
+    other = xf.Embedder(xf.load_pretrained(bert).with_config(pad_id=None), embedder.tokenizer)
+    np.testing.assert_allclose(other(texts), embedder(texts), atol=1e-6)
+
+
 def test_pooling_follows_the_files_of_sentence_transformers(bert):
     modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")]
     (bert / "modules.json").write_text(json.dumps(modules))

@@ -39,7 +39,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         **read_labels(reader),
         masked_lm=has_tensor(reader, "predictions.dense.weight"),
         masked_lm_activation=activation,
-        **read_special_ids(reader),
+        **read_special_ids(reader, pad_id=0),
     )
 
 

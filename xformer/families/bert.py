@@ -66,7 +66,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         **read_labels(reader),
         masked_lm=has_masked_lm,
         masked_lm_activation="gelu" if is_roberta else activation,
-        **read_special_ids(reader),
+        **read_special_ids(reader, pad_id=1 if is_roberta else 0),
     )
 
 
@@ -205,7 +205,7 @@ def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
         **read_labels(reader),
         masked_lm=has_tensor(reader, "vocab_transform.weight"),
         masked_lm_activation=activation,
-        **read_special_ids(reader),
+        **read_special_ids(reader, pad_id=0),
     )
 
 

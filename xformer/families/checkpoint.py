@@ -36,7 +36,15 @@ from xformer.io import check_path, read_json, restorable_dtype, save_arrays, wri
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
-from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
+from xformer.models import (
+    ImageEncoderConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    ModelConfig,
+    Transformer,
+    TransformerConfig,
+    load,
+)
 from xformer.models.base import BaseModel
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.quantized import QUANTIZED_DTYPES, quantized_dtype
@@ -384,7 +392,8 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
     windows = [config.window_of(layer) for layer in range(fields.get("num_layers", 0))] or [config.window]
     unused = {
         *("dropout", "attention_dropout", "activation_dropout", "rematerialize", "suppress_special"),
-        *(() if isinstance(config, LanguageModelConfig | TransformerConfig) else ("pad_id", "bos_id", "eos_id")),
+        *(() if isinstance(config, LanguageModelConfig | TransformerConfig) else ("bos_id", "eos_id")),
+        *(("pad_id",) if isinstance(config, ImageEncoderConfig) else ()),
         *(() if positions == "sinusoidal" else ("sinusoidal_layout",)),
         *(() if positions == "alibi" else ("alibi_scale",)),
         *(() if has_relative_bias else ("relative_buckets", "relative_max_distance")),

@@ -65,7 +65,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         **read_labels(reader),
         masked_lm=has_tensor(reader, "lm_predictions.lm_head.dense.weight"),
         masked_lm_activation=activation,
-        **read_special_ids(reader),
+        **read_special_ids(reader, pad_id=0),
     )
 
 

@@ -36,7 +36,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         pooler="gelu" if has_tensor(reader, "classifier.dense.weight") else "none",
         **read_labels(reader),
         masked_lm=has_tensor(reader, "generator_predictions.dense.weight"),
-        **read_special_ids(reader),
+        **read_special_ids(reader, pad_id=0),
     )
 
 

@@ -70,7 +70,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         **read_labels(reader),
         masked_lm=has_tensor(reader, "decoder.bias"),
         masked_lm_activation=activation,
-        **read_special_ids(reader),
+        **read_special_ids(reader, pad_id=50283),
     )
 
 

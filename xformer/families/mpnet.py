@@ -36,7 +36,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         pooler="tanh" if has_pooler else "none",
         **read_labels(reader),
         masked_lm=has_tensor(reader, "lm_head.dense.weight"),
-        **read_special_ids(reader),
+        **read_special_ids(reader, pad_id=1),
     )
 
 

@@ -168,15 +168,15 @@ def write_windows(config: LanguageModelConfig | EncoderConfig) -> dict[str, Any]
     }
 
 
-def read_special_ids(reader: ConfigReader) -> dict[str, Any]:
-    """Return the fields of special tokens; a token that the files do not name is None.
+def read_special_ids(reader: ConfigReader, *, pad_id: int | None = None) -> dict[str, Any]:
+    """Return the fields of special tokens; a token that the files do not name is None, and padding is `pad_id`.
 
     generation_config.json overrides config.json. Of several ends in eos_token_id, the first one is returned.
     """
     bos_id = reader.count("bos_token_id", default=None, at_least=0)
     eos_ids = reader.counts("eos_token_id", default=None, at_least=0)
     return {
-        "pad_id": reader.count("pad_token_id", default=None, at_least=0),
+        "pad_id": reader.count("pad_token_id", default=pad_id, at_least=0),
         "bos_id": reader.generation.count("bos_token_id", default=bos_id, at_least=0),
         "eos_id": next(iter(reader.generation.counts("eos_token_id", default=eos_ids, at_least=0)), None),
         "suppress_special": reader.generation.flag("suppress_special", default=False),

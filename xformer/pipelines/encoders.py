@@ -89,13 +89,13 @@ class EncoderPipeline(Pipeline):
 
         def run(rows: list[int]) -> tuple[list[int], Any]:
             ids = pad([encoded[row] for row in rows], self.model.config.pad_id)
-            is_token = pad([[1] * len(encoded[row]) for row in rows], 0)
+            is_token: Any = np.asarray(pad([[True] * len(encoded[row]) for row in rows], False))
             if isinstance(self.model, LanguageModel):  # padding on the right changes no earlier state
                 states = self.model.states(ids, mask=from_host(xp, np.ones((1, 1), bool)))
             else:
-                states = self.model(ids, token_types=None if types is None else pad([types[row] for row in rows], 0))
-            mask = from_host(xp, np.asarray(is_token), dtype=states.dtype)
-            return rows, to_host(function(states, mask))
+                token_types = None if types is None else pad([types[row] for row in rows], 0)
+                states = self.model(ids, token_types=token_types, mask=from_host(xp, is_token[:, None, None, :]))
+            return rows, to_host(function(states, from_host(xp, is_token, dtype=states.dtype)))
 
         order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
         batches = fill_batches(order, [len(ids) for ids in encoded], batch_tokens)
