@@ -66,10 +66,10 @@ class ImageEncoder(EncoderBase, init=False):
         x = self.input(self.embedding(images), position_embeddings=positions, rng=input_rng)
         return self._encode(x, None, layer_rngs)
 
-    def class_logits(self, states: Array) -> Array:
+    def class_logits(self, states: Array, *, mask: Any = None) -> Array:
         """Compute the logits of the classes of each image; see `Encoder.class_logits`."""
         if self.classifier is None or not self.config.classify_patches:
-            return super().class_logits(states)
+            return super().class_logits(states, mask=mask)
         xp = array_namespace(states)
         return self.classifier(xp.concat([states[:, 0, :], xp.mean(states[:, 1:, :], axis=1)], axis=-1))
 

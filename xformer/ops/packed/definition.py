@@ -40,16 +40,17 @@ class PackedWeight(InferenceWeight):
     @classmethod
     def pack(cls, weight: Array | QuantizedWeight) -> PackedWeight:
         """Copy a matrix (rows, columns) to panels."""
-        scales = None
+        scales: Array | None = None
+        matrix: Any = weight
         if isinstance(weight, QuantizedWeight):
             if not weight.is_transposed:
                 return cls.pack(weight.T).T
-            scales, weight = weight.scales, weight.values.T
-        xp = array_namespace(weight)
-        rows, columns = weight.shape
-        is_int8 = dtype_name(weight.dtype) == "int8"
-        weight = _padded(_padded(weight, 0, FOUR if is_int8 else 1), 1, PANEL)
-        panels = xp.permute_dims(xp.reshape(weight, (weight.shape[0], weight.shape[1] // PANEL, PANEL)), (1, 0, 2))
+            scales, matrix = weight.scales, weight.values.T
+        xp = array_namespace(matrix)
+        rows, columns = matrix.shape
+        is_int8 = dtype_name(matrix.dtype) == "int8"
+        matrix = _padded(_padded(matrix, 0, FOUR if is_int8 else 1), 1, PANEL)
+        panels = xp.permute_dims(xp.reshape(matrix, (matrix.shape[0], matrix.shape[1] // PANEL, PANEL)), (1, 0, 2))
         if is_int8:
             panels = _side_by_side(panels, (FOUR, PANEL))
         panels = xp.asarray(panels, copy=True) if panels.shape[0] == 1 else panels  # reshaping would not copy it
