@@ -95,7 +95,7 @@ def sliced_forward(
     return xp.concat(outputs, axis=0), saved
 
 
-def _counts(numbers: Array, num_experts: int) -> list[int]:
+def _counts(numbers: Any, num_experts: int) -> list[int]:
     """Return the number of rows of each expert; raise DataError unless they are sorted by their experts."""
     host = np.asarray(numbers.tolist(), np.int64)  # which torch also allows inside torch.func.grad
     if host.size and (host[0] < 0 or host[-1] >= num_experts or np.any(host[1:] < host[:-1])):
