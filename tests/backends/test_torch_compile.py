@@ -41,7 +41,15 @@ def encoder(**options):
     return xf.Encoder(xf.EncoderConfig(num_layers=1, **SIZES, **options), xp=torch)
 
 
+def with_experts():
+    config = {"num_layers": 1, "positions": "rotary", "activation": "swiglu", "num_experts": 3, "attention_sinks": True}
+    model = xf.LanguageModel(xf.LanguageModelConfig(**config, **SIZES), xp=torch)
+    model(TOKENS)  # the signature of so many arrays is kept, which would be another graph
+    return model
+
+
 MODELS = {
+    "experts": with_experts,
     "encoder": lambda: encoder(positions="relative"),
     "language model": lambda: xf.LanguageModel(
         xf.LanguageModelConfig(num_layers=1, positions="rotary", norm="rms", num_key_value_heads=2, **SIZES),
