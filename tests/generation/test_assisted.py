@@ -76,7 +76,7 @@ def test_prompt_lookup(steps, positions, window):
         {"max_new_tokens": 1},
         {"max_new_tokens": 60},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_options_mean_the_same(options):
     model, options = language_model(num_layers=1), {"max_new_tokens": 20, **options}

@@ -238,6 +238,7 @@ def test_vectors_of_language_models_are_the_last_states(tmp_path, xp):
     np.testing.assert_allclose(
         model.states([ids]) @ dict(model.named_parameters())["output.weight"], model([ids]), atol=1e-5
     )
+    assert embedder.attention_kinds == ("decoder",)
     short = xf.Embedder(embedder.model, embedder.tokenizer, pooling="lasttoken", max_length=4)
     assert [ids[-1] for ids in short.encode(texts)] == [2, 2, 2]
     assert max(map(len, short.encode(texts))) == 4

@@ -43,7 +43,7 @@ class Pipeline:
     """True if outputs are texts that the model generates token by token."""
     has_source: ClassVar[bool] = False
     """True for an encoder-decoder, whose outputs are separate from its input."""
-    attention_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
+    attention_kinds: tuple[str, ...] = ("encoder",)
     """Kinds of attention that the model has: "encoder", "decoder", "cross"."""
 
     model: Any

@@ -178,6 +178,8 @@ class Embedder(EncoderPipeline):
             num_features = each.linear.weight.shape[1]
         self.truncate_dim = self._check_dim(truncate_dim)
         self.prompts, self.default_prompt_name = dict(prompts or {}), default_prompt_name
+        if isinstance(model, LanguageModel):
+            self.attention_kinds = ("decoder",)
         self._prompt(None, default_prompt_name)
 
     @property
