@@ -226,12 +226,12 @@ def test_without_onnxruntime_nothing_is_verified(tmp_path, monkeypatch):
         Session(tmp_path / "model.onnx")(tokens=np.ones((1, 200), int))
 
 
-class Reversed(xf.LanguageModel):
+class Rolled(xf.LanguageModel):
     """A model whose forward code uses a function that cannot be exported."""
 
     def __call__(self, tokens, **options):
         logits = super().__call__(tokens, **options)
-        return xf.array_namespace(logits).flip(logits, axis=1)
+        return xf.array_namespace(logits).roll(logits, 1, axis=1)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ class Reversed(xf.LanguageModel):
     [
         (lambda config: xf.LanguageModel(config).quantize(), {}, "the model is quantized to int8; export the original"),
         (xf.LanguageModel, {"max_length": 91}, "max_length is 91; expected 6 to 90, the positions of the model"),
-        (Reversed, {}, "xp.flip cannot be exported to ONNX"),
+        (Rolled, {}, "xp.roll cannot be exported to ONNX"),
     ],
 )
 def test_refusals(model, options, message, tmp_path):

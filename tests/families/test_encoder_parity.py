@@ -150,3 +150,12 @@ def test_variants_of_deberta_that_xformer_does_not_compute_are_refused(tmp_path)
         (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
         with pytest.raises(CheckpointError, match=f"has {key}"):
             load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert_classifier", "modernbert_classifier"])
+def test_a_classifier_of_tokens_is_refused(name, tmp_path):
+    shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace("ForSequenceClassification", "ForTokenClassification"))
+    with pytest.raises(CheckpointError, match="has a classifier of tokens"):
+        load_pretrained(tmp_path)

@@ -213,7 +213,14 @@ def has_tensor(reader: ConfigReader, ending: str) -> bool:
 
 
 def read_labels(reader: ConfigReader) -> dict[str, Any]:
-    """Return the fields of a classifier; config.json may give the number of classes by their names only."""
+    """Return the fields of a classifier; config.json may give the number of classes by their names only.
+
+    Raises CheckpointError for a classifier of tokens, whose tensors have the same names.
+    """
+    architectures = reader.values.get("architectures")
+    for name in architectures if isinstance(architectures, list) else []:
+        if str(name).endswith("ForTokenClassification"):
+            raise CheckpointError(f"{reader.path} has a classifier of tokens ({name}); expected one of texts or images")
     names = reader.section("id2label").values
     number = reader.count("num_labels", "_num_labels", default=2, at_least=0)
     if not (has_tensor(reader, "classifier.weight") or has_tensor(reader, "classifier.out_proj.weight")):
