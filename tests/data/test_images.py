@@ -9,7 +9,7 @@ import pytest
 
 from tests.reference import normal, raises_line
 from xformer.data.images import PROCESSOR_FILE, ImageProcessor, read_image
-from xformer.errors import CheckpointError, DataError
+from xformer.errors import CheckpointError, ConfigError, DataError
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -87,7 +87,10 @@ def test_files_and_images_of_pillow_have_the_pixels_of_their_array(tmp_path):
         ({"size": None}, "has size None; expected"),
         ({"resample": 9}, "has resample 9; expected 0 to 5"),
         ({"rescale_factor": "x"}, "has rescale_factor 'x'; expected a number"),
-        ({"image_std": 0.5}, "has image_std 0.5; expected a number for each channel"),
+        ({"image_std": 0.5}, "has image_std 0.5; expected one or three positive numbers"),
+        ({"image_std": [0.5, 0.0, 0.5]}, r"has image_std \[0.5, 0.0, 0.5\]; expected one or three positive numbers"),
+        ({"image_mean": [0.5] * 4}, r"has image_mean \[0.5, .*\]; expected one or three numbers"),
+        ({"do_pad": True}, "has do_pad true; expected false"),
     ],
 )
 def test_settings_that_are_damaged_or_unknown_are_refused(tmp_path, changes, match):
@@ -113,9 +116,14 @@ def test_what_is_no_image_is_refused(tmp_path):
             make(images)
     shorter = processor(tmp_path, {**CLIP, "do_center_crop": False})
     assert shorter([PICTURE, PICTURE]).shape == (2, 3, 20, 32)
-    for images in ([], [PICTURE, PICTURE[:30]]):
-        with raises_line(DataError, "images have the sizes .* after resizing; expected images of one size"):
-            shorter(images)
+    with raises_line(DataError, "images have the sizes .* after resizing; expected images of one size"):
+        shorter([PICTURE, PICTURE[:30]])
+    with raises_line(DataError, r"images is \[\]; expected at least one image"):
+        make([])
+    for changes in ({"mean": (0.5,) * 4}, {"std": (1.0, 0.0, 1.0)}, {"std": (float("nan"),)}, {"mean": ()}):
+        with raises_line(ConfigError, r"(mean|std) is \(.*\); expected one or three (positive )?numbers"):
+            make._replace(**changes)([PICTURE])
+    np.testing.assert_array_equal(make._replace(mean=(0.5,))([PICTURE]), make._replace(mean=(0.5,) * 3)([PICTURE]))
     for image in (PICTURE / 255.0, PICTURE[None], np.zeros((0, 4, 3), np.uint8), PICTURE[:, :, :2], 7):
         with raises_line(DataError, r"an image is .*; expected 8 bits, \(height, width, 3\) or \(height, width\)"):
             read_image(image)

@@ -95,6 +95,9 @@ def test_the_mean_of_tokens_needs_a_mask():
         np.testing.assert_allclose(model.class_logits(states, mask=each), reference["logits"], rtol=0, atol=1e-5)
     with pytest.raises(ShapeError, match=r"mask has shape \(2, 8\); expected \(2, 9\)"):
         model.class_logits(states, mask=mask[:, 1:])
+    for other in (reference["tokens"], mask.astype(np.float32), mask.astype(int).tolist()):
+        with pytest.raises(ShapeError, match=r"mask has dtype (int|float)\d\d; expected bool, True = token"):
+            model.class_logits(states, mask=other)
 
 
 @pytest.mark.parametrize(

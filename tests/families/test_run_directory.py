@@ -4,7 +4,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.reference import small_model
+import xformer as xf
+from tests.reference import raises_line, small_model
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.run_directory import FORMAT, RunDirectory, sha256
 from xformer.io import load_arrays
@@ -32,6 +33,13 @@ def test_a_start_writes_tokenizers_and_configuration(run, tokenizer):
     assert run.load_tokenizer("joint").encode("one") == tokenizer.encode("one")
     with pytest.raises(ConfigError, match="holds a run; continue it with: xformer resume"):
         run.start({}, {"joint": tokenizer})
+
+
+def test_a_run_has_no_model_for_tasks_that_xformer_does_not_train(run, tokenizer):
+    run.start({"task": "translation"}, {"joint": tokenizer})
+    for pipeline in (xf.Embedder, xf.Classifier, xf.Reranker, xf.Transcriber, xf.ImageClassifier):
+        with raises_line(ConfigError, f"holds a model for translation; expected one for {pipeline.task}; use: xformer"):
+            pipeline.from_pretrained(run.path)
 
 
 def test_two_tokenizers_have_files_of_their_own(run, tokenizer):

@@ -14,6 +14,7 @@ import xformer as xf
 from xformer.cli.main import exit_code
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.pipelines import pipeline_class
+from xformer.tree import map_arrays
 
 DATA = Path(__file__).parent.parent / "families" / "data"
 WORDS = ["a", "man", "sleeps", "on", "bench", "dog", "the", "runs", "user", "assistant", ":"]
@@ -135,6 +136,18 @@ def test_padding_changes_no_vector_of_a_model_without_a_padding_id(bert):
     embedder, texts = xf.Embedder.from_pretrained(bert), ["a man sleeps", "dog"]
     other = xf.Embedder(xf.load_pretrained(bert).with_config(pad_id=None), embedder.tokenizer)
     np.testing.assert_allclose(other(texts), embedder(texts), atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_masks_are_on_the_device_of_the_model(bert, llama, pooling):
+    strict = pytest.importorskip("array_api_strict")
+    texts = ["a man sleeps", "dog"]
+    for directory in (bert, llama):
+        embedder = xf.Embedder.from_pretrained(directory, xp=strict)
+        moved = map_arrays(lambda x: strict.asarray(x, device=strict.Device("device1")), embedder.model)
+        there = xf.Embedder(moved, embedder.tokenizer, pooling=pooling)
+        here = xf.Embedder(embedder.model, embedder.tokenizer, pooling=pooling)
+        np.testing.assert_allclose(there(texts), here(texts), atol=1e-6)
 
 
 def test_pooling_follows_the_files_of_sentence_transformers(bert):

@@ -61,6 +61,15 @@ def test_models_that_resize_positions_accept_other_sizes(tmp_path):
     assert len(classifier(PICTURES)) == len(PICTURES)
 
 
+def test_images_are_read_batch_by_batch(vit, monkeypatch):
+    sizes, call = [], ImageProcessor.__call__
+    monkeypatch.setattr(
+        ImageProcessor, "__call__", lambda self, images: (sizes.append(len(images)), call(self, images))[1]
+    )
+    assert len(xf.ImageClassifier.from_pretrained(vit)(PICTURES, batch_size=2)) == 5
+    assert sorted(sizes) == [1, 2, 2]
+
+
 def test_classifiers_of_images_run_on_other_libraries(vit):
     pytest.importorskip("torch")
     expected = xf.ImageClassifier.from_pretrained(vit)(PICTURES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.errors import CheckpointError, DataError
+from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import read_json
 from xformer.text.extras import require
 
@@ -52,10 +53,10 @@ class ImageProcessor(NamedTuple):
         path = Path(directory) / PROCESSOR_FILE
         values = read_json(path, "image settings")
         name = str(values.get("image_processor_type", values.get("feature_extractor_type", "ViTImageProcessor")))
-        if name not in {kind + suffix for kind in (*_SQUARE, *_SHORTER) for suffix in _SUFFIXES} or values.get(
-            "do_pad"
-        ):
+        if name not in {kind + suffix for kind in (*_SQUARE, *_SHORTER) for suffix in _SUFFIXES}:
             raise CheckpointError(f"{path} has an image_processor_type {name!r}, whose steps xformer does not have")
+        if values.get("do_pad"):
+            raise CheckpointError(f"{path} has do_pad true; expected false")
 
         def value(key: str, expected: str, is_valid: Any) -> Any:
             if not is_valid(values.get(key)):
@@ -85,13 +86,8 @@ class ImageProcessor(NamedTuple):
         if not values.get("do_normalize", True):
             fields["mean"] = None
         else:
-            for field in ("mean", "std"):
-                x = value(
-                    f"image_{field}",
-                    "a number for each channel",
-                    lambda x: isinstance(x, list) and all(map(_is_number, x)),
-                )
-                fields[field] = tuple(x)
+            for field, (expected, is_valid) in _CHANNELS.items():
+                fields[field] = tuple(value(f"image_{field}", expected, is_valid))
         return cls(**{"size": None, **fields})
 
     def __call__(self, images: Sequence[ImageSource]) -> Any:
@@ -101,10 +97,16 @@ class ImageProcessor(NamedTuple):
             images: Paths of files, images of Pillow, or arrays of 8 bits, (height, width, 3) or (height, width).
 
         Raises:
-            DataError: For a single image instead of a list, files that are not images, and arrays of other shapes.
+            DataError: For a single image or none instead of a list, files that are not images, and arrays of other
+                shapes.
+            ConfigError: For a mean or std with other than one or three numbers, and a std that is not positive.
         """
-        if isinstance(images, str | os.PathLike) or not hasattr(images, "__len__") or hasattr(images, "shape"):
-            raise DataError(f"images is {_described(images)}; expected a list of images")
+        check_images(images)
+        if not len(images):
+            raise DataError(f"images is {images!r:.60}; expected at least one image")
+        for field, (expected, is_valid) in _CHANNELS.items():
+            if self.mean is not None and not is_valid(x := getattr(self, field)):
+                raise ConfigError(f"{field} is {x!r:.60}; expected {expected}")
         pixels = [self._pixels(read_image(image)) for image in images]
         if len(shapes := {x.shape[1:] for x in pixels}) != 1:
             raise DataError(f"images have the sizes {sorted(shapes)!r:.60} after resizing; expected images of one size")
@@ -130,8 +132,14 @@ class ImageProcessor(NamedTuple):
         return np.moveaxis(x, -1, 0)
 
 
+def check_images(images: Any) -> None:
+    """Raise DataError for a single image, or an iterator, instead of a list."""
+    if isinstance(images, str | os.PathLike) or not hasattr(images, "__len__") or hasattr(images, "shape"):
+        raise DataError(f"images is {_described(images)}; expected a list of images")
+
+
 def read_image(image: ImageSource) -> Any:
-    """Return an image of Pillow with the channels red, green and blue; a file is turned as its camera was.
+    """Return a Pillow image in RGB; files are rotated by their EXIF orientation.
 
     Args:
         image: Path of a file, image of Pillow, or array of 8 bits, (height, width, 3) or (height, width).
@@ -162,7 +170,18 @@ def _described(x: Any) -> str:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool)
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < math.inf
+
+
+def _is_mean(x: Any) -> bool:
+    return isinstance(x, list | tuple) and len(x) in (1, 3) and all(map(_is_number, x))
+
+
+# What mean and std are, and the function that checks it.
+_CHANNELS = {
+    "mean": ("one or three numbers", _is_mean),
+    "std": ("one or three positive numbers", lambda x: _is_mean(x) and min(x) > 0),
+}
 
 
 def _is_size(x: Any) -> bool:

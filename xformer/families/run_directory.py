@@ -165,7 +165,7 @@ class RunDirectory:
         """
         config = self.read_config()
         trained = config.get("task", "translation")
-        if (command := COMMANDS[trained]) != COMMANDS[task]:
+        if (command := COMMANDS[trained]) != COMMANDS.get(task):
             raise ConfigError(
                 f"{self.path} holds a model for {trained}; expected one for {task}; use: xformer {command}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xformer.backends import Array, array_namespace, base_namespace, device, from_host, index_dtype
+from xformer.backends import Array, array_namespace, base_namespace, device, dtype_name, from_host, index_dtype
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, RelativeEmbedding, SharedNormEncoderLayer
 from xformer.layers.normalization import Norm
@@ -43,7 +43,7 @@ class Pooler(Module):
 
         Raises:
             ConfigError: If the mean needs a mask.
-            ShapeError: For a mask of another shape.
+            ShapeError: For a mask of another shape or dtype.
         """
         if self.pooling == "mean" and mask is None:
             raise ConfigError("this model pools the mean of all tokens; pass a mask, True = token")
@@ -65,6 +65,8 @@ def mean_of_tokens(states: Array, mask: Any) -> Array:
     mask, is_same_library = as_array(mask, "the mask is", states)
     if tuple(mask.shape) not in ((batch, length), (batch, 1, 1, length)):
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {(batch, length)}, one value for each token")
+    if dtype_name(mask.dtype) != "bool":
+        raise ShapeError(f"mask has dtype {dtype_name(mask.dtype)}; expected bool, True = token")
     mask = mask if is_same_library else from_host(base_namespace(xp), mask, device=device(states))
     is_token = xp.astype(xp.reshape(mask, (*states.shape[:2], 1)), states.dtype)
     return xp.sum(states * is_token, axis=1) / xp.clip(xp.sum(is_token, axis=1), min=1)
@@ -137,7 +139,7 @@ class EncoderBase(BaseModel, init=False):
 
         Raises:
             ConfigError: If the model has no classifier, or its mean pooling needs a mask.
-            ShapeError: For a mask of another shape.
+            ShapeError: For a mask of another shape or dtype.
         """
         if self.classifier is None:
             raise ConfigError("this model has no classifier (num_labels is 0)")

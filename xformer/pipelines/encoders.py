@@ -85,17 +85,19 @@ class EncoderPipeline(Pipeline):
     ) -> Any:
         """Return function(states, is_token) for all texts as a NumPy array with one row per text."""
         check_count("batch_tokens", batch_tokens)
-        xp = array_namespace(self.model._parameter)
+        like = self.model._parameter
+        xp, place = array_namespace(like), device(like)
 
         def run(rows: list[int]) -> tuple[list[int], Any]:
             ids = pad([encoded[row] for row in rows], self.model.config.pad_id)
             is_token: Any = np.asarray(pad([[True] * len(encoded[row]) for row in rows], False))
             if isinstance(self.model, LanguageModel):  # padding on the right changes no earlier state
-                states = self.model.states(ids, mask=from_host(xp, np.ones((1, 1), bool)))
+                states = self.model.states(ids, mask=from_host(xp, np.ones((1, 1), bool), device=place))
             else:
                 token_types = None if types is None else pad([types[row] for row in rows], 0)
-                states = self.model(ids, token_types=token_types, mask=from_host(xp, is_token[:, None, None, :]))
-            return rows, to_host(function(states, from_host(xp, is_token, dtype=states.dtype)))
+                mask = from_host(xp, is_token[:, None, None, :], device=place)
+                states = self.model(ids, token_types=token_types, mask=mask)
+            return rows, to_host(function(states, from_host(xp, is_token, device=place)))
 
         order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
         batches = fill_batches(order, [len(ids) for ids in encoded], batch_tokens)
@@ -108,7 +110,7 @@ class EncoderPipeline(Pipeline):
 
 
 class Dense(Module):
-    """Map of pooled vectors, `activation(linear(x))`, as in sentence-transformers.
+    """Dense layer for pooled vectors, `activation(linear(x))`, as in sentence-transformers.
 
     Attributes:
         linear: The map.
@@ -132,7 +134,7 @@ class Embedder(EncoderPipeline):
         model: The model.
         tokenizer: Its tokenizer.
         pooling: "mean" of the states of all tokens, or the state of the first token, "cls", or the last, "lasttoken".
-        dense: Maps of the pooled vectors, applied in turn.
+        dense: Dense layers for the pooled vectors, applied in turn.
         normalize: Divide vectors by their length, so that dot products are cosine similarities.
         truncate_dim: Number of features to keep, before `normalize`, of models that were trained for it (Kusupati et
             al., 2022). Default: all.
@@ -332,7 +334,7 @@ class Embedder(EncoderPipeline):
         else:
             if self.pooling == "lasttoken":
                 has_next = xp.concat([is_token[:, 1:], xp.zeros_like(is_token[:, :1])], axis=1)
-                is_token = is_token - has_next
+                is_token = is_token & ~has_next
             vectors = mean_of_tokens(states, is_token)
         for dense in self.dense:
             vectors = dense(vectors)
@@ -519,7 +521,7 @@ def _module_directory(directory: Path, module: dict[str, Any]) -> Path:
 
 
 def _read_dense(directory: Path, model: Any) -> Dense:
-    """Return a map of pooled vectors, with parameters like those of the model."""
+    """Return a dense layer for pooled vectors, with parameters like those of the model."""
     values = read_json(directory / "config.json", "configuration of a map")
     name = str(values.get("activation_function", "Tanh")).rpartition(".")[2]
     if name not in _ACTIVATIONS:

@@ -10,7 +10,7 @@ import numpy as np
 
 from xformer.backends import to_host
 from xformer.config import check_count
-from xformer.data.images import ImageProcessor, ImageSource
+from xformer.data.images import ImageProcessor, ImageSource, check_images
 from xformer.errors import ConfigError
 from xformer.models import ImageEncoder
 from xformer.pipelines.base import Pipeline, check_class
@@ -34,7 +34,7 @@ class ImageClassifier(Pipeline):
     """
 
     task = "image classification"
-    model_class = ImageEncoder
+    model_classes = (ImageEncoder,)
 
     def __init__(self, model: ImageEncoder, processor: ImageProcessor, *, labels: Sequence[str] | None = None) -> None:
         check_class("model", model, ImageEncoder)
@@ -54,15 +54,19 @@ class ImageClassifier(Pipeline):
 
         Args:
             images: Paths of files, images of Pillow, or arrays of 8 bits, (height, width, 3) or (height, width).
-            batch_size: Images that are classified at a time. On NumPy each core runs one batch.
+            batch_size: Images that are read and classified at a time; after resizing they have one size. On NumPy each
+                core runs one batch.
 
         Raises:
             DataError: For a single image instead of a list, files that are not images, and arrays of other shapes.
         """
         check_count("batch_size", batch_size)
-        if hasattr(images, "__len__") and not len(images):
+        check_images(images)
+        if not len(images):
             return []
-        pixels = self.processor(images)
-        batches = [pixels[start : start + batch_size] for start in range(0, len(pixels), batch_size)]
-        logits = run_batches(lambda batch: to_host(self.model.class_logits(self.model(batch))), batches, self.model)
-        return predictions(np.concatenate(list(logits)), self.labels)
+
+        def run(batch: Sequence[ImageSource]) -> Any:
+            return to_host(self.model.class_logits(self.model(self.processor(batch))))
+
+        batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
+        return predictions(np.concatenate(list(run_batches(run, batches, self.model))), self.labels)
