@@ -32,6 +32,10 @@ class BackendError(XformerError, TypeError):
     """An array library is unknown or not installed, or arrays of two libraries or devices were mixed."""
 
 
+class MissingPackageError(BackendError):
+    """An optional package cannot be imported."""
+
+
 class ConfigError(XformerError, ValueError):
     """A configuration value, recipe key or command-line option is invalid."""
 

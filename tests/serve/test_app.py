@@ -211,7 +211,19 @@ def test_models_are_listed(client):
     assert (models["translator"]["encoder_layers"], models["translator"]["decoder_layers"]) == (2, 3)
     assert [model["supports"]["chat"] for model in models.values()] == [False, False, True, True, *[False] * 3]
     assert models["embedder"]["defaults"] is None
+    assert (models["embedder"]["encoder_layers"], models["embedder"]["decoder_layers"]) == (2, 0)
     assert client.get("/runs") == {"runs": []}
+
+
+def test_an_embedder_with_a_language_model_has_layers_of_a_decoder(chat):
+    served = ServedModel("embedder", Embedder(chat[0].model, chat[1]))
+    entry = served.describe()
+    served.worker.close()
+    assert (entry.encoder_layers, entry.decoder_layers, entry.attention) == (
+        0,
+        chat[0].model.config.num_layers,
+        ["decoder"],
+    )
 
 
 def test_translations_are_those_of_the_pipeline(client, translator):

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from xformer.errors import DataError
+from xformer.errors import BackendError, DataError, MissingPackageError
 from xformer.generation.generate import make_batch, search
 from xformer.models import LanguageModel, LanguageModelConfig
-from xformer.serve.jobs import Job, JobError, Worker
+from xformer.serve.jobs import Job, JobError, Worker, public_error
 
 MODEL = LanguageModel(LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1))
 
@@ -138,3 +138,13 @@ def test_texts_are_joined_and_a_long_list_does_not_hold_others():
             await worker.join(embed, ["bad"])
 
     run(test)
+
+
+def test_errors_of_requests_and_of_the_server():
+    missing, invalid, mixed = map(
+        public_error, (MissingPackageError("run: pip install x"), DataError("text is blank"), BackendError("devices"))
+    )
+    assert (missing.status, str(missing)) == (501, "run: pip install x")
+    assert (invalid.status, str(invalid)) == (400, "text is blank")
+    assert mixed.status == 500
+    assert "devices" not in str(mixed)

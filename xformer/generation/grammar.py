@@ -42,7 +42,7 @@ class Grammar:
     Raises:
         ConfigError: For none or several grammars, and an invalid one or keywords that llguidance does not support.
         DataError: For an eos_id outside the vocabulary.
-        BackendError: If the package llguidance is missing.
+        MissingPackageError: If the package llguidance is missing.
 
     Example:
         >>> from xformer import LanguageModel, LanguageModelConfig, generate
@@ -75,10 +75,8 @@ class Grammar:
         if not ends or not all(0 <= end < len(tokens) for end in ends):
             raise DataError(f"eos_id is {eos_id!r}; expected ids from 0 to {len(tokens) - 1}")
         tokenizer = _tokenizer(tuple(tokens), tuple(ends), encode)
-        grammar = _source(guidance.LLMatcher, names[0], given[names[0]])
-        has_error, messages = guidance.LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
-        if has_error:
-            raise ConfigError(f"{names[0]} is not valid: {_one_line(messages[0])}")
+        grammar = _source(guidance.LLMatcher, names[0], given[names[0]], names[0])
+        _check(guidance.LLMatcher, grammar, names[0], tokenizer)
         self._matcher = guidance.LLMatcher(tokenizer, grammar, log_level=0)
         self._num_tokens = len(tokens)
 
@@ -109,6 +107,27 @@ class Grammar:
         allowed[:, : self._num_tokens] = bits
         xp = array_namespace(logits)
         return xp.where(from_host(xp, allowed, device=device(logits)), logits, -np.inf)
+
+
+def check_json_schema(name: str, schema: Mapping[str, Any] | bool | str) -> None:
+    """Check that `Grammar` takes a JSON schema, without making a grammar for a vocabulary.
+
+    Args:
+        name: Name of the schema in errors.
+        schema: JSON schema, as a dictionary or a string.
+
+    Raises:
+        ConfigError: For an invalid schema, or keywords that llguidance does not support.
+        MissingPackageError: If the package llguidance is missing.
+    """
+    matcher = require("llguidance").LLMatcher
+    _check(matcher, _source(matcher, "json_schema", schema, name), name)
+
+
+def _check(matcher: Any, grammar: str, name: str, tokenizer: Any = None) -> None:
+    has_error, messages = matcher.validate_grammar_with_warnings(grammar, tokenizer)
+    if has_error:
+        raise ConfigError(f"{name} is not valid: {_one_line(messages[0])}")
 
 
 @functools.lru_cache(maxsize=_MAX_VOCABULARIES)
@@ -149,19 +168,19 @@ class _Vocabulary:
         return ids
 
 
-def _source(matcher: Any, name: str, value: Any) -> str:
-    """Return a grammar in the notation of llguidance."""
-    if name != "json_schema":
+def _source(matcher: Any, kind: str, value: Any, name: str) -> str:
+    """Return a grammar in the notation of llguidance; errors have its name."""
+    if kind != "json_schema":
         if not isinstance(value, str):
             raise ConfigError(f"{name} is {value!r:.100}; expected a string")
-        return str(matcher.grammar_from_regex(value) if name == "regex" else matcher.grammar_from_lark(value))
+        return str(matcher.grammar_from_regex(value) if kind == "regex" else matcher.grammar_from_lark(value))
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"json_schema is not valid JSON: {_one_line(str(error))}") from error
+        raise ConfigError(f"{name} is not valid JSON: {_one_line(str(error))}") from error
     if not isinstance(schema, Mapping | bool):
-        raise ConfigError(f"json_schema is {value!r:.100}; expected an object")
+        raise ConfigError(f"{name} is {value!r:.100}; expected an object")
     return str(matcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS))
 
 

@@ -14,6 +14,8 @@ from xformer.tokenizers import BaseTokenizer, PretrainedTokenizer
 
 _TAGGED_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 TOOL_CALL_START = "<tool_call>"
+# Last characters of a prompt that an answer ends with only if the template starts the next answer in any case.
+_PROMPT_END = 4
 
 
 class ToolCall(NamedTuple):
@@ -111,8 +113,8 @@ class _Template:
     Attributes:
         messages: The messages; a special token that is spelled out in a text has `cut` after its first character.
         cut: A character that the chat does not have.
-        start: Another one.
-        end: Another one.
+        start: A character that marks the start of an answer.
+        end: A character that marks the end of an answer.
     """
 
     def __init__(self, tokenizer: BaseTokenizer, messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
@@ -213,7 +215,8 @@ def _added_answers(template: _Template, text: str) -> list[tuple[int, int]]:
     for index, message in enumerate(template.messages):
         if message["role"] == "assistant":
             prompt, answered = template.render(index), template.render(index + 1, add_generation_prompt=False)
-            if prompt[-4:] == answered[-4:] and prompt == template.render(index, add_generation_prompt=False):
+            ends_alike = prompt[-_PROMPT_END:] == answered[-_PROMPT_END:]
+            if ends_alike and prompt == template.render(index, add_generation_prompt=False):
                 raise DataError(
                     "the chat template starts an answer also without add_generation_prompt, so the end of answers is "
                     "unknown; use a template with {% generation %} tags, or one that looks at add_generation_prompt"

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +69,7 @@ class Transcriber(Pipeline):
 
     Raises:
         CheckpointError: If the tokenizer does not fit the model.
-        ConfigError: For alignment heads that the model does not have.
+        ConfigError: For alignment heads that the model does not have, and a negative or infinite max_initial_timestamp.
     """
 
     task = "transcription"
@@ -87,7 +88,7 @@ class Transcriber(Pipeline):
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer = model, tokenizer
         self.alignment_heads = _check_heads(alignment_heads, model.config)
-        self.max_initial_timestamp = max_initial_timestamp
+        self.max_initial_timestamp = _check_seconds("max_initial_timestamp", max_initial_timestamp)
         self.defaults = GenerationConfig() if defaults is None else defaults
         self.multilingual = model.vocab_size > _ENGLISH_VOCABULARY if multilingual is None else multilingual
 
@@ -128,7 +129,7 @@ class Transcriber(Pipeline):
         progress: Callable[[float, float], None] | None = None,
         **overrides: Any,
     ) -> Any:
-        """Return the text of an audio: `transcriber("speech.wav", language="de")`.
+        """Return the text of a recording: `transcriber("speech.wav", language="de")`.
 
         Args:
             audio: Path of a WAV file, or floats (samples,) of one channel; or a list of these.
@@ -179,6 +180,8 @@ class Transcriber(Pipeline):
                 if timestamps is not None and len(samples) >= _POSITION_LENGTH:
                     following.append(window._replace(number=window.number + len(signals), start=end, samples=samples))
             windows = following
+        if progress is not None and done < total:  # a rest that is shorter than a position is not read
+            progress(total / SAMPLE_RATE, total / SAMPLE_RATE)
         results: list[Any] = []
         for code, found in zip(languages, segments, strict=True):
             space = "" if code in WITHOUT_SPACES and task == "transcribe" else " "
@@ -213,8 +216,9 @@ class Transcriber(Pipeline):
         self, windows: list[_Window], config: GenerationConfig, timestamps: str | None, batch_size: int, seed: int
     ) -> Iterator[tuple[_Window, list[Segment], int]]:
         """Yield each window with its segments, and the sample at which the next window begins."""
-        max_initial = round(self.max_initial_timestamp * SAMPLE_RATE / _POSITION_LENGTH)
-        rules = TimestampRules(self._first_timestamp, self.model.config.eos_id, max_initial)
+        latest = self.max_initial_timestamp * SAMPLE_RATE / _POSITION_LENGTH
+        latest = min(latest, self.model.config.max_source_positions)
+        rules = TimestampRules(self._first_timestamp, self.model.config.eos_id, round(latest))
 
         def run(batch: list[_Window]) -> list[tuple[list[Segment], int]]:
             features = [self._features(window.samples) for window in batch]
@@ -280,8 +284,9 @@ class Transcriber(Pipeline):
         memory = self.model.encode(features[None])
         with record_attention() as recorded:
             logits = self.model.decode([[config.bos_id, *window.prefix, *tokens, config.eos_id]], memory)
-        cross = recorded[1::2]  # each layer also records its self-attention
-        weights = [to_host(cross[layer].weights[0, head, :, :num_positions]) for layer, head in self.alignment_heads]
+        by_layer = {id(each.layer): each.weights for each in recorded}
+        cross = [by_layer[id(layer.cross_attention)] for layer in self.model.decoder]
+        weights = [to_host(cross[layer][0, head, :, :num_positions]) for layer, head in self.alignment_heads]
         starts = align(np.stack(weights), start, -1).tolist()  # of the tokens, and of eos
         chosen = token_alternatives(logits[0, start:-2, : config.eos_id], tokens, 1)
         words, ends, position = [], [], 0
@@ -375,6 +380,13 @@ def _check_heads(heads: Any, config: SpeechTransformerConfig) -> list[tuple[int,
             f"0 to {count - 1}"
         )
     return pairs
+
+
+def _check_seconds(name: str, value: Any) -> float:
+    """Return a time; raise ConfigError unless it is a finite number of at least 0."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0.0 <= float(value) < math.inf:
+        raise ConfigError(f"{name} is {value!r:.80}; expected a finite number of at least 0")
+    return float(value)
 
 
 def _read(audio: AudioSource, sample_rate: int) -> Any:

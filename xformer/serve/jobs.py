@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from xformer.errors import BackendError, XformerError
+from xformer.errors import BackendError, MissingPackageError, XformerError
 from xformer.generation.engine import Engine, Search, Task
 
 _MAX_TEXTS = 64  # that are joined
@@ -121,8 +121,10 @@ def public_error(error: Exception) -> JobError:
     """Return the error for the client; an unexpected one is logged, and the client receives a general message."""
     if isinstance(error, JobError):
         return error
-    if isinstance(error, XformerError):
-        return JobError(str(error), 501 if isinstance(error, BackendError) else 400)  # a package is missing
+    if isinstance(error, MissingPackageError):
+        return JobError(str(error), 501)
+    if isinstance(error, XformerError) and not isinstance(error, BackendError):  # of the server, not of the request
+        return JobError(str(error), 400)
     logging.getLogger("xformer").error("a request failed", exc_info=error)
     return JobError("internal error; the log of the server has details", 500)
 

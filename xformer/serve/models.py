@@ -86,7 +86,7 @@ class ServedModel:
         if pipeline.has_source:
             layers = config.num_encoder_layers, config.num_decoder_layers
         else:
-            layers = (0, config.num_layers) if pipeline.generates_text else (config.num_layers, 0)
+            layers = (0, config.num_layers) if "decoder" in pipeline.attention_kinds else (config.num_layers, 0)
         supports = dict.fromkeys(("beam", "sampling", "topics"), pipeline.generates_text)
         supports |= dict.fromkeys(("target_length", "prefix"), pipeline.has_source) | {"chat": pipeline.has_chat}
         defaults = None

@@ -16,6 +16,7 @@ import numpy as np
 from xformer.errors import ConfigError, DataError
 from xformer.generation import Grammar, LogitsProcessor, token_bytes
 from xformer.generation.engine import Task
+from xformer.generation.grammar import check_json_schema
 from xformer.pipelines import Embedder, Output, TextGenerator
 from xformer.pipelines.chat import TOOL_CALL_START, parse_tool_calls, tool_call_grammar
 from xformer.pipelines.output_text import Token, overlap
@@ -279,24 +280,21 @@ class _Chat(_Response):
             for tool in self.tools:
                 if tool.function.parameters is not None:
                     field = f"tools[{self.request.tools.index(tool)}].function.parameters"
-                    self._grammar(field, json_schema=tool.function.parameters)
+                    _check_schema(field, tool.function.parameters)
             calls = tool_call_grammar(self.model.pipeline.target_tokenizer, functions, is_single=self.is_single)
-            self.processors.append(self._grammar("tools", lark=calls))
+            self.processors.append(self._grammar(lark=calls))
         elif form is not None and form.type != "text":
             json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
             if json_schema is None:
                 message = "response_format has no json_schema.schema; expected a JSON schema"
                 raise JobError(message, param="response_format")
-            self.processors.append(self._grammar("response_format.json_schema.schema", json_schema=json_schema))
+            _check_schema("response_format.json_schema.schema", json_schema)
+            self.processors.append(self._grammar(json_schema=json_schema))
         return [ids] * self.copies
 
-    def _grammar(self, field: str, **form: Any) -> Grammar:
-        """Return a grammar; its errors name a field of the request."""
+    def _grammar(self, **form: Any) -> Grammar:
         ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
-        try:
-            return Grammar(token_bytes(self.model.pipeline.target_tokenizer), sorted(ends), **form)
-        except ConfigError as error:
-            raise JobError(str(error).replace(next(iter(form)), field, 1), param=field) from error
+        return Grammar(token_bytes(self.model.pipeline.target_tokenizer), sorted(ends), **form)
 
     def answer(self, outputs: list[Output]) -> schema.Chat:
         choices = []
@@ -336,6 +334,14 @@ class _Chat(_Response):
         text, calls = parse_tool_calls(text) if self.tools else (text, [])
         calls = calls[:1] if self.is_single else calls
         return text, [schema.ToolCall(f"call_{secrets.token_hex(12)}", schema.FunctionCall(*call)) for call in calls]
+
+
+def _check_schema(field: str, schema: Any) -> None:
+    """Raise JobError, with a field of the request, unless `Grammar` takes its JSON schema."""
+    try:
+        check_json_schema(field, schema)
+    except ConfigError as error:
+        raise JobError(str(error), param=field) from error
 
 
 def _chosen_tools(request: schema.ChatRequest) -> tuple[list[schema.Tool], bool, bool]:

@@ -9,18 +9,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from xformer.errors import BackendError, CheckpointError, XformerError, how_to_install
+from xformer.errors import CheckpointError, MissingPackageError, XformerError, how_to_install
 from xformer.io import check_no_lfs_pointer
 
 MAX_BYTES = 1 << 30  # far above any tokenizer
 
 
 def require(package: str) -> ModuleType:
-    """Import an optional package or module; raise BackendError, with the way to install it, if it is missing."""
+    """Import an optional package or module; raise MissingPackageError, with the way to install it, if it fails."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise BackendError(
+        raise MissingPackageError(
             f"the package {package!r} cannot be imported ({error}); {how_to_install(package)}"
         ) from error
 
