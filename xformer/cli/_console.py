@@ -97,14 +97,14 @@ def format_speed(lines_per_second: float) -> str:
 
 
 @contextlib.contextmanager
-def loading_progress(name: str = "loading", *, visible: bool = True) -> Iterator[Callable[[float, float], None] | None]:
-    """Show on stderr how much of a model is read, if it is a terminal; yields an argument of `load_pretrained`.
+def percent_progress(text: str, *, visible: bool = True) -> Iterator[Callable[[float, float], None] | None]:
+    """Show the percentage of a task on stderr, if it is a terminal; yields a function of the parts done and all parts.
 
     Args:
-        name: Name of what is done, e.g. of a file that is transcribed.
+        text: Description of the task, e.g. "loading".
         visible: As for `line_progress`.
     """
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
-    with progress_bar(*columns, text=name, visible=visible) as update:
+    description = TextColumn("{task.description}", markup=False)
+    columns = (description, BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
+    with progress_bar(*columns, text=text, visible=visible) as update:
         yield None if update is None else lambda done, total: update(completed=done, total=total)

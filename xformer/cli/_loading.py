@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from xformer.cli._console import loading_progress
+from xformer.cli._console import percent_progress
 from xformer.families.checkpoint import is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Pipeline
@@ -20,7 +20,7 @@ def load_pipeline(
     """Load a public checkpoint, or a run with a backend that is prepared for the data type of its model."""
     loader: Any = pipeline_type  # mypy takes the bound for its class
     if is_public(directory):
-        with loading_progress(visible=show_progress) as progress:
+        with percent_progress("loading", visible=show_progress) as progress:
             return loader.from_pretrained(directory, xp=open_backend(backend), progress=progress, **options)
     training = RunDirectory(directory).read_config().get("recipe", {}).get("training", {})
     return loader.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")), **options)

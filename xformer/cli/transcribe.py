@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from xformer.cli import _io
-from xformer.cli._console import loading_progress
+from xformer.cli._console import percent_progress
 from xformer.cli._options import (
     DATA,
     BackendOption,
@@ -86,11 +86,11 @@ def transcribe(
         check_no_overwrite(output, [*audio, model / "config.json", model / "model.safetensors"], "--output")
     for path in audio:
         read_wav(path)  # report invalid files before the first text is written
-    with loading_progress() as progress:
+    with percent_progress("loading") as progress:
         transcriber = Transcriber.from_pretrained(model, open_backend(backend), quantize=quantize, progress=progress)
     with _io.open_output(output) as write:
         for path in audio:
-            with loading_progress(path.name, visible=output != _io.STANDARD) as progress:
+            with percent_progress(path.name, visible=output != _io.STANDARD) as progress:
                 result = transcriber(path, progress=progress, **settings)
             if target == "txt":
                 write([one_line(result)])

@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al., 2020), without the classifier of the order of sentences."""
+"""ALBERT (Lan et al., 2020), without the sentence-order prediction head."""
 
 from __future__ import annotations
 

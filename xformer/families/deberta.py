@@ -1,4 +1,4 @@
-"""DeBERTa-v3 (He et al., 2021 and 2023; model type `deberta-v2`), without the discriminator of its training."""
+"""DeBERTa-v3 (He et al., 2021 and 2023; model type `deberta-v2`), without the replaced-token detection head."""
 
 from __future__ import annotations
 

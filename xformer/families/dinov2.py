@@ -1,4 +1,4 @@
-"""DINOv2, a Vision Transformer with layer scale that learned without labels (Oquab et al., 2024)."""
+"""DINOv2, a self-supervised Vision Transformer with layer scale (Oquab et al., 2024)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al., 2020), without the discriminator's prediction for each token."""
+"""ELECTRA (Clark et al., 2020), without the replaced-token detection head."""
 
 from __future__ import annotations
 

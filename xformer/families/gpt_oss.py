@@ -81,7 +81,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     """Return the table of tensors; one has the weights of all experts."""
     layer, ours = "model.layers.{i}.", "layers.{i}."
     table = {
@@ -107,6 +107,6 @@ GPT_OSS = register(
         prefix="model.",
         tied=LLAMA.tied,
         ignored=LLAMA.ignored,
-        tensors=tensors,
+        tensors=_tensors,
     )
 )

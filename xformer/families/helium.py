@@ -1,4 +1,4 @@
-"""Helium (Kyutai, 2025): Llama with rotary positions of neighboring features."""
+"""Helium (Kyutai, 2025): Llama with interleaved rotary positions."""
 
 from __future__ import annotations
 

@@ -88,27 +88,45 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         feed_forward_bias=False,
         positions="rotary",
         scale_embeddings=False,
-        **_read_windows(reader, num_layers),
+        **_WINDOWS[model_type](reader, num_layers),
         **read_rope(reader, theta=1e6 if model_type == "mixtral" else 1e4),
         **read_output(reader),
     )
 
 
-def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
-    """Return the fields of windows: Qwen 2 MoE has them in every other layer up to max_window_layers."""
-    model_type, last = reader.model_type, num_layers
-    if model_type == "qwen2_moe":
-        last = reader.count("max_window_layers", default=28, at_least=0)
-    step = 2 if model_type == "qwen2_moe" else 1
-    has_window = model_type == "mixtral"
-    if model_type.startswith("qwen"):
-        has_window = reader.flag("use_sliding_window", default=False)
-    return read_windows(
-        reader,
-        ["full_attention" if i % step or i >= last else "sliding_attention" for i in range(num_layers)],
-        default_window=4096 if model_type.startswith("qwen") else None,
-        has_window=has_window,
-    )
+def _read_mixtral_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of windows: all layers have one if sliding_window is given."""
+    return read_windows(reader, ["sliding_attention"] * num_layers)
+
+
+def _read_qwen2_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of windows: every other layer has one, up to max_window_layers."""
+    last = reader.count("max_window_layers", default=28, at_least=0)
+    types = ["full_attention" if i % 2 or i >= last else "sliding_attention" for i in range(num_layers)]
+    return _read_qwen_windows(reader, types)
+
+
+def _read_qwen3_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of windows: all layers have one if use_sliding_window is true."""
+    return _read_qwen_windows(reader, ["sliding_attention"] * num_layers)
+
+
+def _read_qwen_windows(reader: ConfigReader, types: list[str]) -> dict[str, Any]:
+    has_window = reader.flag("use_sliding_window", default=False)
+    return read_windows(reader, types, default_window=4096, has_window=has_window)
+
+
+def _read_no_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """Return the fields of windows: no layer has one."""
+    return read_windows(reader, ["full_attention"] * num_layers, has_window=False)
+
+
+_WINDOWS = {
+    "mixtral": _read_mixtral_windows,
+    "qwen2_moe": _read_qwen2_windows,
+    "qwen3_moe": _read_qwen3_windows,
+    "olmoe": _read_no_windows,
+}
 
 
 def _read_dense_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
@@ -151,7 +169,7 @@ def _model_type(config: LanguageModelConfig) -> str:
     return "qwen2_moe" if config.shared_expert_d_ff else "mixtral"
 
 
-def tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     """Return the table of tensors; those of the experts have other names in Mixtral."""
     is_mixtral = _model_type(config) == "mixtral"
     layer, ours = "model.layers.{i}." + ("block_sparse_moe" if is_mixtral else "mlp"), "layers.{i}.feed_forward."
@@ -172,6 +190,6 @@ MIXTRAL = register(
         prefix="model.",
         tied=LLAMA.tied,
         ignored=LLAMA.ignored,
-        tensors=tensors,
+        tensors=_tensors,
     )
 )

@@ -148,10 +148,16 @@ class GenerationConfig(Config):
         panel="Speed",
     )
     max_matching_ngram_size: int = option(
-        "Largest number of last tokens that prompt lookup searches for.", default=2, at_least=1, at_most=256
+        "Largest number of last tokens that prompt lookup searches for. Only with prompt_lookup_num_tokens.",
+        default=2,
+        at_least=1,
+        at_most=256,
     )
     num_assistant_tokens: int = option(
-        "Tokens that an assistant model proposes at a time.", default=5, at_least=1, at_most=256
+        "Tokens that an assistant model proposes at a time. Only with assistant_model.",
+        default=5,
+        at_least=1,
+        at_most=256,
     )
 
     do_sample: bool | None = option(

@@ -27,8 +27,8 @@ class TimestampRules:
     """Mask the tokens that may not follow in an output with timestamps, as a logits processor (section 4.5).
 
     An output begins with a timestamp. Others come in pairs, the end of a segment and the start of the next one, or
-    before eos alone; times never decrease, and a segment takes time. If all timestamps together are more probable than
-    the best other token, the next token is a timestamp.
+    before eos alone; times never decrease, and a segment has a positive duration. If all timestamps together are more
+    probable than the best other token, the next token is a timestamp.
 
     Args:
         first_id: Id of the timestamp 0; ids of later ones follow, and the one before it asks for no timestamps.
@@ -193,7 +193,7 @@ def _pieces(tokens: Iterable[int], decode: Callable[[list[int]], str]) -> Iterat
 
 
 def shorten_pauses(words: Sequence[Word]) -> list[Word]:
-    """Take pauses out of the words and marks at the limits of sentences: none lasts more than twice the median."""
+    """Shorten words at sentence boundaries to twice the median duration."""
     durations = [word.end - word.start for word in words if word.end > word.start]
     longest = 2.0 * min(_MAX_MEDIAN, statistics.median(durations or [0.0]))
     shortened = []

@@ -43,7 +43,7 @@ class Segment(NamedTuple):
 
 
 class Transcription(NamedTuple):
-    """Text of an audio, with times.
+    """Transcript of a recording, with times.
 
     Attributes:
         text: The whole text.
@@ -61,7 +61,7 @@ class Transcription(NamedTuple):
         return {**self._asdict(), "segments": segments}
 
     def to_srt(self) -> str:
-        """Return subtitles in the format SubRip."""
+        """Return subtitles in SubRip (.srt) format."""
         return "".join(
             f"{number}\n{_time(each.start, ',')} --> {_time(each.end, ',')}\n{text.replace('-->', '->')}\n\n"
             for number, (each, text) in enumerate(self._cues(), start=1)

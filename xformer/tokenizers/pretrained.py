@@ -153,7 +153,7 @@ class PretrainedTokenizer(BaseTokenizer):
         return [self._ids(encoding) for encoding in self._encode(texts, special_tokens)]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token ids of a text without special tokens, and the first character and the end of each token.
+        """Return the token ids of a text without special tokens, and the (start, end) character offsets of each token.
 
         Raises:
             DataError: If the input is not valid text.
