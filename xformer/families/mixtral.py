@@ -112,7 +112,7 @@ def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
 
 
 def _read_dense_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
-    """Return the numbers of the layers without experts."""
+    """Return the indices of the layers without experts."""
     step = reader.count("decoder_sparse_step", default=1)
     without = reader.counts("mlp_only_layers", default=[], at_least=0)
     return tuple(i for i in range(num_layers) if i in without or (i + 1) % step)
