@@ -46,16 +46,18 @@ def padding(tokens: Array, pad_id: int) -> Array:
 
 
 def segments(segment_ids: Array) -> Array:
-    """Mask tokens of other documents in rows that hold several; with causal=True it is block-diagonal and causal.
+    """Mask attention between documents of a packed row.
+
+    With causal=True of an attention layer, the mask is block-diagonal and causal.
 
     Args:
-        segment_ids: Integers (batch, length), the number of the document of each token.
+        segment_ids: Integers (batch, length), the index of the document of each token.
 
     Returns:
         Mask of shape (batch, 1, length, length), True where query and key are of the same document.
 
     Raises:
-        ShapeError: If the numbers are not a matrix of integers.
+        ShapeError: If the indices are not a matrix of integers.
     """
     xp = array_namespace(segment_ids)
     if len(segment_ids.shape) != 2 or not is_integer(segment_ids.dtype):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.reference import raises_line
-from xformer.data.packing import IGNORED, Documents, PackedBatch, pack_documents
+from xformer.data.packing import IGNORE_INDEX, Documents, PackedBatch, pack_documents
 from xformer.data.token_rows import TokenWriter
 from xformer.errors import ConfigError, DataError
 from xformer.random import Rng
@@ -17,7 +17,9 @@ DOCUMENTS = Documents([[5, 6, 7, 8], [9, 1], [2, 3, 4]], [[0, 0, 1, 1], [1, 1], 
 def test_a_batch_by_hand():
     batch = PackedBatch.make(DOCUMENTS, [[0, 1], [2]], 5, xp=np)
     np.testing.assert_array_equal(batch.tokens, [[5, 6, 7, 9, 0], [2, 3, 0, 0, 0]])
-    np.testing.assert_array_equal(batch.labels, [[IGNORED, 7, 8, 1, IGNORED], [IGNORED, 4, *[IGNORED] * 3]])
+    np.testing.assert_array_equal(
+        batch.labels, [[IGNORE_INDEX, 7, 8, 1, IGNORE_INDEX], [IGNORE_INDEX, 4, *[IGNORE_INDEX] * 3]]
+    )
     np.testing.assert_array_equal(batch.segment_ids, [[1, 1, 1, 2, 0], [1, 1, 0, 0, 0]])
     assert (batch.num_tokens, batch.counts.tolist()) == (4, [3, 1])
     for part, row in zip(batch.split(8), range(2), strict=True):
@@ -27,8 +29,16 @@ def test_a_batch_by_hand():
 
 def test_the_default_is_a_document_a_row_and_all_labels():
     batch = PackedBatch.make(Documents([[5, 6, 7], [9, 1]]), xp=np)
-    np.testing.assert_array_equal(batch.labels, [[6, 7], [1, IGNORED]])
+    np.testing.assert_array_equal(batch.labels, [[6, 7], [1, IGNORE_INDEX]])
     np.testing.assert_array_equal(batch.segment_ids, [[1, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("dtype", [bool, float, np.uint8])
+def test_masks_of_other_dtypes(dtype):
+    masks = [np.asarray(mask, dtype) for mask in DOCUMENTS.loss_masks]
+    for own in (masks, [mask.tolist() for mask in masks]):
+        batch = PackedBatch.make(Documents(DOCUMENTS.tokens, own), xp=np)
+        np.testing.assert_array_equal(batch.labels, PackedBatch.make(DOCUMENTS, xp=np).labels)
 
 
 def test_documents_in_memory_maps(tmp_path):
@@ -74,10 +84,27 @@ def test_rows_are_filled_best_fit_first():
         (
             lambda: PackedBatch.make(DOCUMENTS, [[0, 1]], 3, xp=np),
             DataError,
-            "the longest of 1 rows has 4 tokens; expected 1 to 3",
+            "the longest of 1 rows has 4 tokens; expected at most 3",
         ),
-        (lambda: PackedBatch.make(Documents([]), xp=np), DataError, "the longest of 0 rows has 0 tokens"),
-        (lambda: PackedBatch.make(Documents([[4], []]), xp=np), DataError, "the longest of 2 rows has 0 tokens"),
+        (
+            lambda: PackedBatch.make(Documents([]), xp=np),
+            DataError,
+            "no document has two tokens; expected at least one",
+        ),
+        (lambda: PackedBatch.make(Documents([[4], []]), xp=np), DataError, "no document has two tokens"),
+        (lambda: PackedBatch.make(DOCUMENTS, [], xp=np), DataError, "no document has two tokens"),
+        (lambda: PackedBatch.make(DOCUMENTS, [[0], [-1]], xp=np), DataError, "rows has the document -1; expected ind"),
+        (lambda: PackedBatch.make(DOCUMENTS, [[3]], xp=np), DataError, "rows has the document 3; .* from 0 to 2"),
+        (lambda: PackedBatch.make(DOCUMENTS, [0, 1], xp=np), DataError, "row 0 is 0; expected a list of integers"),
+        (lambda: PackedBatch.make(DOCUMENTS, [[0.0]], xp=np), DataError, r"row 0 is \[0\.0\]; expected a list of"),
+        (
+            lambda: PackedBatch.make(Documents([[4, 5], [1, 2, 3]], [[1, 1], [-100, -100, 3]]), xp=np),
+            DataError,
+            "loss_masks has -100 in document 1; expected 0 or 1",
+        ),
+        (lambda: PackedBatch.make(Documents([[4, 5]], ["10"]), xp=np), DataError, "loss_masks has '1' in document 0"),
+        (lambda: pack_documents([3.7, 2.2], 8), DataError, r"lengths is \[3\.7, 2\.2\]; expected a list of integers"),
+        (lambda: pack_documents(["3"], 8), DataError, r"lengths is \['3'\]; expected a list of integers"),
     ],
 )
 def test_invalid_documents(call, error, message):

@@ -107,6 +107,10 @@ def test_the_mean_of_tokens_needs_a_mask():
             {"share_layers": True, "layer_types": ["full_attention"] * 2},
             "share_layers is true; expected no layer_types",
         ),
+        (
+            {"share_layers": True, "num_experts": 2, "dense_layers": (0,)},
+            "share_layers is true; expected no layer_types, no dense_layers, and first_norm true",
+        ),
         ({"first_norm": False, "norm_position": "post"}, "first_norm is false, norm_position 'post'"),
         ({"relative_bias": True, "positions": "rotary"}, "relative_bias is true and positions 'rotary'"),
         ({"pooling": "mean"}, "pooling is 'mean', pooler_norm False and pooler 'none'; expected a pooler"),

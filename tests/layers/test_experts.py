@@ -166,6 +166,15 @@ def test_the_loss_is_that_of_transformers(masked):
         assert float(xf.load_balancing_loss(on_torch, own)) == pytest.approx(float(expected), rel=1e-6)
 
 
+def test_the_loss_is_zero_if_no_token_counts():
+    with record_routing() as routing:
+        mixture()(normal(0, 2, 4, 6))
+    assert float(xf.load_balancing_loss(routing, np.zeros((2, 4), bool))) == 0.0
+    with record_routing() as routing:
+        mixture()(normal(0, 0, 6))
+    assert float(xf.load_balancing_loss(routing)) == 0.0
+
+
 def test_equal_use_gives_the_least_loss():
     layer = mixture(num_experts_per_token=1)
     probabilities = np.full((4, 4), 0.25)

@@ -48,6 +48,11 @@ def test_gated_feed_forward_follows_its_formula(name):
     assert_close(layer(x), (activation(name)(gate) * up) @ layer.down.weight)
 
 
+def test_a_clamped_feed_forward_refuses_other_activations():
+    with raises_line(ConfigError, "activation is 'relu'; ClampedFeedForward expects 'silu'"):
+        ClampedFeedForward(4, 8, activation="relu", init=0)
+
+
 def test_clamped_feed_forward_follows_its_formula(xp):
     layer = ClampedFeedForward(4, 8, init=Initializer("numpy", dtype="float64"))
     x = 10.0 * normal(0, 2, 3, 4)

@@ -102,12 +102,12 @@ def test_invalid_dictionaries_are_refused(values, message):
         ({"vocab_size": 8, "num_layers": -1}, "num_layers is -1; expected a number in \\[0, 10000\\]"),
         (
             {"vocab_size": 8, "num_layers": 2, "layers_without_positions": [0, 2]},
-            r"layers_without_positions is \(0, 2\); expected numbers of layers, from 0 to num_layers - 1, 1",
+            r"layers_without_positions is \(0, 2\); expected indices of layers, from 0 to num_layers - 1, 1",
         ),
-        ({"vocab_size": 8, "layers_without_positions": 1}, "layers_without_positions is 1; expected numbers of layers"),
+        ({"vocab_size": 8, "layers_without_positions": 1}, "layers_without_positions is 1; expected indices of layers"),
         (
             {"vocab_size": 8, "layers_without_positions": [True]},
-            r"layers_without_positions is \(True,\); expected numbers",
+            r"layers_without_positions is \(True,\); expected indices",
         ),
         (
             {"vocab_size": 8, "num_experts": 2, "num_experts_per_token": 3},

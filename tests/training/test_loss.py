@@ -5,14 +5,15 @@ import signal
 import numpy as np
 import pytest
 
+from tests.conftest import library_or_skip
 from tests.reference import raises_line, small_language_model
-from xformer.backends import array_namespace
-from xformer.errors import ConfigError, DataError, ShapeError
+from xformer.backends import array_namespace, dtype_name, from_host, to_host
+from xformer.errors import BackendError, ConfigError, DataError, ShapeError
 from xformer.layers import load_balancing_loss, record_routing
 from xformer.models import Transformer, TransformerConfig
 from xformer.ops import cross_entropy
 from xformer.random import Rng
-from xformer.tracing import grad
+from xformer.tracing import grad, jit
 from xformer.training import (
     Adam,
     Batch,
@@ -86,6 +87,22 @@ def test_the_load_balancing_loss_counts_once_for_each_label():
     assert language_model_loss(small_language_model(), text, load_balancing=0.5) == language_model_loss(
         small_language_model(), text
     )
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_padding_of_packed_documents_does_not_count_for_load_balancing(name):
+    xp = library_or_skip(name)
+    model = small_language_model(num_experts=3, dropout=0.0)
+    documents = Documents([[3, 5, 1, 7, 2, 4], [2, 8]], [[0, 0, 1, 1, 1, 1], [0, 1]])
+    batch = PackedBatch.make(documents, xp=np)
+    with record_routing() as routing:
+        model(batch.tokens, segment_ids=batch.segment_ids)
+    balance = load_balancing_loss(routing, [[True] * 5, [True, *[False] * 4]])
+    expected = float(language_model_loss(model, batch)) + 0.5 * 5 * float(balance)
+    moved, loss = model.to(name), functools.partial(language_model_loss, load_balancing=0.5)
+    for function, own in ((loss, PackedBatch.make(documents, xp=xp)), (loss, batch), (jit(loss), batch)):
+        if function is loss or name == "numpy":
+            assert float(function(moved, own)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -213,6 +230,17 @@ def test_dpo_is_the_formula_in_torch(beta):
     np.testing.assert_allclose(moved.numpy(), expected.detach().numpy(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_dpo_in_a_program(name):
+    xp = library_or_skip(name)
+    arrays = np.random.default_rng(0).standard_normal((4, 7)).astype("float32")
+    on_library = [from_host(xp, x) for x in arrays]
+    np.testing.assert_allclose(to_host(jit(dpo_loss)(*on_library)), dpo_loss(*arrays), rtol=1e-6)
+    lists = jit(lambda x, y: dpo_loss(x, y, arrays[2], arrays[3].tolist()))(*on_library[:2])
+    assert dtype_name(lists.dtype) == "float32"
+    np.testing.assert_allclose(to_host(lists), dpo_loss(*arrays), rtol=1e-6)
+
+
 def test_log_probabilities_of_answers():
     model = small_language_model()
     tokens, masks = [[3, 5, 1, 7], [2, 8, 6]], [[0, 0, 1, 1], [0, 0, 1]]
@@ -229,6 +257,11 @@ def test_invalid_preferences():
     x = np.zeros(3)
     with raises_line(ConfigError, "beta is 0; expected a number above 0"):
         dpo_loss(x, x, x, x, beta=0)
+    for beta in ("0.1", True, None, np.nan, np.ones(3)):
+        with raises_line(ConfigError, "beta is .*; expected a number above 0"):
+            dpo_loss(x, x, x, x, beta=beta)
+    with raises_line(BackendError, "got a builtins.list; expected an array of"):
+        dpo_loss([1.0], [1.0], x, x)
     with raises_line(
         ShapeError, r"log-probabilities have shapes \(3,\), \(3,\), \(2,\), \(3,\); expected \(pairs,\) for"
     ):

@@ -7,6 +7,7 @@ a `Backend`.
 
 from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
 from xformer.backends.arrays import (
+    as_array,
     assign,
     call_on_host,
     check_range,
@@ -20,6 +21,7 @@ from xformer.backends.arrays import (
     is_writable,
     to_host,
     to_host_together,
+    to_library_of,
 )
 from xformer.backends.backend import Backend, backend_of
 from xformer.backends.dtypes import accumulation_dtype, dtype_name, is_floating, is_half_precision, is_integer
@@ -44,6 +46,7 @@ __all__ = [
     "NativeArray",
     "accumulation_dtype",
     "array_namespace",
+    "as_array",
     "assign",
     "backend_name",
     "backend_of",
@@ -67,5 +70,6 @@ __all__ = [
     "resolve_known",
     "to_host",
     "to_host_together",
+    "to_library_of",
     "trace_level",
 ]

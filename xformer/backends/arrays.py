@@ -80,6 +80,41 @@ def from_host(xp: Namespace, data: Any, *, dtype: DType | str | None = None, dev
         raise BackendError(f"{backend_name(base)} cannot place data on device {device!r}: {error}") from error
 
 
+def as_array(data: Any, like: Array, subject: str) -> Array:
+    """Return an array of the library of `like` unchanged, and a NumPy array or nested lists as a NumPy array.
+
+    Args:
+        data: An array or nested lists.
+        like: An array of a model, or one that a model computed.
+        subject: Start of the error, e.g. "images are".
+
+    Raises:
+        DataError: For ragged rows.
+        BackendError: For an array of a third library or on another device.
+    """
+    data = data if hasattr(data, "shape") and hasattr(data, "dtype") else from_host(np, data)
+    library, expected = backend_name(array_namespace(data)), backend_name(array_namespace(like))
+    if library == expected:
+        check_same_device((like, data))
+    elif library != "numpy":
+        raise BackendError(
+            f"{subject} an array of {library} and the model one of {expected}; expected an array of that library, "
+            "a NumPy array or nested lists"
+        )
+    return data
+
+
+def to_library_of(data: Any, like: Array, subject: str, *, dtype: DType | None = None) -> Array:
+    """Return an array of the library of `like`; a NumPy array or nested lists are moved there and to its device.
+
+    Arguments and errors are those of `as_array`; `dtype` is a dtype of that library, by default that of the data.
+    """
+    data, xp = as_array(data, like, subject), array_namespace(like)
+    if backend_name(array_namespace(data)) != backend_name(xp):
+        return from_host(xp, data, dtype=dtype, device=device(like))
+    return data if dtype is None else array_namespace(data).astype(data, dtype, copy=False)
+
+
 def to_host(array: Array) -> Any:
     """Return an array of any library as a NumPy array; bfloat16 becomes float32. Memory may be shared."""
     host = backend_of(array_namespace(array)).to_host(array)

@@ -1,8 +1,10 @@
-"""Documents in packed rows: a row of a batch holds several, one after the other, and little padding."""
+"""Packing: several documents in each row of a batch, one after the other."""
 
 from __future__ import annotations
 
 import bisect
+import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -15,7 +17,7 @@ from xformer.data.pairs import split_rows
 from xformer.data.token_rows import row_lengths
 from xformer.errors import DataError
 
-IGNORED = -100  # the label of tokens without a loss, as in torch and Hugging Face
+IGNORE_INDEX = -100  # the label of tokens without a loss, torch's ignore_index
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,12 @@ class Documents:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
+    @functools.cached_property
     def lengths(self) -> Any:
-        """Number of tokens that each document takes in a row, a NumPy array: its last token is a label only."""
+        """Number of input tokens of each document, a NumPy array: its length minus 1.
+
+        The last token is only a label.
+        """
         return np.maximum(row_lengths(self.tokens) - 1, 0)
 
 
@@ -57,7 +62,7 @@ class PackedBatch(NamedTuple):
     Attributes:
         tokens: (batch, length), one document after the other, then padding.
         labels: (batch, length), the token that follows each token in its document; -100 if it has no loss.
-        segment_ids: (batch, length), the number of the document in its row, from 1; 0 for padding.
+        segment_ids: (batch, length), the index of the document in its row, from 1; 0 for padding.
         counts: Number of labels of each row that have a loss, (batch,), a NumPy array.
     """
 
@@ -90,31 +95,40 @@ class PackedBatch(NamedTuple):
 
         Args:
             documents: The documents.
-            rows: The numbers of the documents of each row, e.g. of `pack_documents`. Default: one document each.
+            rows: The indices of the documents of each row, e.g. of `pack_documents`. Default: one document each.
             length: Length of the rows; default that of the longest.
             xp: Namespace of the arrays.
             device: Device of the arrays.
 
         Raises:
-            DataError: If there are no rows, or a row does not fit.
+            DataError: If no document has two tokens, a row does not fit, or indices, tokens or masks are not valid.
         """
-        rows = [[number] for number in range(len(documents))] if rows is None else rows
-        longest = max((sum(len(documents.tokens[number][1:]) for number in row) for row in rows), default=0)
+        rows = [[index] for index in range(len(documents))] if rows is None else rows
+        rows = [integers(f"row {index}", row) for index, row in enumerate(rows)]
+        for document in itertools.chain.from_iterable(rows):
+            if not 0 <= document < len(documents):
+                raise DataError(f"rows has the document {document}; expected indices from 0 to {len(documents) - 1}")
+        longest = max((int(documents.lengths[row].sum()) for row in rows if row), default=0)
         length = longest if length is None else length
-        if not 0 < longest <= length:
-            raise DataError(f"the longest of {len(rows)} rows has {longest} tokens; expected 1 to {length}")
+        if longest == 0:
+            raise DataError("no document has two tokens; expected at least one")
+        if longest > length:
+            raise DataError(f"the longest of {len(rows)} rows has {longest} tokens; expected at most {length}")
         tokens, segment_ids = (np.zeros((len(rows), length), np.int64) for _ in range(2))
-        labels = np.full((len(rows), length), IGNORED, np.int64)
+        labels = np.full((len(rows), length), IGNORE_INDEX, np.int64)
         for index, row in enumerate(rows):
             end = 0
-            for segment, number in enumerate(row, start=1):
-                ids = np.asarray(integers("tokens", documents.tokens[number]), np.int64)
+            for segment, document in enumerate(row, start=1):
+                ids = np.asarray(integers("tokens", documents.tokens[document]), np.int64)
                 start, end = end, end + len(ids[1:])
                 tokens[index, start:end], labels[index, start:end] = ids[:-1], ids[1:]
                 segment_ids[index, start:end] = segment
                 if documents.loss_masks is not None:
-                    labels[index, start:end][np.asarray(documents.loss_masks[number][1:]) == 0] = IGNORED
-        counts = (labels != IGNORED).sum(axis=1)
+                    mask = documents.loss_masks[document]
+                    if others := [value for value in mask if value not in (0, 1)]:
+                        raise DataError(f"loss_masks has {others[0]!r} in document {document}; expected 0 or 1")
+                    labels[index, start:end][np.asarray(mask[1:]) == 0] = IGNORE_INDEX
+        counts = (labels != IGNORE_INDEX).sum(axis=1)
         arrays = [from_host(xp, host, dtype="int64", device=device) for host in (tokens, labels, segment_ids)]
         return cls(arrays[0], arrays[1], arrays[2], counts)
 
@@ -127,24 +141,24 @@ def pack_documents(lengths: Iterable[int], length: int) -> list[list[int]]:
         length: Tokens of a row.
 
     Returns:
-        The numbers of the documents of each row.
+        The indices of the documents of each row.
 
     Raises:
-        DataError: If a document is longer than a row.
+        DataError: If a document is longer than a row, or a length is not an integer.
     """
     check_count("length", length)
-    sizes = [int(size) for size in lengths]
+    sizes = integers("lengths", lengths)
     rows: list[list[int]] = []
     spaces: list[tuple[int, int]] = []  # (tokens left, row), sorted
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        size = sizes[number]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        size = sizes[index]
         if size > length:
-            raise DataError(f"document {number} takes {size} tokens; expected at most {length}, the length of a row")
+            raise DataError(f"document {index} takes {size} tokens; expected at most {length}, the length of a row")
         if size:
-            index = bisect.bisect_left(spaces, (size, 0))
-            left, row = spaces.pop(index) if index < len(spaces) else (length, len(rows))
+            place = bisect.bisect_left(spaces, (size, 0))
+            left, row = spaces.pop(place) if place < len(spaces) else (length, len(rows))
             if row == len(rows):
                 rows.append([])
-            rows[row].append(number)
+            rows[row].append(index)
             bisect.insort(spaces, (left - size, row))
     return rows

@@ -130,7 +130,7 @@ _WINDOWS = {
 
 
 def _read_dense_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
-    """Return the numbers of the layers without experts."""
+    """Return the indices of the layers without experts."""
     step = reader.count("decoder_sparse_step", default=1)
     without = reader.counts("mlp_only_layers", default=[], at_least=0)
     return tuple(i for i in range(num_layers) if i in without or (i + 1) % step)

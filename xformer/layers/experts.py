@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from xformer.backends import (
     Array,
     array_namespace,
-    backend_name,
     device,
     dtype_name,
     extra,
-    from_host,
     is_half_precision,
+    to_library_of,
 )
 from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, ShapeError
@@ -32,7 +31,7 @@ from xformer.ops.softmax import softmax
 from xformer.random import Rng, split_rng
 from xformer.threads import Collector
 from xformer.tracing.grad import stop_gradient
-from xformer.tree import Module, is_array, with_fields
+from xformer.tree import Module, with_fields
 
 
 class RecordedRouting(NamedTuple):
@@ -41,7 +40,7 @@ class RecordedRouting(NamedTuple):
     Attributes:
         layer: The layer that was called.
         probabilities: Probabilities of the experts for each token, (tokens, experts).
-        experts: Numbers of the experts that were chosen for each token, integers (tokens, num_experts_per_token).
+        experts: Indices of the experts that were chosen for each token, integers (tokens, num_experts_per_token).
     """
 
     layer: MixtureOfExperts
@@ -72,11 +71,12 @@ def record_routing() -> Iterator[list[RecordedRouting]]:
 
 
 class MixtureOfExperts(Module):
-    """Feed-forward networks, of which a router chooses a few for each token (Shazeer et al., 2017; Jiang et al., 2024).
+    """Mixture of experts: a router sends each token to a few feed-forward networks.
 
-    The output is the sum of the outputs of the chosen experts, weighted by their probabilities, which are the softmax
-    of the router's scores over all experts. No token is dropped. On NumPy, and on torch on a CPU, only the chosen
-    experts are computed for a token; other libraries compute all of them, as no shape may depend on values.
+    See Shazeer et al. (2017) and Jiang et al. (2024). The output is the sum of the outputs of the chosen experts,
+    weighted by their probabilities, which are the softmax of the router's scores over all experts. No token is dropped.
+    On NumPy, and on torch on a CPU, only the chosen experts are computed for a token; other libraries compute all of
+    them, as no shape may depend on values.
 
     Args:
         experts: The experts, `FeedForward` or `GatedFeedForward` layers of the same sizes and settings.
@@ -84,8 +84,8 @@ class MixtureOfExperts(Module):
         normalize: Divide the probabilities of the chosen experts by their sum. With one expert for each token, the
             weight is then 1, and only `load_balancing_loss` trains the router.
         bias: Add a learned bias to the scores of the router.
-        shared: A network that computes every token, too; its output is multiplied by the logistic function of a learned
-            score of the token (Qwen 2 MoE). None: there is none.
+        shared: Shared expert, applied to every token; its output is multiplied by sigmoid(x @ shared_gate)
+            (Qwen 2 MoE). None for none.
         init: Source of the initial parameters of the router, required: an `Initializer`, or a seed for a new one on
             NumPy.
 
@@ -163,10 +163,10 @@ class MixtureOfExperts(Module):
         weights = xp.take_along_axis(probabilities, experts, axis=-1)
         if self.normalize:
             weights = weights / xp.sum(weights, axis=-1, keepdims=True)
-        # The tokens are sorted by their experts, and their outputs back.
-        numbers = xp.reshape(experts, (count * k,))
-        order = xp.argsort(numbers, stable=True)
-        outputs = self._apply(embedding(rows, order // k), xp.take(numbers, order, axis=0), expert_rng)
+        # Sort the tokens by expert, and undo it for the outputs.
+        expert_indices = xp.reshape(experts, (count * k,))
+        order = xp.argsort(expert_indices, stable=True)
+        outputs = self._apply(embedding(rows, order // k), xp.take(expert_indices, order, axis=0), expert_rng)
         outputs = xp.reshape(embedding(outputs, xp.argsort(order)), (count, k, d_model))
         total = xp.sum(xp.astype(outputs, weights.dtype, copy=False) * weights[:, :, None], axis=1)
         y = xp.reshape(xp.astype(total, x.dtype, copy=False), x.shape)
@@ -174,8 +174,8 @@ class MixtureOfExperts(Module):
             return y
         return y + extra.cast_like(logistic(linear(x, self.shared_gate)) * self.shared(x, shared_rng), y)
 
-    def _apply(self, rows: Array, numbers: Array, rng: Rng | None) -> Array:
-        """Apply the experts to rows that are sorted by the numbers of their experts.
+    def _apply(self, rows: Array, expert_indices: Array, rng: Rng | None) -> Array:
+        """Apply the experts to rows that are sorted by expert.
 
         All experts are one feed-forward network whose linear maps have a weight for each expert. So dropout does not
         depend on how they are computed.
@@ -185,7 +185,7 @@ class MixtureOfExperts(Module):
             maps = [getattr(expert, name) for expert in self.experts]
 
             def call(x: Array, activation: str | None = None) -> Array:
-                y = apply_experts(x, numbers, maps)
+                y = apply_experts(x, expert_indices, maps)
                 return y if activation is None else activation_named(activation)(y)
 
             return call
@@ -197,12 +197,12 @@ class MixtureOfExperts(Module):
 
 
 def load_balancing_loss(routing: Sequence[RecordedRouting], mask: Array | None = None) -> Array:
-    """Compute the loss that is least if all experts get as many tokens (Fedus et al., 2021, section 2.2).
+    """Compute the load-balancing loss, smallest when all experts receive the same number of tokens.
 
-    It is the number of experts times the sum over the experts of f p, with f the number of times that an expert was
-    chosen and p the sum of its probabilities, both divided by the number of tokens. Tokens of all layers count
-    together, as in transformers. With equal use of all experts, it is `num_experts_per_token`. Add a small multiple,
-    such as 0.01, to the mean loss of the tokens:
+    See Fedus et al. (2021), section 2.2. It is the number of experts times the sum over the experts of f p, with f the
+    number of times that an expert was chosen and p the sum of its probabilities, both divided by the number of tokens.
+    Tokens of all layers count together, as in transformers. With equal use of all experts, it is
+    `num_experts_per_token`. Add a small multiple, such as 0.01, to the mean loss of the tokens:
 
         with record_routing() as routing:
             logits = model(tokens, rng=rng)
@@ -214,7 +214,7 @@ def load_balancing_loss(routing: Sequence[RecordedRouting], mask: Array | None =
             arrays and lists are moved to the probabilities.
 
     Returns:
-        Scalar array, float32 or wider.
+        Scalar array, float32 or wider; 0 if no token counts.
 
     Raises:
         ConfigError: If `routing` is empty, or the numbers of experts differ.
@@ -229,13 +229,13 @@ def load_balancing_loss(routing: Sequence[RecordedRouting], mask: Array | None =
     totals: Any = None
     for _, probabilities, experts in routing:
         xp = array_namespace(probabilities)
-        numbers = xp.arange(sizes[0], dtype=experts.dtype, device=device(probabilities))
-        chosen = xp.sum(xp.astype(experts[:, :, None] == numbers, probabilities.dtype), axis=1)
+        indices = xp.arange(sizes[0], dtype=experts.dtype, device=device(probabilities))
+        chosen = xp.sum(xp.astype(experts[:, :, None] == indices, probabilities.dtype), axis=1)
         kept = _token_weights(mask, probabilities)
         parts = xp.stack([xp.sum(kept * chosen, axis=0), xp.sum(kept * probabilities, axis=0)])
         count = xp.sum(kept)
         totals = (parts, count) if totals is None else (totals[0] + parts, totals[1] + count)
-    parts, count = totals
+    parts, count = totals[0], xp.clip(totals[1], min=1)
     return sizes[0] * xp.sum(parts[0, :] / count * (parts[1, :] / count))
 
 
@@ -244,8 +244,7 @@ def _token_weights(mask: Array | None, probabilities: Array) -> Array:
     xp, count = array_namespace(probabilities), probabilities.shape[0]
     if mask is None:
         return xp.ones((count, 1), dtype=probabilities.dtype, device=device(probabilities))
-    if not is_array(mask) or backend_name(array_namespace(mask)) == "numpy" != backend_name(xp):
-        mask = from_host(xp, mask, device=device(probabilities))
+    mask = to_library_of(mask, probabilities, "the mask is")
     if dtype_name(mask.dtype) != "bool" or math.prod(mask.shape) != count:
         raise ShapeError(
             f"mask is {dtype_name(mask.dtype)} of shape {tuple(mask.shape)}; expected bool, True = the token counts, "

@@ -103,11 +103,18 @@ _LIMIT, _SLOPE = 7.0, 1.702
 
 
 class ClampedFeedForward(GatedFeedForward):
-    """Gated linear unit of limited factors, `down(g sigmoid(1.702 g) (u + 1))` (OpenAI, 2025, "gpt-oss").
+    """SwiGLU with clamped inputs, `down(g sigmoid(1.702 g) (u + 1))` (OpenAI, 2025, "gpt-oss").
 
-    With g = min(gate(x), 7) and u = up(x) between -7 and 7. Arguments are those of `GatedFeedForward`, with the
-    activation "silu".
+    Here g = min(gate(x), 7) and u = clip(up(x), -7, 7). Arguments are those of `GatedFeedForward`.
+
+    Raises:
+        ConfigError: For activations other than "silu".
     """
+
+    def __init__(self, d_model: int, d_ff: int, *, activation: str = "silu", init: Init = None, **options: Any):
+        if activation != "silu":
+            raise ConfigError(f"activation is {activation!r}; ClampedFeedForward expects 'silu'")
+        super().__init__(d_model, d_ff, init=init, **options)
 
     def hidden(self, x: Array) -> Array:
         """Return the features in between."""

@@ -20,10 +20,10 @@ _MAX_ROTARY = 65_536  # features of a head, far above any model: making a model 
 
 
 def _check_layers(name: str, layers: Any, num_layers: int) -> None:
-    """Raise ConfigError unless a field has numbers of layers."""
+    """Raise ConfigError unless a field has indices of layers."""
     if not isinstance(layers, tuple) or not all(type(each) is int and 0 <= each < num_layers for each in layers):
         raise ConfigError(
-            f"{name} is {layers!r}; expected numbers of layers, from 0 to num_layers - 1, {num_layers - 1}"
+            f"{name} is {layers!r}; expected indices of layers, from 0 to num_layers - 1, {num_layers - 1}"
         )
 
 
@@ -78,7 +78,7 @@ class ModelConfig(Config):
         default=None,
         at_least=1,
     )
-    dense_layers: tuple[int, ...] = option("Numbers of the layers, from 0, that have no experts.", default=())
+    dense_layers: tuple[int, ...] = option("Indices of the layers, from 0, that have no experts.", default=())
     norm: str = option("Normalization.", default="layer", choices=tuple(NORMS))
     norm_position: str = option(
         "Norm before the sublayer, with a final norm (Xiong et al., 2020); after the residual connection, as in the "
@@ -298,7 +298,7 @@ class LanguageModelConfig(ModelConfig):
     num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
     logits_scale: float = option("Factor of the logits (Granite).", default=1.0, above=0)
     layers_without_positions: tuple[int, ...] = option(
-        "Numbers of the layers, from 0, that have no relative positions (Kazemnejad et al., 2023).", default=()
+        "Indices of the layers, from 0, that have no relative positions (Kazemnejad et al., 2023).", default=()
     )
 
     def __post_init__(self) -> None:
@@ -345,8 +345,8 @@ class _EncoderConfig(ModelConfig):
                 f"first_norm is false, norm_position {self.norm_position!r} and shared_norm {self.shared_norm}; "
                 "expected 'pre' and false"
             )
-        if self.share_layers and (self.layer_types is not None or not self.first_norm):
-            raise ConfigError("share_layers is true; expected no layer_types, and first_norm true")
+        if self.share_layers and (self.layer_types is not None or self.dense_layers or not self.first_norm):
+            raise ConfigError("share_layers is true; expected no layer_types, no dense_layers, and first_norm true")
         if self.relative_bias and self.positions in ("rotary", "alibi", "relative", "disentangled"):
             raise ConfigError(f"relative_bias is true and positions {self.positions!r}; expected absolute positions")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xformer.backends import Array, array_namespace, base_namespace, device, dtype_name, from_host, index_dtype
+from xformer.backends import Array, array_namespace, device, dtype_name, index_dtype, to_library_of
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, RelativeEmbedding, SharedNormEncoderLayer
 from xformer.layers.normalization import Norm
@@ -13,7 +13,7 @@ from xformer.layers.positions import RelativePositions, position_terms
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import EncoderConfig, ImageEncoderConfig
-from xformer.models.token_ids import as_array, as_token_ids, ids_of, padding_mask, positions_of
+from xformer.models.token_ids import as_token_ids, ids_of, padding_mask, positions_of
 from xformer.ops import activation
 from xformer.random import Rng, split_rng
 from xformer.tree import Module
@@ -62,12 +62,11 @@ def apply_activation(name: str, x: Array) -> Array:
 def mean_of_tokens(states: Array, mask: Any) -> Array:
     """Return the mean of the states (batch, length, d_model) of tokens, where a mask is True; see `Pooler`."""
     xp, (batch, length, _) = array_namespace(states), states.shape
-    mask, is_same_library = as_array(mask, "the mask is", states)
+    mask = to_library_of(mask, states, "the mask is")
     if tuple(mask.shape) not in ((batch, length), (batch, 1, 1, length)):
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {(batch, length)}, one value for each token")
     if dtype_name(mask.dtype) != "bool":
         raise ShapeError(f"mask has dtype {dtype_name(mask.dtype)}; expected bool, True = token")
-    mask = mask if is_same_library else from_host(base_namespace(xp), mask, device=device(states))
     is_token = xp.astype(xp.reshape(mask, (*states.shape[:2], 1)), states.dtype)
     return xp.sum(states * is_token, axis=1) / xp.clip(xp.sum(is_token, axis=1), min=1)
 

@@ -6,13 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, base_namespace, device, dtype_name, from_host, is_floating
+from xformer.backends import (
+    Array,
+    array_namespace,
+    as_array,
+    base_namespace,
+    device,
+    dtype_name,
+    from_host,
+    is_floating,
+    to_library_of,
+)
 from xformer.errors import ShapeError
 from xformer.layers import Linear, PatchEmbedding
 from xformer.models.builder import LayerFactory
 from xformer.models.config import ImageEncoderConfig
 from xformer.models.encoder import EncoderBase
-from xformer.models.token_ids import as_array
 from xformer.random import Rng, split_rng
 
 
@@ -87,7 +96,7 @@ class ImageEncoder(EncoderBase, init=False):
 
     def _as_images(self, data: Any) -> Array:
         like = self.embedding.weight
-        data, is_same_library = as_array(data, "images are", like)
+        data = as_array(data, like, "images are")
         c, shape = self.config, tuple(data.shape)
         is_size, sides = shape[2:] == (c.image_size, c.image_size), f"{c.image_size}, {c.image_size})"
         if c.resize_positions:
@@ -98,9 +107,7 @@ class ImageEncoder(EncoderBase, init=False):
                 f"images have shape {shape} and dtype {dtype_name(data.dtype)}; "
                 f"expected floating pixels (batch, {c.num_channels}, {sides}"
             )
-        if is_same_library:
-            return data
-        return from_host(base_namespace(array_namespace(like)), data, dtype=like.dtype, device=device(like))
+        return to_library_of(data, like, "images are", dtype=like.dtype)
 
 
 def bicubic(size: int, new_size: int) -> Any:

@@ -11,21 +11,18 @@ from xformer import masks
 from xformer.backends import (
     Array,
     array_namespace,
-    backend_name,
-    base_namespace,
+    as_array,
     check_range,
-    check_same_device,
-    device,
     dtype_name,
-    from_host,
     index_dtype,
     is_floating,
     is_host_accessible,
     is_integer,
     to_host,
+    to_library_of,
 )
 from xformer.config import integers
-from xformer.errors import BackendError, DataError, ShapeError
+from xformer.errors import DataError, ShapeError
 from xformer.tree import is_array
 
 
@@ -49,23 +46,18 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
         ShapeError: For other ranks or dtypes, and rows without a token.
         BackendError: For an array of a third library or on another device.
     """
-    data, is_same_library = as_array(data, f"{name} is", like)
-    dtype = None
+    subject = f"{name} is"
+    data = as_array(data, like, subject)
     if is_floating(data.dtype) and tuple(data.shape[2:]) == (vocab_size,) and data.shape[1]:
-        dtype = like.dtype
-        if is_same_library:  # traced rows stay traced
-            return array_namespace(data).astype(data, dtype, copy=False)
-    else:
-        _check_ids(data, name)
-        data = _signed(data)
-        check_range(data, vocab_size, lambda ids: _check_range(ids, name, vocab_size))
-    if is_same_library:
-        return data
-    return from_host(base_namespace(array_namespace(like)), data, dtype=dtype, device=device(like))
+        return to_library_of(data, like, subject, dtype=like.dtype)
+    _check_ids(data, name)
+    data = _signed(data)
+    check_range(data, vocab_size, lambda ids: _check_range(ids, name, vocab_size))
+    return to_library_of(data, like, subject)
 
 
 def as_segment_ids(data: Any, ids: Array, like: Array) -> Array:
-    """Convert the numbers of the documents of tokens to the library and device of a model, and check them.
+    """Convert the index of the document of each token to the library and device of a model, and check them.
 
     Args:
         data: Integers of the shape of `ids`: an array of the model's library, a NumPy array or nested lists.
@@ -77,7 +69,7 @@ def as_segment_ids(data: Any, ids: Array, like: Array) -> Array:
         DataError: If the tokens of a document are not neighbors; checked where reading values is cheap.
         BackendError: For an array of a third library or on another device.
     """
-    data, is_same_library = as_array(data, "segment_ids are", like)
+    data = as_array(data, like, "segment_ids are")
     if tuple(data.shape) != tuple(ids.shape) or not is_integer(data.dtype):
         raise ShapeError(
             f"segment_ids have shape {tuple(data.shape)} and dtype {dtype_name(data.dtype)}; expected integers of the "
@@ -89,7 +81,7 @@ def as_segment_ids(data: Any, ids: Array, like: Array) -> Array:
         num_changes, num_others = ((x[:, 1:] != x[:, :-1]).sum() for x in (host, np.sort(host, axis=1)))
         if num_changes != num_others:
             raise DataError("segment_ids return to an earlier document of the row; expected one run of each number")
-    return data if is_same_library else from_host(base_namespace(array_namespace(like)), data, device=device(like))
+    return to_library_of(data, like, "segment_ids are")
 
 
 def segment_positions(same: Array) -> tuple[Array, Array]:
@@ -104,41 +96,14 @@ def segment_positions(same: Array) -> tuple[Array, Array]:
     return earlier - 1, xp.expand_dims(lengths, axis=-1)
 
 
-def as_array(data: Any, subject: str, like: Array) -> tuple[Array, bool]:
-    """Return data as an array, and whether it is one of the library of `like`: if not, it is one of NumPy.
-
-    Args:
-        data: An array or nested lists.
-        subject: Start of the error, e.g. "images are".
-        like: A parameter of the model.
-
-    Raises:
-        DataError: For ragged rows.
-        BackendError: For an array of a third library or on another device.
-    """
-    data = data if is_array(data) else from_host(np, data)
-    library, expected = backend_name(array_namespace(data)), backend_name(array_namespace(like))
-    if library == expected:
-        check_same_device((like, data))
-    elif library != "numpy":
-        raise BackendError(
-            f"{subject} an array of {library} and the model one of {expected}; expected an array of that library, "
-            "a NumPy array or nested lists"
-        )
-    return data, library == expected
-
-
 def as_lengths(lengths: Any, batch: int, like: Array) -> Array:
     """Convert lengths to integers (batch,) in the library and on the device of `like`.
 
     Raises:
         ShapeError: For other shapes or dtypes.
+        BackendError: For an array of a third library or on another device.
     """
-    xp = base_namespace(array_namespace(like))
-    if is_array(lengths) and backend_name(array_namespace(lengths)) == backend_name(xp):
-        array = lengths
-    else:
-        array = from_host(xp, lengths if is_array(lengths) else list(lengths), device=device(like))
+    array = to_library_of(lengths if is_array(lengths) else list(lengths), like, "lengths are")
     if tuple(array.shape) != (batch,) or not is_integer(array.dtype):
         raise ShapeError(
             f"lengths has shape {tuple(array.shape)} and dtype {dtype_name(array.dtype)}; "

@@ -6,19 +6,18 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from typing import Any, TypeVar
 
 from xformer.backends import (
     Array,
     array_namespace,
-    backend_name,
     base_namespace,
     device,
-    dtype_name,
-    from_host,
+    to_library_of,
 )
 from xformer.data.chunks import TextChunks
-from xformer.data.packing import IGNORED, PackedBatch
+from xformer.data.packing import IGNORE_INDEX, PackedBatch
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
 from xformer.errors import ConfigError, DataError, ShapeError
@@ -28,7 +27,6 @@ from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.training.interrupt import until_stopped
-from xformer.tree import is_array
 
 Item = TypeVar("Item")
 _MISSING: Any = object()
@@ -51,7 +49,8 @@ def translation_loss(
         rng: Source of dropout masks; None for no dropout.
         label_smoothing: Probability that is spread over all tokens (Szegedy et al., 2016).
         z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM uses 1e-4).
-        load_balancing: Weight of `load_balancing_loss` for each label, if the model has experts. Padding counts there.
+        load_balancing: Weight of `load_balancing_loss` for each label, if the model has experts; tokens of padding
+            count there, too.
     """
     _check_batch(batch, "source", "target", "labels")
     with _recorded(model, load_balancing) as routing:
@@ -78,7 +77,7 @@ def language_model_loss(
         rng: Source of dropout masks; None for no dropout.
         label_smoothing: As in `translation_loss`.
         z_loss: As in `translation_loss`.
-        load_balancing: As in `translation_loss`.
+        load_balancing: As in `translation_loss`, but padding of packed documents does not count.
     """
     with _recorded(model, load_balancing) as routing:
         losses = _label_losses(model, batch, rng, label_smoothing=label_smoothing, z_loss=z_loss)
@@ -117,15 +116,14 @@ def dpo_loss(
 
     Raises:
         ShapeError: If the shapes differ.
-        ConfigError: If beta is not positive.
+        ConfigError: If beta is not a positive number.
+        BackendError: If log-probabilities of the policy are lists, or arrays of different libraries or devices.
     """
-    if not 0.0 < beta < math.inf:
-        raise ConfigError(f"beta is {beta}; expected a number above 0")
+    if not isinstance(beta, Real) or isinstance(beta, bool) or not 0.0 < float(beta) < math.inf:
+        raise ConfigError(f"beta is {beta!r}; expected a number above 0")
     xp = array_namespace(policy_chosen, policy_rejected)
     references = [
-        from_host(base_namespace(xp), x, dtype=dtype_name(policy_chosen.dtype), device=device(policy_chosen))
-        if not is_array(x) or backend_name(array_namespace(x)) == "numpy"
-        else x
+        to_library_of(x, policy_chosen, "the log-probabilities of the reference are", dtype=policy_chosen.dtype)
         for x in (reference_chosen, reference_rejected)
     ]
     shapes = [tuple(x.shape) for x in (policy_chosen, policy_rejected, *references)]
@@ -140,7 +138,7 @@ def _label_losses(model: LanguageModel, batch: Any, rng: Rng | None, **options: 
     _check_batch(batch, "tokens", "labels")
     if isinstance(batch, PackedBatch):
         logits = model(batch.tokens, segment_ids=batch.segment_ids, rng=rng)
-        return cross_entropy(logits, batch.labels, pad_id=IGNORED, **options)
+        return cross_entropy(logits, batch.labels, pad_id=IGNORE_INDEX, **options)
     like = next(iter(model.named_parameters()))[1]
     xp = base_namespace(array_namespace(like))
     everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(like))
@@ -158,8 +156,16 @@ def _balanced(
     losses: Array, batch: Batch | TextChunks | PackedBatch, routing: list[RecordedRouting], weight: float
 ) -> Array:
     """Return the sum of the losses of a batch and, for each label, of the weighted load-balancing loss."""
-    total = array_namespace(losses).sum(losses)
-    return total + (weight * batch.num_tokens) * load_balancing_loss(routing) if routing else total
+    xp = array_namespace(losses)
+    total = xp.sum(losses)
+    if not routing:
+        return total
+    if not isinstance(batch, PackedBatch):
+        return total + (weight * batch.num_tokens) * load_balancing_loss(routing)
+    # A compiled step has no values of `counts`, so the labels are counted on the device.
+    labels = to_library_of(batch.labels, losses, "labels are")
+    count = xp.sum(xp.astype(labels != IGNORE_INDEX, losses.dtype))
+    return total + weight * count * load_balancing_loss(routing, batch.segment_ids != 0)
 
 
 def _check_batch(batch: Any, *names: str) -> None:

@@ -12,15 +12,13 @@ from xformer.backends import (
     Array,
     accumulation_dtype,
     array_namespace,
-    backend_name,
     device,
-    from_host,
     index_dtype,
     is_integer,
+    to_library_of,
 )
 from xformer.errors import ConfigError, DataError, check_arguments
 from xformer.ops.operation import Operation
-from xformer.tree import is_array
 
 
 def _forward(
@@ -106,9 +104,7 @@ def cross_entropy(
         raise ConfigError(f"z_loss is {z_loss}; expected a number of at least 0")
     settings = {"pad_id": _NO_LABEL if pad_id is None else pad_id, "label_smoothing": label_smoothing, "z_loss": z_loss}
     is_token = None
-    xp = array_namespace(logits)
-    if not is_array(labels) or backend_name(array_namespace(labels)) == "numpy" != backend_name(xp):
-        labels = from_host(xp, labels, device=device(logits))
+    labels = to_library_of(labels, logits, "labels are")
     xp = array_namespace(logits, labels)
     if is_integer(getattr(labels, "dtype", None)):
         labels = xp.astype(labels, index_dtype(xp), copy=False)  # uint8 cannot hold the ids of a large vocabulary

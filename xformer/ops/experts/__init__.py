@@ -1,4 +1,4 @@
-"""Modules that are applied to the rows of a batch that belong to them."""
+"""Apply a different module to each group of rows, as in a mixture of experts."""
 
 from xformer.ops.experts.definition import apply_experts
 

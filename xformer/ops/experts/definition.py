@@ -1,4 +1,4 @@
-"""Modules that are applied to the rows of a batch that belong to them, as in a mixture of experts."""
+"""Apply a different module to each group of rows, as in a mixture of experts."""
 
 from __future__ import annotations
 
@@ -53,13 +53,15 @@ def _where(mask: Array, rows: Array) -> Array:
     return xp.where(mask, rows, xp.zeros_like(rows))
 
 
-def _forward(x: Array, numbers: Array, *arrays: Array, experts: tuple[Expert, ...], save: bool) -> tuple[Array, Any]:
+def _forward(
+    x: Array, expert_indices: Array, *arrays: Array, experts: tuple[Expert, ...], save: bool
+) -> tuple[Array, Any]:
     """Apply every expert to all rows, those of others being zeros, so that no shape depends on values."""
     xp = array_namespace(x, *arrays)
     total: Any = None
     saved = []
-    for number, (expert, own) in enumerate(zip(experts, arrays_of(experts, arrays), strict=True)):
-        mask = xp.expand_dims(numbers == number, axis=1)
+    for index, (expert, own) in enumerate(zip(experts, arrays_of(experts, arrays), strict=True)):
+        mask = xp.expand_dims(expert_indices == index, axis=1)
         y, pull = expert.apply(_where(mask, x), own, save=save)
         saved.append((mask, pull))
         y = _where(mask, y)
@@ -79,27 +81,27 @@ def _vjp(g: Array, saved: Any, needs: Any, *, experts: tuple[Expert, ...]) -> tu
 
 
 def sliced_forward(
-    x: Array, numbers: Array, *arrays: Array, experts: tuple[Expert, ...], save: bool
+    x: Array, expert_indices: Array, *arrays: Array, experts: tuple[Expert, ...], save: bool
 ) -> tuple[Array, Any]:
     """Apply each expert to a slice with its rows, for libraries where values can be read."""
     xp = array_namespace(x, *arrays)
     outputs, saved, start = [], [], 0
     own = arrays_of(experts, arrays)
-    for number, count in enumerate(_counts(numbers, len(experts))):
+    for index, count in enumerate(_counts(expert_indices, len(experts))):
         rows = slice(start, start + count)
         start += count
-        if count or save or (number == 0 and not x.shape[0]):
-            y, pull = experts[number].apply(x[rows, ...], own[number], save=save)
+        if count or save or (index == 0 and not x.shape[0]):
+            y, pull = experts[index].apply(x[rows, ...], own[index], save=save)
             outputs.append(y)
             saved.append((rows, pull))
     return xp.concat(outputs, axis=0), saved
 
 
-def _counts(numbers: Any, num_experts: int) -> list[int]:
+def _counts(expert_indices: Any, num_experts: int) -> list[int]:
     """Return the number of rows of each expert; raise DataError unless they are sorted by their experts."""
-    host = np.asarray(numbers.tolist(), np.int64)  # which torch also allows inside torch.func.grad
+    host = np.asarray(expert_indices.tolist(), np.int64)  # which torch also allows inside torch.func.grad
     if host.size and (host[0] < 0 or host[-1] >= num_experts or np.any(host[1:] < host[:-1])):
-        raise DataError(f"experts got numbers {host!r:.60}; expected ascending ones from 0 to {num_experts - 1}")
+        raise DataError(f"experts got expert_indices {host!r:.60}; expected ascending ones from 0 to {num_experts - 1}")
     counts: list[int] = np.bincount(host, minlength=num_experts).tolist()
     return counts
 
@@ -116,18 +118,18 @@ def sliced_vjp(g: Array, saved: Any, needs: Any, *, experts: tuple[Expert, ...])
 
 _operation = Operation(
     "experts",
-    "x: (rows, in_features) float, numbers: (rows) int, {array: (...) real}* -> (rows, out_features)",
+    "x: (rows, in_features) float, expert_indices: (rows) int, {array: (...) real}* -> (rows, out_features)",
     _forward,
     _vjp,
 )
 
 
-def apply_experts(x: Array, numbers: Array, experts: Sequence[Module]) -> Array:
-    """Apply one of several modules to each row, `experts[numbers[i]](x[i])`.
+def apply_experts(x: Array, expert_indices: Array, experts: Sequence[Module]) -> Array:
+    """Apply one of several modules to each row, `experts[expert_indices[i]](x[i])`.
 
     Args:
         x: Array of shape (rows, in_features), floating.
-        numbers: Number of the expert of each row, ascending integers (rows,) in [0, number of experts).
+        expert_indices: Index of the expert of each row, ascending integers (rows,) in [0, number of experts).
         experts: Modules that map each row of (n, in_features) on its own, to (n, out_features), such as `Linear`.
 
     Returns:
@@ -135,7 +137,7 @@ def apply_experts(x: Array, numbers: Array, experts: Sequence[Module]) -> Array:
 
     Raises:
         ShapeError: If there are no experts, or shapes or dtypes do not match.
-        DataError: If the numbers are not ascending, or out of range; checked on NumPy, and on torch on a CPU.
+        DataError: If the indices are not ascending, or out of range; checked on NumPy, and on torch on a CPU.
     """
     if not experts:
         raise ShapeError("apply_experts got no experts; expected at least one module")
@@ -146,4 +148,4 @@ def apply_experts(x: Array, numbers: Array, experts: Sequence[Module]) -> Array:
         leaves, rebuild = flatten(expert, frozen=frozen)
         arrays += leaves
         structures.append(Expert(len(leaves), rebuild, frozenset(frozen)))
-    return _operation(x, numbers, *arrays, experts=tuple(structures))
+    return _operation(x, expert_indices, *arrays, experts=tuple(structures))

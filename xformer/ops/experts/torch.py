@@ -9,8 +9,8 @@ from xformer.ops.experts.definition import sliced_forward, sliced_vjp
 from xformer.ops.operation import Kernel
 
 
-def _why_not(x: Any, numbers: Any, *arrays: Any, **options: Any) -> str | None:
-    return None if is_host_accessible(numbers) else "the numbers of the experts cannot be read, or only after a wait"
+def _why_not(x: Any, expert_indices: Any, *arrays: Any, **options: Any) -> str | None:
+    return None if is_host_accessible(expert_indices) else "expert_indices cannot be read, or only after a wait"
 
 
 KERNELS = [Kernel("torch.experts", "experts", "torch", sliced_forward, sliced_vjp, why_not=_why_not)]
