@@ -225,7 +225,7 @@ def test_outputs_of_whisper_with_timestamps_are_those_of_transformers():
     )
     theirs, rules = WhisperTimeStampLogitsProcessor(settings, begin_index=3), TimestampRules(34, 30, 5)
     for seed in range(20):
-        draws, rows = Rng(seed), Rows.first([[31, 32]], [0], 1, is_normalized=False)
+        draws, rows = Rng(seed), Rows.first([[31, 32]], [0], is_normalized=False)
         for step in range(25):
             logits = draws.fold_in(step).normal((1, 60), 2.0)
             logits[:, 34:] += draws.fold_in(step, "bias").normal((1,), 3.0)

@@ -338,11 +338,16 @@ class OnnxNamespace:
         _binary, (op.add, op.sub, op.mul, op.div, op.pow)
     )
     add = operator_add
-    operator_floordiv = operator_truediv  # of integers that are not negative
     operator_lt, operator_le, operator_gt, operator_ge, operator_eq = (
         _binary(function, np.bool_)
         for function in (op.less, op.less_or_equal, op.greater, op.greater_or_equal, op.equal)
     )
+
+    def operator_floordiv(self, first: Any, second: Any) -> Tracer:
+        """Return the largest integers that are at most first / second, for integers."""
+        return self.operator_truediv(self.operator_sub(first, self._remainder(first, second)), second)
+
+    _remainder = _binary(op.mod)  # it has the sign of the divisor
 
     def operator_ne(self, first: Any, second: Any) -> Tracer:
         """Return whether elements differ."""

@@ -1,4 +1,4 @@
-"""Assisted search: draft tokens for what may follow, which the model checks in one step.
+"""Assisted generation (speculative decoding): the model checks several draft tokens in one step.
 
 A step takes the next token and the draft tokens after it, and its logits tell which of them the search would have
 chosen. Outputs are those of the search alone, sampling included; steps of several tokens round differently.

@@ -118,7 +118,7 @@ class GenerationBatch:
         coverage_penalties: Returns the coverage penalty of hypotheses (results.py); None: not part of the score.
         beam_history: Receives the candidates of each step of beam search; None: they are not recorded.
         prefix_cache: Keys and values of the beginnings of earlier prompts.
-        new_drafter: Returns what proposes draft tokens for an output; None: steps take one token of a row.
+        new_drafter: Makes the `Drafter` of an output; None: no draft tokens.
     """
 
     model: Any

@@ -140,8 +140,9 @@ class GenerationConfig(Config):
     stop_token_ids: tuple[int, ...] = option("Ids of tokens that end an output, in addition to eos_id.", default=())
 
     prompt_lookup_num_tokens: int | None = option(
-        "Prompt lookup (Saxena, 2023): number of tokens that are checked in one step, those that followed the last ones"
-        " earlier in the text. The outputs are the same, and faster where they repeat the prompt. Default: off.",
+        "Number of draft tokens per step, copied from after the last occurrence of the current n-gram (prompt lookup "
+        "decoding; Saxena, 2023). The outputs are the same, up to rounding; faster where they repeat the prompt. "
+        "Default: off.",
         default=None,
         at_least=1,
         at_most=256,

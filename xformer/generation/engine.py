@@ -71,7 +71,7 @@ class Search:
 
 
 class _Group:
-    """Searches with as many rows for each input and draft tokens in a step, which share a cache.
+    """Searches with equal numbers of rows per input and of draft tokens per step, which share a cache.
 
     The input at place p has the rows p * rows_per_input, ... of the cache. Places of inputs that have ended are free:
     if further searches may come, they get those, and there are 1, 2, 4, 8, ... places, so that few shapes need a

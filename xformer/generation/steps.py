@@ -25,7 +25,7 @@ _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 class KeptPrograms:
     """Programs of steps by model and shapes, and the caches with the arrays that they change, for later searches.
 
-    The programs of an entry, by the number of new tokens of a row, change the arrays of one cache.
+    The programs of an entry, one for each number of new tokens per row, share one cache.
 
     An entry is checked out while in use, so that no two threads share one. The least recently used entries of a model
     are dropped first; all are freed with the model.

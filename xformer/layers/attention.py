@@ -76,7 +76,7 @@ class MultiHeadAttention(Module):
         softcap: Limit c of the scores, c tanh(score / c).
         dropout: Dropout rate on the attention weights.
         window: Distance that queries can see, in tokens (see `masks.sliding_window`); None: no limit.
-        sinks: Let the heads attend to nothing, by a learned score for each that counts in the softmax only (gpt-oss).
+        sinks: Add a learned logit per head to the denominator of the softmax (attention sinks, gpt-oss).
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
 
     Raises:
@@ -178,8 +178,8 @@ class MultiHeadAttention(Module):
             bias: Added to the scores; floating, broadcastable to (batch, heads, queries, keys).
             rotation: Rotary positions of queries and keys (see `Rotary`).
             causal: Attend to keys up to the position of the query only; the last query is aligned with the last key.
-            distances: Vectors of distances, (2 length - 1, d_model), for disentangled self-attention without a cache
-                (see `RelativeEmbedding`).
+            distances: Embeddings of relative positions, (2 * length - 1, d_model), from `RelativeEmbedding`, for
+                disentangled self-attention without a cache.
             rng: Draws dropout on the attention weights; None switches it off.
             cache: Keys and values of earlier tokens; those of this call are appended.
 
@@ -199,7 +199,7 @@ class MultiHeadAttention(Module):
         if rng is not None:
             dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
         options: dict[str, Any] = {"causal": causal, "scale": self.scale, "softcap": self.softcap}
-        if _RECORDED.blocks and (recorded := _RECORDED.items()) is not None:
+        if (recorded := _RECORDED.items()) is not None:
             recorded.append(RecordedAttention(self, self._weights(q, k, mask, bias, **options)))
         options |= {"dropout_mask": dropout_mask, "keep_probability": keep_probability}
         return self.output(merge_heads(attention(q, k, v, mask, bias, **options)))

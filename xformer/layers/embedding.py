@@ -77,7 +77,7 @@ class InputEmbedding(Module):
         scale: Multiply by sqrt(d_model) after adding positions. Usually `Embedding` scales the token vectors alone.
         norm: Norm applied after that.
         dropout: Dropout rate on the result.
-        projection: Map of that to the features of the layers, if the vectors have others.
+        projection: Linear layer to d_model (ALBERT, ELECTRA); None if the token vectors have d_model features.
     """
 
     positions: Sinusoidal | LearnedPositions | None

@@ -158,7 +158,7 @@ class MixtureOfExperts(Module):
         count, d_model = rows.shape
         probabilities = softmax(xp.astype(scores, xp.float32) if is_half_precision(scores.dtype) else scores)
         experts = extra.top_k(stop_gradient(probabilities), k)[1]
-        if _RECORDED.blocks and (recorded := _RECORDED.items()) is not None:
+        if (recorded := _RECORDED.items()) is not None:
             recorded.append(RecordedRouting(self, probabilities, experts))
         weights = xp.take_along_axis(probabilities, experts, axis=-1)
         if self.normalize:

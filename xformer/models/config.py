@@ -56,7 +56,9 @@ class ModelConfig(Config):
     attention_softcap: float | None = option(
         "Limit c of the scores, c tanh(score / c) (Gemma 2).", default=None, above=0
     )
-    attention_sinks: bool = option("Let each head attend to nothing, with a learned score (gpt-oss).", default=False)
+    attention_sinks: bool = option(
+        "Add a learned logit per head to the denominator of the softmax (gpt-oss).", default=False
+    )
     dropout: float = option(
         "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
         default=0.1,

@@ -12,8 +12,8 @@ from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
 from xformer.ops.quantized.definition import QuantizedWeight
 
-# As in native/src/linear.cpp: columns; elements of a row of x with one scale; rows of int8 that lie side by side.
-PANEL, GROUP, FOUR = 48, 64, 4
+# As in native/src/linear.cpp: columns; elements of a row of x with one scale; rows of int8 that are interleaved.
+PANEL, GROUP, INTERLEAVED = 48, 64, 4
 
 
 class PackedWeight(InferenceWeight):
@@ -49,10 +49,10 @@ class PackedWeight(InferenceWeight):
         xp = array_namespace(matrix)
         rows, columns = matrix.shape
         is_int8 = dtype_name(matrix.dtype) == "int8"
-        matrix = _padded(_padded(matrix, 0, FOUR if is_int8 else 1), 1, PANEL)
+        matrix = _padded(_padded(matrix, 0, INTERLEAVED if is_int8 else 1), 1, PANEL)
         panels = xp.permute_dims(xp.reshape(matrix, (matrix.shape[0], matrix.shape[1] // PANEL, PANEL)), (1, 0, 2))
         if is_int8:
-            panels = _side_by_side(panels, (FOUR, PANEL))
+            panels = _with_axes_swapped(panels, (INTERLEAVED, PANEL))
         panels = xp.asarray(panels, copy=True) if panels.shape[0] == 1 else panels  # reshaping would not copy it
         return cls(scales, _contiguous(panels), rows, columns, False)
 
@@ -94,7 +94,7 @@ class PackedWeight(InferenceWeight):
     def linear(self, rows: Array, bias: Array | None) -> Any:
         """Compute rows @ matrix + bias."""
         if not self.is_transposed:
-            rows = _padded(rows, 1, FOUR) if rows.shape[1] < self.panels.shape[1] else rows
+            rows = _padded(rows, 1, INTERLEAVED) if rows.shape[1] < self.panels.shape[1] else rows
             return _operation(rows, self.panels, self.scales, bias, columns=self.columns)
         matrix = array_namespace(rows).matrix_transpose(self._scaled())
         y = rows @ matrix
@@ -105,7 +105,7 @@ class PackedWeight(InferenceWeight):
         xp = array_namespace(self.panels, indices)
         if not self.is_transposed:
             return xp.take(self._scaled(), indices, axis=0)
-        height, integers = FOUR if dtype_name(self.panels.dtype) == "int8" else 1, index_dtype(xp)
+        height, integers = INTERLEAVED if dtype_name(self.panels.dtype) == "int8" else 1, index_dtype(xp)
         indices = xp.astype(indices, integers, copy=False)
         first = indices // PANEL * (self.panels.shape[1] * PANEL) + indices % PANEL * height
         steps = xp.arange(self.rows, dtype=integers, device=device(indices))
@@ -127,17 +127,17 @@ def _padded(x: Array, axis: int, multiple: int) -> Any:
     return xp.concat([x, xp.zeros(tuple(shape), dtype=x.dtype, device=device(x))], axis=axis) if shape[axis] else x
 
 
-def _side_by_side(panels: Array, sizes: tuple[int, int]) -> Any:
-    """Exchange the two axes of `sizes` in memory."""
+def _with_axes_swapped(panels: Array, sizes: tuple[int, int]) -> Any:
+    """Swap the axes of these sizes in groups of rows: (4, 48) interleaves the rows, and (48, 4) undoes it."""
     xp = array_namespace(panels)
-    parts = xp.reshape(panels, (panels.shape[0], panels.shape[1] // FOUR, *sizes))
+    parts = xp.reshape(panels, (panels.shape[0], panels.shape[1] // INTERLEAVED, *sizes))
     return xp.reshape(xp.permute_dims(parts, (0, 1, 3, 2)), panels.shape)
 
 
 def _unpacked(panels: Array, rows: int, columns: int) -> Any:
     """Return the matrix (rows, columns) of some panels."""
     xp = array_namespace(panels)
-    panels = _side_by_side(panels, (PANEL, FOUR)) if dtype_name(panels.dtype) == "int8" else panels
+    panels = _with_axes_swapped(panels, (PANEL, INTERLEAVED)) if dtype_name(panels.dtype) == "int8" else panels
     matrix = xp.reshape(xp.permute_dims(panels, (1, 0, 2)), (panels.shape[1], panels.shape[0] * PANEL))
     return matrix[:rows, :columns]
 
@@ -160,7 +160,7 @@ def _forward(
 
 
 def _rounded(x: Array) -> Any:
-    """Round rows to int8, with a scale for each group of elements, the largest magnitude divided by 127."""
+    """Return rows after rounding to int8 and back; the scale of a group is its largest magnitude divided by 127."""
     xp = array_namespace(x)
     padded = _padded(x, 1, GROUP)
     groups = xp.reshape(padded, (x.shape[0], padded.shape[1] // GROUP, GROUP))
