@@ -77,9 +77,9 @@ class LanguageModel(BaseModel, init=False):
             mask: Boolean, True = may attend; broadcastable to (batch, heads, length, length). Default: tokens other
                 than pad_id; if pad_id is None or equal to bos_id or eos_id, all tokens (right padding needs no mask,
                 as attention is causal). With a mask, positions are counted from the first column.
-            segment_ids: Integers (batch, length), the number of the document of each token, for rows that hold several
+            segment_ids: Integers (batch, length), the index of the document of each token, for rows that hold several
                 documents one after the other: tokens attend to their own document, and positions count from its first
-                token. No token is padding then; padding after the last document has another number.
+                token. No token is padding then; padding after the last document has another index.
             rng: Draws dropout; None switches it off.
 
         Returns:
