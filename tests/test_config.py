@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.reference import raises_line
-from xformer.config import Config, check_keys, field_names, option, options_of
-from xformer.errors import ConfigError
+from xformer.config import Config, check_keys, field_names, integers, option, options_of
+from xformer.errors import ConfigError, DataError
 
 
 class Base(Config):
@@ -90,3 +90,8 @@ def test_options_can_be_listed():
     assert options["rate"] == ("float", "", "Dropout probability.")
     assert options["limit"] == ("int", "Limits", "Most tokens.")
     assert options["flag"] == ("bool", "Limits", "A switch.")  # an option without a panel follows the one before it
+
+
+def test_bytes_are_no_integers():
+    with raises_line(DataError, r"prompt 1 is b'Hi'; expected a list of integers"):
+        integers("prompt 1", b"Hi")

@@ -166,9 +166,11 @@ def as_flag(name: str, value: Any) -> bool:
 def integers(name: str, values: Any) -> list[int]:
     """Return integers, such as token ids, as a list; raise DataError for anything else."""
     try:
-        return [operator.index(value) for value in values]
+        if not isinstance(values, bytes | bytearray):
+            return [operator.index(value) for value in values]
     except TypeError as error:
         raise DataError(f"{name} is {values!r}; expected a list of integers") from error
+    raise DataError(f"{name} is {values!r:.80}; expected a list of integers")
 
 
 def _check_names(config: Any, values: dict[str, Any], name: str) -> None:

@@ -164,6 +164,8 @@ def test_adapters_of_a_run_are_exported_for_peft(tmp_path, capsys):
     assert run(*command, "--lora", 2, "--out", tmp_path / "run") == 0
     assert run("export", tmp_path / "run", tmp_path / "adapters", "--format", "peft") == 0
     assert f"as adapters of {original}; load them with peft.PeftModel" in capsys.readouterr().out.replace("\n", " ")
+    adapters = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    assert adapters["base_model_name_or_path"] == str(original)
     names = ["adapter_config.json", "adapter_model.safetensors"]
     assert sorted(path.name for path in (tmp_path / "adapters").iterdir()) == names
     ids = np.asarray([[3, 4, 5, 9]])

@@ -101,6 +101,9 @@ def test_runs_are_resumed_to_the_same_bits_and_keep_conversations_of_memory(base
     assert (counts["train_conversations"], counts["valid_conversations"]) == (7, 1)
 
 
+ANSWER = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": TEXT}]}'
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -109,6 +112,8 @@ def test_runs_are_resumed_to_the_same_bits_and_keep_conversations_of_memory(base
         (['{"prompt": 1, "answer": 2}'], "chats line 1 has the keys prompt, answer; expected"),
         (['{"messages": "hello"}'], "chats line 1 has messages 'hello'; expected a list of at least one message"),
         (['{"messages": []}'], r"chats line 1 has messages \[\]"),
+        ([ANSWER.replace("TEXT", '""')], "chats line 1 has no content in the answer, message 2; expected a text"),
+        ([ANSWER.replace("TEXT", "null")], "chats line 1 has no content in the answer, message 2; expected a text"),
         (
             [json.dumps({"messages": LINES[0], "tools": "x"})],
             "chats line 1 has tools 'x'; expected a list of functions",

@@ -78,6 +78,8 @@ def transcribe(
     settings |= parse_generation_settings(assignments)
     if target == "txt" and "timestamps" in settings:
         raise ConfigError("--timestamps is given and --format is txt; expected --format srt, vtt or json")
+    if target == "srt" and settings.get("timestamps") == "words":
+        raise ConfigError("--timestamps is words and --format is srt, which has times of lines; expected vtt or json")
     if target in ("srt", "vtt") and len(audio) > 1:
         raise ConfigError(f"--format {target} has subtitles of one file; got {len(audio)} files: run it for each")
     if target != "txt":

@@ -35,13 +35,20 @@ _FIXED |= {
 }
 
 
-def save_lora(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
+def save_lora(
+    model: BaseModel,
+    directory: str | os.PathLike[str],
+    *,
+    model_type: str | None = None,
+    base_model: str | None = None,
+) -> None:
     """Write the adapters of a model as a PEFT directory, which `peft.PeftModel.from_pretrained` loads.
 
     Args:
         model: A model with adapters; see `xformer.lora`.
         directory: Directory to write to; created if necessary.
         model_type: Model type of the base model; default that of the checkpoint that it was loaded from.
+        base_model: Name or path of the base model, where PEFT and servers look for it; None: not written.
 
     Raises:
         ConfigError: If the model has no adapters, or the model type is unknown.
@@ -88,7 +95,7 @@ def save_lora(model: BaseModel, directory: str | os.PathLike[str], *, model_type
     values = {"peft_type": "LORA", "r": ranks.pop(), "lora_alpha": alphas.pop(), "target_modules": names}
     task = {LanguageModel: "CAUSAL_LM", Transformer: "SEQ_2_SEQ_LM"}.get(type(model))
     values |= {"lora_dropout": 0.0, "bias": "none", "task_type": task, "inference_mode": True}
-    write_json(path / "adapter_config.json", values | {"base_model_name_or_path": None})
+    write_json(path / "adapter_config.json", values | {"base_model_name_or_path": base_model})
 
 
 def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> AnyModel:

@@ -16,6 +16,7 @@ DEFAULT_DIVERSITY_PENALTY = 0.5  # Vijayakumar et al. (2016) recommend 0.2 to 0.
 # Arguments of Hugging Face's generate that have another name here.
 _HUGGING_FACE = {
     "max_length": "use max_new_tokens, which does not count the prompt",
+    "stop_strings": "use stop, an argument of TextGenerator, Translator and Summarizer",
     "min_length": "use min_new_tokens, which does not count the prompt",
     "early_stopping": "beam search stops as soon as no better output is possible",
     "eos_token_id": "use stop_token_ids, or set eos_id in the configuration of the model",

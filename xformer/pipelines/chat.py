@@ -168,7 +168,7 @@ def encode_conversation(
 
     Answers are what the template writes inside of `{% generation %}` tags. Without such tags, an answer is what the
     messages up to it add to the prompt of the messages before it. Those with "weight": 0 are no answers. Special tokens
-    that are spelled out in messages are read as text, as in prompts.
+    that are spelled out in messages are read as text.
 
     Args:
         tokenizer: A tokenizer with a chat template.

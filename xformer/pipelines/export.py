@@ -78,10 +78,16 @@ def _to_peft(directory: Path, output: Path) -> str:
         raise ConfigError(f"the model of {directory} is an average of checkpoints, which has no adapters of its rank")
     model = lora(load(run.model), init["lora"])
     model = replace(model, {**dict(model.named_arrays()), **load_arrays(run.adapters)[0]})
-    pretrained = run.pretrained_files()
-    model_type = None if pretrained is None else read_json(pretrained / "config.json", "configuration")["model_type"]
-    save_lora(model, output, model_type=model_type)
-    return f"as adapters of {init['path']}; load them with peft.PeftModel.from_pretrained, or xformer.load_lora"
+    pretrained, base = run.pretrained_files(), Path(init["path"])
+    if pretrained is None:
+        raise ConfigError(
+            f"{directory} started from {base}, which is no checkpoint that PEFT can load; use --format huggingface"
+        )
+    model_type = read_json(pretrained / "config.json", "configuration")["model_type"]
+    is_directory = base.is_dir() and is_public(base)
+    save_lora(model, output, model_type=model_type, base_model=str(base) if is_directory else None)
+    name = str(base) if is_directory else f"the directory that `xformer export {base} DIR` writes"
+    return f"as adapters of {name}; load them with peft.PeftModel.from_pretrained, or xformer.load_lora"
 
 
 class _Source(NamedTuple):

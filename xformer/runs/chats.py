@@ -74,6 +74,10 @@ def _parse(place: str, line: str) -> Conversation:
         raise DataError(f"{place} has messages {messages!r:.80}; expected a list of at least one message")
     if tools is not None and not isinstance(tools, list):
         raise DataError(f"{place} has tools {tools!r:.80}; expected a list of functions")
+    for number, message in enumerate(messages, start=1):
+        is_answer = isinstance(message, dict) and message.get("role") == "assistant" and message.get("weight", 1) != 0
+        if is_answer and not (message.get("content") or message.get("tool_calls")):
+            raise DataError(f"{place} has no content in the answer, message {number}; expected a text or tool_calls")
     return Conversation(place, messages, tools)
 
 

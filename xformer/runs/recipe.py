@@ -19,7 +19,7 @@ from xformer.runs.tasks import TASKS, TaskSpec
 
 DEFAULT_MINUTES = 30.0
 # Default peaks of runs that start from a model: as in transformers, and ten times as much for adapters of it.
-FINE_TUNING_RATE, ADAPTER_RATE = 5e-5, 5e-4
+FINE_TUNING_RATE, ADAPTER_RATE, FINE_TUNING_WARMUP = 5e-5, 5e-4, 20
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,10 @@ class Recipe:
         values = {**spec.defaults.get("training", {}), **tables.get("training", {})}
         if not {"learning_rate", "learning_rate_factor"} & values.keys():
             values["learning_rate"] = FINE_TUNING_RATE if init.lora is None else ADAPTER_RATE
-        max_steps = values.get("max_steps")
-        if "warmup_steps" not in values and isinstance(max_steps, int):  # or short runs would learn nothing
-            values["warmup_steps"] = max(1, min(spec.training.warmup_steps, max_steps // 10))
+        if "warmup_steps" not in values:  # of a new model, it would last longer than many of these runs
+            max_steps = values.get("max_steps")
+            most = max_steps // 10 if isinstance(max_steps, int) else FINE_TUNING_WARMUP
+            values["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, most))
         training = spec.training.from_dict(values, f"[training] of {name}")
         return cls(task, model, tokenizer or None, training, init)
 
