@@ -126,11 +126,12 @@ def test_speculative_decoding(steps):
 
 def test_on_any_library(xp):
     model = language_model(num_layers=1)
-    expected = xf.generate(model, PROMPTS[:2], max_new_tokens=10)
+    prompts = PROMPTS[:1]  # JAX compiles every operation for every shape
+    expected = xf.generate(model, prompts, max_new_tokens=6)
     model, draft = model.to(xp), language_model(2, num_layers=1).to(xp)
-    assert_equal(xf.generate(model, PROMPTS[:2], max_new_tokens=10, **LOOKUP), expected)
+    assert_equal(xf.generate(model, prompts, max_new_tokens=6, **LOOKUP), expected)
     options = {"assistant_model": draft, "num_assistant_tokens": 2}
-    assert_equal(xf.generate(model, PROMPTS[:2], max_new_tokens=10, **options), expected)
+    assert_equal(xf.generate(model, prompts, max_new_tokens=6, **options), expected)
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
