@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, attention, same, transposed
+from xformer.families.family import register
+from xformer.families.layouts import Layout, attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     every_nth_full,
     read_fields,
-    read_output,
-    read_rope,
+    read_rotary_decoder,
     read_windows_without_positions,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    write_rotary_decoder,
     write_windows,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {
     **SIZES,
@@ -54,11 +51,8 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         parallel_residual=True,
         shared_norm=True,
         feed_forward_bias=False,
-        positions="rotary",
-        scale_embeddings=False,
         **(_read_windows(reader, fields["num_layers"]) if reader.model_type == "cohere2" else {}),
-        **read_rope(reader, theta=5e5 if reader.model_type == "cohere" else 1e4),
-        **read_output(reader),
+        **read_rotary_decoder(reader, theta=5e5 if reader.model_type == "cohere" else 1e4),
     )
 
 
@@ -72,15 +66,10 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of `cohere` or, with windows, `cohere2`."""
     windows = write_windows(config)
     is_cohere2 = bool(windows["sliding_window"] or config.layers_without_positions)
+    model_type, architecture = ("cohere2", "Cohere2ForCausalLM") if is_cohere2 else ("cohere", "CohereForCausalLM")
     return {
-        "architectures": ["Cohere2ForCausalLM" if is_cohere2 else "CohereForCausalLM"],
-        "model_type": "cohere2" if is_cohere2 else "cohere",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
-        "hidden_act": write_activation(config, gated=True),
+        **write_rotary_decoder(config, model_type, architecture, _FIELDS, gated=True),
         **(windows if is_cohere2 else {}),
-        **write_rope(config),
-        **write_output(config),
     }
 
 
@@ -90,23 +79,18 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
         "model.embed_tokens.weight": same("embedding.weight"),
         **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=(head_dim, head_dim)),
         _LAYER + "input_layernorm.weight": same(_OURS + "residual.norm.weight"),
-        _LAYER + "mlp.gate_proj.weight": transposed(_OURS + "feed_forward.gate.weight"),
-        _LAYER + "mlp.up_proj.weight": transposed(_OURS + "feed_forward.up.weight"),
-        _LAYER + "mlp.down_proj.weight": transposed(_OURS + "feed_forward.down.weight"),
+        **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
         "model.norm.weight": same("norm.weight"),
         "lm_head.weight": transposed("output.weight"),
     }
 
 
 COHERE = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("cohere", "cohere2"),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors=_tensors,
     )
 )

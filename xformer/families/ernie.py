@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import Layout, attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_fields,
-    read_output,
-    read_rope,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    read_rotary_decoder,
+    write_rotary_decoder,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "use_bias"}
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
@@ -37,24 +34,15 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         activation="swiglu",
         norm="rms",
         feed_forward_bias=fields["attention_bias"],
-        positions="rotary",
-        scale_embeddings=False,
-        **read_rope(reader, theta=5e5),
-        **read_output(reader),
+        **read_rotary_decoder(reader, theta=5e5),
     )
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of ERNIE 4.5."""
     return {
-        "architectures": ["Ernie4_5ForCausalLM"],
-        "model_type": "ernie4_5",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, "ernie4_5", "Ernie4_5ForCausalLM", _FIELDS, gated=True),
         "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config, gated=True),
-        **write_rope(config),
-        **write_output(config),
     }
 
 
@@ -72,14 +60,11 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
 
 
 ERNIE = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("ernie4_5",),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors=_tensors,
     )
 )

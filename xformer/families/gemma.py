@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import attention, feed_forward, plus_one, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
@@ -21,7 +22,7 @@ from xformer.families.values import (
     write_output,
     write_windows,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
 
@@ -90,14 +91,11 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 GEMMA = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("gemma2", "gemma3_text"),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),

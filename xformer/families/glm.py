@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import Layout, attention, fused, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_fields,
-    read_output,
-    read_rope,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    read_rotary_decoder,
+    write_rotary_decoder,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
@@ -37,25 +34,17 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         norm_position="sandwich" if reader.model_type == "glm4" else "pre",
         attention_output_bias=False,
         feed_forward_bias=False,
-        positions="rotary",
-        scale_embeddings=False,
-        **read_rope(reader, fraction=0.5),
-        **read_output(reader),
+        **read_rotary_decoder(reader, fraction=0.5),
     )
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of `glm` or, with norms on both sides of sublayers, `glm4`."""
     is_glm4 = config.norm_position == "sandwich"
+    model_type, architecture = ("glm4", "Glm4ForCausalLM") if is_glm4 else ("glm", "GlmForCausalLM")
     return {
-        "architectures": ["Glm4ForCausalLM" if is_glm4 else "GlmForCausalLM"],
-        "model_type": "glm4" if is_glm4 else "glm",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, model_type, architecture, _FIELDS, gated=True, writes_fraction=True),
         "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config, gated=True),
-        **write_rope(config, writes_fraction=True),
-        **write_output(config),
     }
 
 
@@ -78,14 +67,11 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
 
 
 GLM = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("glm", "glm4"),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors=_tensors,
     )
 )

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import Layout, same, stacked_experts, transposed
 from xformer.families.llama import LLAMA, TENSORS
 from xformer.families.values import (
     SIZES,
     read_fields,
-    read_output,
-    read_rope,
+    read_rotary_decoder,
     read_windows,
-    write_fields,
-    write_output,
-    write_rope,
+    write_rotary_decoder,
     write_windows,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {
     **SIZES,
@@ -54,11 +52,8 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         norm="rms",
         attention_sinks=True,
         router_bias=True,
-        positions="rotary",
-        scale_embeddings=False,
         **read_windows(reader, types, default_window=128),
-        **read_rope(reader, theta=150000.0),
-        **read_output(reader),
+        **read_rotary_decoder(reader, theta=150000.0),
     )
 
 
@@ -67,17 +62,11 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     if config.num_experts == 0:
         raise ConfigError("num_experts is 0; expected experts")
     return {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, "gpt_oss", "GptOssForCausalLM", _FIELDS, gated=True),
         "head_dim": config.features_per_head,
         "intermediate_size": config.expert_d_ff or config.d_ff,
-        "hidden_act": "silu",
         **_CLAMPED,
-        **write_rope(config),
         **write_windows(config),
-        **write_output(config),
     }
 
 
@@ -99,14 +88,11 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
 
 
 GPT_OSS = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("gpt_oss",),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors=_tensors,
     )
 )

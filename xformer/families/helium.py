@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.ernie import ERNIE
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_fields,
-    read_output,
-    read_rope,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    read_rotary_decoder,
+    write_rotary_decoder,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {
     **SIZES,
@@ -42,36 +39,24 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         attention_output_bias=False,
         activation="swiglu",
         norm="rms",
-        positions="rotary",
-        scale_embeddings=False,
-        **read_rope(reader, theta=1e5),
-        **read_output(reader),
+        **read_rotary_decoder(reader, theta=1e5),
     )
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of Helium."""
     return {
-        "architectures": ["HeliumForCausalLM"],
-        "model_type": "helium",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, "helium", "HeliumForCausalLM", _FIELDS, gated=True),
         "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config, gated=True),
-        **write_rope(config),
-        **write_output(config),
     }
 
 
 HELIUM = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("helium",),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix=LLAMA.prefix,
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors=ERNIE.tensors,
     )
 )

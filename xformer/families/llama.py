@@ -6,6 +6,7 @@ Bakouch et al. (2025); Granite team (2024).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
@@ -15,13 +16,10 @@ from xformer.families.layouts import attention, feed_forward, fused, linear, sam
 from xformer.families.values import (
     SIZES,
     read_fields,
-    read_output,
-    read_rope,
+    read_rotary_decoder,
     read_windows,
-    write_activation,
     write_fields,
-    write_output,
-    write_rope,
+    write_rotary_decoder,
     write_windows,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -70,16 +68,13 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         attention_bias=has_bias,
         attention_output_bias=has_output_bias,
         feed_forward_bias=reader.flag("mlp_bias", default=False),
-        positions="rotary",
-        scale_embeddings=False,
         **(_read_smollm3 if reader.model_type == "smollm3" else _read_windows)(reader, fields["num_layers"]),
-        **read_rope(
+        **read_rotary_decoder(
             reader,
             theta=2e6 if reader.model_type == "smollm3" else 1e4,
             fraction=1.0 if reader.model_type == "phi3" else None,
         ),
         **(_read_scales(reader) if reader.model_type == "granite" else {}),
-        **read_output(reader),
     )
 
 
@@ -121,14 +116,8 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into a config.json of one of these models, but not of Phi 3."""
     model_type = _model_type(config)
     values = {
-        "architectures": [_ARCHITECTURES[model_type]],
-        "model_type": model_type,
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], _FIELDS, gated=True),
         "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config, gated=True),
-        **write_rope(config),
-        **write_output(config),
     }
     if model_type in ("qwen3", *_WITH_FEED_FORWARD_BIAS):
         values["attention_bias"] = config.attention_bias
@@ -192,15 +181,9 @@ def write_phi3_config(config: LanguageModelConfig) -> dict[str, Any]:
     if scaling["rope_type"] != "longrope":
         raise ConfigError(f"rope_scaling has rope_type {scaling['rope_type']!r}; phi3 expects 'longrope'")
     return {
-        "architectures": ["Phi3ForCausalLM"],
-        "model_type": "phi3",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
-        "hidden_act": write_activation(config, gated=True),
+        **write_rotary_decoder(config, "phi3", "Phi3ForCausalLM", _FIELDS, gated=True, writes_fraction=True),
         "original_max_position_embeddings": scaling.get("original_max_position_embeddings", config.max_positions),
         "sliding_window": write_windows(config)["sliding_window"],  # of all layers
-        **write_rope(config, writes_fraction=True),
-        **write_output(config),
     }
 
 
@@ -235,14 +218,10 @@ LLAMA = register(
 )
 
 PHI3 = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("phi3",),
-        model=LanguageModel,
-        read_config=read_config,
         write_config=write_phi3_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors={
             **_SHARED_TENSORS,
             **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),

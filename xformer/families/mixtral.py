@@ -5,26 +5,23 @@ Jiang et al. (2024); Qwen team (2024, 2025); Muennighoff et al. (2024).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import Layout, transposed
 from xformer.families.llama import LLAMA, TENSORS
 from xformer.families.values import (
     SIZES,
     read_fields,
-    read_output,
-    read_rope,
+    read_rotary_decoder,
     read_windows,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    write_rotary_decoder,
     write_windows,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
@@ -86,11 +83,8 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         qk_norm=model_type in ("qwen3_moe", "olmoe"),
         qk_norm_all_heads=model_type == "olmoe",
         feed_forward_bias=False,
-        positions="rotary",
-        scale_embeddings=False,
         **_WINDOWS[model_type](reader, num_layers),
-        **read_rope(reader, theta=1e6 if model_type == "mixtral" else 1e4),
-        **read_output(reader),
+        **read_rotary_decoder(reader, theta=1e6 if model_type == "mixtral" else 1e4),
     )
 
 
@@ -142,14 +136,8 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         raise ConfigError("num_experts is 0; expected experts")
     model_type = _model_type(config)
     values = {
-        "architectures": [_ARCHITECTURES[model_type]],
-        "model_type": model_type,
-        **write_fields(config, _KEYS[model_type]),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], _KEYS[model_type], gated=True),
         "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config, gated=True),
-        **write_rope(config),
-        **write_output(config),
     }
     d_ff, windows = config.expert_d_ff or config.d_ff, write_windows(config)
     if model_type != "qwen2_moe":  # all layers have windows, or none has
@@ -182,14 +170,11 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
 
 
 MIXTRAL = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=tuple(_ARCHITECTURES),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors=_tensors,
     )
 )

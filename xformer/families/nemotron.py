@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import Layout, attention, feed_forward, plus_one, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_activation,
     read_fields,
-    read_output,
-    read_rope,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    read_rotary_decoder,
+    write_rotary_decoder,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {
     **SIZES,
@@ -41,24 +38,15 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
         head_dim=reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
         activation=read_activation(reader, "hidden_act", default="relu2"),
-        positions="rotary",
-        scale_embeddings=False,
-        **read_rope(reader, fraction=0.5),
-        **read_output(reader),
+        **read_rotary_decoder(reader, fraction=0.5),
     )
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of Nemotron."""
     return {
-        "architectures": ["NemotronForCausalLM"],
-        "model_type": "nemotron",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, "nemotron", "NemotronForCausalLM", _FIELDS, gated=False, writes_fraction=True),
         "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config),
-        **write_rope(config, writes_fraction=True),
-        **write_output(config),
     }
 
 
@@ -68,14 +56,11 @@ def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
 
 
 NEMOTRON = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("nemotron",),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),

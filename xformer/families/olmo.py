@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     every_nth_full,
     read_fields,
-    read_output,
-    read_rope,
+    read_rotary_decoder,
     read_windows,
     read_windows_without_positions,
     write_activation,
@@ -22,7 +22,7 @@ from xformer.families.values import (
     write_rope,
     write_windows,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
 _ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
@@ -48,11 +48,8 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         qk_norm=True,
         qk_norm_all_heads=reader.model_type != "exaone4",
         feed_forward_bias=False,
-        positions="rotary",
-        scale_embeddings=False,
         **windows,
-        **read_rope(reader, theta=5e5 if reader.model_type == "olmo3" else 1e4),
-        **read_output(reader),
+        **read_rotary_decoder(reader, theta=5e5 if reader.model_type == "olmo3" else 1e4),
     )
 
 
@@ -106,14 +103,11 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 OLMO = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=tuple(_ARCHITECTURES),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import affine, attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_activation,
     read_fields,
-    read_output,
-    read_rope,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    read_rotary_decoder,
+    write_rotary_decoder,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {**SIZES, "norm_epsilon": "layer_norm_eps", "qk_norm": "qk_layernorm"}
 
@@ -35,36 +32,22 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         parallel_residual=True,
         shared_norm=True,
         output_bias=True,
-        positions="rotary",
-        scale_embeddings=False,
-        **read_rope(reader, fraction=0.5),
-        **read_output(reader),
+        **read_rotary_decoder(reader, fraction=0.5),
     )
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of Phi."""
-    return {
-        "architectures": ["PhiForCausalLM"],
-        "model_type": "phi",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
-        "hidden_act": write_activation(config),
-        **write_rope(config, writes_fraction=True),
-        **write_output(config),
-    }
+    return write_rotary_decoder(config, "phi", "PhiForCausalLM", _FIELDS, gated=False, writes_fraction=True)
 
 
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 PHI = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("phi",),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj dense"),

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import Layout, affine, attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_fields,
-    read_output,
-    read_rope,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    read_rotary_decoder,
+    write_rotary_decoder,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {
     **SIZES,
@@ -43,24 +40,15 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         attention_output_bias=False,
         feed_forward_bias=False,
         activation="swiglu",
-        positions="rotary",
-        scale_embeddings=False,
-        **read_rope(reader, fraction=0.25),
-        **read_output(reader),
+        **read_rotary_decoder(reader, fraction=0.25),
     )
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of StableLM."""
     return {
-        "architectures": ["StableLmForCausalLM"],
-        "model_type": "stablelm",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, "stablelm", "StableLmForCausalLM", _FIELDS, gated=True, writes_fraction=True),
         "use_parallel_residual": config.shared_norm,
-        "hidden_act": write_activation(config, gated=True),
-        **write_rope(config, writes_fraction=True),
-        **write_output(config),
     }
 
 
@@ -81,14 +69,11 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
 
 
 STABLELM = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("stablelm",),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors=_tensors,
     )
 )

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import register
 from xformer.families.layouts import affine, attention, feed_forward, same, transposed
 from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_activation,
     read_fields,
-    read_output,
-    read_rope,
+    read_rotary_decoder,
     read_windows,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    write_rotary_decoder,
     write_windows,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _FIELDS = {
     **SIZES,
@@ -47,39 +44,27 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         head_dim=reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
         feed_forward_bias=fields["attention_bias"],
         activation=read_activation(reader, "hidden_act", default="gelu_pytorch_tanh"),
-        positions="rotary",
-        scale_embeddings=False,
         **read_windows(reader, ["sliding_attention"] * fields["num_layers"]),
-        **read_rope(reader),
-        **read_output(reader),
+        **read_rotary_decoder(reader),
     )
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of StarCoder 2."""
     return {
-        "architectures": ["Starcoder2ForCausalLM"],
-        "model_type": "starcoder2",
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        **write_rotary_decoder(config, "starcoder2", "Starcoder2ForCausalLM", _FIELDS, gated=False),
         "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config),
         "sliding_window": write_windows(config)["sliding_window"],  # of all layers
-        **write_rope(config),
-        **write_output(config),
     }
 
 
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 STARCODER2 = register(
-    Family(
+    replace(
+        LLAMA,
         model_types=("starcoder2",),
-        model=LanguageModel,
         read_config=read_config,
         write_config=write_config,
-        prefix="model.",
-        tied=LLAMA.tied,
-        ignored=LLAMA.ignored,
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
             **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),

@@ -197,6 +197,47 @@ def _write_special_ids(config: ModelConfig) -> dict[str, Any]:
     return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
 
 
+def read_rotary_decoder(
+    reader: ConfigReader, *, theta: float = 10000.0, fraction: float | None = None
+) -> dict[str, Any]:
+    """Return the fields that most language models with rotary positions share; arguments are those of `read_rope`."""
+    rope = read_rope(reader, theta=theta, fraction=fraction)
+    return {"positions": "rotary", "scale_embeddings": False, **rope, **read_output(reader)}
+
+
+def write_rotary_decoder(
+    config: LanguageModelConfig,
+    model_type: str,
+    architecture: str,
+    keys: Mapping[str, str],
+    *,
+    gated: bool,
+    writes_fraction: bool = False,
+) -> dict[str, Any]:
+    """Return the config.json keys that most language models with rotary positions share.
+
+    Args:
+        config: The configuration.
+        model_type: Value of model_type.
+        architecture: Name of the class in transformers.
+        keys: As for `write_fields`.
+        gated: As for `write_activation`.
+        writes_fraction: As for `write_rope`.
+
+    Raises:
+        ConfigError: If the activation is not `gated`, or not, as expected.
+    """
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        **write_fields(config, keys),
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "hidden_act": write_activation(config, gated=gated),
+        **write_rope(config, writes_fraction=writes_fraction),
+        **write_output(config),
+    }
+
+
 def read_decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, Any]:
     """Return the fields of special tokens of an encoder-decoder; its bos_id is the decoder_start_token_id."""
     fields, key = read_special_ids(reader), "decoder_start_token_id"
