@@ -532,7 +532,7 @@ class RelativeBias(Module):
 
     Args:
         num_heads: Number of heads.
-        bidirectional: Give keys after the query buckets of their own, as in an encoder.
+        bidirectional: Give keys after the query separate buckets, as in an encoder.
         num_buckets: Number of buckets.
         max_distance: Distance from which all keys share a bucket.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.

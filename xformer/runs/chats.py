@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from xformer.data.packing import Documents
 from xformer.data.token_rows import TokenWriter
-from xformer.distributed import Communicator
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
@@ -21,16 +20,21 @@ from xformer.pipelines.base import check_vocabulary
 from xformer.runs.config import ChatTrainingConfig
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
-from xformer.runs.jobs import TrainingJob, initial_tokenizer, load_initial_model
+from xformer.runs.jobs import (
+    MAX_SHOWN,
+    NUM_SAMPLED,
+    LanguageModelJob,
+    initial_tokenizer,
+    load_initial_model,
+    with_shards,
+)
 from xformer.runs.recipe import Recipe
 from xformer.runs.tasks import PackedTask
 from xformer.text.corpus import iter_lines, open_text
 from xformer.tokenizers import PretrainedTokenizer
-from xformer.training.data_parallel import default_num_workers
 
 _EXPECTED = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 _MAX_CHARACTERS = 10_000_000  # of a line
-_MAX_SHOWN, _NUM_SAMPLED = 30, 100  # tokens, for loggers
 
 
 class Conversation(NamedTuple):
@@ -102,7 +106,7 @@ def as_json_lines(chats: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class ChatJob(TrainingJob):
+class ChatJob(LanguageModelJob):
     """Training on the answers of chats.
 
     Attributes:
@@ -114,6 +118,7 @@ class ChatJob(TrainingJob):
 
     tasks = ("chat",)
     unit = "tokens of answers"
+    task_class = PackedTask
 
     tokenizer: PretrainedTokenizer
     train: Documents
@@ -143,22 +148,10 @@ class ChatJob(TrainingJob):
         valid, valid_dropped = _encode(rest, tokenizer, settings, directory)
         model = load_initial_model(recipe, LanguageModel, xp)
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
-        # The last bits of the results depend on the number of shards, so it is part of the run.
-        recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
+        recipe = with_shards(recipe, model)
         job = cls(recipe, model, xp, tokenizer, train, valid, dropped + valid_dropped)
         job.task()  # raises an error if no conversation is left
         return job
-
-    def task(self, communicator: Communicator | None = None) -> PackedTask:
-        """Return the task for a Trainer."""
-        settings = self.recipe.training
-        return PackedTask(
-            self.model, self.train, self.valid, context_length=settings.context_length, batch_size=settings.batch_size
-        )
-
-    def tokenizers(self) -> Mapping[str, Any]:
-        """Return the tokenizer by its name in a run directory."""
-        return {"joint": self.tokenizer}
 
     def counts(self) -> dict[str, int]:
         """Return the sizes of the data."""
@@ -174,13 +167,13 @@ class ChatJob(TrainingJob):
         ids, mask = (rows[0] for rows in _rows(self.valid))
         start = mask.index(1)
         end = [*mask, 0].index(0, start)
-        ((output,),) = self._generator(model).outputs([ids[:start]], max_new_tokens=_NUM_SAMPLED, context="slide")
+        ((output,),) = self._generator(model).outputs([ids[:start]], max_new_tokens=NUM_SAMPLED, context="slide")
         decode = self.tokenizer.decode
         return [{"prompt": decode(ids[:start]), "output": output.text, "reference": decode(ids[start:end])}]
 
     def attention(self, model: LanguageModel) -> Attention:
         """Return the attention of the model for the beginning of the first validation conversation."""
-        return show_attention(self._generator(model), _rows(self.valid)[0][0][:_MAX_SHOWN])
+        return show_attention(self._generator(model), _rows(self.valid)[0][0][:MAX_SHOWN])
 
     def _generator(self, model: LanguageModel) -> TextGenerator:
         length = max(2, self.recipe.training.context_length)

@@ -32,8 +32,8 @@ from xformer.training.data_parallel import default_num_workers
 from xformer.training.interrupt import check_stop
 from xformer.training.loggers import Rows
 
-_NUM_SAMPLES, _MAX_SHOWN = 5, 30  # for loggers: outputs, and tokens of a plot of attention
-_PROMPT_LENGTH, _NUM_SAMPLED = 32, 100  # tokens, for loggers
+_NUM_SAMPLES, MAX_SHOWN = 5, 30  # for loggers: outputs, and tokens of a plot of attention
+_PROMPT_LENGTH, NUM_SAMPLED = 32, 100  # tokens, for loggers
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,7 @@ class PairsJob(TrainingJob):
             tokenize = tokenize or bleu_tokenizer(recipe.init.target_language or suffix)
         elif tokenize is not None:
             raise ConfigError(f"bleu_tokenize is {tokenize!r}, but {recipe.task} is not scored by BLEU; leave it out")
-        # The last bits of the results depend on the number of shards, so it is part of the run.
-        num_shards = settings.data_parallel or default_num_workers(model)
-        recipe = recipe.with_training(data_parallel=num_shards, bleu_tokenize=tokenize)
+        recipe = with_shards(recipe, model).with_training(bleu_tokenize=tokenize)
         job = cls(recipe, model, xp, tokenizers, encoded, encoded_valid)
         job.task()  # raises an error if the package that computes the score is missing
         return job
@@ -235,7 +233,7 @@ class PairsJob(TrainingJob):
         """Return the attention of the model for the first short validation pair."""
         pipeline, pairs = PIPELINES[self.recipe.task](model, self.tokenizer_pair), self.valid.pairs
         lengths = [max(map(len, pair)) for pair in zip(pairs.source, pairs.target, strict=True)]
-        row = next((row for row, length in enumerate(lengths) if length <= _MAX_SHOWN), lengths.index(min(lengths)))
+        row = next((row for row, length in enumerate(lengths) if length <= MAX_SHOWN), lengths.index(min(lengths)))
         return show_attention(pipeline, [*pairs.source[row], *pipeline.suffix], pairs.target[row])
 
     def describe_data(self) -> Iterator[str]:
@@ -252,7 +250,35 @@ class PairsJob(TrainingJob):
 
 
 @dataclass(frozen=True)
-class TextJob(TrainingJob):
+class LanguageModelJob(TrainingJob):
+    """Training of a language model: base class of `TextJob` and `ChatJob`.
+
+    Attributes:
+        tokenizer: Tokenizer.
+        train: Data to train on, as `task_class` takes it.
+        valid: Data for validation.
+    """
+
+    task_class: ClassVar[type[Any]]
+
+    tokenizer: Any
+    train: Any
+    valid: Any
+
+    def task(self, communicator: Communicator | None = None) -> Task:
+        """Return the task for a Trainer."""
+        settings = self.recipe.training
+        sizes = {"context_length": settings.context_length, "batch_size": settings.batch_size}
+        task: Task = self.task_class(self.model, self.train, self.valid, **sizes)
+        return task
+
+    def tokenizers(self) -> Mapping[str, Any]:
+        """Return the tokenizer by its name in a run directory."""
+        return {"joint": self.tokenizer}
+
+
+@dataclass(frozen=True)
+class TextJob(LanguageModelJob):
     """Training on one long text.
 
     Attributes:
@@ -264,10 +290,9 @@ class TextJob(TrainingJob):
 
     tasks = ("language_modeling",)
     unit = "tokens"
+    task_class = LanguageModelTask
 
     tokenizer: BaseTokenizer
-    train: Any
-    valid: Any
     num_characters: tuple[int, int]
 
     @classmethod
@@ -291,22 +316,10 @@ class TextJob(TrainingJob):
         else:
             model = load_initial_model(recipe, LanguageModel, xp)
             check_vocabulary("tokenizer", tokenizer, model.vocab_size)
-        # The last bits of the results depend on the number of shards, so it is part of the run.
-        recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
+        recipe = with_shards(recipe, model)
         job = cls(recipe, model, xp, tokenizer, ids[0], ids[1], (len(train), len(valid)))
         job.task()  # raises an error if the text is too short
         return job
-
-    def task(self, communicator: Communicator | None = None) -> LanguageModelTask:
-        """Return the task for a Trainer."""
-        settings = self.recipe.training
-        return LanguageModelTask(
-            self.model, self.train, self.valid, context_length=settings.context_length, batch_size=settings.batch_size
-        )
-
-    def tokenizers(self) -> Mapping[str, Any]:
-        """Return the tokenizer by its name in a run directory."""
-        return {"joint": self.tokenizer}
 
     def counts(self) -> dict[str, int]:
         """Return the sizes of the data."""
@@ -327,8 +340,8 @@ class TextJob(TrainingJob):
     def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
         """Return a continuation of the beginning of the validation text."""
         length = min(_PROMPT_LENGTH, len(self.valid) // 2, self.recipe.training.context_length // 2)
-        prompt, rest = self.valid[:length].tolist(), self.valid[length : length + _NUM_SAMPLED].tolist()
-        ((output,),) = self._generator(model).outputs([prompt], max_new_tokens=_NUM_SAMPLED, context="slide")
+        prompt, rest = self.valid[:length].tolist(), self.valid[length : length + NUM_SAMPLED].tolist()
+        ((output,),) = self._generator(model).outputs([prompt], max_new_tokens=NUM_SAMPLED, context="slide")
         decode = self.tokenizer.decode
         return [{"prompt": decode(prompt), "output": output.text, "reference": decode(rest)}]
 
@@ -349,6 +362,11 @@ class TextJob(TrainingJob):
             yield f"{name}: {plural(count, 'character')}{tokens}{note}"
         if (longest := len(self.train) - 1) < self.recipe.training.context_length:
             yield f"chunks of {plural(longest, 'token')}: the text is shorter than context_length"
+
+
+def with_shards(recipe: Recipe, model: Any) -> Recipe:
+    """Return a recipe with its number of shards, which the last bits of the results depend on."""
+    return recipe.with_training(data_parallel=recipe.training.data_parallel or default_num_workers(model))
 
 
 def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -> Any:
