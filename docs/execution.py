@@ -6,13 +6,27 @@ import hashlib
 import html
 import io
 import re
+import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "tutorial"
 CACHE = ROOT / ".cache" / "tutorial"
 CELL = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# The code of a figure is shown in a block that is closed at first; the figure itself stands below it.
+FOLDED = re.compile(r'^```python source="folded"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+UNFOLDED = r"""<details class="example" markdown>
+<summary>Code of the figure</summary>
+
+```py
+\1```
+
+</details>
+
+```python source="none"
+\1```"""
 NO_OUTPUT = re.compile(
     r'<div class="result">\s*<div class="highlight"><pre><span></span><code>\s*</code></pre></div>\s*</div>'
 )
@@ -37,6 +51,7 @@ FIGURE_STYLE = {
     ),
 }
 figure_ids = count()
+sys.path.append(str(PAGES))  # cells import the modules beside their page, as in a notebook
 
 
 def code_cells(page: Path) -> list[str]:
@@ -78,7 +93,8 @@ class Session:
         self.is_executing = False  # the source of a cell, which is shown, is a python block, too
         self.skipped: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         digest = hashlib.sha256(page.encode())
-        for source in [Path(__file__), *sorted((ROOT / "xformer").rglob("*.py"))]:
+        beside = [path for path in sorted(PAGES.iterdir()) if path.suffix in (".py", ".json")]
+        for source in [Path(__file__), *beside, *sorted((ROOT / "xformer").rglob("*.py"))]:
             digest.update(source.read_bytes())
         self.key = digest.hexdigest()
 
@@ -88,7 +104,7 @@ class Session:
 
         if self.is_executing or not self.page.startswith("tutorial/"):
             return False
-        defaults = {"exec": "on", "session": self.page, "source": "block", "result": "text"}
+        defaults = {"exec": "on", "session": self.page, "source": "block", "result": "text", "workdir": str(PAGES)}
         if inputs.get("source") == "none":  # a drawing, whose code would distract
             inputs["source"] = ""
         return validator(language, defaults | inputs, options, *arguments)
@@ -143,7 +159,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **arguments: Any) -> str:
-    """Give every page a session of its own: a hook of MkDocs."""
+    """Give every page a session of its own and fold the code of its figures: a hook of MkDocs."""
     global session
     session = Session(page.file.src_uri)
-    return markdown
+    return FOLDED.sub(UNFOLDED, markdown)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -43,18 +47,45 @@ def commands_as_text(cell: NotebookNode) -> NotebookNode:
     return cell
 
 
+def notebook_of(page: Path, folder: Path) -> NotebookNode:
+    """Return the notebook of a page, whose links lead from `folder` to other notebooks and to the documentation."""
+    notebook = jupytext.read(page)
+    notebook.cells = fold_solutions([commands_as_text(cell) for cell in notebook.cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    docs = Path(os.path.relpath(PAGES.parent, folder)).as_posix()
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\]\(([\w-]+)\.md", r"](\1.ipynb", cell.source)
+            cell.source = re.sub(r"\]\(\.\./", f"]({docs}/", cell.source)
+        elif cell.metadata.get("source") in ("folded", "none"):  # the code of a figure
+            cell.metadata["jupyter"] = {"source_hidden": True}
+    notebook.metadata["xformer"] = {"digest": digest(notebook)}
+    return notebook
+
+
+def digest(notebook: NotebookNode) -> str:
+    """Return a digest of the cells, which is stored when they are written and differs once they are edited."""
+    cells = [[cell.cell_type, cell.source] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+
+
 def write(folder: Path) -> None:
-    """Write one notebook per page; links between pages become links between notebooks."""
+    """Write one notebook per page, and the files that its cells read. Notebooks that were edited stay as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     for page in sorted(PAGES.glob("*.md")):
-        notebook = jupytext.read(page)
-        cells = [commands_as_text(cell) for cell in notebook.cells]
-        notebook.cells = fold_solutions(cells)
-        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        for cell in notebook.cells:
-            if cell.cell_type == "markdown":
-                cell.source = re.sub(r"\]\(([\w-]+)\.md", r"](\1.ipynb", cell.source)
-        jupytext.write(notebook, folder / f"{page.stem}.ipynb")
+        path = folder / f"{page.stem}.ipynb"
+        notebook = notebook_of(page, folder)
+        if path.exists():
+            current = jupytext.read(path)
+            if current.metadata.get("xformer") != {"digest": digest(current)}:
+                print(f"{path} was edited and stays as it is; delete it to get the page anew")
+                continue
+            if current.metadata["xformer"] == notebook.metadata["xformer"]:
+                continue  # keeps its outputs
+        jupytext.write(notebook, path)
+    for file in PAGES.iterdir():
+        if file.suffix in (".py", ".json"):
+            shutil.copy(file, folder)
 
 
 if __name__ == "__main__":
