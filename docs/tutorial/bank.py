@@ -9,7 +9,6 @@ import json
 import sys
 
 import numpy as np
-
 import xformer as xf
 from xformer.models import attention_maps
 
