@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
+import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+import xformer as xf
+
 ROOT = Path(__file__).parents[1]
-SLOW = {"9-model", "10-decoding", "11-translator", "appendix-libraries"}  # pages that take more than three seconds
+TUTORIAL = ROOT / "docs" / "tutorial"
+SLOW = {
+    "9-model",
+    "10-decoding",
+    "11-translator",
+    "12-gpt",
+    "appendix-libraries",
+}  # pages that take more than three seconds
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW))
-    for page in sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+    for page in sorted(TUTORIAL.glob("*.md"))
 ]
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(Path(name).name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -28,7 +41,9 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_cells_run(page: Path) -> None:
+def test_cells_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(TUTORIAL)
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # to which the module adds the folder
     matplotlib = pytest.importorskip("matplotlib", reason="the tutorial draws with matplotlib")
     execution = load("execution")
     namespace: dict[str, Any] = {"__name__": "tutorial"}
@@ -47,5 +62,101 @@ def test_solutions_are_checked(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     solution = r"^<details markdown>\n<summary>Solution</summary>\n.*?^</details>\n"
     exercises, solutions = (re.findall(p, text, re.M | re.S) for p in (r"^\*\*Exercise \d+\.\*\*", solution))
-    checked = re.findall(solution + r"\n```python\n[^`]*assert ", text, re.M | re.S)
+    checked = re.findall(solution + r"\n```python\n[^`]*check\(", text, re.M | re.S)
     assert len(exercises) == len(solutions) == len(checked)
+
+
+def test_checks_of_exercises_say_what_was_expected_and_received() -> None:
+    check = load("tutorial/exercises").check
+    check(lambda: [0.25, 0.5 + 1e-9], np.asarray([0.25, 0.5]))
+    check(lambda: ["a", "b"], ["a", "b"])
+    for answer, message in [
+        (lambda: [0.25, 0.75], r"expected \[0.25, 0.5\], received \[0.25, 0.75\]"),
+        (lambda: [0.25], r"expected shape \(2,\), received shape \(1,\): \[0.25\]"),
+        (lambda: None, r"expected shape \(2,\), received one value: None"),
+        (lambda: ["a", "b"], r"expected \[0.25, 0.5\], received \['a', 'b'\]"),
+        (lambda: undefined, "name 'undefined' is not defined: write the answer"),  # noqa: F821
+    ]:
+        with pytest.raises(AssertionError, match=message):
+            check(answer, [0.25, 0.5])
+
+
+def test_code_of_figures_is_folded_on_the_site() -> None:
+    figure = '```python source="folded"\nplt.plot([1])\n```'
+    page = type("Page", (), {"file": type("File", (), {"src_uri": "tutorial/1-attention.md"})})
+    markdown = load("execution").on_page_markdown(f"Text\n\n{figure}\n\nMore", page=page)
+    shown, executed = re.findall(r"^```(.*)\nplt\.plot\(\[1\]\)\n```$", markdown, re.M)
+    assert (shown, executed) == ("py", 'python source="none"')
+    assert markdown.index("<details") < markdown.index("```py") < markdown.index("</details>")
+
+
+def test_notebooks_that_were_edited_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jupytext = pytest.importorskip("jupytext")
+    notebooks = load("notebooks")
+    names = ("1-attention", "2-multi-head-attention", "index")
+    (tmp_path / "pages").mkdir()
+    for name in ("bank.json", *(f"{name}.md" for name in names)):
+        shutil.copy(TUTORIAL / name, tmp_path / "pages")
+    monkeypatch.setattr(notebooks, "PAGES", tmp_path / "pages")
+    notebooks.write(tmp_path)
+    edited, other, stale = (tmp_path / f"{name}.ipynb" for name in names)
+    notebook = jupytext.read(edited)
+    hidden = [cell.source for cell in notebook.cells if cell.metadata.get("jupyter") == {"source_hidden": True}]
+    assert any("imshow" in source for source in hidden)
+    links = {link for cell in notebook.cells for link in re.findall(r"\]\(([^)#:]+)\)", cell.source)}
+    assert links >= {"2-multi-head-attention.ipynb"}
+    notebook.cells[-1].source += "  # MY ANSWER"
+    jupytext.write(notebook, edited)
+    # A page that changed replaces its notebook, unless that was edited; what cells print is no edit.
+    for path, source in ((other, None), (stale, "An older text.")):
+        notebook = jupytext.read(path)
+        notebook.metadata["mark"] = True
+        if source is not None:
+            notebook.cells[0].source = source
+            notebook.metadata["xformer"] = {"digest": notebooks.digest(notebook)}
+        jupytext.write(notebook, path)
+    capsys.readouterr()
+    notebooks.write(tmp_path)
+    assert capsys.readouterr().out == f"{edited} was edited and stays as it is; delete it to get the page anew\n"
+    assert "MY ANSWER" in edited.read_text(encoding="utf-8")
+    assert "mark" in jupytext.read(other).metadata
+    assert "mark" not in jupytext.read(stale).metadata
+    assert (tmp_path / "bank.json").exists()
+
+
+def test_links_of_notebooks_lead_to_files() -> None:
+    pytest.importorskip("jupytext")
+    notebooks = load("notebooks")
+    names = {page.stem for page in TUTORIAL.glob("*.md")}
+    for page in TUTORIAL.glob("*.md"):
+        for cell in notebooks.notebook_of(page, ROOT / "notebooks").cells:
+            if cell.cell_type == "markdown":
+                for link in re.findall(r"\]\(([^)#:]+)\)", cell.source):
+                    is_page = Path(link).suffix == ".ipynb" and Path(link).stem in names
+                    assert is_page or (ROOT / "notebooks" / link).resolve().exists(), link
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_llama_in_numpy_agrees_on_tied_and_untied_models(tmp_path: Path, dtype: str) -> None:
+    llama = load("tutorial/llama_numpy")
+    config = xf.LanguageModelConfig(
+        vocab_size=11, d_model=16, num_heads=4, num_key_value_heads=2, d_ff=24, num_layers=2, activation="swiglu",
+        norm="rms", positions="rotary", attention_bias=False, attention_output_bias=False, feed_forward_bias=False,
+        scale_embeddings=False, tie_output=dtype == "float32", eos_id=2,
+    )  # fmt: skip
+    model = xf.LanguageModel(config, seed=0)
+    xf.save_pretrained(model.to(dtype=dtype), tmp_path)
+    weights = llama.read_safetensors(tmp_path / "model.safetensors")
+    settings = {"num_attention_heads": 4, "num_hidden_layers": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    logits = llama.forward(weights, settings, [3, 1, 4, 1, 5], [])
+    expected = model.to(dtype=dtype).to(dtype="float32")([[3, 1, 4, 1, 5]])[0]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+def test_llama_in_numpy_has_60_lines() -> None:
+    functions = [node for node in ast.parse((TUTORIAL / "llama_numpy.py").read_text()).body if hasattr(node, "args")]
+    lines = [line for node in functions for line in ast.unparse(node).splitlines() if line.strip()[:3] != '"""']
+    assert len(functions) == 6
+    assert len(lines) <= 60
