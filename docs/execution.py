@@ -51,7 +51,6 @@ FIGURE_STYLE = {
     ),
 }
 figure_ids = count()
-sys.path.append(str(PAGES))  # cells import the modules beside their page, as in a notebook
 
 
 def code_cells(page: Path) -> list[str]:
@@ -59,10 +58,11 @@ def code_cells(page: Path) -> list[str]:
     return CELL.findall(page.read_text(encoding="utf-8"))
 
 
-def use_figure_style() -> None:
-    """Let matplotlib draw with a transparent background and colors that suit light and dark pages."""
+def prepare() -> None:
+    """Let cells import the modules beside their page, as in a notebook, and draw for light and dark pages."""
     import matplotlib as mpl
 
+    sys.path.append(str(PAGES))
     mpl.use("agg")
     mpl.rcParams.update(FIGURE_STYLE)
 
@@ -145,7 +145,7 @@ session = Session("")
 
 def on_config(config: Any) -> Any:
     """Execute python blocks: a hook of MkDocs."""
-    use_figure_style()
+    prepare()
     fences = config["mdx_configs"].setdefault("pymdownx.superfences", {}).setdefault("custom_fences", [])
     fences.append(
         {

@@ -43,12 +43,12 @@ def load(name: str) -> ModuleType:
 @pytest.mark.parametrize("page", PAGES)
 def test_cells_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TUTORIAL)
-    monkeypatch.setattr(sys, "path", sys.path.copy())  # to which the module adds the folder
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # to which the folder is added
     matplotlib = pytest.importorskip("matplotlib", reason="the tutorial draws with matplotlib")
     execution = load("execution")
     namespace: dict[str, Any] = {"__name__": "tutorial"}
     with matplotlib.rc_context():
-        execution.use_figure_style()
+        execution.prepare()
         try:
             for number, cell in enumerate(execution.code_cells(page), start=1):
                 exec(compile(cell, f"{page.name}, cell {number}", "exec"), namespace)
