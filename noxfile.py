@@ -265,9 +265,9 @@ def notebook(session: nox.Session) -> None:
     """Open the tutorial in JupyterLab; the notebooks are in notebooks/."""
     session.install("--no-compile", "-e", ".[cli,notebook]")  # in half the time
     session.run("python", "docs/notebooks.py", "notebooks")
-    # Containers often run as root, which Jupyter refuses by default.
-    paths = with_paths(session, "notebooks/1-attention.ipynb")
-    session.run("jupyter", "lab", "--allow-root", *paths, env=ONE_THREAD)
+    # Containers often run as root. Links of notebooks lead to docs/, which must lie in the server's root, too.
+    options = ["--allow-root", f"--ServerApp.root_dir={Path.cwd()}"]
+    session.run("jupyter", "lab", *options, *with_paths(session, "notebooks/1-attention.ipynb"), env=ONE_THREAD)
 
 
 @nox.session
