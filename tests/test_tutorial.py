@@ -80,6 +80,13 @@ def test_checks_of_exercises_say_what_was_expected_and_received() -> None:
         with pytest.raises(AssertionError, match=message):
             check(answer, [0.25, 0.5])
 
+    def answer_with_mistake() -> Any:
+        return missing  # noqa: F821
+
+    with pytest.raises(AssertionError, match="'missing' is not defined") as error:
+        check(lambda: answer_with_mistake(), 0)
+    assert isinstance(error.value.__cause__, NameError)
+
 
 def test_code_of_figures_is_folded_on_the_site() -> None:
     figure = '```python source="folded"\nplt.plot([1])\n```'

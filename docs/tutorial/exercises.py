@@ -26,9 +26,11 @@ def check(
     try:
         received = answer()
     except NameError as error:
+        # Show the traceback only if the name is missing inside of the answer.
+        inside = error.__traceback__.tb_next.tb_next
         raise AssertionError(
             f"{error}: write the answer in the cell above and run it"
-        ) from None
+        ) from (inside and error)
     shapes = [np.shape(value) for value in (expected, received)]
     if shapes[0] != shapes[1]:
         names = [f"shape {s}" if s else "one value" for s in shapes]

