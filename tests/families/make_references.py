@@ -63,7 +63,7 @@ def randomize(model, seed: int) -> None:
             if x.dim() == 1 and name.endswith("weight"):
                 x.copy_(1.0 + 0.2 * noise)
             else:
-                x.copy_(noise * (0.3 if x.dim() == 1 else x.shape[-1] ** -0.5))
+                x.copy_(noise * (0.3 if x.dim() < 2 else x.shape[-1] ** -0.5))
 
 
 def make(name: str, directory: Path) -> None:

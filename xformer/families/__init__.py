@@ -5,6 +5,7 @@ from xformer.families.bart import BART
 from xformer.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from xformer.families.bloom import BLOOM
 from xformer.families.checkpoint import load_pretrained, save_pretrained
+from xformer.families.clip import CLIP, SIGLIP
 from xformer.families.cohere import COHERE
 from xformer.families.deberta import DEBERTA_V2
 from xformer.families.dinov2 import DINOV2
@@ -39,6 +40,7 @@ __all__ = [
     "BERT",
     "BLOOM",
     "CAMEMBERT",
+    "CLIP",
     "COHERE",
     "DEBERTA_V2",
     "DINOV2",
@@ -63,6 +65,7 @@ __all__ = [
     "PHI",
     "PHI3",
     "ROBERTA",
+    "SIGLIP",
     "STABLELM",
     "STARCODER2",
     "T5",

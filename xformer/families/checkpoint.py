@@ -38,6 +38,7 @@ from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
 from xformer.models import (
     ImageEncoderConfig,
+    ImageTextEncoderConfig,
     LanguageModel,
     LanguageModelConfig,
     ModelConfig,
@@ -171,7 +172,7 @@ def load_pretrained(
             come from several threads, but never at the same time.
 
     Returns:
-        A `LanguageModel`, `Transformer`, `SpeechTransformer`, `Encoder` or `ImageEncoder`.
+        A `LanguageModel`, `Transformer`, `SpeechTransformer`, `Encoder`, `ImageEncoder` or `ImageTextEncoder`.
 
     Raises:
         CheckpointError: If the checkpoint is damaged, of an unknown family, or needs a computation that xformer does
@@ -326,7 +327,7 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
     parameters = dict(model.named_parameters())
     tensors: dict[str, Any] = {}
     for name, (layout, names) in family.layouts_of(model).items():
-        x: Any = np.ascontiguousarray(layout.join([to_host(parameters[parameter]) for parameter in names]))
+        x: Any = np.asarray(layout.join([to_host(parameters[parameter]) for parameter in names]), order="C")
         if dtype_name(parameters[names[0]].dtype) == "bfloat16":
             x = x.astype(dtype_named(np, "bfloat16"))
         tensors[name] = x
@@ -376,7 +377,7 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
 
 def _check_round_trip(family: Family, model: BaseModel, values: dict[str, Any]) -> None:
     """Raise ConfigError if reading config.json would give another configuration than that of the model."""
-    tied = family.tied if model.config.tie_output else ()
+    tied = family.tied if family.tied and model.config.tie_output else ()
     reader = ConfigReader(values, Path("config.json"), list(family.layouts_of(model, is_complete=False)), tied)
     read, own = _effective_fields(family.read_config(reader)), _effective_fields(model.config)
     for name, value in own.items():
@@ -384,8 +385,14 @@ def _check_round_trip(family: Family, model: BaseModel, values: dict[str, Any]) 
             raise ConfigError(f"{name} is {value!r}; expected {read[name]!r}")
 
 
-def _effective_fields(config: ModelConfig) -> dict[str, Any]:
+def _effective_fields(config: ModelConfig | ImageTextEncoderConfig) -> dict[str, Any]:
     """Return the fields that determine what a model computes, with defaults resolved."""
+    if isinstance(config, ImageTextEncoderConfig):
+        parts = {"text": config.text, "image": config.image}
+        fields = {f"{name}.{key}": x for name, part in parts.items() for key, x in _effective_fields(part).items()}
+        if config.text.eos_id is not None:  # after which all is padding
+            del fields["text.pad_id"]
+        return {**fields, "text.eos_id": config.text.eos_id, "sigmoid": config.sigmoid}
     fields = config.to_dict()
     positions = config.positions
     has_relative_bias = positions in ("relative", "disentangled") or fields.get("relative_bias")
@@ -405,7 +412,7 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         *(() if config.num_experts else ("num_experts_per_token", "normalize_expert_weights", "router_bias")),
         *(("d_ff",) if config.num_experts and not config.dense_layers else ()),
         *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
-        *(() if fields.get("masked_lm") or fields.get("pooler") != "none" else ("head_bias",)),
+        *(() if fields.get("masked_lm") or fields.get("pooler") not in ("none", "attention") else ("head_bias",)),
     }
     bias, local_theta = config.attention_bias, config.rope_local_theta
     if local_theta is None and config.rope_scaling is None:
@@ -426,6 +433,8 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         resolved["layers_without_positions"] = sorted(set(config.layers_without_positions)) if is_relative else []
     if "num_layers" in fields:
         resolved |= {"window": windows, "layer_types": None}
+    if "projection_dim" in fields:
+        resolved["projection_dim"] = fields["projection_dim"] or config.d_model
     return {name: value for name, value in {**fields, **resolved}.items() if name not in unused}
 
 
@@ -455,12 +464,12 @@ def _equal(tensors: TensorFiles, first: str, second: str) -> bool:
     return a.shape == b.shape and bool(np.array_equal(a, b))
 
 
-def _check_positions(path: Path, config: ModelConfig, tensors: TensorFiles) -> None:
+def _check_positions(path: Path, config: Any, tensors: TensorFiles) -> None:
     """Raise CheckpointError if a table of sinusoidal positions, as of Marian and Pegasus, has other values.
 
     M2M100 computes its positions whatever its files have.
     """
-    if config.positions != "sinusoidal" or config.sinusoidal_layout != "halves":
+    if getattr(config, "positions", None) != "sinusoidal" or config.sinusoidal_layout != "halves":
         return
     for name in (name for name in tensors if name.endswith("embed_positions.weight")):
         table = np.atleast_2d(np.asarray(tensors.read(name), dtype=np.float64))

@@ -36,7 +36,7 @@ def with_separate_halves(model: BaseModel) -> BaseModel:
         model: Any model; returned unchanged unless its sinusoidal positions are interleaved.
     """
     config = model.config
-    if config.positions != "sinusoidal" or config.sinusoidal_layout != "interleaved":
+    if getattr(config, "positions", None) != "sinusoidal" or config.sinusoidal_layout != "interleaved":
         return model
     order = np.concatenate([np.arange(0, config.d_model, 2), np.arange(1, config.d_model, 2)])
     arrays = {}

@@ -196,6 +196,11 @@ def skip_rows(num_rows: int, parameter: str) -> Layout:
     return Layout((parameter,), lambda x, shapes: [x[num_rows:]], join)
 
 
+def without_row_axis(parameter: str) -> Layout:
+    """Return the layout of a parameter with a first axis of length 1 that the tensor does not have."""
+    return Layout((parameter,), lambda x, shapes: [x[None]], lambda values: values[0][0])
+
+
 def single_row(parameter: str) -> Layout:
     """Return the layout of a parameter that the tensor stores with a leading axis of length 1."""
     return Layout((parameter,), lambda x, shapes: [x[0]] if x.shape[0] == 1 else [x], lambda values: values[0][None])

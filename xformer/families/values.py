@@ -34,8 +34,16 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "relu2": "relu_squared",
+    "quick_gelu": "quick_gelu",
 }
-ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu", "relu_squared": "relu2"}
+ACTIVATION_NAMES = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_new",
+    "silu": "silu",
+    "relu_squared": "relu2",
+    "quick_gelu": "quick_gelu",
+}
 _ROPE_TYPES = {
     "default": None,
     "linear": "linear",

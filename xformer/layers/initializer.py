@@ -73,6 +73,10 @@ class Initializer:
         """Return ones, for the weights of norms."""
         return self._fill(shape, 1.0)
 
+    def full(self, shape: tuple[int, ...], value: float) -> Array:
+        """Return an array of one value."""
+        return self._fill(shape, value)
+
     def _draw(self, shape: tuple[int, ...], draw: Callable[[Rng], Any]) -> Array:
         self._num_draws += 1
         return self._fill(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold_in(self._num_draws)))

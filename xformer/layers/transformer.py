@@ -32,7 +32,7 @@ class FeedForward(Module):
     Args:
         d_model: Features of the input and output.
         d_ff: Features in between.
-        activation: "relu", "gelu", "gelu_tanh", "silu" or "relu_squared".
+        activation: "relu", "gelu", "gelu_tanh", "silu", "relu_squared" or "quick_gelu".
         bias: Add learned biases.
         dropout: Dropout rate on the activations, as in torch's Transformer layers; the paper has none here.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.

@@ -6,24 +6,29 @@ from xformer.models.cache import DecodingCache
 from xformer.models.config import (
     EncoderConfig,
     ImageEncoderConfig,
+    ImageTextEncoderConfig,
     LanguageModelConfig,
     ModelConfig,
     SpeechTransformerConfig,
     TransformerConfig,
 )
-from xformer.models.encoder import Encoder, MaskedLMHead, Pooler
+from xformer.models.encoder import AttentionPooler, Encoder, MaskedLMHead, Pooler
 from xformer.models.image_encoder import ImageEncoder
+from xformer.models.image_text_encoder import ImageTextEncoder
 from xformer.models.language_model import LanguageModel
 from xformer.models.speech import SpeechTransformer
 from xformer.models.transformer import Transformer
 
 __all__ = [
+    "AttentionPooler",
     "BaseModel",
     "DecodingCache",
     "Encoder",
     "EncoderConfig",
     "ImageEncoder",
     "ImageEncoderConfig",
+    "ImageTextEncoder",
+    "ImageTextEncoderConfig",
     "LanguageModel",
     "LanguageModelConfig",
     "MaskedLMHead",

@@ -35,7 +35,8 @@ class BaseModel(Module):
     Args:
         config: Configuration.
         xp: Array library, as a module or by name.
-        seed: Seed of the parameters; the same seed gives the same parameters in every library.
+        seed: Seed of the parameters; the same seed gives the same parameters in every library. Or an `Initializer`,
+            for a model that is a part of another; it has the library, dtype and device.
         dtype: Floating dtype of the parameters; default float32.
         device: Device of the parameters, as the library names it.
 
@@ -53,7 +54,7 @@ class BaseModel(Module):
         config: Any,
         *,
         xp: Any = "numpy",
-        seed: int | Rng | None = 0,
+        seed: int | Rng | Initializer | None = 0,
         dtype: DType | str | None = None,
         device: Device = None,
     ):
@@ -61,7 +62,8 @@ class BaseModel(Module):
             name, received = self.config_class.__name__, type(config).__name__
             raise ConfigError(f"{type(self).__name__} got a {received} as config; expected {name}(...)")
         self.config = config
-        self._build(LayerFactory(config, Initializer(xp, seed=seed, dtype=dtype, device=device)))
+        init = seed if isinstance(seed, Initializer) else Initializer(xp, seed=seed, dtype=dtype, device=device)
+        self._build(LayerFactory(config, init))
         flatten(self)  # caches layouts now: torch.compile traces a model again whose parts get new attributes
 
     def _build(self, make: LayerFactory) -> None:

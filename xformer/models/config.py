@@ -313,15 +313,17 @@ class _EncoderConfig(ModelConfig):
 
     num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
     pooler: str = option(
-        "Activation of the layer that summarizes the input by one vector.",
+        "Layer that summarizes the input by one vector: a linear map with this activation, or attention of a learned "
+        "query (Lee et al., 2019, 3.2).",
         default="none",
-        choices=("none", "tanh", *ACTIVATIONS),
+        choices=("none", "attention", "identity", "tanh", *ACTIVATIONS),
     )
     pooling: str = option(
-        "What the pooler gets: the vector of the first token, or the mean of all tokens.",
+        "What a linear pooler gets: the vector of the first or the last token, or the mean of all tokens.",
         default="cls",
-        choices=("cls", "mean"),
+        choices=("cls", "mean", "last"),
     )
+    projection_dim: int | None = option("Features of a linear pooler; default d_model.", default=None, at_least=1)
     pooler_norm: bool = option("Normalize the output of the pooler (ModernBERT).", default=False)
     head_bias: bool = option("Add biases to the maps of the pooler and of masked language modeling.", default=True)
     first_norm: bool = option(
@@ -338,9 +340,11 @@ class _EncoderConfig(ModelConfig):
         super().__post_init__()
         if self.labels is not None and len(self.labels) != self.num_labels:
             raise ConfigError(f"labels has {len(self.labels)} names; expected num_labels, {self.num_labels}")
-        if self.pooler == "none" and (self.pooling != "cls" or self.pooler_norm):
+        is_linear = self.pooler not in ("none", "attention")
+        if not is_linear and (self.pooling != "cls" or self.pooler_norm or self.projection_dim is not None):
             raise ConfigError(
-                f"pooling is {self.pooling!r}, pooler_norm {self.pooler_norm} and pooler 'none'; expected a pooler"
+                f"pooling is {self.pooling!r}, pooler_norm {self.pooler_norm}, projection_dim {self.projection_dim} "
+                f"and pooler {self.pooler!r}; expected a linear pooler"
             )
         if not self.first_norm and (self.norm_position != "pre" or self.shared_norm):
             raise ConfigError(
@@ -351,6 +355,11 @@ class _EncoderConfig(ModelConfig):
             raise ConfigError("share_layers is true; expected no layer_types, no dense_layers, and first_norm true")
         if self.relative_bias and self.positions in ("rotary", "alibi", "relative", "disentangled"):
             raise ConfigError(f"relative_bias is true and positions {self.positions!r}; expected absolute positions")
+
+    @property
+    def pooled_features(self) -> int:
+        """Features of the vector that summarizes an input."""
+        return self.d_model if self.projection_dim is None else self.projection_dim
 
 
 class EncoderConfig(_EncoderConfig):
@@ -371,6 +380,7 @@ class EncoderConfig(_EncoderConfig):
     num_token_types: int = option(
         "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
     )
+    causal: bool = option("Let each token attend to those before it only (CLIP).", default=False)
     masked_lm: bool = option("Add the head of masked language modeling.", default=False)
     masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
 
@@ -392,8 +402,14 @@ class ImageEncoderConfig(_EncoderConfig):
     """Configuration of a Vision Transformer (Dosovitskiy et al., 2021). It has no tokens: their ids have no effect."""
 
     image_size: int = option("Height and width of an image, in pixels.", default=224, at_least=1)
-    patch_size: int = option("Height and width of a patch; must divide image_size.", default=16, at_least=1)
+    patch_size: int = option(
+        "Height and width of a patch; rows and columns of pixels after the last whole patch are left out.",
+        default=16,
+        at_least=1,
+    )
     num_channels: int = option("Channels of a pixel.", default=3, at_least=1)
+    patch_bias: bool = option("Add a bias to the vectors of patches.", default=True)
+    class_token: bool = option("Put a learned vector before those of the patches.", default=True)
     activation: str = option("Activation of the feed-forward network.", default="gelu", choices=(*ACTIVATIONS, *GATED))
     positions: str = option(
         "Positional encoding of the class token and the patches.", default="learned", choices=POSITIONS
@@ -407,8 +423,20 @@ class ImageEncoderConfig(_EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.image_size % self.patch_size:
-            raise ConfigError(f"patch_size is {self.patch_size}; expected a divisor of image_size {self.image_size}")
+        if self.patch_size > self.image_size:
+            raise ConfigError(f"patch_size is {self.patch_size}; expected at most image_size {self.image_size}")
+        if self.resize_positions and self.image_size % self.patch_size:
+            raise ConfigError(
+                f"patch_size is {self.patch_size} and resize_positions true; expected a divisor of image_size "
+                f"{self.image_size}"
+            )
+        pools_first = self.num_labels > 0 if self.pooler == "none" else self.pooler != "attention"
+        if not self.class_token and (pools_first or self.resize_positions or self.classify_patches):
+            raise ConfigError(
+                f"class_token is false, pooler {self.pooler!r}, num_labels {self.num_labels}, resize_positions "
+                f"{self.resize_positions} and classify_patches {self.classify_patches}; expected false for both, and "
+                "pooler 'attention', or 'none' without labels"
+            )
         if self.resize_positions and self.positions != "learned":
             raise ConfigError(f"resize_positions is true and positions {self.positions!r}; expected 'learned'")
 
@@ -416,3 +444,36 @@ class ImageEncoderConfig(_EncoderConfig):
     def num_patches(self) -> int:
         """Number of patches of an image."""
         return (self.image_size // self.patch_size) ** 2
+
+
+class ImageTextEncoderConfig(Config):
+    """Configuration of an encoder of texts and one of images whose vectors are compared (Radford et al., 2021).
+
+    Raises:
+        ConfigError: For values that are not such configurations, encoders without a pooler, and vectors of two sizes.
+    """
+
+    text: EncoderConfig = option("Configuration of the encoder of texts. A text ends with its first eos_id, if any.")
+    image: ImageEncoderConfig = option("Configuration of the encoder of images.")
+    sigmoid: bool = option(
+        "The probability of a pair is the sigmoid of its logit, which has a bias (Zhai et al., 2023); otherwise the "
+        "texts of an image have a softmax.",
+        default=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, cls in (("text", EncoderConfig), ("image", ImageEncoderConfig)):
+            part = getattr(self, name)
+            if isinstance(part, dict):
+                part = cls.from_dict(part, name)
+                object.__setattr__(self, name, part)
+            if not isinstance(part, cls):
+                raise ConfigError(f"{name} is {part!r:.60}; expected {cls.__name__}(...)")
+            if part.pooler == "none":
+                raise ConfigError(f"pooler of {name} is 'none'; expected a pooler, which makes the vector to compare")
+        if self.text.pooled_features != self.image.pooled_features:
+            raise ConfigError(
+                f"vectors of texts have {self.text.pooled_features} features, those of images "
+                f"{self.image.pooled_features}; expected equal sizes, see projection_dim"
+            )

@@ -7,9 +7,20 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, device, dtype_name, index_dtype, to_library_of
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, RelativeEmbedding, SharedNormEncoderLayer
+from xformer.layers import (
+    Embedding,
+    EncoderLayer,
+    FeedForward,
+    InputEmbedding,
+    Linear,
+    MixtureOfExperts,
+    MultiHeadAttention,
+    RelativeEmbedding,
+    SharedNormEncoderLayer,
+)
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms
+from xformer.layers.transformer import Residual
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import EncoderConfig, ImageEncoderConfig
@@ -20,12 +31,13 @@ from xformer.tree import Module
 
 
 class Pooler(Module):
-    """Summary of a text, computed from the state of its first token: `activation(linear(states[:, 0]))`.
+    """Summary of an input, computed from the state of its first token: `activation(linear(states[:, 0]))`.
 
     Attributes:
-        linear: Map of the state, (d_model, d_model).
-        activation: "tanh" (BERT), or the name of an activation such as "relu" (DistilBERT).
-        pooling: "cls", or "mean" for the mean of the states of all tokens in place of the first one (ModernBERT).
+        linear: Map of the state, (d_model, features).
+        activation: "tanh" (BERT), "identity" (CLIP) or the name of an activation such as "relu" (DistilBERT).
+        pooling: "cls", or, in place of the first token, "last" for the last one (CLIP) and "mean" for the mean of all
+            (ModernBERT).
         norm: Norm of the result, or None.
     """
 
@@ -35,11 +47,12 @@ class Pooler(Module):
     norm: Norm | None = None
 
     def __call__(self, states: Array, mask: Any = None) -> Array:
-        """Return the summaries (batch, d_model) of states (batch, length, d_model).
+        """Return the summaries (batch, features) of states (batch, length, d_model).
 
         Args:
             states: States of the last layer.
-            mask: Boolean, True = token, (batch, length) or (batch, 1, 1, length); for the mean.
+            mask: Boolean, True = token, (batch, length) or (batch, 1, 1, length); for the mean and the last token.
+                Without a mask, all are tokens.
 
         Raises:
             ConfigError: If the mean needs a mask.
@@ -47,9 +60,38 @@ class Pooler(Module):
         """
         if self.pooling == "mean" and mask is None:
             raise ConfigError("this model pools the mean of all tokens; pass a mask, True = token")
-        x = self.linear(states[:, 0, :] if self.pooling == "cls" else mean_of_tokens(states, mask))
+        if self.pooling == "cls":
+            x = states[:, 0, :]
+        elif self.pooling == "last":
+            x = states[:, -1, :] if mask is None else mean_of_tokens(states, last_tokens(as_token_mask(mask, states)))
+        else:
+            x = mean_of_tokens(states, mask)
+        x = self.linear(x)
         x = apply_activation(self.activation, x)
         return x if self.norm is None else self.norm(x)
+
+
+class AttentionPooler(Module):
+    """Summary of an input by attention of a learned query, and a feed-forward network (Lee et al., 2019, section 3.2).
+
+    Attributes:
+        query: The query, (1, d_model).
+        attention: Attention of the query to the states.
+        feed_forward: Network that gets its output.
+        residual: Residual connection of the network.
+    """
+
+    query: Array
+    attention: MultiHeadAttention
+    feed_forward: FeedForward | MixtureOfExperts
+    residual: Residual
+
+    def __call__(self, states: Array, mask: Any = None) -> Array:
+        """Return the summaries (batch, d_model) of states (batch, length, d_model); arguments as for `Pooler`."""
+        xp, (batch, length, d_model) = array_namespace(states, self.query), states.shape
+        query = xp.broadcast_to(self.query, (batch, 1, d_model))
+        mask = None if mask is None else xp.reshape(as_token_mask(mask, states), (batch, 1, 1, length))
+        return self.residual(self.attention(query, states, mask=mask), self.feed_forward)[:, 0, :]
 
 
 def apply_activation(name: str, x: Array) -> Array:
@@ -61,14 +103,37 @@ def apply_activation(name: str, x: Array) -> Array:
 
 def mean_of_tokens(states: Array, mask: Any) -> Array:
     """Return the mean of the states (batch, length, d_model) of tokens, where a mask is True; see `Pooler`."""
-    xp, (batch, length, _) = array_namespace(states), states.shape
+    xp = array_namespace(states)
+    is_token = xp.astype(xp.expand_dims(as_token_mask(mask, states), axis=-1), states.dtype)
+    return xp.sum(states * is_token, axis=1) / xp.clip(xp.sum(is_token, axis=1), min=1)
+
+
+def last_tokens(is_token: Array) -> Array:
+    """Return the mask of the last token of each row of a mask (batch, length)."""
+    xp = array_namespace(is_token)
+    has_next = xp.concat([is_token[:, 1:], xp.zeros_like(is_token[:, :1])], axis=1)
+    return is_token & ~has_next
+
+
+def normalized(x: Array) -> Array:
+    """Return vectors (batch, features) divided by their length."""
+    xp = array_namespace(x)
+    return x / xp.clip(xp.sqrt(xp.sum(x * x, axis=1, keepdims=True)), min=1e-12)
+
+
+def as_token_mask(mask: Any, states: Array) -> Array:
+    """Return a mask of tokens as (batch, length) in the library of the states (batch, length, ...).
+
+    Raises:
+        ShapeError: For a mask of another shape or dtype.
+    """
+    batch, length = states.shape[:2]
     mask = to_library_of(mask, states, "the mask is")
     if tuple(mask.shape) not in ((batch, length), (batch, 1, 1, length)):
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {(batch, length)}, one value for each token")
     if dtype_name(mask.dtype) != "bool":
         raise ShapeError(f"mask has dtype {dtype_name(mask.dtype)}; expected bool, True = token")
-    is_token = xp.astype(xp.reshape(mask, (*states.shape[:2], 1)), states.dtype)
-    return xp.sum(states * is_token, axis=1) / xp.clip(xp.sum(is_token, axis=1), min=1)
+    return array_namespace(mask).reshape(mask, (batch, length))
 
 
 class MaskedLMHead(Module):
@@ -101,7 +166,7 @@ class EncoderBase(BaseModel, init=False):
     positions: RelativePositions | None
     local_positions: RelativePositions | None
     distances: RelativeEmbedding | None
-    pooler: Pooler | None
+    pooler: Pooler | AttentionPooler | None
     classifier: Linear | None
     config: EncoderConfig | ImageEncoderConfig
 
@@ -117,7 +182,7 @@ class EncoderBase(BaseModel, init=False):
         self.distances = make.relative_embedding()
         self.pooler = None if c.pooler == "none" else _pooler(make, c)
 
-    def _encode(self, x: Array, mask: Array | None, rngs: Sequence[Rng | None]) -> Array:
+    def _encode(self, x: Array, mask: Array | None, rngs: Sequence[Rng | None], *, causal: bool = False) -> Array:
         """Apply the layers and the final norm to the output of `input`."""
         c, length = self.config, x.shape[1]
         layers = self.layers * c.num_layers if c.share_layers else self.layers
@@ -125,7 +190,10 @@ class EncoderBase(BaseModel, init=False):
         local = terms if self.local_positions is None else self.local_positions.terms(length, length, x)._asdict()
         if self.distances is not None:
             terms = local = {"distances": self.distances(length)}
-        options = [{"mask": mask, **(terms if c.window_of(i) is None else local)} for i in range(c.num_layers)]
+        options = [
+            {"mask": mask, "causal": causal, **(terms if c.window_of(i) is None else local)}
+            for i in range(c.num_layers)
+        ]
         x = self._apply_layers(layers, x, options=options, rngs=rngs)
         return x if self.norm is None else self.norm(x)
 
@@ -170,7 +238,7 @@ class Encoder(EncoderBase, init=False):
         self.token_types = make.embedding(c.num_token_types, c.embedding_dim) if c.num_token_types else None
         self._build_layers(make, features=c.embedding_dim)
         self.masked_lm = _masked_lm_head(make, c) if c.masked_lm else None
-        self.classifier = Linear(c.d_model, c.num_labels, init=make.init) if c.num_labels else None
+        self.classifier = Linear(c.pooled_features, c.num_labels, init=make.init) if c.num_labels else None
 
     @property
     def vocab_size(self) -> int:
@@ -202,7 +270,8 @@ class Encoder(EncoderBase, init=False):
         ids, pad_id = ids_of(tokens), self.config.padding_id if mask is None else None
         x = self._add_token_types(self.embedding(tokens), token_types)
         x = self.input(x, positions_of(ids, pad_id), rng=input_rng)
-        return self._encode(x, padding_mask(ids, pad_id) if mask is None else mask, layer_rngs)
+        mask = padding_mask(ids, pad_id) if mask is None else mask
+        return self._encode(x, mask, layer_rngs, causal=self.config.causal)
 
     def masked_lm_logits(self, states: Array) -> Array:
         """Compute the logits of the token at each position, (batch, length, vocab_size).
@@ -231,9 +300,13 @@ class Encoder(EncoderBase, init=False):
         return x + self.token_types(types)
 
 
-def _pooler(make: LayerFactory, config: EncoderConfig | ImageEncoderConfig) -> Pooler:
-    linear = Linear(config.d_model, config.d_model, bias=config.head_bias, init=make.init)
-    return Pooler(linear, config.pooler, config.pooling, make.norm() if config.pooler_norm else None)
+def _pooler(make: LayerFactory, config: EncoderConfig | ImageEncoderConfig) -> Pooler | AttentionPooler:
+    d_model, features = config.d_model, config.pooled_features
+    if config.pooler == "attention":
+        query = make.init.normal((1, d_model), d_model**-0.5)
+        return AttentionPooler(query, make.attention(), make.feed_forward(), make.residual())
+    linear = Linear(d_model, features, bias=config.head_bias, init=make.init)
+    return Pooler(linear, config.pooler, config.pooling, make.norm(features) if config.pooler_norm else None)
 
 
 def _masked_lm_head(make: LayerFactory, config: EncoderConfig) -> MaskedLMHead:

@@ -47,9 +47,10 @@ class ImageEncoder(EncoderBase, init=False):
 
     def _build(self, make: LayerFactory) -> None:
         c = self.config
-        self.embedding = PatchEmbedding(c.num_channels, c.d_model, patch_size=c.patch_size, init=make.init)
-        self._build_layers(make, 1 + c.num_patches)
-        features = 2 * c.d_model if c.classify_patches else c.d_model
+        options = {"class_token": c.class_token, "bias": c.patch_bias}
+        self.embedding = PatchEmbedding(c.num_channels, c.d_model, patch_size=c.patch_size, **options, init=make.init)
+        self._build_layers(make, c.class_token + c.num_patches)
+        features = 2 * c.d_model if c.classify_patches else c.pooled_features
         self.classifier = Linear(features, c.num_labels, init=make.init) if c.num_labels else None
 
     def __call__(self, images: Any, *, rng: Rng | None = None) -> Array:
@@ -61,7 +62,8 @@ class ImageEncoder(EncoderBase, init=False):
             rng: Draws dropout; None switches it off.
 
         Returns:
-            Array of shape (batch, 1 + num_patches, d_model): the class token, then the patches row by row.
+            Array of shape (batch, 1 + num_patches, d_model): the class token, if the model has one, then the patches
+            row by row.
 
         Raises:
             ShapeError: For other shapes or dtypes.
@@ -69,9 +71,11 @@ class ImageEncoder(EncoderBase, init=False):
         """
         input_rng, *layer_rngs = split_rng(rng, 1 + self.config.num_layers)
         images = self._as_images(images)
-        positions, size = None, self.config.image_size
+        positions, size, patch = None, self.config.image_size, self.config.patch_size
+        height, width = (side // patch * patch for side in images.shape[2:])
         if tuple(images.shape[2:]) != (size, size):
-            positions = self._resized_positions(*(side // self.config.patch_size for side in images.shape[2:]))
+            positions = self._resized_positions(height // patch, width // patch)
+        images = images[:, :, :height, :width] if size % patch else images
         x = self.input(self.embedding(images), position_embeddings=positions, rng=input_rng)
         return self._encode(x, None, layer_rngs)
 

@@ -4,7 +4,7 @@
 """
 
 from xformer.backends.backend import on_load as _on_load
-from xformer.ops.activations import activation, gelu, gelu_tanh, relu, relu_squared, silu
+from xformer.ops.activations import activation, gelu, gelu_tanh, quick_gelu, relu, relu_squared, silu
 from xformer.ops.adafactor import adafactor
 from xformer.ops.adam import adam
 from xformer.ops.attention import attention, attention_weights
@@ -49,6 +49,7 @@ __all__ = [
     "linear",
     "muon",
     "project_heads",
+    "quick_gelu",
     "register",
     "relu",
     "relu_squared",

@@ -18,7 +18,7 @@ from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json
 from xformer.layers import Linear
 from xformer.models import BaseModel, Encoder, EncoderConfig, ImageEncoderConfig, LanguageModel
-from xformer.models.encoder import apply_activation, mean_of_tokens
+from xformer.models.encoder import apply_activation, last_tokens, mean_of_tokens, normalized
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Pipeline, check_class
 from xformer.pipelines.batching import run_batches
@@ -328,20 +328,13 @@ class Embedder(EncoderPipeline):
         return "" if name is None else self.prompts[name]
 
     def _pool(self, states: Array, is_token: Array) -> Array:
-        xp = array_namespace(states)
         if self.pooling == "cls":
             vectors = states[:, 0, :]
         else:
-            if self.pooling == "lasttoken":
-                has_next = xp.concat([is_token[:, 1:], xp.zeros_like(is_token[:, :1])], axis=1)
-                is_token = is_token & ~has_next
-            vectors = mean_of_tokens(states, is_token)
+            vectors = mean_of_tokens(states, last_tokens(is_token) if self.pooling == "lasttoken" else is_token)
         for dense in self.dense:
             vectors = dense(vectors)
-        if not self.normalize:
-            return vectors
-        length = xp.sqrt(xp.sum(vectors * vectors, axis=1, keepdims=True))
-        return vectors / xp.clip(length, min=1e-12)
+        return normalized(vectors) if self.normalize else vectors
 
 
 class Prediction(NamedTuple):

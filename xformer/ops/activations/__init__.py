@@ -1,5 +1,14 @@
 """Activation functions."""
 
-from xformer.ops.activations.definition import ACTIVATIONS, activation, gelu, gelu_tanh, relu, relu_squared, silu
+from xformer.ops.activations.definition import (
+    ACTIVATIONS,
+    activation,
+    gelu,
+    gelu_tanh,
+    quick_gelu,
+    relu,
+    relu_squared,
+    silu,
+)
 
-__all__ = ["ACTIVATIONS", "activation", "gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
+__all__ = ["ACTIVATIONS", "activation", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "silu"]

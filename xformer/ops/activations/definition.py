@@ -162,12 +162,28 @@ def silu(x: Array) -> Array:
     return _silu(x)
 
 
+_QUICK = 1.702  # x s(1.702 x), with s the logistic function, is close to GELU
+
+
+def quick_gelu(x: Array) -> Array:
+    """Compute the sigmoid approximation of GELU (Hendrycks and Gimpel, 2016, section 2), as CLIP does.
+
+    Args:
+        x: Array of any shape, floating.
+
+    Returns:
+        Array of the same shape and dtype.
+    """
+    return extra.cast_like(silu(x * _QUICK) * (1.0 / _QUICK), x)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": relu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": silu,
     "relu_squared": relu_squared,
+    "quick_gelu": quick_gelu,
 }
 
 
@@ -175,7 +191,7 @@ def activation(name: str) -> Callable[[Array], Array]:
     """Return an activation function by name.
 
     Args:
-        name: "relu", "gelu", "gelu_tanh", "silu" or "relu_squared".
+        name: "relu", "gelu", "gelu_tanh", "silu", "relu_squared" or "quick_gelu".
 
     Returns:
         The function of one array.
