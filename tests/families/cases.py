@@ -146,6 +146,18 @@ VIT = {
     "patch_size": 4,
 }
 
+CLIP_TEXT = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 10,
+    "bos_token_id": 59,
+    "eos_token_id": 60,
+}
+CLIP_IMAGE = {**VIT, "num_attention_heads": 3}
+
 NEOX = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -344,6 +356,12 @@ CASES = {
     ),
     "dinov2": ("Dinov2Config", "Dinov2ForImageClassification", {**DINOV2, "num_labels": 3}),
     "dinov2_swiglu": ("Dinov2Config", "Dinov2Model", {**DINOV2, "use_swiglu_ffn": True, "qkv_bias": False}),
+    "clip": ("CLIPConfig", "CLIPModel", {"text_config": CLIP_TEXT, "vision_config": CLIP_IMAGE, "projection_dim": 20}),
+    "siglip": (
+        "SiglipConfig",
+        "SiglipModel",
+        {"text_config": {**CLIP_TEXT, "projection_size": 24}, "vision_config": {**CLIP_IMAGE, "image_size": 15}},
+    ),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", NEOX),
     "gpt_neox_sequential": (
@@ -591,6 +609,8 @@ GRADIENTS = (
     "albert_classifier",
     "deberta_v2_classifier",
     "vit_classifier",
+    "clip",
+    "siglip",
 )
 
 # Attention of transformers for a case. Its eager attention adds the ALiBi of Falcon twice.

@@ -96,7 +96,8 @@ def outputs_of(model) -> dict:
             positions, size = module.weight.shape
             angle = torch.arange(positions).double()[:, None] / 10000.0 ** (torch.arange(0, size, 2).double() / size)
             module.weight.data = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
-    compute = {"whisper": speech, "vit": images, "dinov2": images}.get(model.config.model_type)
+    functions = {"whisper": speech, "vit": images, "dinov2": images, "clip": pairs, "siglip": pairs}
+    compute = functions.get(model.config.model_type)
     if compute is None and model.config.is_encoder_decoder:
         compute = encoder_decoder
     if compute is None:
@@ -113,7 +114,9 @@ def save_gradients(model, arrays: dict, directory: Path) -> None:
     if hasattr(model, "final_logits_bias"):  # a buffer
         values.append(model.final_logits_bias.requires_grad_())
     tensors = {key: torch.tensor(x) for key, x in arrays.items()}
-    if "images" in tensors:
+    if "images" in tensors and "tokens" in tensors:
+        logits = model(input_ids=tensors["tokens"], pixel_values=tensors["images"]).logits_per_image
+    elif "images" in tensors:
         logits = model(tensors["images"]).logits
     elif "source" in tensors:
         mask = (tensors["source"] != model.config.pad_token_id).int()
@@ -223,6 +226,24 @@ def images(model) -> dict:
                 model(arrays["wide_images"], output_hidden_states=True).hidden_states
             )
     return {"images": pixels, "hidden_states": torch.stack(outputs.hidden_states), **arrays}
+
+
+def pairs(model) -> dict:
+    generator, text, c = torch.Generator().manual_seed(7), model.config.text_config, model.config.vision_config
+    pixels = torch.randn((2, c.num_channels, c.image_size, c.image_size), generator=generator).double()
+    tokens = torch.randint(3, text.bos_token_id, (3, 9), generator=generator)
+    tokens[0, 4] = tokens[1, 8] = text.eos_token_id
+    tokens[2, 6:] = text.eos_token_id
+    with torch.no_grad():
+        outputs = model(input_ids=tokens, pixel_values=pixels, output_hidden_states=True)
+    parts = {"image": outputs.vision_model_output, "text": outputs.text_model_output}
+    return {
+        "images": pixels,
+        "tokens": tokens,
+        "logits": outputs.logits_per_image,
+        **{f"{name}_hidden_states": torch.stack(part.hidden_states) for name, part in parts.items()},
+        **{f"{name}_vectors": part.pooler_output for name, part in parts.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -118,5 +118,7 @@ def test_inputs_that_are_no_images_of_the_model_are_refused():
             model(images)
     with raises_line(ConfigError, r"this model has no classifier \(num_labels is 0\)"):
         model.class_logits(model(np.zeros((1, 3, 12, 12))))
-    with raises_line(ConfigError, "patch_size is 5; expected a divisor of image_size 12"):
-        xf.ImageEncoderConfig(image_size=12, patch_size=5)
+    with raises_line(ConfigError, "patch_size is 13; expected at most image_size 12"):
+        xf.ImageEncoderConfig(image_size=12, patch_size=13)
+    with raises_line(ConfigError, "patch_size is 5 and resize_positions true; expected a divisor of image_size 12"):
+        xf.ImageEncoderConfig(image_size=12, patch_size=5, resize_positions=True)

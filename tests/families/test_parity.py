@@ -106,7 +106,9 @@ def test_saving_and_loading_is_the_identity(name, tmp_path):
 
 def loss_of(model, reference):
     """Return the cross-entropy of class 2 for each output of a model, summed; see make_references.py."""
-    if name_of_inputs := {"images", "token_types"} & reference.keys():
+    if {"images", "tokens"} <= reference.keys():
+        logits = model(reference["images"], reference["tokens"])
+    elif name_of_inputs := {"images", "token_types"} & reference.keys():
         inputs = reference["images"] if "images" in name_of_inputs else reference["tokens"]
         options = {} if "images" in name_of_inputs else {"token_types": reference["token_types"]}
         logits = model.class_logits(model(inputs, **options))
