@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         Tokenizers,
         Transcriber,
         Translator,
+        ZeroShotImageClassifier,
         show_attention,
     )
     from xformer.random import Rng
@@ -153,6 +154,7 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "Translator",
+    "ZeroShotImageClassifier",
     "__version__",
     "array_namespace",
     "backends",

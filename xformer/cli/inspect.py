@@ -23,7 +23,7 @@ from xformer.families.run_directory import RunDirectory
 from xformer.families.tensor_files import DTYPE_NAMES, TensorEntry, read_header
 from xformer.generation.pretrained import read_generation
 from xformer.io import read_json, read_log
-from xformer.models import Encoder, ImageEncoder, LanguageModel
+from xformer.models import Encoder, ImageEncoder, ImageTextEncoder, LanguageModel
 from xformer.pipelines import Tokenizers
 from xformer.runs.console import format_number, make_console, plural
 from xformer.runs.tasks import TASKS
@@ -162,7 +162,7 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
         report["languages"] = sorted(tokenizer.language_ids)
     except CheckpointError as error:  # models of images have no tokenizer
         report["tokenizers"], report["tokenizer_error"] = {}, str(error)
-    if not isinstance(checkpoint.model, Encoder | ImageEncoder):
+    if not isinstance(checkpoint.model, Encoder | ImageEncoder | ImageTextEncoder):
         encoder_decoder = not isinstance(checkpoint.model, LanguageModel)
         generation = read_generation(directory, encoder_decoder=encoder_decoder)
         ends = eos_ids or generation.eos_ids or (config.eos_id,)

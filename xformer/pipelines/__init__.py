@@ -5,7 +5,7 @@ from xformer.pipelines.base import GenerationPipeline, Pipeline
 from xformer.pipelines.chat import encode_conversation
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Dense, Embedder, Prediction, Ranked, Reranker
-from xformer.pipelines.images import ImageClassifier
+from xformer.pipelines.images import ImageClassifier, ZeroShotImageClassifier
 from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.output_text import Output, Token
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
@@ -45,6 +45,7 @@ __all__ = [
     "Translator",
     "Word",
     "WorkerProcesses",
+    "ZeroShotImageClassifier",
     "check_source_lengths",
     "encode_conversation",
     "model_digests",

@@ -15,7 +15,15 @@ from xformer.families.checkpoint import Progress, for_inference, is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
-from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
+from xformer.models import (
+    BaseModel,
+    Encoder,
+    ImageEncoder,
+    ImageTextEncoder,
+    LanguageModel,
+    SpeechTransformer,
+    Transformer,
+)
 from xformer.pipelines.output_text import Output
 from xformer.tokenizers import BaseTokenizer, load_tokenizer
 
@@ -26,6 +34,7 @@ _MODELS: dict[type[BaseModel], tuple[str, str]] = {
     SpeechTransformer: ("a speech model", "Transcriber"),
     Encoder: ("an encoder", "Embedder, Classifier or Reranker"),
     ImageEncoder: ("an image encoder", "ImageClassifier or load_pretrained"),
+    ImageTextEncoder: ("an encoder of images and texts", "ZeroShotImageClassifier or load_pretrained"),
 }
 
 

@@ -338,7 +338,7 @@ class Embedder(EncoderPipeline):
 
 
 class Prediction(NamedTuple):
-    """Class of a text.
+    """Class of a text or an image.
 
     Attributes:
         label: Name of the most probable class.
@@ -371,10 +371,16 @@ def label_names(pipeline: str, config: EncoderConfig | ImageEncoderConfig, label
     return names
 
 
-def predictions(logits: Any, labels: Sequence[str]) -> list[Prediction]:
-    """Return the prediction of each row of logits (rows, classes), a NumPy array."""
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
-    rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
+def predictions(logits: Any, labels: Sequence[str], *, sigmoid: bool = False) -> list[Prediction]:
+    """Return the prediction of each row of logits (rows, classes), a NumPy array.
+
+    Probabilities are the softmax of a row, or the sigmoid of each logit.
+    """
+    if sigmoid:
+        rows = (0.5 * (1.0 + np.tanh(0.5 * logits, dtype=np.float64))).tolist()
+    else:
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
+        rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
     best = [max(range(len(row)), key=row.__getitem__) for row in rows]
     return [
         Prediction(labels[i], row[i], dict(zip(labels, row, strict=True))) for i, row in zip(best, rows, strict=True)

@@ -98,6 +98,12 @@ class PretrainedTokenizer(BaseTokenizer):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return int(value) if is_number and 0 < value < _UNLIMITED else None  # type: ignore[arg-type, operator]
 
+    @property
+    def model_input_names(self) -> list[str] | None:
+        """Inputs that transformers makes, e.g. "attention_mask"; None if the files do not state them."""
+        names = self._settings.get("model_input_names")
+        return [str(name) for name in names] if isinstance(names, list) else None
+
     def token_to_id(self, token: str | None) -> int | None:
         """Return the id of a token, or None if the vocabulary lacks it."""
         if token is None:
