@@ -360,7 +360,10 @@ CASES = {
     "siglip": (
         "SiglipConfig",
         "SiglipModel",
-        {"text_config": {**CLIP_TEXT, "projection_size": 24}, "vision_config": {**CLIP_IMAGE, "image_size": 15}},
+        {
+            "text_config": {**CLIP_TEXT, "projection_size": 24, "max_position_embeddings": 64},
+            "vision_config": {**CLIP_IMAGE, "image_size": 15},
+        },
     ),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", NEOX),

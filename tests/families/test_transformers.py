@@ -262,3 +262,23 @@ def test_pixels_of_images_are_those_of_transformers(tmp_path):
         picture = np.broadcast_to(picture[..., None], (*picture.shape, 3)) if picture.ndim == 2 else picture
         (expected,) = theirs([np.ascontiguousarray(picture)], input_data_format="channels_last")["pixel_values"]
         np.testing.assert_array_equal(processor(tmp_path, settings)([picture])[0], expected)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip", "siglip_masked"])
+def test_zero_shot_classification_of_images_is_that_of_transformers(name, tmp_path):
+    import transformers
+    from PIL import Image
+
+    from tests.pipelines.test_zero_shot_images import EXPECTED, LABELS, PICTURES, write_checkpoint
+
+    directory = write_checkpoint(name, tmp_path)
+    processor = f"{'CLIP' if name == 'clip' else 'Siglip'}ImageProcessorPil"
+    classify = transformers.pipeline(
+        "zero-shot-image-classification",
+        model=str(directory),
+        image_processor=getattr(transformers, processor).from_pretrained(directory),
+    )
+    images = [Image.fromarray(picture).convert("RGB") for picture in PICTURES]
+    for row, expected in zip(classify(images, candidate_labels=LABELS), EXPECTED[name], strict=True):
+        scores = {each["label"]: each["score"] for each in row}
+        np.testing.assert_allclose([scores[label] for label in LABELS], expected, rtol=0, atol=1e-6)

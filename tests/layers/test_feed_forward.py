@@ -14,7 +14,7 @@ from xformer.layers import ClampedFeedForward, FeedForward, GatedFeedForward
 from xformer.ops import activation
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu", "relu_squared"])
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu", "relu_squared", "quick_gelu"])
 def test_activations_equal_those_of_torch(xp, name):
     torch = pytest.importorskip("torch", reason="torch is what they are compared with")
     functional = torch.nn.functional
@@ -24,6 +24,7 @@ def test_activations_equal_those_of_torch(xp, name):
         "silu": functional.silu,
         "relu_squared": lambda x: functional.relu(x) ** 2,
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     }[name]
     x = np.linspace(-7.0, 7.0, 301)
     assert_close(activation(name)(from_host(xp, x)), theirs(torch.tensor(x)).numpy(), xp=xp, tolerance=1e-14)

@@ -301,6 +301,21 @@ def test_damaged_settings(tmp_path, name, file, content, message):
     assert "\n" not in str(error.value)
 
 
+def test_siglip_removes_punctuation_and_upper_case(tmp_path):
+    shutil.copy(DATA / "t5" / "spiece.model", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
+    tokenizer = load_tokenizer(tmp_path)
+    # Ids of SiglipTokenizer of transformers.
+    expected = {
+        "Small Frog, near THE river!": [3, 5, 59, 23, 25, 14, 22, 49, 45, 8, 4, 3, 87, 50, 13, 1],
+        "a  b\t c\n": [7, 27, 52, 1],
+        "frog's (river) [x] \\ ^ ~ ` _ -": [25, 14, 22, 5, 3, 87, 50, 13, 3, 2, 1],
+        "": [1],
+    }
+    assert tokenizer.encode_batch(list(expected)) == list(expected.values())
+    assert tokenizer.pad_id == tokenizer.eos_id == 1
+
+
 # --- Chats ------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,15 @@ _MBART_LANGUAGES = (
     "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
 )
 # Class of the tokenizer by model type.
-_CLASSES = {"mbart": "MBart", "t5": "T5", "mt5": "MT5", "pegasus": "Pegasus", "gpt2": "GPT2", "opt": "GPT2"}
+_CLASSES = {
+    "mbart": "MBart",
+    "t5": "T5",
+    "mt5": "MT5",
+    "pegasus": "Pegasus",
+    "siglip": "Siglip",
+    "gpt2": "GPT2",
+    "opt": "GPT2",
+}
 # {class without "Fast": (position of the language token, default source language)}; see `PretrainedTokenizer`.
 _LANGUAGES = {"Nllb": ("before", "eng_Latn"), "MBart50": ("before", "en_XX"), "MBart": ("after", "en_XX")}
 
@@ -55,7 +65,7 @@ def load_tokenizer(
     - `tokenizer.json`, of Hugging Face or of xformer; `source_tokenizer.json` and `target_tokenizer.json` of xformer.
     - `source.spm`, `target.spm` and `vocab.json` of Marian (OPUS-MT).
     - `sentencepiece.bpe.model` of mBART, with `vocab.json` of M2M100.
-    - `spiece.model` of T5, mT5 and Pegasus.
+    - `spiece.model` of T5, mT5, Pegasus and SigLIP.
     - `vocab.json` and `merges.txt` of GPT-2 and OPT.
 
     Args:
@@ -227,11 +237,14 @@ def _load_mbart(directory: Path, settings: dict[str, Any]) -> PretrainedTokenize
 
 
 def _load_spiece(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
-    """Load T5, mT5 or Pegasus."""
-    name = _require_class(directory, settings, "spiece.model", "T5", "MT5", "Pegasus")
-    settings = {**_DEFAULTS, **settings}
+    """Load T5, mT5, Pegasus or SigLIP."""
+    name = _require_class(directory, settings, "spiece.model", "T5", "MT5", "Pegasus", "Siglip")
+    settings = {**_DEFAULTS, **({"pad_token": "</s>"} if name == "Siglip" else {}), **settings}
     model = read_sentencepiece(directory / "spiece.model")
-    if name != "Pegasus":
+    if name == "Siglip":
+        inner = build_tokenizer(model)
+        inner.normalizer = _without_punctuation(inner.normalizer, lowercase=settings.get("do_lower_case") is not False)
+    elif name != "Pegasus":
         count = _count(settings, "extra_ids", 100, directory)
         inner = build_tokenizer(model, after=[f"<extra_id_{index}>" for index in reversed(range(count))])
     else:
@@ -242,6 +255,15 @@ def _load_spiece(directory: Path, settings: dict[str, Any]) -> PretrainedTokeniz
         raise CheckpointError(f"the vocabulary of {directory} lacks the eos_token {settings['eos_token']!r}")
     add_affixes(inner, [], [settings["eos_token"]])
     return PretrainedTokenizer(inner, settings, directory)
+
+
+def _without_punctuation(normalizer: Any, *, lowercase: bool) -> Any:
+    """Return a normalizer that first removes ASCII punctuation, and upper case and repeated spaces."""
+    package = require(PACKAGE)
+    normalizers, punctuation = package.normalizers, f"[{re.escape(string.punctuation)}]"
+    steps = [normalizers.Lowercase()] if lowercase else []
+    steps += [normalizers.Replace(package.Regex(pattern), by) for pattern, by in ((punctuation, ""), (r"\s+", " "))]
+    return normalizers.Sequence([*steps, normalizers.Strip(), normalizer])
 
 
 def _count(settings: dict[str, Any], key: str, default: int, directory: Path) -> int:
