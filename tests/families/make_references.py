@@ -231,9 +231,9 @@ def images(model) -> dict:
 def pairs(model) -> dict:
     generator, text, c = torch.Generator().manual_seed(7), model.config.text_config, model.config.vision_config
     pixels = torch.randn((2, c.num_channels, c.image_size, c.image_size), generator=generator).double()
-    tokens = torch.randint(3, text.bos_token_id, (3, 9), generator=generator)
-    tokens[0, 4] = tokens[1, 8] = text.eos_token_id
-    tokens[2, 6:] = text.eos_token_id
+    tokens, eos_id = torch.randint(3, text.vocab_size - 2, (3, 9), generator=generator), text.vocab_size - 1
+    tokens[0, 4] = tokens[1, 8] = eos_id
+    tokens[2, 6:] = eos_id
     with torch.no_grad():
         outputs = model(input_ids=tokens, pixel_values=pixels, output_hidden_states=True)
     parts = {"image": outputs.vision_model_output, "text": outputs.text_model_output}

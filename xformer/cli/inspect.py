@@ -168,7 +168,10 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
         ends = eos_ids or generation.eos_ids or (config.eos_id,)
         report["generation"] = dict(generation.options)
         report["generation"]["eos_token_id"] = [index for index in ends if index is not None]
-    return report, {"model": _changed(type(config), config.to_dict())}
+    parts = {"model": config}
+    if isinstance(checkpoint.model, ImageTextEncoder):
+        parts = {"text": checkpoint.model.text.config, "image": checkpoint.model.image.config}
+    return report, {name: _changed(type(part), part.to_dict()) for name, part in parts.items()}
 
 
 def _describe_tokenizer(tokenizer: PretrainedTokenizer) -> dict[str, Any]:

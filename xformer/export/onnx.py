@@ -16,7 +16,15 @@ from xformer.families.checkpoint import generation_config
 from xformer.io import atomic_write, write_json
 from xformer.layers import KVCache, LayerCache
 from xformer.layers.adapters import check_no_adapters
-from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
+from xformer.models import (
+    BaseModel,
+    Encoder,
+    ImageEncoder,
+    ImageTextEncoder,
+    LanguageModel,
+    SpeechTransformer,
+    Transformer,
+)
 from xformer.models.cache import DecodingCache, Memory
 from xformer.models.token_ids import padding_mask
 from xformer.ops.quantized import quantized_dtype
@@ -100,6 +108,10 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
     if importlib.util.find_spec("spox") is None:
         raise BackendError(f"ONNX files need spox and onnxruntime; {how_to_install('spox')}")
     check_no_adapters(model)
+    if isinstance(model, ImageTextEncoder):
+        raise ConfigError(
+            "an ImageTextEncoder cannot be exported to ONNX; export its parts, model.text and model.image"
+        )
     if dtype := quantized_dtype(model):
         raise ConfigError(
             f"the model is quantized to {dtype}; export the original model, and quantize its files by "

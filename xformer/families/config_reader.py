@@ -12,7 +12,7 @@ REQUIRED: Any = object()
 # Keys that do not change what a model computes: provenance, initialization, outputs of torch modules, generation
 # defaults of old files (generation_config.json has them now) and labels.
 _HARMLESS = """
-_name_or_path _num_labels architectures chunk_size_feed_forward cross_attention_hidden_size
+_attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward cross_attention_hidden_size
 decoder do_sample dtype diversity_penalty early_stopping encoder encoder_no_repeat_ngram_size
 exponential_decay_length_penalty finetuning_task gradient_checkpointing id2label init_std initializer_factor
 initializer_range is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty max_length
