@@ -86,6 +86,7 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
       those of the next token, with a cache of earlier tokens as further inputs and outputs.
     - Language model: model.onnx computes the logits of whole texts, step.onnx those of the next token.
     - Encoder of texts or images: model.onnx.
+    - Encoder of images and texts: image.onnx and text.onnx compute the vectors of either.
 
     The directory also gets config.json, with the configuration of the model, and generation_config.json. If
     onnxruntime is installed, each file is run at two shapes and compared with the model before it is written.
@@ -108,10 +109,6 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
     if importlib.util.find_spec("spox") is None:
         raise BackendError(f"ONNX files need spox and onnxruntime; {how_to_install('spox')}")
     check_no_adapters(model)
-    if isinstance(model, ImageTextEncoder):
-        raise ConfigError(
-            "an ImageTextEncoder cannot be exported to ONNX; export its parts, model.text and model.image"
-        )
     if dtype := quantized_dtype(model):
         raise ConfigError(
             f"the model is quantized to {dtype}; export the original model, and quantize its files by "
@@ -138,14 +135,15 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
 
 def _settings(model: BaseModel, max_length: int) -> dict[str, Any]:
     """Return the contents of config.json."""
-    c = model.config
-    heads = {"num_key_value_heads": c.num_key_value_heads or c.num_heads, "head_dim": c.features_per_head}
+    c, heads = model.config, {}
+    if not isinstance(model, ImageTextEncoder):
+        heads = {"num_key_value_heads": c.num_key_value_heads or c.num_heads, "head_dim": c.features_per_head}
     return {"format": "onnx", "model": type(model).__name__, "max_length": max_length, **heads, "config": c.to_dict()}
 
 
 def _limits(model: BaseModel, max_length: int | None) -> dict[str, int]:
     """Return the largest value of each named size."""
-    c = model.config
+    c = model.text.config if isinstance(model, ImageTextEncoder) else model.config
     limit = c.max_positions if c.positions == "learned" else None
     if max_length is None:
         max_length = _MAX_LENGTH if limit is None else limit
@@ -182,6 +180,13 @@ def _graphs(model: BaseModel) -> dict[str, _Graph]:
         c = model.config
         images = {"images": _Input(("batch", c.num_channels, c.image_size, c.image_size))}
         return {"model.onnx": _Graph(images, _encode_images)}
+    if isinstance(model, ImageTextEncoder):
+        c, tokens = model.image.config, {"tokens": _Input(("batch", "source"), model.text.vocab_size)}
+        images = {"images": _Input(("batch", c.num_channels, c.image_size, c.image_size))}
+        return {
+            "image.onnx": _Graph(images, lambda model, images: {"vectors": model.encode_image(images)}),
+            "text.onnx": _Graph(tokens, lambda model, tokens: {"vectors": model._encode_ids(tokens)}),
+        }
     raise ConfigError(f"a {type(model).__name__} cannot be exported to ONNX; expected a model class of xformer")
 
 

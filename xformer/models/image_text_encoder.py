@@ -108,12 +108,17 @@ class ImageTextEncoder(BaseModel, init=False):
             BackendError: For an array of another library.
         """
         tokens = as_token_ids(tokens, "token", self.config.text.vocab_size, self._parameter)
+        self._check_ends(ids_of(tokens))
+        vectors = self._encode_ids(tokens, mask=mask, rng=rng)
+        return normalized(vectors) if normalize else vectors
+
+    def _encode_ids(self, tokens: Array, *, mask: Any = None, rng: Rng | None = None) -> Array:
+        """Compute the vectors of texts, of which those without an eos_id end with their last token."""
         ids = ids_of(tokens)
         is_token = self._is_token(ids)
         mask = is_token if mask is None else as_token_mask(mask, ids)
         states = self.text(tokens, mask=None if mask is None else mask[:, None, None, :], rng=rng)
-        vectors = self.text.pooler(states, is_token)  # type: ignore[misc] # the configuration has a pooler
-        return normalized(vectors) if normalize else vectors
+        return self.text.pooler(states, is_token)  # type: ignore[misc] # the configuration has a pooler
 
     def logits(self, image_vectors: Array, text_vectors: Array) -> Array:
         """Compute the logits (images, texts) of vectors, whose lengths have no effect.
@@ -133,20 +138,21 @@ class ImageTextEncoder(BaseModel, init=False):
         logits = cosines * xp.exp(self.logit_scale)
         return logits if self.logit_bias is None else logits + self.logit_bias
 
-    def _is_token(self, ids: Array) -> Array | None:
-        """Return the mask (texts, length) of the tokens of texts; None if all are.
+    def _check_ends(self, ids: Array) -> None:
+        """Raise DataError if a text lacks its eos_id, where reading values is cheap."""
+        eos_id = self.config.text.eos_id
+        if eos_id is None or not is_host_accessible(ids):
+            return
+        has_eos = np.any(to_host(ids) == eos_id, axis=1)
+        if not has_eos.all():
+            row = int(np.argmin(has_eos))
+            raise DataError(f"tokens[{row}] has no eos_id, {eos_id}; expected one at the end of each text")
 
-        Raises:
-            DataError: If a text lacks its eos_id, where reading values is cheap.
-        """
+    def _is_token(self, ids: Array) -> Array | None:
+        """Return the mask (texts, length) of the tokens of texts; None if all are."""
         c = self.config.text
         if c.eos_id is None:
             return None if c.padding_id is None else ids != c.padding_id
-        is_eos = ids == c.eos_id
-        if is_host_accessible(is_eos) and not (has_eos := np.any(to_host(is_eos), axis=1)).all():
-            raise DataError(
-                f"tokens[{int(np.argmin(has_eos))}] has no eos_id, {c.eos_id}; expected one at the end of each text"
-            )
         xp = array_namespace(ids)
-        count = xp.cumulative_sum(xp.astype(is_eos, ids.dtype), axis=1)
-        return count - xp.astype(is_eos, ids.dtype) == 0
+        is_eos = xp.astype(ids == c.eos_id, ids.dtype)
+        return xp.cumulative_sum(is_eos, axis=1) - is_eos == 0
