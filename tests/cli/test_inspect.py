@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy
 import pytest
@@ -119,3 +120,10 @@ def test_the_environment_says_whether_the_native_library_is_used(xformer, monkey
 def test_a_model_or_the_environment(refused, tmp_path):
     assert "inspect got no model; pass" in refused("inspect", untouched=tmp_path)
     assert "and --environment; pass one of them" in refused("inspect", tmp_path, "--environment", untouched=tmp_path)
+
+
+def test_a_checkpoint_with_two_encoders_has_the_settings_of_both(xformer):
+    done = xformer("inspect", Path(__file__).parent.parent / "families" / "data" / "clip")
+    assert "ImageTextEncoder; clip, CLIPModel" in done.out
+    for pattern in (r"\[text\] +d_model +16", r"\[image\] +d_model +24", r"activation +quick_gelu"):
+        assert re.search(pattern, done.out)

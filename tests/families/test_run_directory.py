@@ -37,7 +37,8 @@ def test_a_start_writes_tokenizers_and_configuration(run, tokenizer):
 
 def test_a_run_has_no_model_for_tasks_that_xformer_does_not_train(run, tokenizer):
     run.start({"task": "translation"}, {"joint": tokenizer})
-    for pipeline in (xf.Embedder, xf.Classifier, xf.Reranker, xf.Transcriber, xf.ImageClassifier):
+    images = xf.ImageClassifier, xf.ZeroShotImageClassifier
+    for pipeline in (xf.Embedder, xf.Classifier, xf.Reranker, xf.Transcriber, *images):
         with raises_line(ConfigError, f"holds a model for translation; expected one for {pipeline.task}; use: xformer"):
             pipeline.from_pretrained(run.path)
 
