@@ -37,7 +37,12 @@ def language_model(seed=1, scale=2.0, **options):
 def steps(monkeypatch):
     """The numbers of new tokens of a row in each step."""
     found, step = [], DecodingSteps.step
-    monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: found.append(tokens.shape[1]) or step(self, tokens))
+
+    def record(self, tokens, **options):
+        found.append(tokens.shape[1])
+        return step(self, tokens, **options)
+
+    monkeypatch.setattr(DecodingSteps, "step", record)
     return found
 
 
@@ -82,9 +87,9 @@ def test_options_mean_the_same(options):
     model, options = language_model(num_layers=1), {"max_new_tokens": 20, **options}
     prompts = [PROMPTS[2] * 4, PROMPTS[3] * 10] if "prefix_cache" in options else PROMPTS
     expected = xf.generate(model, prompts, rng=xf.Rng(1), **options)
-    for assistant in (LOOKUP, {"assistant_model": language_model(2, num_layers=1), "num_assistant_tokens": 3}):
-        assert_equal(xf.generate(model, prompts, rng=xf.Rng(1), **options, **assistant), expected)
-        parts = zip(*xf.stream(model, prompts, rng=xf.Rng(1), **options, **assistant), strict=True)
+    for draft in (LOOKUP, {"draft_model": language_model(2, num_layers=1), "num_draft_tokens": 3}):
+        assert_equal(xf.generate(model, prompts, rng=xf.Rng(1), **options, **draft), expected)
+        parts = zip(*xf.stream(model, prompts, rng=xf.Rng(1), **options, **draft), strict=True)
         assert [[*itertools.chain(*each)] for each in parts] == [row[0].tokens for row in expected]
 
 
@@ -116,12 +121,12 @@ def test_speculative_decoding(steps):
     expected = xf.generate(model, PROMPTS[:1], max_new_tokens=24, special_tokens=False)
     for draft in (model, language_model(5, positions="rotary", num_layers=1)):
         steps.clear()
-        options = {"max_new_tokens": 24, "special_tokens": False, "assistant_model": draft, "num_assistant_tokens": 4}
+        options = {"max_new_tokens": 24, "special_tokens": False, "draft_model": draft, "num_draft_tokens": 4}
         assert_equal(xf.generate(model, PROMPTS[:1], **options), expected)
         if draft is model:  # all draft tokens are right: the first token is that of the prompt, then 5 a step
             assert steps.count(5) == 5
     short = language_model(2, positions="learned", max_positions=10)  # proposes nothing beyond its positions
-    assert_equal(xf.generate(model, PROMPTS[:1], **options | {"assistant_model": short}), expected)
+    assert_equal(xf.generate(model, PROMPTS[:1], **options | {"draft_model": short}), expected)
 
 
 def test_on_any_library(xp):
@@ -130,7 +135,7 @@ def test_on_any_library(xp):
     expected = xf.generate(model, prompts, max_new_tokens=6)
     model, draft = model.to(xp), language_model(2, num_layers=1).to(xp)
     assert_equal(xf.generate(model, prompts, max_new_tokens=6, **LOOKUP), expected)
-    options = {"assistant_model": draft, "num_assistant_tokens": 2}
+    options = {"draft_model": draft, "num_draft_tokens": 2}
     assert_equal(xf.generate(model, prompts, max_new_tokens=6, **options), expected)
 
 
@@ -179,22 +184,24 @@ def test_errors():
             "prompt_lookup_num_tokens is given, num_beams is 2 and num_return_sequences 1; exp",
         ),
         (
-            {"assistant_model": model, "num_beams": 2},
-            "assistant_model is given, num_beams is 2 and num_return_sequences",
+            {"draft_model": model, "num_beams": 2},
+            "draft_model is given, num_beams is 2 and num_return_sequences",
         ),
         ({**LOOKUP, "do_sample": True, "num_return_sequences": 2}, "prompt_lookup_num_tokens is given, num_beams is 1"),
-        ({**LOOKUP, "assistant_model": model}, "prompt_lookup_num_tokens and assistant_model are both given; expected"),
+        ({**LOOKUP, "draft_model": model}, "prompt_lookup_num_tokens and draft_model are both given; expected"),
         ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens is 0; expected"),
         ({"prompt_lookup_num_tokens": 2.5}, "prompt_lookup_num_tokens is 2.5; expected"),
         ({"max_matching_ngram_size": 0}, "max_matching_ngram_size is 0; expected"),
-        ({"num_assistant_tokens": "5"}, "num_assistant_tokens is '5'; expected"),
-        ({"assistant_model": other}, "assistant_model has 14 tokens and the model 13; expected the same vocabulary"),
-        ({"assistant_model": "gpt2"}, "the model is a LanguageModel and assistant_model a str; expected language mod"),
+        ({"assistant_model": other}, "unknown argument 'assistant_model'; use draft_model, an argument of generate"),
+        ({"num_assistant_tokens": 5}, "unknown argument 'num_assistant_tokens'; use num_draft_tokens"),
+        ({"num_draft_tokens": "5"}, "num_draft_tokens is '5'; expected"),
+        ({"draft_model": other}, "draft_model has 14 tokens and the model 13; expected the same vocabulary"),
+        ({"draft_model": "gpt2"}, "the model is a LanguageModel and draft_model a str; expected language mod"),
     ):
         with raises_line(ConfigError, re.escape(message)):
             xf.generate(model, PROMPTS, rng=xf.Rng(0), **options)
-    with raises_line(ConfigError, "the model is a Transformer and assistant_model a LanguageModel; expected language"):
-        xf.generate(translator, SOURCES, assistant_model=model)
+    with raises_line(ConfigError, "the model is a Transformer and draft_model a LanguageModel; expected language"):
+        xf.generate(translator, SOURCES, draft_model=model)
 
     class Plain:
         config, vocab_size = model.config, model.vocab_size

@@ -216,6 +216,20 @@ def test_layers_with_a_window_rotate_the_same_fraction():
     assert (model.positions.features, model.local_positions.features) == (2, 2)
 
 
+@pytest.mark.parametrize("sizes", [(4,), (1, 3), (3, 1)], ids=str)
+def test_all_logits_are_a_choice_of_the_call(xp, sizes):
+    model = small_language_model(xp)
+    tokens = xp.asarray(np.asarray([[5, 4, 7, 9], [3, 8, 6, 2]]))
+    full = model(tokens)
+    for has_all in (False, True):
+        cache, start = model.init_cache(2), 0
+        for size in sizes:
+            end = start + size
+            logits = model.decode_step(tokens[:, start:end], cache, all_logits=has_all)
+            assert_close(logits, full[:, start:end, :] if has_all else full[:, end - 1, :], xp=xp)
+            cache, start = model.to_static(cache, 8), end
+
+
 @pytest.mark.parametrize("lengths", [None, [2, 1]])
 def test_a_full_static_cache_raises(lengths):
     model = small_language_model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import numpy as np
@@ -12,12 +13,14 @@ from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import GenerationConfig, StopSequences
 from xformer.generation import generate as search
+from xformer.generation.assisted import DraftModel
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
 from xformer.tokenizers import SPECIAL_TOKENS, Tokenizer
 from xformer.tree import map_arrays
 
 TEXT = "the cat sat\non the mat\n" * 5
+LOOKUP = {"prompt_lookup_num_tokens": 2}
 PROMPTS = ["the", "", "on the mat", "c"]
 
 
@@ -330,14 +333,35 @@ def test_a_stream_ends_where_the_output_ends_after_a_full_window(generator):
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 1}, {"seed": 3}, {"top_k": 1, "stop": "at", "logprobs": 2}], ids=str)
-@pytest.mark.parametrize("draft", ["prompt_lookup_num_tokens", "assistant_model"])
+@pytest.mark.parametrize("draft", [{"prompt_lookup_num_tokens": 4}, {"num_draft_tokens": 3}], ids=str)
 def test_draft_tokens_change_no_text(generator, settings, draft):
-    value = 4 if draft == "prompt_lookup_num_tokens" else make(num_heads=1).model
+    assisting = copy.copy(generator)
+    if "num_draft_tokens" in draft:
+        assisting.draft_model = make(num_heads=1).model
     settings, prompts = {"max_new_tokens": 40, **settings}, [*PROMPTS, TEXT[:9]]
-    assisted = generator.outputs(prompts, **settings, **{draft: value})
+    assisted = assisting.outputs(prompts, **settings, **draft)
     for (found,), (expected,) in zip(assisted, generator.outputs(prompts, **settings), strict=True):
         assert (found.text, found.tokens, found.finished) == (expected.text, expected.tokens, expected.finished)
         assert found.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
         assert [each.text for each in found.logprobs or ()] == [each.text for each in expected.logprobs or ()]
-    stream = generator.stream(prompts[-1], first_index=len(prompts) - 1, **settings, **{draft: value})
+    stream = assisting.stream(prompts[-1], first_index=len(prompts) - 1, **settings, **draft)
     assert "".join(stream) == assisted[-1][0].text
+
+
+def test_a_draft_model_belongs_to_the_generator(generator, monkeypatch):
+    calls, draft = [], DraftModel.__call__
+    monkeypatch.setattr(DraftModel, "__call__", lambda self, tokens: calls.append(1) or draft(self, tokens))
+    assisted = TextGenerator(generator.model, generator.tokenizer, draft_model=make(num_heads=1).model)
+    assert "draft_model" not in repr(assisted)
+    for settings, is_used in (({"num_return_sequences": 2}, True), ({"num_beams": 2}, False), (LOOKUP, False)):
+        calls.clear()
+        settings = {"max_new_tokens": 5, "top_k": 1, **settings} if is_used else {"max_new_tokens": 5, **settings}
+        plain = TextGenerator(generator.model, generator.tokenizer)(["the"], **settings)
+        assert assisted(["the"], **settings) == plain
+        assert bool(calls) == is_used
+    with raises_line(ConfigError, "draft_model has 17 tokens and the model 16; expected the same vocabulary"):
+        assisted.draft_model = make(TEXT + "z").model
+    with raises_line(ConfigError, "the model is a LanguageModel and draft_model a str; expected language models"):
+        TextGenerator(generator.model, generator.tokenizer, draft_model="path")
+    with raises_line(ConfigError, "unknown argument 'draft_model'; use TextGenerator"):
+        generator(["the"], draft_model=generator.model)

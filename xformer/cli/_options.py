@@ -62,12 +62,13 @@ def _set_option(metavar: str, description: str, panel: str) -> Any:
     return value_option("--set", metavar, f"Any other {description}; repeatable.", panel, callback=check_utf8)
 
 
-def _model_option(help: str) -> Any:
-    def check(path: Path) -> Path:
-        check_exists(path)  # before any input is read
+def _model_option(help: str, name: str = "--model") -> Any:
+    def check(path: Path | None) -> Path | None:
+        if path is not None:
+            check_exists(path)  # before any input is read
         return path
 
-    return value_option("--model", "DIR", help, callback=check)
+    return value_option(name, "DIR", help, callback=check)
 
 
 BackendOption = Annotated[str, value_option("--backend", "NAME", f"{_BACKEND_HELP}.", COMPUTING)]
@@ -79,6 +80,10 @@ QuantizeOption = Annotated[
     Literal["int8", "bfloat16"] | None, value_option("--quantize", "int8|bfloat16", _QUANTIZE_HELP, COMPUTING)
 ]
 ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]
+_DRAFT_HELP = (
+    "A smaller model with the same vocabulary, which proposes tokens that --model checks: faster, with the same outputs."
+)
+DraftModelOption = Annotated[Path | None, _model_option(_DRAFT_HELP, "--draft-model")]
 CheckpointOption = Annotated[Path, _model_option("Directory of a public checkpoint.")]
 BatchTokensOption = Annotated[
     int, value_option("--batch-tokens", "N", "Maximum tokens in a batch, with padding.", COMPUTING, min=1)

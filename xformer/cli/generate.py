@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
     DATA,
     BackendOption,
+    DraftModelOption,
     ModelOption,
     QuantizeOption,
     SetOption,
@@ -87,12 +89,13 @@ class PromptOptions(TextOptions):
         *("max_new_tokens", "num_return_sequences", "context"),
         *("temperature", "top_k", "top_p", "min_p", "seed"),
         *("num_beams", "sequence_bias", "stop", "no_repeat_ngram_size", "repetition_penalty"),
-        *("prompt_lookup_num_tokens", "batch_tokens"),
+        *("num_draft_tokens", "prompt_lookup_num_tokens", "batch_tokens"),
         *field_names(CorpusOptions),
     ],
 )
 def generate(
     model: ModelOption,
+    draft_model: DraftModelOption = None,
     source: Annotated[str | None, file_option("--input", "Prompts, one per line; - is standard input.")] = None,
     output: Annotated[str, file_option("--output", "Texts; - is standard output.")] = "-",
     *,
@@ -114,13 +117,19 @@ def generate(
     settings |= parse_generation_settings(assignments)
     options = take_options(PromptOptions, settings)
     _io.check_output(output, source, RunDirectory(model).files())
+    loading: dict[str, Any] = {"backend": backend, "quantize": quantize}
+    if draft_model is not None:
+        if settings.get("num_beams", 1) != 1 or "prompt_lookup_num_tokens" in settings:
+            raise ConfigError("--draft-model is given with num_beams or prompt_lookup_num_tokens; expected one of them")
+        loading["draft_model"] = os.path.abspath(draft_model)
+    elif "num_draft_tokens" in settings:
+        raise ConfigError("num_draft_tokens is given without --draft-model; expected both")
     form: dict[str, Any] = {"chat": inputs.chat, "system": inputs.system, "as_json": inputs.json}
     if corpus.corpus_out is not None:
-        loading: dict[str, Any] = {"backend": backend, "quantize": quantize}
         arguments = {"generation": settings, "options": options, **form}
         process_file(process_chunk, TextGenerator, model, source, output, corpus, loading, arguments)
         return
-    pipeline = load_pipeline(TextGenerator, model, backend, quantize=quantize)
+    pipeline = load_pipeline(TextGenerator, model, **loading)
     config = pipeline.resolve_config(**settings)
     single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
     if single and not inputs.json and output == _io.STANDARD and sys.stdout.isatty():

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from xformer.cli._console import program
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import BackendOption, QuantizeOption, config_options, value_option
+from xformer.cli._options import BackendOption, DraftModelOption, QuantizeOption, config_options, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists, is_public
-from xformer.pipelines import pipeline_class
+from xformer.pipelines import TextGenerator, pipeline_class
 from xformer.runs.console import make_console
 from xformer.serve.config import ServeConfig
 from xformer.text.extras import require
@@ -52,6 +52,8 @@ def serve(
         list[Path],
         value_option("--model", "DIR", "Directory of a run or public checkpoint, or a .gguf file; repeatable."),
     ],
+    draft_model: DraftModelOption = None,
+    *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
     quantize: QuantizeOption = None,
@@ -67,17 +69,21 @@ def serve(
     config = ServeConfig(**settings)
     for path in model:
         check_exists(path)
+    classes = [pipeline_class(path) for path in model]
+    options: dict[Any, dict[str, Any]] = {} if draft_model is None else {TextGenerator: {"draft_model": draft_model}}
+    if draft_model is not None and TextGenerator not in classes:
+        raise ConfigError("--draft-model is given without a model that continues texts; expected a language model")
     sockets = [listen(config.host, config.port)]
     models = [
         ServedModel(
             name,
-            load_pipeline(pipeline_class(path), path, backend, quantize=quantize),  # type: ignore[arg-type]
+            load_pipeline(kind, path, backend, quantize=quantize, **options.get(kind, {})),  # type: ignore[arg-type]
             directory=None if is_public(path) else path,
             backend=backend,
             max_tokens=config.max_tokens,
             max_batch=config.max_batch,
         )
-        for name, path in zip(_names(model), model, strict=True)
+        for name, path, kind in zip(_names(model), model, classes, strict=True)
     ]
     server = uvicorn.Server(
         uvicorn.Config(

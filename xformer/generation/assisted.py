@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from xformer.backends import Array, array_namespace, device, from_host, index_dtype, to_host
+from xformer.errors import ConfigError
 from xformer.generation.batch import Choice, GenerationBatch, Move
 from xformer.generation.results import Hypothesis
 from xformer.generation.sampling import greedy_or_sample
@@ -115,6 +116,18 @@ class DraftModel:
         return from_host(xp, [list(tokens)], dtype=index_dtype(xp), device=device(like))
 
 
+def check_draft_model(draft_model: Any, model: Any) -> None:
+    """Raise ConfigError unless both are language models with vocabularies of the same size."""
+    if not isinstance(model, LanguageModel) or not isinstance(draft_model, LanguageModel):
+        names = type(model).__name__, type(draft_model).__name__
+        raise ConfigError(f"the model is a {names[0]} and draft_model a {names[1]}; expected language models")
+    if draft_model.vocab_size != model.vocab_size:
+        raise ConfigError(
+            f"draft_model has {draft_model.vocab_size} tokens and the model {model.vocab_size}; expected the "
+            "same vocabulary"
+        )
+
+
 def assisted_search(
     batch: GenerationBatch, logits: Array, search: Callable[..., Any] = greedy_or_sample
 ) -> Generator[Move | Choice, Any, list[list[Hypothesis]]]:
@@ -147,6 +160,6 @@ def assisted_search(
                 draft = drafter(tokens)[: maximum - len(tokens)]
                 logits = yield request._replace(draft_tokens=draft, kept=kept)
                 kept = 1
-            answer = logits if len(logits.shape) == 2 else logits[:, kept - 1, :]
+            answer = logits[:, kept - 1, :]
     finally:
         drafter.close()

@@ -64,8 +64,8 @@ class Move(NamedTuple):
         tokens: Next token of each row.
         parents: Row of the step before that each row continues; None: the same rows.
         inputs: Inputs that remain; None: all.
-        draft_tokens: Tokens that may follow, which the step takes, too; for a search with one row. If any search has
-            some, the logits are those after each token, (1, tokens, vocabulary).
+        draft_tokens: Tokens that may follow, which the step takes, too; for a search of one row with a drafter, whose
+            logits are those after each token, (1, tokens, vocabulary).
         kept: Number of tokens of the step before that remain in the cache.
     """
 
@@ -155,7 +155,7 @@ class GenerationBatch:
         """Largest number of draft tokens of a step."""
         if self.new_drafter is None:
             return 0
-        return self.config.prompt_lookup_num_tokens or self.config.num_assistant_tokens
+        return self.config.prompt_lookup_num_tokens or self.config.num_draft_tokens
 
     @property
     def rows_per_input(self) -> int:

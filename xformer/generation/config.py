@@ -23,6 +23,9 @@ _HUGGING_FACE = {
     "pad_token_id": "set pad_id in the configuration of the model",
     "logits_processor": "use logits_processors",
     "generation_config": "use config",
+    "assistant_model": "use draft_model, an argument of generate and of TextGenerator",
+    "draft_model": "use TextGenerator(..., draft_model=...), or generator.draft_model = ...",
+    "num_assistant_tokens": "use num_draft_tokens",
     **dict.fromkeys(("return_timestamps", "word_timestamps"), "use timestamps='segments' or 'words' of a Transcriber"),
 }
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
@@ -155,8 +158,8 @@ class GenerationConfig(Config):
         at_least=1,
         at_most=256,
     )
-    num_assistant_tokens: int = option(
-        "Tokens that an assistant model proposes at a time. Only with assistant_model.",
+    num_draft_tokens: int = option(
+        "Tokens that a draft model proposes at a time. Only with draft_model.",
         default=5,
         at_least=1,
         at_most=256,

@@ -107,7 +107,8 @@ class _Group:
                 row = tokens[search.places[index // count] * count + index % count]
                 row[: 1 + len(move.draft_tokens)] = [token, *move.draft_tokens]
         width = len(tokens[0]) if has_draft else 1
-        logits = self.steps.step(batch.to_device([row[:width] for row in tokens], index_dtype(batch.xp)))
+        ids = batch.to_device([row[:width] for row in tokens], index_dtype(batch.xp))
+        logits = self.steps.step(ids, all_logits=batch.new_drafter is not None)
         for search in self.searches:
             search.advance(_rows_of(logits, [place * count + row for place in search.places for row in range(count)]))
         _make_choices(self.searches)

@@ -13,7 +13,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError, ShapeError
-from xformer.generation.assisted import Drafter, DraftModel, PromptLookup, assisted_search
+from xformer.generation.assisted import Drafter, DraftModel, PromptLookup, assisted_search, check_draft_model
 from xformer.generation.batch import GenerationBatch, Sources, check_prefixes
 from xformer.generation.beams import BeamHistory, beam_search
 from xformer.generation.config import (
@@ -75,7 +75,7 @@ def make_batch(
     indices: Sequence[int] | None = None,
     beam_history: BeamHistory | None = None,
     prefix_cache: PrefixCache | None = None,
-    assistant_model: LanguageModel | None = None,
+    draft_model: LanguageModel | None = None,
     **overrides: Any,
 ) -> GenerationBatch:
     """Check the arguments of `generate` and return them as a batch."""
@@ -160,7 +160,7 @@ def make_batch(
         coverage_penalties=coverage_penalties,
         beam_history=beam_history,
         prefix_cache=prefix_cache,
-        new_drafter=_new_drafter(model, config, assistant_model),
+        new_drafter=_new_drafter(model, config, draft_model),
     )
 
 
@@ -200,8 +200,8 @@ def generate(
             Default: 0, 1, ...
         beam_history: Receives the candidates of each step of a beam search, see `BeamHistory`.
         prefix_cache: Language model: keys and values of earlier prompts, see `PrefixCache`.
-        assistant_model: Language model: a smaller one with the same vocabulary, which proposes
-            config.num_assistant_tokens tokens at a time (Leviathan et al., 2023). Outputs stay the same.
+        draft_model: Language model: a smaller one with the same vocabulary, which proposes
+            config.num_draft_tokens tokens at a time (Leviathan et al., 2023). Outputs stay the same.
         **overrides: Fields of `GenerationConfig` that replace those of the config.
 
     Returns:
@@ -351,31 +351,24 @@ def _uniforms(
 
 
 def _new_drafter(
-    model: Any, config: GenerationConfig, assistant_model: LanguageModel | None
+    model: Any, config: GenerationConfig, draft_model: LanguageModel | None
 ) -> Callable[[], Drafter] | None:
     """Return a function that makes the drafter of an output; None without one."""
     num_lookup = config.prompt_lookup_num_tokens
-    if assistant_model is None and num_lookup is None:
+    if draft_model is None and num_lookup is None:
         return None
     if not hasattr(model, "to_static"):
         raise ConfigError(
             f"{type(model).__name__} has no to_static(cache, max_length); expected a model that has it, or neither "
-            "prompt_lookup_num_tokens nor assistant_model"
+            "prompt_lookup_num_tokens nor draft_model"
         )
-    if assistant_model is None:
+    if draft_model is None:
         return functools.partial(PromptLookup, num_lookup or 0, config.max_matching_ngram_size)
-    config.check_assisted("assistant_model")
+    config.check_assisted("draft_model")
     if num_lookup is not None:
-        raise ConfigError("prompt_lookup_num_tokens and assistant_model are both given; expected one of them")
-    if not isinstance(model, LanguageModel) or not isinstance(assistant_model, LanguageModel):
-        names = type(model).__name__, type(assistant_model).__name__
-        raise ConfigError(f"the model is a {names[0]} and assistant_model a {names[1]}; expected language models")
-    if assistant_model.vocab_size != model.vocab_size:
-        raise ConfigError(
-            f"assistant_model has {assistant_model.vocab_size} tokens and the model {model.vocab_size}; expected the "
-            "same vocabulary"
-        )
-    return functools.partial(DraftModel, assistant_model, config.num_assistant_tokens)
+        raise ConfigError("prompt_lookup_num_tokens and draft_model are both given; expected one of them")
+    check_draft_model(draft_model, model)
+    return functools.partial(DraftModel, draft_model, config.num_draft_tokens)
 
 
 def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[int]:

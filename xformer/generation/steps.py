@@ -25,7 +25,7 @@ _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 class KeptPrograms:
     """Programs of steps by model and shapes, and the caches with the arrays that they change, for later searches.
 
-    The programs of an entry, one for each number of new tokens per row, share one cache.
+    The programs of an entry, one for each number of new tokens per row with or without all logits, share one cache.
 
     An entry is checked out while in use, so that no two threads share one. The least recently used entries of a model
     are dropped first; all are freed with the model.
@@ -47,7 +47,7 @@ class KeptPrograms:
             entry = self._models.get(model, OrderedDict()).pop(key, None)
             return None if entry is None else entry[:2]
 
-    def keep(self, model: Any, key: Hashable, cache: StaticCache, programs: dict[int, Any]) -> None:
+    def keep(self, model: Any, key: Hashable, cache: StaticCache, programs: dict[Any, Any]) -> None:
         """Keep programs and their cache."""
         nbytes = sum(each.nbytes for each in (*programs.values(), *cache.arrays()) if each is not None)
         with self._lock:
@@ -84,8 +84,8 @@ class DecodingSteps:
         self._lengths: list[int] = []  # of the rows
         self._num_repeats = 0
         self._new_program: Any = None
-        self._programs: dict[int, Any] = {}  # of the shapes of the cache, by the number of new tokens of a row
-        self._used: tuple[Hashable, StaticCache, dict[int, Any]] | None = None  # the last programs, with their arrays
+        self._programs: dict[Any, Any] = {}  # of the shapes of the cache, by the number of new tokens and the options
+        self._used: tuple[Hashable, StaticCache, dict[Any, Any]] | None = None  # the last programs, with their arrays
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
         self._is_own = False  # whether no program has the keys and values of the tokens
@@ -106,21 +106,25 @@ class DecodingSteps:
             options = {"lengths": from_host(array_namespace(tokens), lengths, dtype="int64", device=device(tokens))}
         return self._model.decode_step(tokens, self.cache, **options)
 
-    def step(self, tokens: Array) -> Array:
-        """Append tokens to each row.
+    def step(self, tokens: Array, *, all_logits: bool = False) -> Array:
+        """Append tokens to each row; arguments and result are those of `decode_step`.
 
         Args:
             tokens: Ids (rows, new tokens).
+            all_logits: Return the logits after each new token.
 
         Returns:
-            Logits of the next tokens, (rows, vocabulary); for several new tokens of a row those that follow each of
-            them, (rows, new tokens, vocabulary).
+            Logits (rows, vocabulary), or with all_logits (rows, new tokens, vocabulary).
         """
         self._num_repeats += 1
         self._is_static |= tokens.shape[1] > 1
-        logits = self._static_step(tokens) if self._is_static else self._model.decode_step(tokens, self.cache)
+        options = {"all_logits": True} if all_logits else {}
+        logits = (self._static_step if self._is_static else self._decode)(tokens, options)
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return logits
+
+    def _decode(self, tokens: Array, options: dict[str, Any]) -> Array:
+        return self._model.decode_step(tokens, self.cache, **options)
 
     def drop(self, counts: Sequence[int]) -> None:
         """Remove the last `counts[i]` tokens of row i."""
@@ -170,7 +174,7 @@ class DecodingSteps:
         """Return the shape and dtype of each array of the cache."""
         return [None if array is None else (array.shape, array.dtype) for array in self.cache.arrays()]
 
-    def _static_step(self, tokens: Array) -> Array:
+    def _static_step(self, tokens: Array, options: dict[str, Any]) -> Array:
         """Make a step with a static cache, by a program if there is one or the step should be traced."""
         self._fit(tokens.shape[1])
         if not self._programs:
@@ -178,11 +182,11 @@ class DecodingSteps:
             kept = _kept.take(self._model, key)
             if kept is not None:
                 self._use(key, *kept)
-        if program := self._programs.get(tokens.shape[1]):
+        if program := self._programs.get((tokens.shape[1], *options)):
             return program.run((tokens,))
         if self._can_trace and self._new_program is not None and self._num_repeats > _MIN_REPEATS:
-            return self._trace(tokens)
-        return self._model.decode_step(tokens, self.cache)
+            return self._trace(tokens, options)
+        return self._decode(tokens, options)
 
     def _fit(self, num_tokens: int) -> None:
         """Make the cache static, with space for new tokens of each row and not for many times as many."""
@@ -208,7 +212,7 @@ class DecodingSteps:
         parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
         return type(self._model).decode_step, available_threads(), *parameters, *self._shapes()
 
-    def _use(self, key: Hashable, cache: StaticCache, programs: dict[int, Any]) -> None:
+    def _use(self, key: Hashable, cache: StaticCache, programs: dict[Any, Any]) -> None:
         """Continue with kept programs, whose arrays get the values of the cache."""
         for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
             if target is not None and source is not None:
@@ -217,7 +221,7 @@ class DecodingSteps:
         self.close()  # nothing uses the arrays of the last programs any more
         self._used = key, cache, programs
 
-    def _trace(self, tokens: Array) -> Array:
+    def _trace(self, tokens: Array, options: dict[str, Any]) -> Array:
         """Make a step and trace it, with arrays that no programs for other shapes of the cache have."""
         if not self._programs:
             key = self._key()
@@ -225,14 +229,15 @@ class DecodingSteps:
         xp = array_namespace(tokens)
         tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
         try:
-            program = self._new_program(type(self._model).decode_step, (self._model, tokens, self.cache), {}, (tokens,))
+            arguments = (self._model, tokens, self.cache)
+            program = self._new_program(type(self._model).decode_step, arguments, options, (tokens,))
         except JitError:  # a model of the user that reads values on the host
             self._can_trace = False
             assign(self.cache.lengths, lengths)  # part of the step was made
-            return self._model.decode_step(tokens, self.cache)
+            return self._decode(tokens, options)
         logits, program.result = program.result, None
         if not self._programs:
             self.close()
             self._used = key, self.cache.alias(), self._programs
-        self._programs[tokens.shape[1]] = program
+        self._programs[tokens.shape[1], *options] = program
         return logits

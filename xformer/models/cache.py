@@ -114,15 +114,6 @@ class DecodingCache:
             self.length, self.length + num_tokens, dtype=like.dtype, device=device(like)
         )
 
-    def last(self, x: Array) -> Array:
-        """Return the vector of the last token of each row, (rows, 1, d_model), from those of all new tokens."""
-        if self.lengths is None or x.shape[1] == 1:
-            return x[:, -1:, :]
-        xp, (rows, num_tokens, d_model) = array_namespace(x), x.shape
-        starts = xp.arange(rows, dtype=self.lengths.dtype, device=device(x)) * num_tokens
-        last = xp.take(xp.reshape(x, (rows * num_tokens, d_model)), starts + self.lengths - 1, axis=0)
-        return xp.reshape(last, (rows, 1, d_model))
-
     def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
         """Count new tokens, once all layers hold them; their lengths if those of rows differ."""
         self.length += num_tokens
@@ -310,16 +301,27 @@ class StaticCache(DecodingCache):
         """Return the positions of new tokens within a table; rows that are not used may be at any position."""
         return array_namespace(self.lengths).clip(self._positions(num_tokens), max=count - 1)
 
-    def last(self, x: Array) -> Array:
-        """Return x, the vectors of all new tokens, (rows, new tokens, d_model)."""
-        return x
-
     def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
         """Count new tokens of each row."""
         self.length += num_tokens
         key: Any = self._caches[0].key
         lengths = array_namespace(self.lengths).clip(self.lengths + num_tokens, max=key.shape[2])
         self.lengths = assign(self.lengths, lengths)
+
+
+def last_tokens(x: Array, lengths: Array | None) -> Array:
+    """Return the vector of the last token of each row, (rows, 1, features), of x (rows, tokens, features).
+
+    Args:
+        x: Vectors.
+        lengths: Number of tokens of each row if they differ, integers (rows,).
+    """
+    if lengths is None:
+        return x if x.shape[1] == 1 else x[:, -1:, :]
+    xp, (rows, num_tokens, size) = array_namespace(x), x.shape
+    starts = xp.arange(rows, dtype=lengths.dtype, device=device(x)) * num_tokens
+    last = xp.take(xp.reshape(x, (rows * num_tokens, size)), starts + lengths - 1, axis=0)
+    return xp.reshape(last, (rows, 1, size))
 
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:

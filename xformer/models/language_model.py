@@ -12,7 +12,7 @@ from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
-from xformer.models.cache import DecodingCache, StaticCache
+from xformer.models.cache import DecodingCache, StaticCache, last_tokens
 from xformer.models.config import LanguageModelConfig
 from xformer.models.token_ids import (
     as_segment_ids,
@@ -132,7 +132,9 @@ class LanguageModel(BaseModel, init=False):
         vector = xp.zeros((1, self.config.d_model), dtype=parameter.dtype, device=device(parameter))
         return DecodingCache(len(self.layers), like=vector)
 
-    def decode_step(self, tokens: Array, cache: DecodingCache, lengths: Array | None = None) -> Array:
+    def decode_step(
+        self, tokens: Array, cache: DecodingCache, lengths: Array | None = None, *, all_logits: bool = False
+    ) -> Array:
         """Compute the logits of the next token, and append new tokens to the cache.
 
         Args:
@@ -140,10 +142,10 @@ class LanguageModel(BaseModel, init=False):
             cache: Earlier tokens.
             lengths: Number of tokens of each row, integers (rows,), if they differ: shorter rows end with padding. The
                 cache must be empty; `to_static` makes one for further tokens.
+            all_logits: Return the logits after each new token; those after the padding of a row have no meaning.
 
         Returns:
-            Logits of shape (rows, vocab_size). For several new tokens in a static cache those after each of them,
-            (rows, new tokens, vocab_size).
+            Logits of shape (rows, vocab_size), or with all_logits (rows, new tokens, vocab_size).
         """
         _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
         x = cache.embed(self.input, self.embedding(tokens))
@@ -153,8 +155,9 @@ class LanguageModel(BaseModel, init=False):
             options = self._terms_of(i, terms)
             x = layer(x, mask=mask, causal=True, **options, cache=layer_cache.self_attention)
         cache.advance(num_tokens, lengths)
-        logits = self._logits(cache.last(x))
-        return logits[:, 0, :] if logits.shape[1] == 1 else logits
+        if all_logits:
+            return self._logits(x)
+        return self._logits(last_tokens(x, lengths))[:, 0, :]
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""

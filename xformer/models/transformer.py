@@ -22,7 +22,7 @@ from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms, remaining_length
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
-from xformer.models.cache import DecodingCache, Memory, StaticCache, check_memory
+from xformer.models.cache import DecodingCache, Memory, StaticCache, check_memory, last_tokens
 from xformer.models.config import TransformerConfig
 from xformer.models.token_ids import (
     as_lengths,
@@ -275,7 +275,9 @@ class Transformer(BaseModel, init=False):
             layer_cache.cross_attention.append(*layer.cross_attention.keys_and_values(memory.states))
         return cache
 
-    def decode_step(self, tokens: Array, cache: DecodingCache, lengths: Array | None = None) -> Array:
+    def decode_step(
+        self, tokens: Array, cache: DecodingCache, lengths: Array | None = None, *, all_logits: bool = False
+    ) -> Array:
         """Compute the logits of the next token, and append new tokens to the cache.
 
         Args:
@@ -283,10 +285,10 @@ class Transformer(BaseModel, init=False):
             cache: Earlier tokens, and the memory.
             lengths: Number of tokens of each row, integers (rows,), if they differ: shorter rows end with padding. The
                 cache must have no tokens; `to_static` makes one for further tokens.
+            all_logits: Return the logits after each new token; those after the padding of a row have no meaning.
 
         Returns:
-            Logits of shape (rows, target_vocab_size). For several new tokens in a static cache those after each of
-            them, (rows, new tokens, target_vocab_size).
+            Logits of shape (rows, target_vocab_size), or with all_logits (rows, new tokens, target_vocab_size).
 
         Raises:
             ConfigError: If the cache has no memory.
@@ -308,8 +310,9 @@ class Transformer(BaseModel, init=False):
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             x = layer.decode_step(x, layer_cache, **options)
         cache.advance(num_tokens, lengths)
-        logits = self._logits(cache.last(x), memory)
-        return logits[:, 0, :] if logits.shape[1] == 1 else logits
+        if all_logits:
+            return self._logits(x, memory)
+        return self._logits(last_tokens(x, lengths), memory)[:, 0, :]
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -13,6 +14,7 @@ from xformer.config import check_count
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, PrefixCache, StoppingCriteria
+from xformer.generation.assisted import check_draft_model
 from xformer.generation.engine import Search, Task, run_steps, run_task
 from xformer.generation.generate import make_batch, searches_of
 from xformer.generation.pretrained import read_generation
@@ -44,6 +46,8 @@ class TextGenerator(GenerationPipeline):
     Args:
         model: The model.
         tokenizer: Its tokenizer.
+        draft_model: A smaller model with the same vocabulary, which proposes num_draft_tokens tokens at a time, see
+            `generation.generate`. Beam search and calls with prompt_lookup_num_tokens do not use it.
         context_length: Number of tokens that the model sees at a time. Default: max_positions of the model.
         defaults: Default settings of generation, which a call may replace. Default: sampling.
 
@@ -53,7 +57,7 @@ class TextGenerator(GenerationPipeline):
 
     Raises:
         CheckpointError: If the vocabulary sizes of model and tokenizer differ.
-        ConfigError: For a context that is too short.
+        ConfigError: For a context that is too short, and a draft_model with another vocabulary.
     """
 
     task = "language_modeling"
@@ -76,6 +80,7 @@ class TextGenerator(GenerationPipeline):
         model: LanguageModel,
         tokenizer: BaseTokenizer,
         *,
+        draft_model: LanguageModel | None = None,
         context_length: int | None = None,
         defaults: GenerationConfig | None = None,
     ) -> None:
@@ -93,6 +98,52 @@ class TextGenerator(GenerationPipeline):
             self.context_length = min(self.context_length, max_positions)
         if self.context_length < 2:
             raise ConfigError(f"the context has {self.context_length} tokens; expected at least 2")
+        self.draft_model = draft_model
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | os.PathLike[str],
+        xp: Any = "numpy",
+        *,
+        draft_model: str | os.PathLike[str] | LanguageModel | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a public checkpoint, or the best model of a training run; nothing is downloaded.
+
+        Args:
+            directory: As for `Pipeline.from_pretrained`.
+            xp: As for `Pipeline.from_pretrained`.
+            draft_model: Path of a smaller model with the same vocabulary, which is loaded with the same options; or a
+                model. See `TextGenerator`.
+            **options: As for `Pipeline.from_pretrained`.
+
+        Raises:
+            CheckpointError: As `Pipeline.from_pretrained`.
+            ConfigError: If the vocabularies differ, and as `Pipeline.from_pretrained`.
+        """
+        draft: Any = draft_model
+        if isinstance(draft, str | os.PathLike):
+            draft = super().from_pretrained(draft, xp, **{**options, "progress": None})
+        generator = super().from_pretrained(directory, xp, **options)
+        if isinstance(draft, cls):
+            names = range(generator.tokenizer.vocab_size)
+            if draft.tokenizer.tokens(names) != generator.tokenizer.tokens(names):
+                raise ConfigError(f"{draft_model} and {directory} have different tokens; expected the same vocabulary")
+            draft = draft.model
+        generator.draft_model = draft
+        return generator
+
+    @property
+    def draft_model(self) -> LanguageModel | None:
+        """The model that proposes tokens, or None."""
+        return self._draft_model
+
+    @draft_model.setter
+    def draft_model(self, draft_model: LanguageModel | None) -> None:
+        if draft_model is not None:
+            check_draft_model(draft_model, self.model)
+        self._draft_model = draft_model
 
     @classmethod
     def _from_run(cls, model: LanguageModel, run: RunDirectory, config: dict[str, Any]) -> Self:
@@ -180,7 +231,6 @@ class TextGenerator(GenerationPipeline):
         first_index: int = 0,
         context: str = "error",
         on_text: OnText | None = None,
-        assistant_model: LanguageModel | None = None,
         **overrides: Any,
     ) -> Task[list[list[Output]]]:
         """Return the task of one batch, which an engine may run with others; its result is that of `outputs`.
@@ -202,7 +252,6 @@ class TextGenerator(GenerationPipeline):
                 "slide": when the context is full, its first half is dropped; not for beam search.
             on_text: Function of the index of a prompt, the new part of its text, and its tokens if they are recorded;
                 the parts of the best output are passed once they are complete. Requires one sample for each prompt.
-            assistant_model: A smaller model with the same vocabulary, see `generation.generate`.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -231,7 +280,8 @@ class TextGenerator(GenerationPipeline):
         if not is_beam:
             config = dataclasses.replace(config, num_return_sequences=1)
         hooked = logprobs, logits_processors, stopping_criteria
-        return self._run(texts, config, seed, hooked, beam_history=beam_history, assistant_model=assistant_model)
+        draft_model = None if is_beam or config.prompt_lookup_num_tokens is not None else self.draft_model
+        return self._run(texts, config, seed, hooked, beam_history=beam_history, draft_model=draft_model)
 
     def _run(
         self,
