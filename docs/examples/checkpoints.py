@@ -34,7 +34,7 @@ print(generator(["A man"], max_new_tokens=5, do_sample=False))
 
 # Fine-tune it. The loss is a sum over tokens.
 model = xf.load_pretrained(directory / "original", dtype="float32")
-rows = generator.encode(["A man sleeps .", "A dog runs", "A dog sleeps ."])
+rows = generator.token_ids(["A man sleeps .", "A dog runs", "A dog sleeps ."])
 IGNORED = -100  # the label of padding
 labels = np.array([[*row, *[IGNORED] * (max(map(len, rows)) - len(row))] for row in rows])
 

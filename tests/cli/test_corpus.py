@@ -138,7 +138,7 @@ def test_long_lines_do_not_end_a_run(xformer, trained, tmp_path, mode):
     expected = ["", ""]
     if mode == "cut":
         translator = Translator.from_pretrained(trained)
-        ids = [ids[:3] for ids in translator.encode(["one one one one", "xxxxxxxxxxxx"])]
+        ids = [ids[:3] for ids in translator.token_ids(["one one one one", "xxxxxxxxxxxx"])]
         expected = [result.outputs[0].text for batch in translator.batches_of_ids(ids, batch_tokens=1, max_new_tokens=6)
                     for result in batch]  # fmt: skip
     assert written[1:3] == expected

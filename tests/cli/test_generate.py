@@ -12,9 +12,11 @@ from tests.cli.test_train_lm import RECIPE, TEXT
 from tests.pipelines.sliding_generator import SlidingGenerator
 from xformer.cli.generate import _print_stream, generate
 from xformer.cli.main import exit_code
+from xformer.generation.assisted import DraftModel
 from xformer.ops.quantized import quantized_dtype
 from xformer.pipelines import TextGenerator
 
+RUN = object()
 PROMPTS = ["one hundred", "", "seven"]
 
 
@@ -55,6 +57,21 @@ def test_prompts_on_the_command_line(xformer, run, generator):
         assert (again.out == done.out) == is_equal
 
 
+def test_a_draft_model_changes_no_text(xformer, run, generator, tmp_path, monkeypatch):
+    calls, draft = [], DraftModel.__call__
+    monkeypatch.setattr(
+        DraftModel, "__call__", lambda self, tokens: calls.append(self.num_tokens) or draft(self, tokens)
+    )
+    options = ["--prompt", "one", "--max-new-tokens", 20, "--seed", 4, "--draft-model", run, "--num-draft-tokens", 3]
+    done = xformer("generate", "--model", run, *options, "--context", "slide")
+    assert done == (0, blocks(["one"], generator(["one"], max_new_tokens=20, seed=4)), "")
+    assert set(calls) == {3}
+    (tmp_path / "prompts").write_text("one\n", encoding="utf-8")
+    corpus = ["--input", tmp_path / "prompts", "--corpus-out", tmp_path / "parts", "--output", tmp_path / "out"]
+    assert xformer("generate", "--model", run, "--context", "slide", *options[2:], *corpus).code == 0
+    assert (tmp_path / "out").read_text(encoding="utf-8") == done.out
+
+
 def test_prompts_from_a_file_into_a_file(xformer, run, generator, tmp_path):
     (tmp_path / "in").write_text("\n".join(PROMPTS), encoding="utf-8")
     options = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--max-new-tokens", 20]
@@ -63,11 +80,14 @@ def test_prompts_from_a_file_into_a_file(xformer, run, generator, tmp_path):
 
 
 def test_prompts_from_standard_input(xformer, run, generator):
-    stdin = "\n".join(PROMPTS).encode()
-    done = xformer(
-        "generate", "--context", "slide", "--model", run, "--input", "-", "--max-new-tokens", 20, stdin=stdin
-    )
-    assert (done.code, done.out) == (0, blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20)))
+    stdin, options = "\n".join(PROMPTS).encode(), ["--max-new-tokens", 20]
+    for form in ({}, {"pipe": True}):
+        for source in (["--input", "-"], []):
+            done = xformer("generate", "--context", "slide", "--model", run, *source, *options, stdin=stdin, **form)
+            assert done == (0, blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20)), "")
+    done = xformer("generate", "--model", run, "--prompt", "one", "--max-new-tokens", 5, stdin=stdin)
+    assert done.out == blocks(["one"], generator(["one"], max_new_tokens=5))
+    assert "--chat needs a prompt; add --prompt" in xformer("generate", "--model", run, "--chat").err
 
 
 def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
@@ -189,10 +209,19 @@ def test_other_libraries_generate_text(xformer, run, backend):
             ["--set", "coverage_penaltie=1"],
             "unknown key 'coverage_penaltie' in --set; did you mean 'coverage_penalty'?",
         ),
+        (["--draft-model", "nowhere"], "nowhere does not exist; expected the directory of a run"),
+        (["--draft-model", RUN, "--num-beams", 2], "--draft-model is given with num_beams or prompt_lookup_num_tok"),
+        (
+            ["--draft-model", RUN, "--prompt-lookup-num-tokens", 2],
+            "--draft-model is given with num_beams or prompt_loo",
+        ),
+        (["--num-draft-tokens", 2], "num_draft_tokens is given without --draft-model; expected both"),
+        (["--draft-model", RUN, "--num-draft-tokens", 0], "--num-draft-tokens is 0; expected a number in [1, 256]"),
         (["--backend", "numpi"], "backend 'numpi' is unknown"),
     ],
 )
 def test_invalid_options_are_refused(refused, run, tmp_path, options, message):
+    options = [run if option is RUN else option for option in options]
     error = refused("generate", "--model", run, "--output", tmp_path / "out", *options, untouched=tmp_path)
     assert message.lower() in error.lower()
 

@@ -26,6 +26,11 @@ pytest.importorskip("uvicorn")
         (["--port", "70000"], "--port is 70000; expected a number in [0, 65535]"),
         (["--max-requests", "0"], "--max-requests is 0; expected at least 1"),
         (["--host", "256.0.0.1", "--token", "long-enough"], "cannot listen on 256.0.0.1 port 8000"),
+        (["--draft-model", "nowhere"], "nowhere does not exist; expected the directory of a run"),
+        (
+            ["--draft-model", "."],
+            "--draft-model is given without a model that continues texts; expected a language mod",
+        ),
     ],
 )
 def test_invalid_options_are_refused(xformer, trained, options, message):

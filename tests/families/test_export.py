@@ -63,6 +63,11 @@ def test_an_exported_model_computes_the_same(model_type, tmp_path):
         (xf.TransformerConfig(**TRANSLATOR, copy=True), "copy is True; expected False"),
         (xf.TransformerConfig(**TRANSLATOR, activation="swiglu"), "activation is 'swiglu'; expected no gated one"),
         (xf.TransformerConfig(**TRANSLATOR, key_bias=False), "key_bias is False; expected True"),
+        (
+            xf.LanguageModelConfig(**LANGUAGE_MODEL, num_experts=2),
+            r"format: gpt_oss: [^;]*; [^;]*; mixtral/qwen2_moe/qwen3_moe/olmoe: activation is 'relu'; expected a gated "
+            r"one; expected norm 'rms', .*, as in Mixtral; model.save\(path\) writes any model$",
+        ),
         (xf.LanguageModelConfig(**LANGUAGE_MODEL, positions="alibi"), "positions is 'alibi'; expected"),
     ],
 )

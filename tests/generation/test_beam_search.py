@@ -183,7 +183,11 @@ def test_stopping_early_waits_for_long_outputs(seed, num_return_sequences, monke
 
 def test_stopping_early_saves_steps(model, monkeypatch):
     steps, step = [], DecodingSteps.step
-    monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: steps.append(len(tokens)) or step(self, tokens))
+    monkeypatch.setattr(
+        DecodingSteps,
+        "step",
+        lambda self, tokens, **options: steps.append(len(tokens)) or step(self, tokens, **options),
+    )
     beam(model, SOURCES[4:], 3, max_new_tokens=30)
     assert len(steps) < 6
     steps.clear()

@@ -97,7 +97,11 @@ def test_all_tokens_may_be_ordinary(model, monkeypatch):
         assert len(hypothesis.tokens) == 6
         assert not hypothesis.finished
     steps, step = [], DecodingSteps.step
-    monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: steps.append(len(tokens)) or step(self, tokens))
+    monkeypatch.setattr(
+        DecodingSteps,
+        "step",
+        lambda self, tokens, **options: steps.append(len(tokens)) or step(self, tokens, **options),
+    )
     assert generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False) == found
     assert steps == [2] * 5  # after the prompts, which are read in one step
     wide = generate(model, [[0], [1, 2]], OPTIONS["beam"], special_tokens=False)

@@ -42,7 +42,11 @@ def test_search_needs_no_boolean_indexing_and_no_data_dependent_shapes(model):
 def test_finished_inputs_leave_the_batch(model, monkeypatch):
     lengths = [len(tokens) for tokens in greedy(model)]
     sizes, step = [], DecodingSteps.step
-    monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: sizes.append(len(tokens)) or step(self, tokens))
+    monkeypatch.setattr(
+        DecodingSteps,
+        "step",
+        lambda self, tokens, **options: sizes.append(len(tokens)) or step(self, tokens, **options),
+    )
     greedy(model)
     # An output at the maximum length takes one more step, which shows whether it ends there.
     assert sizes == [sum(length >= step for length in lengths) for step in range(1, max(lengths) + 1)]

@@ -116,6 +116,8 @@ def test_invalid_dictionaries_are_refused(values, message):
         ({"vocab_size": 8, "num_experts": 1}, "num_experts_per_token is 2; expected at most num_experts, 1"),
         ({"vocab_size": 8, "num_experts": -1}, "num_experts is -1; expected at least 0"),
         ({"vocab_size": 8, "expert_d_ff": 4}, "expert_d_ff is 4 and num_experts 0; expected a number of experts"),
+        ({"vocab_size": 8, "num_experts_per_token": 4}, "num_experts_per_token is 4 and num_experts 0; expected a num"),
+        ({"vocab_size": 8, "router_bias": True}, "router_bias is True and num_experts 0; expected a number of exp"),
         ({"vocab_size": 8, "dense_layers": (0,)}, r"dense_layers is \(0,\) and num_experts 0; expected a number"),
         (
             {"vocab_size": 8, "num_experts": 4, "num_layers": 2, "dense_layers": [2]},

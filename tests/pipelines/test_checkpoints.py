@@ -68,7 +68,7 @@ def bert(tmp_path):
 
 def test_text_is_generated_until_any_end_token_and_streamed(llama):
     generator = xf.TextGenerator.from_pretrained(llama)
-    ids = generator.encode(["a man"])[0]
+    ids = generator.token_ids(["a man"])[0]
     assert ids[0] == 1
     ((output,),) = generator.outputs(["a man"], max_new_tokens=30)
     logits = generator.model
@@ -86,7 +86,7 @@ def test_text_is_generated_until_any_end_token_and_streamed(llama):
 def test_chats_use_the_template_of_the_checkpoint(llama):
     generator = xf.TextGenerator.from_pretrained(llama)
     chat = [{"role": "user", "content": "the dog runs"}]
-    words = generator.tokenizer.tokens(generator.encode([chat])[0])
+    words = generator.tokenizer.tokens(generator.token_ids([chat])[0])
     assert words == ["user", ":", "the", "dog", "runs", "assistant", ":"]
     assert len(generator([chat], max_new_tokens=3)) == 1
     for prompts in (chat, [1, 2]):
@@ -108,7 +108,7 @@ def test_settings_of_the_checkpoint_are_defaults_that_a_caller_replaces(marian):
 
 def test_sources_of_checkpoints_end_with_one_eos(marian):
     translator = xf.Translator.from_pretrained(marian)
-    (ids,) = translator.encode(["a man"])
+    (ids,) = translator.token_ids(["a man"])
     assert ids[-1] == 0
     assert translator.suffix == []
     assert translator([""]) == [""]
@@ -119,12 +119,16 @@ def test_vectors_are_means_of_the_states_of_all_tokens(bert):
     vectors = xf.Embedder.from_pretrained(bert)(texts)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
     embedder = xf.Embedder.from_pretrained(bert)
-    assert embedder.encode(texts)[2][-1] == 2  # cut to 6 tokens, with the last special token
-    assert len(embedder.encode(texts)[2]) == 6
+    assert embedder.token_ids(texts)[2][-1] == 2  # cut to 6 tokens, with the last special token
+    assert len(embedder.token_ids(texts)[2]) == 6
     for text, vector in zip(texts, vectors, strict=True):
-        states = embedder.model(embedder.encode([text]))[0]
+        states = embedder.model(embedder.token_ids([text]))[0]
         mean = states.mean(axis=0)
         np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
+    np.testing.assert_array_equal(embedder.encode(texts), vectors)
+    for options, hint in (({"batch_size": 2}, "use batch_tokens"), ({"normalize_embeddings": True}, "use normalize")):
+        with pytest.raises(ConfigError, match=f"Embedder got an unknown argument '{next(iter(options))}'; {hint}"):
+            embedder.encode(texts, **options)
     assert embedder([]).shape == (0, 24)
     with pytest.raises(DataError, match="texts is a single text"):
         embedder("a man")
@@ -157,7 +161,7 @@ def test_pooling_follows_the_files_of_sentence_transformers(bert):
     (bert / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     embedder = xf.Embedder.from_pretrained(bert)
     assert (embedder.pooling, embedder.normalize) == ("cls", False)
-    np.testing.assert_allclose(embedder(["dog"])[0], embedder.model(embedder.encode(["dog"]))[0, 0], atol=1e-6)
+    np.testing.assert_allclose(embedder(["dog"])[0], embedder.model(embedder.token_ids(["dog"]))[0, 0], atol=1e-6)
     for modules, match in (
         ("Transformer Pooling CNN", r"has the module sentence_transformers.models.CNN"),
         ("Transformer Normalize Pooling", r"has Transformer, Normalize, Pooling; expected .*, in this order"),
@@ -203,7 +207,7 @@ def test_maps_follow_pooling_and_vectors_are_truncated_before_they_are_normalize
     second = write_dense(bert / "3_Dense", 16, 7, "torch.nn.modules.linear.Identity", bias=False)
     embedder, texts = xf.Embedder.from_pretrained(bert), ["a man sleeps", "dog"]
     expected = [
-        second[0] @ np.tanh(first[0] @ embedder.model(embedder.encode([text]))[0].mean(axis=0) + first[1])
+        second[0] @ np.tanh(first[0] @ embedder.model(embedder.token_ids([text]))[0].mean(axis=0) + first[1])
         for text in texts
     ]
 
@@ -244,7 +248,7 @@ def test_vectors_of_language_models_are_the_last_states(tmp_path, xp):
     texts = ["a man sleeps", "dog", "the dog runs on a bench"]
     vectors, model = embedder(texts), xf.load_pretrained(directory)
     for text, vector in zip(texts, vectors, strict=True):
-        (ids,) = embedder.encode([text])
+        (ids,) = embedder.token_ids([text])
         assert ids[-1] == 2
         last = model.states([ids])[0, -1]
         np.testing.assert_allclose(vector, last / np.linalg.norm(last), atol=1e-5)
@@ -253,8 +257,8 @@ def test_vectors_of_language_models_are_the_last_states(tmp_path, xp):
     )
     assert embedder.attention_kinds == ("decoder",)
     short = xf.Embedder(embedder.model, embedder.tokenizer, pooling="lasttoken", max_length=4)
-    assert [ids[-1] for ids in short.encode(texts)] == [2, 2, 2]
-    assert max(map(len, short.encode(texts))) == 4
+    assert [ids[-1] for ids in short.token_ids(texts)] == [2, 2, 2]
+    assert max(map(len, short.token_ids(texts))) == 4
 
 
 @pytest.mark.slow  # imports torch and transformers
@@ -288,7 +292,7 @@ def test_vectors_are_those_of_sentence_transformers(bert, pooling, include_promp
     ours = xf.Embedder.from_pretrained(bert)
     texts = ["A MAN Sleeps", "dog [SEP] bench", "the dog runs on a bench on a bench on a bench", ""]
     for options in ({}, {"prompt": "a man : "}, {"prompt": ""}, {"prompt_name": "document"}, {"prompt_name": "query"}):
-        np.testing.assert_allclose(ours(texts, **options), theirs.encode(texts, **options), atol=2e-6)
+        np.testing.assert_allclose(ours.encode(texts, **options), theirs.encode(texts, **options), atol=2e-6)
     short = theirs.encode(texts, truncate_dim=5, normalize_embeddings=True)
     np.testing.assert_allclose(ours(texts, truncate_dim=5), short, atol=2e-6)
     np.testing.assert_array_equal(ours(["A CAT"]), ours(["a cat"]))
@@ -457,7 +461,7 @@ def test_invalid_names_of_classes_are_refused(tmp_path, names):
 def test_an_unknown_argument_is_refused_before_loading(marian, llama):
     with pytest.raises(ConfigError, match="unknown argument 'source_lang'; did you mean 'source_language'"):
         xf.Translator.from_pretrained(marian, source_lang="de")
-    message = "unknown argument 'source_language'; expected one of dtype, progress, quantize, xp"
+    message = "unknown argument 'source_language'; expected one of draft_model, dtype, progress, quantize, xp"
     with pytest.raises(ConfigError, match=message):
         xf.TextGenerator.from_pretrained(llama, source_language="de")
 
@@ -473,8 +477,8 @@ def test_outputs_begin_with_the_target_language(tmp_path):
     config = {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", **tokens}
     directory = checkpoint(tmp_path, "m2m_100", "", special, tokenizer_config=config)
     translator = xf.Translator.from_pretrained(directory, source_language="deu_Latn", target_language="eng_Latn")
-    assert translator.encode(["the dog"])[0][0] == 5
-    assert translator.encode(["the dog"])[0][-1] == 2
+    assert translator.token_ids(["the dog"])[0][0] == 5
+    assert translator.token_ids(["the dog"])[0][-1] == 2
     ((output,),) = translator.outputs(["the dog"], max_new_tokens=4)
     assert output.tokens[0] == 4
     assert "eng_Latn" not in output.text
@@ -489,7 +493,7 @@ def test_special_tokens_at_the_end_of_a_source_survive_truncation(tmp_path):
     directory = checkpoint(tmp_path, "mbart", "", special, tokenizer_config=config)
     translator = xf.Translator.from_pretrained(directory, source_language="de_DE", target_language="en_XX")
     translator.max_source_tokens = 4
-    encoded = translator.encode(["the dog runs on the bench", "the dog"])
+    encoded = translator.token_ids(["the dog runs on the bench", "the dog"])
     cut, num_cut = translator.truncate(encoded)
     assert (cut, num_cut) == ([[*encoded[0][:2], 2, 5], encoded[1]], 1)
 
@@ -501,9 +505,9 @@ def test_the_instruction_of_a_task_precedes_sources(tmp_path):
     tasks = {"summarization": {"prefix": "user : "}, "translation_en_to_de": {"prefix": "assistant : "}}
     path.write_text(json.dumps({**json.loads(path.read_text()), "task_specific_params": tasks}))
     summarizer = xf.Summarizer.from_pretrained(directory)
-    assert summarizer.tokenizers.source.tokens(summarizer.encode(["a dog"])[0]) == ["user", ":", "a", "dog", "</s>"]
+    assert summarizer.tokenizers.source.tokens(summarizer.token_ids(["a dog"])[0]) == ["user", ":", "a", "dog", "</s>"]
     translator = xf.Translator.from_pretrained(directory, source_language="en", target_language="de")
-    assert translator.tokenizers.source.tokens(translator.encode(["a dog"])[0])[0] == "assistant"
+    assert translator.tokenizers.source.tokens(translator.token_ids(["a dog"])[0])[0] == "assistant"
     assert len(summarizer(["a dog runs"], max_new_tokens=5)) == 1
 
 

@@ -176,7 +176,7 @@ def test_a_prefix_that_is_too_long_is_named_by_its_text(translator):
             with pytest.raises(ConfigError, match=rf"^prefix {number} has length \d+; expected at most 5,"):
                 translator(texts, prefix=prefix, max_new_tokens=5, batch_tokens=batch_tokens)
     batches = translator.batches_of_ids(
-        translator.encode([long]), prefix=["eins zwei drei vier fünf sechs"], max_new_tokens=5, first_index=7
+        translator.token_ids([long]), prefix=["eins zwei drei vier fünf sechs"], max_new_tokens=5, first_index=7
     )
     with pytest.raises(ConfigError, match=r"^prefix 8 has"):
         list(batches)
@@ -198,7 +198,7 @@ def test_samples_of_a_longer_list_can_be_drawn_in_parts(translator, monkeypatch)
         return numbers
 
     monkeypatch.setattr(importlib.import_module("xformer.generation.generate"), "uniform_streams", record)
-    encoded, settings = translator.encode(LINES), {"temperature": 1.5, "max_new_tokens": 10}
+    encoded, settings = translator.token_ids(LINES), {"temperature": 1.5, "max_new_tokens": 10}
     list(translator.batches_of_ids(encoded, **settings))
     full = dict(streams)
     streams.clear()
@@ -211,7 +211,7 @@ def test_documents_are_truncated_as_in_training():
     full = make(Summarizer, separator=True)
     summarizer = Summarizer(full.model, full.tokenizers, max_source_tokens=5)
     long = "one two three four five six seven eight"
-    encoded, num_cut = summarizer.truncate(summarizer.encode([long, "one"]))
+    encoded, num_cut = summarizer.truncate(summarizer.token_ids([long, "one"]))
     assert (num_cut, len(encoded[0])) == (1, 5)
     ((_, outputs),) = next(full.batches_of_ids([encoded[0]], max_new_tokens=5))
     assert summarizer([long], max_new_tokens=5) == [outputs[0].text]
@@ -274,7 +274,7 @@ def test_unknown_words_of_the_sequence_bias_are_named(translator):
 
 def test_a_document_is_seen_as_its_sentences():
     summarizer = make(Summarizer, separator=True)
-    (ids,) = summarizer.encode(["One two. Three four."])
+    (ids,) = summarizer.token_ids(["One two. Three four."])
     assert ids.count(summarizer.tokenizers.source.sep_id) == 1
     assert isinstance(summarizer(["One two. Three four."], max_new_tokens=5)[0], str)
 

@@ -8,9 +8,11 @@ import re
 import numpy as np
 import pytest
 
+from tests.pipelines.chat_model import write_model
 from tests.pipelines.sliding_generator import SlidingGenerator
 from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families import load_pretrained
 from xformer.generation import GenerationConfig, StopSequences
 from xformer.generation import generate as search
 from xformer.generation.assisted import DraftModel
@@ -108,7 +110,7 @@ def test_beam_search_finds_more_probable_text(generator):
     ((greedy,),) = generator.outputs(["the"], max_new_tokens=6, top_k=1)
     (beams,) = generator.outputs(["the"], max_new_tokens=6, num_beams=4, num_return_sequences=2)
     assert len(beams) == 2
-    prompt = generator.encode(["the"])[0]
+    prompt = generator.token_ids(["the"])[0]
     logits = generator.model([[*prompt, *greedy.tokens]])[0, len(prompt) - 1 : -1]
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     assert beams[0].log_probability >= log_probs[range(6), greedy.tokens].sum() - 1e-9
@@ -132,7 +134,7 @@ def test_hypotheses_have_the_order_and_scores_of_the_search(settings):
     generator, settings = ending(), {"max_new_tokens": 6, "num_beams": 4, "stop_token_ids": [10], **settings}
     prompts = ["the", "on", "c", "cat", "mat"]
     outputs = generator.outputs(prompts, num_return_sequences=4, **settings)
-    found = search(generator.model, generator.encode(prompts), num_return_sequences=4, **settings)
+    found = search(generator.model, generator.token_ids(prompts), num_return_sequences=4, **settings)
     for row, hypotheses in zip(outputs, found, strict=True):
         assert [output.tokens for output in row] == [hypothesis.tokens for hypothesis in hypotheses]
         for output, hypothesis in zip(row, hypotheses, strict=True):
@@ -276,7 +278,7 @@ def test_streaming_decodes_a_short_suffix_at_each_step(generator, monkeypatch):
 
 
 def test_a_stopping_criterion_ends_text_and_stream(generator):
-    criteria = [StopSequences(generator.encode(["t"]))]
+    criteria = [StopSequences(generator.token_ids(["t"]))]
     settings = {"max_new_tokens": 60, "temperature": 5.0, "stopping_criteria": criteria}
     for prompt in PROMPTS:
         (text,) = generator([prompt], **settings)
@@ -311,7 +313,7 @@ def test_a_character_that_the_prompt_splits_is_streamed_as_a_whole(generator, mo
 
 
 def test_stop_tokens_end_texts_of_models_without_eos(generator):
-    stop = generator.encode(["t"])[0][0]
+    stop = generator.token_ids(["t"])[0][0]
     settings = {"max_new_tokens": 60, "temperature": 5.0, "stop_token_ids": [stop]}
     for prompt in PROMPTS:
         ((output,),) = generator.outputs([prompt], **settings)
@@ -359,9 +361,30 @@ def test_a_draft_model_belongs_to_the_generator(generator, monkeypatch):
         plain = TextGenerator(generator.model, generator.tokenizer)(["the"], **settings)
         assert assisted(["the"], **settings) == plain
         assert bool(calls) == is_used
-    with raises_line(ConfigError, "draft_model has 17 tokens and the model 16; expected the same vocabulary"):
+    with raises_line(ConfigError, "draft_model has 16 tokens and the model 15; expected the same vocabulary"):
         assisted.draft_model = make(TEXT + "z").model
     with raises_line(ConfigError, "the model is a LanguageModel and draft_model a str; expected language models"):
         TextGenerator(generator.model, generator.tokenizer, draft_model="path")
     with raises_line(ConfigError, "unknown argument 'draft_model'; use TextGenerator"):
         generator(["the"], draft_model=generator.model)
+
+
+def test_a_path_of_a_draft_model(tmp_path):
+    paths = [tmp_path / name for name in ("large", "small", "other")]
+    for path in paths:
+        path.mkdir()
+        write_model(path, num_layers=1 + (path.name == "large"))
+    prompt, settings = [[{"role": "user", "content": "two and"}]], {"max_new_tokens": 12}
+    plain = TextGenerator.from_pretrained(paths[0])
+    for draft_model in (paths[1], str(paths[1]), load_pretrained(paths[1])):
+        generator = TextGenerator.from_pretrained(paths[0], draft_model=draft_model, dtype="float64")
+        assert isinstance(generator.draft_model, LanguageModel)
+        assert generator(prompt, **settings) == plain(prompt, **settings)
+    text = (paths[2] / "tokenizer.json").read_text()
+    (paths[2] / "tokenizer.json").write_text(text.replace("<|im_start|>", "<|start|>"))
+    with raises_line(ConfigError, "other and .*large have different tokens; expected the same vocabulary"):
+        TextGenerator.from_pretrained(paths[0], draft_model=paths[2])
+    with raises_line(CheckpointError, "nowhere does not exist; expected the directory of a run"):
+        TextGenerator.from_pretrained(paths[0], draft_model="nowhere")
+    with raises_line(ConfigError, "unknown argument 'draft'; did you mean 'draft_model'?"):
+        TextGenerator.from_pretrained(paths[0], draft=paths[1])

@@ -63,7 +63,7 @@ def test_blank_lines_become_empty(translator):
 
 
 def test_batches_are_sorted_by_length_and_complete(translator):
-    batches = list(translator.batches_of_ids(translator.encode(LINES), batch_tokens=30, max_new_tokens=4))
+    batches = list(translator.batches_of_ids(translator.token_ids(LINES), batch_tokens=30, max_new_tokens=4))
     rows = [translation.text_index for batch in batches for translation in batch]
     assert sorted(rows) == list(range(len(LINES)))
     lengths = [len(translator.tokenizers.source.encode(LINES[row])) for row in rows]
@@ -116,13 +116,13 @@ def test_long_sentences_are_refused_before_anything_is_translated(translator, mo
     with pytest.raises(DataError, match=r"text 2 has \d+ tokens; expected at most 8"):
         translator([LINES[0][:3], "one " * 9], max_source_length=8)
     with pytest.raises(DataError, match=r"file line 12 has"):
-        check_source_lengths(translator.encode(["one", "one " * 9]), 8, name="file line", first_number=11)
+        check_source_lengths(translator.token_ids(["one", "one " * 9]), 8, name="file line", first_number=11)
 
 
 def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, monkeypatch):
     lines = [LINES[0], "  ", "", LINES[1]]
     expected = translator(lines, max_new_tokens=5)
-    encoded = translator.encode(lines)
+    encoded = translator.token_ids(lines)
     assert encoded[1:3] == [[], []]
     monkeypatch.setattr(Translator, "encode", lambda *a: pytest.fail("tokenized again"))
     (batch,) = translator.batches_of_ids([array("i", ids) for ids in encoded], max_new_tokens=5)
@@ -192,7 +192,7 @@ def test_arguments_of_other_classes_are_refused(translator):
 def test_parts_of_a_text_come_with_their_tokens(translator):
     parts = []
     options = {"max_new_tokens": 5, "logprobs": 1, "on_text": lambda index, text, tokens: parts.append((text, tokens))}
-    ((output,),) = run_task(translator.search_task(translator.encode(["forty two"]), **options))
+    ((output,),) = run_task(translator.search_task(translator.token_ids(["forty two"]), **options))
     assert len(parts) > 1
     assert [token.id for token in parts[0][1]] == output.tokens[: len(parts[0][1])] != output.tokens
     assert all("".join(token.text for token in tokens) == text for text, tokens in parts)

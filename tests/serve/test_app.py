@@ -19,6 +19,7 @@ import tokenizers
 from tests.pipelines.test_checkpoints import checkpoint
 from xformer.errors import ConfigError
 from xformer.generation import alignments
+from xformer.generation.assisted import DraftModel
 from xformer.generation.steps import DecodingSteps
 from xformer.models import (
     Encoder,
@@ -202,6 +203,22 @@ def client(translator, generator, chat, byte_level):
     client.close()
 
 
+def test_a_draft_model_belongs_to_a_model(generator, monkeypatch):
+    calls, draft = [], DraftModel.__call__
+    monkeypatch.setattr(
+        DraftModel, "__call__", lambda self, tokens: calls.append(self.num_tokens) or draft(self, tokens)
+    )
+    assisted = TextGenerator(generator.model, generator.tokenizer, draft_model=make_generator(rope_theta=5.0).model)
+    client, expected = Client({"assisted": assisted}), generator(["the"], max_new_tokens=9, do_sample=False)
+    request = {"prompt": "the", "max_tokens": 9, "do_sample": False, "model": "assisted"}
+    for options, number in (({"num_draft_tokens": 3}, 3), ({}, 5), ({"num_beams": 1}, 5), ({"num_beams": 2}, None)):
+        calls.clear()
+        (choice,) = client.post("/v1/completions", **request, **options)["choices"]
+        assert {*calls, None} == {number, None}
+        assert number is None or choice["text"] == expected[0]
+    client.close()
+
+
 def test_models_are_listed(client):
     models = {model["id"]: model for model in client.get("/v1/models")["data"]}
     assert [model["task"] for model in models.values()] == [
@@ -239,7 +256,12 @@ def test_translations_are_those_of_the_pipeline(client, translator):
 def test_concurrent_requests_share_steps_and_are_not_mixed_up(client, translator, monkeypatch):
     sizes, step = [], DecodingSteps.step
     expected = [translator([text], max_new_tokens=20)[0] for text in TEXTS]
-    monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: sizes.append(len(tokens)) or step(self, tokens))
+
+    def record(self, tokens, **options):
+        sizes.append(len(tokens))
+        return step(self, tokens, **options)
+
+    monkeypatch.setattr(DecodingSteps, "step", record)
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         calls = [pool.submit(client.post, "/translate", text=text, max_new_tokens=20) for text in TEXTS]
         received = [call.result()["outputs"][0][0]["text"] for call in calls]
@@ -290,7 +312,7 @@ def test_completions_are_compatible_with_openai(client, byte_level):
     body = {"model": "bytes", "prompt": ["the", "on"], "n": 2, "max_tokens": 40, "temperature": 1.5, "logprobs": 2}
     response = client.post("/v1/completions", **body, seed=1, echo=True)
     assert (response["object"], response["model"]) == ("text_completion", "bytes")
-    num_prompt = sum(map(len, byte_level.encode(["the", "on"])))
+    num_prompt = sum(map(len, byte_level.token_ids(["the", "on"])))
     assert response["usage"]["prompt_tokens"] == num_prompt
     assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
     num_tokens = 0
@@ -436,11 +458,11 @@ def test_texts_are_tokenized_outside_of_the_event_loop(client, monkeypatch):
     threads = []
     for pipeline in (TextGenerator, Translator, Embedder):
 
-        def encode(*args, encode=pipeline.encode, **options):
+        def token_ids(*args, token_ids=pipeline.token_ids, **options):
             threads.append(threading.current_thread())
-            return encode(*args, **options)
+            return token_ids(*args, **options)
 
-        monkeypatch.setattr(pipeline, "encode", encode)
+        monkeypatch.setattr(pipeline, "token_ids", token_ids)
     chat = [{"role": "user", "content": "a"}]
     for path, body in (
         ("/translate", {"text": TEXTS[0]}),

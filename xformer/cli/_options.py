@@ -6,8 +6,9 @@ import dataclasses
 import enum
 import inspect
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -80,9 +81,7 @@ QuantizeOption = Annotated[
     Literal["int8", "bfloat16"] | None, value_option("--quantize", "int8|bfloat16", _QUANTIZE_HELP, COMPUTING)
 ]
 ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]
-_DRAFT_HELP = (
-    "A smaller model with the same vocabulary, which proposes tokens that --model checks: faster, with the same outputs."
-)
+_DRAFT_HELP = "Smaller model with the same vocabulary, whose tokens the model checks: the same outputs in fewer steps."
 DraftModelOption = Annotated[Path | None, _model_option(_DRAFT_HELP, "--draft-model")]
 CheckpointOption = Annotated[Path, _model_option("Directory of a public checkpoint.")]
 BatchTokensOption = Annotated[
@@ -123,7 +122,10 @@ def option_name(name: str) -> str:
 
 
 def config_options(
-    *configs: type[Config], names: Sequence[str], default_of: str = ""
+    *configs: type[Config],
+    names: Sequence[str],
+    default_of: str = "",
+    variants: Mapping[str, type[Config]] = MappingProxyType({}),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives a command options for fields of configurations, in place of its `settings`.
 
@@ -134,8 +136,21 @@ def config_options(
         *configs: Configurations with the fields.
         names: Names of the fields, in order.
         default_of: Source of the defaults, named before the default of the field, e.g. "the recipe's".
+        variants: Configurations with other defaults or fields, by the words that say when they apply.
     """
-    declared = {option[0]: option for config in configs for option in options_of(config)}
+    declared = {option[0]: option for config in (*variants.values(), *configs) for option in options_of(config)}
+
+    def defaults_of(name: str) -> list[str]:
+        """Return what help says about the default of a field."""
+        default = declared[name][-1].default
+        own = [] if default in (None, False, ()) else [f"{'or ' if default_of else ''}{default}"]
+        others = [
+            f"{field.default} {condition}"
+            for condition, config in variants.items()
+            for other, _, _, field in options_of(config)
+            if other == name and field.default != default
+        ]
+        return [*([default_of] if default_of else []), *own, *others]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(**values: Any) -> Any:
@@ -145,7 +160,7 @@ def config_options(
                 check_value(declared[name][-1], value, option_name(name))
             return command(settings=settings, **values)
 
-        options = [_parameter(*declared[name], default_of) for name in names]
+        options = [_parameter(*declared[name], defaults_of(name)) for name in names]
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
@@ -164,16 +179,13 @@ def take_options(config: type[Config], settings: dict[str, Any]) -> dict[str, An
 
 
 def _parameter(
-    name: str, type_name: str, panel: str, field: dataclasses.Field[Any], default_of: str
+    name: str, type_name: str, panel: str, field: dataclasses.Field[Any], defaults: Sequence[str]
 ) -> inspect.Parameter:
     """Return the parameter of a command for a field; its value is None if the option is not given."""
     metadata = field.metadata
-    defaults = [default_of] if default_of else []
-    if field.default not in (None, False, ()):
-        defaults.append(f"{'or ' if default_of else ''}{field.default}")
     note = f" \\[default: {', '.join(defaults)}]" if defaults else ""
     names = [option_name(name)]
-    if type_name == "bool" and (default_of or field.default):
+    if type_name == "bool" and defaults:
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
     metavar = {"tuple[str, ...]": "TEXT", "tuple[int, ...]": "N"}.get(type_name)
     option = typer.Option(

@@ -38,6 +38,7 @@ with the best model of a run of train-lm, and print prompt and continuation.
 A sample          xformer generate --model run
 From a prompt     xformer generate --model run --prompt "ROMEO:" --seed 1
 Three per prompt  xformer generate --model run --prompt "ROMEO:" --prompt "JULIET:" --num-return-sequences 3
+From a pipe       echo "ROMEO:" | xformer generate --model run
 Prompts from a file, one per line, as lines of JSON
                   xformer generate --model run --input prompts.txt --json --output out.jsonl
 
@@ -47,6 +48,7 @@ Many prompts in resumable chunks, on four processes
 An answer of an instruction model
                   xformer generate --model SmolLM2-135M-Instruct --chat --prompt "What is the capital of France?"
 
+Prompts are read from standard input, one per line, if neither --prompt nor --input is given and it is not a terminal. \
 Without a prompt, and for an empty line of the input, generation starts as on a new line. By default at most 500 \
 tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 most \
 probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token, and \
@@ -54,6 +56,7 @@ probable tokens. An option replaces only its own default; --temperature 0 always
 line of dashes. Texts that do not fit into the context of the model are refused; with --context slide, its first half \
 is dropped when it is full.
 """
+_NO_PROMPT = "--chat needs a prompt; add --prompt or --input, or write to standard input"
 _SEPARATOR = "-" * 15
 
 
@@ -110,8 +113,11 @@ def generate(
         raise ConfigError("--prompt and --input are both given; expected only one of them")
     if inputs.system is not None and not inputs.chat:
         raise ConfigError("--system needs --chat; add --chat")
-    if inputs.chat and not inputs.prompt and source is None:
-        raise ConfigError("--chat needs a prompt; add --prompt or --input")
+    is_open = source is None and not inputs.prompt
+    if is_open and sys.stdin is not None and not sys.stdin.isatty():
+        source = _io.STANDARD
+    if inputs.chat and is_open and source is None:
+        raise ConfigError(_NO_PROMPT)
     prompts = list(inputs.prompt) or [""]
     corpus = CorpusOptions.pop_from(settings)
     settings |= parse_generation_settings(assignments)
@@ -142,6 +148,10 @@ def generate(
         for chunk in _read_prompts(prompts, source):
             write(_continue(pipeline, config, chunk, number, options, **form))
             number += len(chunk)
+        if is_open and not number:
+            if inputs.chat:
+                raise ConfigError(_NO_PROMPT)
+            write(_continue(pipeline, config, [""], number, options, **form))
 
 
 def process_chunk(

@@ -26,6 +26,7 @@ serve: pip install "array-transformers\\[cli,serve]".
 Explore a run         xformer serve --model run
 Compare two models    xformer serve --model run --model other
 Another port          xformer serve --model run --port 9000
+With a draft model    xformer serve --model SmolLM2-1.7B --draft-model SmolLM2-135M
 On the local network  xformer serve --model run --host 0.0.0.0 --token SECRET
 
 \b

@@ -60,7 +60,6 @@ A recipe has task = "language_modeling" (or "chat") and three tables; options ov
 
 
 @config_options(
-    ChatTrainingConfig,
     LanguageModelTrainingConfig,
     names=[
         *("valid_share", "context_length", "batch_size", "truncation"),
@@ -68,6 +67,7 @@ A recipe has task = "language_modeling" (or "chat") and three tables; options ov
         *("seed", "dtype", "precision"),
     ],
     default_of="the recipe's",
+    variants={"with --chats": ChatTrainingConfig},
 )
 def train_lm(
     out: OutOption,

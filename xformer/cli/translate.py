@@ -241,7 +241,7 @@ def _encode(
     is_error = options.long_lines in (None, "error")
     # A line of a megabyte is cut before it is tokenized.
     texts = lines if is_error else [line[: MAX_CHARACTERS + 1] for line in lines]
-    encoded, num_truncated = pipeline.truncate(pipeline.encode(texts))
+    encoded, num_truncated = pipeline.truncate(pipeline.token_ids(texts))
     counts["truncated"] += num_truncated
     if is_error:
         check_source_lengths(encoded, limit, name=name, first_number=first_number)

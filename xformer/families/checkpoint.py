@@ -54,6 +54,10 @@ from xformer.tree import flatten, replace
 
 Progress = Callable[[int, int], None]
 _POSITION_TOLERANCE = 1e-2  # above the error of bfloat16, far below that of other positions
+_EXPERTS_HINT = (
+    "expected norm 'rms', activation 'swiglu', positions 'rotary', and attention_bias, feed_forward_bias and "
+    "scale_embeddings false, as in Mixtral; model.save(path) writes any model"
+)
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)(?<!\.safetensors)"
 
 
@@ -358,6 +362,8 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
     for family in dict.fromkeys(families):
         if type(model.config) is not family.model.config_class:
             continue
+        if model_type is None and model.config.num_experts and not family.has_experts(model):
+            continue
         name = "/".join(family.model_types)
         if family.write_config is None:
             reasons.append(f"{name}: cannot be written")
@@ -371,7 +377,10 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
         if model_type in (None, values["model_type"]):
             return family, values
         reasons.append(f"{name}: the model is written as {values['model_type']}")
-    details = "; ".join(reasons) or f"no family has models of class {type(model).__name__}"
+    if model_type is None and model.config.num_experts and reasons:
+        reasons.append(_EXPERTS_HINT)
+    kind = f"{type(model).__name__}{' with experts' if model.config.num_experts else ''}"
+    details = "; ".join(reasons) or f"no family has models of class {kind}"
     raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
 
 

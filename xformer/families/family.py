@@ -46,6 +46,13 @@ class Family:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
 
+    def has_experts(self, model: BaseModel) -> bool:
+        """Return whether the family has tensors of experts."""
+        return any("experts" in name for name in self._table(model))
+
+    def _table(self, model: BaseModel) -> Mapping[str, Layout]:
+        return self.tensors(model.config) if callable(self.tensors) else self.tensors
+
     def layouts_of(
         self, model: BaseModel, names: Sequence[str] | None = None, *, is_complete: bool = True
     ) -> dict[str, tuple[Layout, tuple[str, ...]]]:
@@ -54,9 +61,8 @@ class Family:
         If it `is_complete`, a parameter without a tensor raises CheckpointError.
         """
         names = [name for name, _ in model.named_parameters()] if names is None else names
-        table = self.tensors(model.config) if callable(self.tensors) else self.tensors
         layouts, without_tensor = {}, set(names)
-        for tensor, layout in table.items():
+        for tensor, layout in self._table(model).items():
             for numbers in _numbers(layout.parameters[0], names):
                 parameters = tuple(name.format_map(numbers) for name in layout.parameters)
                 layouts[tensor.format_map(numbers)] = layout, parameters

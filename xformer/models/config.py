@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from xformer.config import Config, option
@@ -14,6 +15,10 @@ from xformer.ops.activations import ACTIVATIONS
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
 # Gated activations and the function of their gate (Shazeer, 2020).
 GATED = {"swiglu": "silu", "swiglu_clamped": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+_EXPERT_FIELDS = (
+    *("num_experts_per_token", "router_bias", "normalize_expert_weights", "expert_d_ff", "shared_expert_d_ff"),
+    "dense_layers",
+)
 LAYER_TYPES = ("sliding_attention", "full_attention")
 _MAX_LAYERS = 10_000  # far above any model: making a model makes objects for each
 _MAX_ROTARY = 65_536  # features of a head, far above any model: making a model computes their wavelengths
@@ -186,9 +191,9 @@ class ModelConfig(Config):
     def _check_experts(self, num_layers: int) -> None:
         """Raise ConfigError for fields of experts that do not fit together."""
         _check_layers("dense_layers", self.dense_layers, num_layers)
-        for name in ("expert_d_ff", "shared_expert_d_ff", "dense_layers") if self.num_experts == 0 else ():
-            if value := getattr(self, name):
-                raise ConfigError(f"{name} is {value} and num_experts 0; expected a number of experts")
+        for field in dataclasses.fields(self) if self.num_experts == 0 else ():
+            if field.name in _EXPERT_FIELDS and (value := getattr(self, field.name)) != field.default:
+                raise ConfigError(f"{field.name} is {value} and num_experts 0; expected a number of experts")
         if 0 < self.num_experts < self.num_experts_per_token:
             raise ConfigError(
                 f"num_experts_per_token is {self.num_experts_per_token}; expected at most num_experts, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,9 +91,9 @@ class Pipeline:
         """
         known = [*inspect.signature(cls._from_checkpoint).parameters][2:]  # after model and directory
         for name in options.keys() - known:
-            raise ConfigError(
-                f"unknown argument {name!r}; {nearest_hint(name, [*known, 'xp', 'dtype', 'quantize', 'progress'])}"
-            )
+            loaders = (inspect.signature(each.from_pretrained).parameters for each in (cls, Pipeline))
+            names = {*known, *itertools.chain(*loaders)} - {"directory", "options"}
+            raise ConfigError(f"unknown argument {name!r}; {nearest_hint(name, names)}")
         if is_public(directory):
             model = load_pretrained(directory, quantize=quantize, pack=True, xp=xp, dtype=dtype, progress=progress)
             if type(model) not in cls.model_classes:
@@ -142,13 +143,13 @@ class Pipeline:
         """True if prompts may be chats: the tokenizer has a chat template."""
         return False
 
-    def encode(self, texts: Any) -> list[list[int]]:
+    def token_ids(self, texts: Any) -> list[list[int]]:
         """Return the token ids of each text."""
         raise NotImplementedError
 
     def input_ids(self, text: Any) -> list[int]:
         """Return the token ids of one text as the model receives them; none for a blank text."""
-        return self.encode([text])[0]
+        return self.token_ids([text])[0]
 
     # --- Descriptions -------------------------------------------------------------------------------------------------
 

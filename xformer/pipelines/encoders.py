@@ -13,7 +13,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
-from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, DataError, check_arguments, nearest_hint
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json
 from xformer.layers import Linear
@@ -58,7 +58,7 @@ class EncoderPipeline(Pipeline):
         self.model: Any = model
         self.tokenizer = tokenizer
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts, special tokens included, truncated to max_length.
 
         Raises:
@@ -248,6 +248,12 @@ class Embedder(EncoderPipeline):
             "include_prompt": values.get("include_prompt") is not False,
         }
 
+    @check_arguments(
+        batch_size="use batch_tokens",
+        normalize_embeddings="use normalize, an argument of Embedder",
+        output_value="use token_ids for token ids",
+        **dict.fromkeys(("show_progress_bar", "convert_to_numpy", "convert_to_tensor"), "the result is a NumPy array"),
+    )
     def __call__(
         self,
         texts: Sequence[str],
@@ -257,7 +263,7 @@ class Embedder(EncoderPipeline):
         truncate_dim: int | None = None,
         batch_tokens: int = 4096,
     ) -> Any:
-        """Return the vectors of texts, a NumPy array (texts, features).
+        """Return the vectors of texts, a NumPy array (texts, features); also called `encode`, as elsewhere.
 
         Args:
             texts: Texts.
@@ -285,9 +291,11 @@ class Embedder(EncoderPipeline):
             return np.zeros((0, truncate_dim or self.num_features), np.float32)
         rows = [prompt + text for text in texts] if prompt else texts
         vectors = self._run(
-            self.encode(rows), lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens
+            self.token_ids(rows), lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens
         )
         return vectors if truncate_dim is None else self.truncate(vectors, truncate_dim)
+
+    encode = __call__
 
     def truncate(self, vectors: Any, truncate_dim: int) -> Any:
         """Return the first features of vectors (texts, features), a NumPy array; normalized if the embedder does so.
@@ -426,7 +434,7 @@ class Classifier(EncoderPipeline):
         check_texts(texts)
         if not len(texts):
             return []
-        return predictions(self._run(self.encode(texts), self._class_logits, batch_tokens), self.labels)
+        return predictions(self._run(self.token_ids(texts), self._class_logits, batch_tokens), self.labels)
 
 
 class Ranked(NamedTuple):

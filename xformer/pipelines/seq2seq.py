@@ -150,7 +150,7 @@ class TextToText(GenerationPipeline):
             ConfigError: For invalid or contradictory settings.
         """
         check_count("max_source_length", max_source_length)
-        encoded, _ = self.truncate(self.encode(texts))
+        encoded, _ = self.truncate(self.token_ids(texts))
         check_source_lengths(encoded, max_source_length)
         results: list[list[Output]] = [[] for _ in encoded]
         for index, outputs in itertools.chain.from_iterable(self.batches_of_ids(encoded, config, **options)):
@@ -285,7 +285,7 @@ class TextToText(GenerationPipeline):
 
         return task
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of source texts; none for a blank text (invisible characters are blank).
 
         Raises:
@@ -297,7 +297,7 @@ class TextToText(GenerationPipeline):
 
     def input_ids(self, text: str) -> list[int]:
         """Return the token ids of a source as the encoder receives them, eos included; none for a blank text."""
-        (ids,), _ = self.truncate(self.encode([text]))
+        (ids,), _ = self.truncate(self.token_ids([text]))
         return [*ids, *self.suffix] if ids else []
 
     def truncate(self, encoded: list[list[int]]) -> tuple[list[list[int]], int]:

@@ -197,7 +197,7 @@ class TextGenerator(GenerationPipeline):
             ConfigError: For invalid or contradictory settings, and for a text that does not fit into the context.
         """
         check_count("batch_tokens", batch_tokens)
-        encoded = self.encode(prompts, first_index, tools=tools)
+        encoded = self.token_ids(prompts, first_index, tools=tools)
         bias: Any = sequence_bias
         is_list = hasattr(bias, "__len__") and not isinstance(bias, str)
         if is_list and not all(isinstance(phrase, str) for phrase in bias):
@@ -266,7 +266,7 @@ class TextGenerator(GenerationPipeline):
         is_beam, strings = config.method == "beam", stop_strings(stop)
         if on_text is not None and (is_beam or config.num_return_sequences > 1):
             raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
-        encoded = self.encode(prompts, first_index, tools=tools)
+        encoded = self.token_ids(prompts, first_index, tools=tools)
         limits = [config.max_new_tokens or self.default_max_length] * len(encoded)
         if context == "error" or is_beam:
             limits = [self._limit(ids, config, number) for number, ids in enumerate(encoded, start=first_index + 1)]
@@ -355,7 +355,7 @@ class TextGenerator(GenerationPipeline):
             DataError: For a prompt with unknown characters.
             ConfigError: For a prompt that is longer than the context.
         """
-        encoded = self.encode(prompts)
+        encoded = self.token_ids(prompts)
         for number, ids in enumerate(encoded, start=1):
             if not 0 < len(ids) <= self.context_length:
                 raise ConfigError(f"prompt {number} has {len(ids)} tokens; expected 1 to {self.context_length}")
@@ -387,7 +387,7 @@ class TextGenerator(GenerationPipeline):
                 raise ConfigError(f"{name} does not apply to text generation; omit it")
         return config
 
-    def encode(
+    def token_ids(
         self, prompts: Sequence[Prompt], first_index: int = 0, *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[list[int]]:
         """Return the token ids of prompts.

@@ -113,15 +113,15 @@ class ServedModel:
             example=_EXAMPLES[type(pipeline)],
         )
 
-    def encode(self, texts: Sequence[Any]) -> list[list[int]]:
+    def token_ids(self, texts: Sequence[Any]) -> list[list[int]]:
         """Return the token ids of sources, prompts, chats or texts, as a search expects them.
 
         Raises:
             DataError: For a text that is too long or has unknown characters.
         """
         if not self.pipeline.has_source:
-            return [list(map(int, ids)) for ids in self.pipeline.encode(texts)]
-        encoded, _ = self.pipeline.truncate(self.pipeline.encode(texts))
+            return [list(map(int, ids)) for ids in self.pipeline.token_ids(texts)]
+        encoded, _ = self.pipeline.truncate(self.pipeline.token_ids(texts))
         check_source_lengths(encoded, MAX_SOURCE_LENGTH)
         return encoded
 
@@ -135,7 +135,7 @@ class ServedModel:
             raise DataError("expected one of text and messages")
         if request.messages is not None and not self.pipeline.has_chat:
             raise DataError(f"model {self.name!r} has no chat template; expected text instead of messages")
-        (ids,) = self.encode([request.text if request.messages is None else request.messages])
+        (ids,) = self.token_ids([request.text if request.messages is None else request.messages])
         if not ids:
             raise DataError("text is blank; expected some text")
         return ids

@@ -124,7 +124,9 @@ async def _text_to_text(
         job.emit("token", {"text": text})
 
     options: dict[str, Any] = {"on_text": on_text} if request.stream else {}
-    job = await model.search(server, request, config, lambda: model.encode(texts), finish, stop=request.stop, **options)
+    job = await model.search(
+        server, request, config, lambda: model.token_ids(texts), finish, stop=request.stop, **options
+    )
     return await stream(job.events(), _write) if request.stream else await job.result()
 
 

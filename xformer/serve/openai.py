@@ -54,7 +54,7 @@ async def embeddings(server: Server, request: schema.EmbeddingsRequest) -> schem
     if request.dimensions is not None and request.dimensions > size:
         message = f"dimensions is {request.dimensions}; expected at most {size}, the size of the vectors of this model"
         raise JobError(message, param="dimensions")
-    num_tokens = sum(map(len, await server.in_thread(model.encode, texts)))
+    num_tokens = sum(map(len, await server.in_thread(model.token_ids, texts)))
 
     def compute(texts: list[str]) -> list[Any]:
         return [np.asarray(vector, "<f4") for vector in model.pipeline(texts)]
@@ -170,7 +170,7 @@ class _Response:
         return self.answer(await job.result())
 
     def _encode(self) -> list[list[int]]:
-        return [ids for ids in self.model.encode(self.prompts) for _ in range(self.copies)]
+        return [ids for ids in self.model.token_ids(self.prompts) for _ in range(self.copies)]
 
     def _run(self, job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[list[Output]]:
         self.num_prompt_tokens = sum(map(len, ids[:: self.copies]))
@@ -273,7 +273,7 @@ class _Chat(_Response):
         self.texts: dict[int, str] = {}  # of each choice of a stream
 
     def _encode(self) -> list[list[int]]:
-        (ids,) = self.model.pipeline.encode(self.prompts, tools=msgspec.to_builtins(self.tools) or None)
+        (ids,) = self.model.pipeline.token_ids(self.prompts, tools=msgspec.to_builtins(self.tools) or None)
         form = self.request.response_format
         if self.must_call:
             functions = {tool.function.name: tool.function.parameters for tool in self.tools}
