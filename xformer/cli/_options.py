@@ -110,6 +110,19 @@ _INIT_HELP = "Start from the model and the tokenizer of a public checkpoint, a G
 InitOption = Annotated[Path | None, value_option("--init", "PATH", _INIT_HELP)]
 _LORA_HELP = "With --init: train adapters of this rank (LoRA) and freeze the model; the result includes them."
 LoraOption = Annotated[int | None, value_option("--lora", "RANK", _LORA_HELP, min=1)]
+# Options that several commands have, with their defaults, by the parameter that receives them.
+GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "loading": {"backend": (BackendOption, "numpy"), "quantize": (QuantizeOption,)},
+    "training": {
+        "init": (InitOption,),
+        "lora": (LoraOption,),
+        "recipe": (RecipeOption,),
+        "overrides": (SetRecipeOption,),
+        "logger": (LoggerOption,),
+        "distributed": (DistributedOption,),
+        "backend": (BackendOption, "numpy"),
+    },
+}
 
 
 def option_name(name: str) -> str:
@@ -123,14 +136,15 @@ def option_name(name: str) -> str:
 
 def config_options(
     *configs: type[Config],
-    names: Sequence[str],
+    names: Sequence[str] = (),
     default_of: str = "",
     variants: Mapping[str, type[Config]] = MappingProxyType({}),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives a command options for fields of configurations, in place of its `settings`.
 
-    The command receives, as `settings`, a dictionary of the fields that were given. Help, choices and panels are the
-    metadata of the fields.
+    The command receives, as `settings`, a dictionary of the fields that were given; with `GenerationConfig`, also those
+    of --set. Help, choices and panels are the metadata of the fields. A parameter of the name of one of `GROUPS` is a
+    dictionary of its options.
 
     Args:
         *configs: Configurations with the fields.
@@ -158,13 +172,20 @@ def config_options(
             settings = {name: value for name, value in settings.items() if value not in (None, [])}
             for name, value in settings.items():
                 check_value(declared[name][-1], value, option_name(name))
-            return command(settings=settings, **values)
+            if GenerationConfig in configs:
+                settings |= parse_generation_settings(values.pop("assignments"))
+            for group in groups:
+                values[group] = {name: values.pop(name) for name in GROUPS[group]}
+            return command(**({"settings": settings} if "settings" in own else {}), **values)
 
-        options = [_parameter(*declared[name], defaults_of(name)) for name in names]
+        own = inspect.signature(command, eval_str=True).parameters
+        groups = own.keys() & GROUPS
+        options = {group: [_keyword(name, *GROUPS[group][name]) for name in GROUPS[group]] for group in groups}
+        options["settings"] = [_parameter(*declared[name], defaults_of(name)) for name in names]
         parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-            parameters += options if parameter.name == "settings" else own
+        for name, parameter in own.items():
+            parameters += options.get(name, [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
+        parameters += [_keyword("assignments", SetOption)] if GenerationConfig in configs else []
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -195,9 +216,11 @@ def _parameter(
         rich_help_panel=panel or RECIPE,
         callback=check_utf8,
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_TYPES[type_name] | None, option]
-    )
+    return _keyword(name, Annotated[_TYPES[type_name] | None, option])
+
+
+def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def parse_assignments(assignments: Sequence[str] | None) -> dict[str, Any]:
@@ -236,11 +259,21 @@ def parse_recipe_overrides(assignments: Sequence[str] | None) -> dict[str, dict[
     return overrides
 
 
-def recipe_settings(
-    settings: dict[str, Any], assignments: Sequence[str] | None, init: dict[str, Any], task: str | None = None
+def launch_arguments(
+    settings: dict[str, Any], training: dict[str, Any], task: str | None = None, **init: str | None
 ) -> dict[str, Any]:
-    """Return the keywords of `xformer.train` for the options of a command; values of --set override the others."""
-    tables = parse_recipe_overrides(assignments)
+    """Return the arguments of `xformer.train` or `train_lm` for the options of a command.
+
+    Args:
+        settings: Settings of the recipe; those of --set override them.
+        training: The group "training".
+        task: Task of the recipe.
+        **init: Further settings of [init].
+    """
+    tables = parse_recipe_overrides(training["overrides"])
+    init |= {"path": training["init"], "lora": training["lora"]}
     given = {name: value if isinstance(value, int) else str(value) for name, value in init.items() if value is not None}
     tables |= {"init": {**tables.get("init", {}), **given}} if given else {}
-    return {**settings, **tables, **({"task": task} if task else {})}
+    shared = {name: training[name] for name in ("recipe", "distributed")}
+    shared |= {"xp": training["backend"], "loggers": training["logger"] or ()}
+    return {**shared, **settings, **tables, **({"task": task} if task else {})}

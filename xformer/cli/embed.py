@@ -11,15 +11,7 @@ import numpy as np
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import (
-    BackendOption,
-    BatchTokensOption,
-    CheckpointOption,
-    QuantizeOption,
-    config_options,
-    file_option,
-    value_option,
-)
+from xformer.cli._options import BatchTokensOption, CheckpointOption, config_options, file_option, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
 from xformer.io import atomic_write
@@ -45,15 +37,13 @@ def embed(
     batch_tokens: BatchTokensOption = 4096,
     *,
     settings: dict[str, Any],
-    backend: BackendOption = "numpy",
-    quantize: QuantizeOption = None,
+    loading: dict[str, Any],
 ) -> None:
     """Compute vectors of texts."""
     if output.suffix != ".npy":
         raise ConfigError(f"--output is {output}; expected a name that ends with .npy")
     _io.check_output(str(output), source, [model / "config.json", model / "model.safetensors"])
     corpus = CorpusOptions.pop_from(settings)
-    loading: dict[str, Any] = {"backend": backend, "quantize": quantize}
     if corpus.corpus_out is not None:
         arguments = {"batch_tokens": batch_tokens}
         process_file(process_chunk, Embedder, model, source, str(output), corpus, loading, arguments, suffix=".npy")

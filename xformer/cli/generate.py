@@ -12,18 +12,7 @@ from typing import Annotated, Any
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import (
-    DATA,
-    BackendOption,
-    DraftModelOption,
-    ModelOption,
-    QuantizeOption,
-    SetOption,
-    config_options,
-    file_option,
-    parse_generation_settings,
-    take_options,
-)
+from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option, take_options
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError
 from xformer.families.run_directory import RunDirectory
@@ -103,9 +92,7 @@ def generate(
     output: Annotated[str, file_option("--output", "Texts; - is standard output.")] = "-",
     *,
     settings: dict[str, Any],
-    backend: BackendOption = "numpy",
-    quantize: QuantizeOption = None,
-    assignments: SetOption = None,
+    loading: dict[str, Any],
 ) -> None:
     """Continue prompts."""
     inputs = InputOptions(**take_options(InputOptions, settings))
@@ -120,10 +107,8 @@ def generate(
         raise ConfigError(_NO_PROMPT)
     prompts = list(inputs.prompt) or [""]
     corpus = CorpusOptions.pop_from(settings)
-    settings |= parse_generation_settings(assignments)
     options = take_options(PromptOptions, settings)
     _io.check_output(output, source, RunDirectory(model).files())
-    loading: dict[str, Any] = {"backend": backend, "quantize": quantize}
     if draft_model is not None:
         if settings.get("num_beams", 1) != 1 or "prompt_lookup_num_tokens" in settings:
             raise ConfigError("--draft-model is given with num_beams or prompt_lookup_num_tokens; expected one of them")

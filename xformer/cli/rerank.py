@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from xformer.cli import _io
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import (
-    BackendOption,
-    BatchTokensOption,
-    CheckpointOption,
-    QuantizeOption,
-    file_option,
-    value_option,
-)
+from xformer.cli._options import BatchTokensOption, CheckpointOption, config_options, file_option, value_option
 from xformer.pipelines import Reranker
 
 HELP = """Rank the lines of a file by their relevance to a query, with a public cross-encoder such as \
@@ -24,6 +17,7 @@ ms-marco-MiniLM-L6-v2. Each output line has a score, the number of the line and 
 """
 
 
+@config_options()
 def rerank(
     model: CheckpointOption,
     query: Annotated[str, value_option("--query", "TEXT", "The query.")],
@@ -31,14 +25,13 @@ def rerank(
     output: Annotated[str, file_option("--output", "File to write; - is standard output.")] = "-",
     top_k: Annotated[int | None, value_option("--top-k", "N", "Write the best N only.", min=1)] = None,
     batch_tokens: BatchTokensOption = 4096,
-    backend: BackendOption = "numpy",
-    quantize: QuantizeOption = None,
+    *,
+    loading: dict[str, Any],
 ) -> None:
     """Order documents by a query."""
     _io.check_output(output, source, [model / "config.json", model / "model.safetensors"])
     documents = _io.read_all(source)
-    ranked = load_pipeline(Reranker, model, backend, quantize=quantize)(
-        query, documents, top_k=top_k, batch_tokens=batch_tokens
-    )
+    reranker = load_pipeline(Reranker, model, **loading)
+    ranked = reranker(query, documents, top_k=top_k, batch_tokens=batch_tokens)
     with _io.open_output(output) as write:
         write([f"{score:.4f}\t{position + 1}\t{documents[position]}" for position, score in ranked])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from xformer.cli._console import program
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import BackendOption, DraftModelOption, QuantizeOption, config_options, value_option
+from xformer.cli._options import DraftModelOption, config_options, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists, is_public
@@ -56,8 +56,7 @@ def serve(
     draft_model: DraftModelOption = None,
     *,
     settings: dict[str, Any],
-    backend: BackendOption = "numpy",
-    quantize: QuantizeOption = None,
+    loading: dict[str, Any],
 ) -> None:
     """Serve models over HTTP."""
     uvicorn = require("uvicorn")
@@ -78,9 +77,9 @@ def serve(
     models = [
         ServedModel(
             name,
-            load_pipeline(kind, path, backend, quantize=quantize, **options.get(kind, {})),  # type: ignore[arg-type]
+            load_pipeline(kind, path, **loading, **options.get(kind, {})),  # type: ignore[arg-type]
             directory=None if is_public(path) else path,
-            backend=backend,
+            backend=loading["backend"],
             max_tokens=config.max_tokens,
             max_batch=config.max_batch,
         )

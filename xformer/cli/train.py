@@ -7,21 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._options import (
-    DATA,
-    RECIPE,
-    BackendOption,
-    DistributedOption,
-    InitOption,
-    LoggerOption,
-    LoraOption,
-    OutOption,
-    RecipeOption,
-    SetRecipeOption,
-    config_options,
-    file_option,
-    recipe_settings,
-)
+from xformer.cli._options import DATA, RECIPE, OutOption, config_options, file_option, launch_arguments
 from xformer.cli._training import INIT_HELP, finish
 from xformer.runs import launch
 from xformer.runs.config import TokenizerConfig, TrainingConfig
@@ -76,13 +62,10 @@ def train(
     target: Annotated[Path, file_option("--target", "Training text, target side.")],
     valid_source: Annotated[Path, file_option("--valid-source", "Validation text, source side.")],
     valid_target: Annotated[Path, file_option("--valid-target", "Validation text, target side.")],
-    init: InitOption = None,
-    lora: LoraOption = None,
     source_language: Annotated[
         str | None, typer.Option(help="Language of the sources, for --init with many languages.", rich_help_panel=DATA)
     ] = None,
     target_language: Annotated[str | None, typer.Option(help="Language of the targets.", rich_help_panel=DATA)] = None,
-    recipe: RecipeOption = None,
     task: Annotated[
         str | None,
         typer.Option(
@@ -92,25 +75,18 @@ def train(
             rich_help_panel=RECIPE,
         ),
     ] = None,
-    overrides: SetRecipeOption = None,
-    logger: LoggerOption = None,
-    distributed: DistributedOption = None,
     *,
+    training: dict[str, Any],
     settings: dict[str, Any],
-    backend: BackendOption = "numpy",
 ) -> int:
     """Train a model on parallel text."""
-    init_settings = {"path": init, "source_language": source_language, "target_language": target_language, "lora": lora}
+    languages = {"source_language": source_language, "target_language": target_language}
     run = launch.train(
-        recipe,
         source=source,
         target=target,
         valid_source=valid_source,
         valid_target=valid_target,
         out=out,
-        xp=backend,
-        loggers=logger or (),
-        distributed=distributed,
-        **recipe_settings(settings, overrides, init_settings, task=task),
+        **launch_arguments(settings, training, task, **languages),
     )
     return finish(run)

@@ -5,19 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from xformer.cli._options import (
-    BackendOption,
-    DistributedOption,
-    InitOption,
-    LoggerOption,
-    LoraOption,
-    OutOption,
-    RecipeOption,
-    SetRecipeOption,
-    config_options,
-    file_option,
-    recipe_settings,
-)
+from xformer.cli._options import OutOption, config_options, file_option, launch_arguments
 from xformer.cli._training import INIT_HELP, finish
 from xformer.runs import launch
 from xformer.runs.config import ChatTrainingConfig, LanguageModelTrainingConfig
@@ -75,27 +63,17 @@ def train_lm(
     valid_text: Annotated[Path | None, file_option("--valid-text", "Validation text.")] = None,
     chats: Annotated[Path | None, file_option("--chats", "Conversations, one JSON object per line.")] = None,
     valid_chats: Annotated[Path | None, file_option("--valid-chats", "Conversations for validation.")] = None,
-    init: InitOption = None,
-    lora: LoraOption = None,
-    recipe: RecipeOption = None,
-    overrides: SetRecipeOption = None,
-    logger: LoggerOption = None,
-    distributed: DistributedOption = None,
     *,
+    training: dict[str, Any],
     settings: dict[str, Any],
-    backend: BackendOption = "numpy",
 ) -> int:
     """Train a language model on plain text or chats."""
     run = launch.train_lm(
-        recipe,
         text=text,
         valid_text=valid_text,
         chats=chats,
         valid_chats=valid_chats,
         out=out,
-        xp=backend,
-        loggers=logger or (),
-        distributed=distributed,
-        **recipe_settings(settings, overrides, {"path": init, "lora": lora}),
+        **launch_arguments(settings, training),
     )
     return finish(run)

@@ -10,16 +10,8 @@ import typer
 
 from xformer.cli import _io
 from xformer.cli._console import percent_progress
-from xformer.cli._options import (
-    DATA,
-    BackendOption,
-    CheckpointOption,
-    QuantizeOption,
-    SetOption,
-    config_options,
-    file_option,
-    parse_generation_settings,
-)
+from xformer.cli._loading import load_pipeline
+from xformer.cli._options import DATA, CheckpointOption, config_options, file_option
 from xformer.config import Config, option
 from xformer.data.audio import read_wav
 from xformer.errors import ConfigError
@@ -27,7 +19,6 @@ from xformer.generation import GenerationConfig
 from xformer.io import check_no_overwrite
 from xformer.pipelines import Transcriber
 from xformer.pipelines.transcription import TASKS, TIMESTAMPS
-from xformer.runs.backend import open_backend
 from xformer.text.corpus import one_line
 
 HELP = """Write the text of WAV files with a public speech model such as whisper-tiny, one line per file, or subtitles.
@@ -70,12 +61,9 @@ def transcribe(
     ] = "txt",
     *,
     settings: dict[str, Any],
-    backend: BackendOption = "numpy",
-    quantize: QuantizeOption = None,
-    assignments: SetOption = None,
+    loading: dict[str, Any],
 ) -> None:
     """Transcribe WAV files."""
-    settings |= parse_generation_settings(assignments)
     if target == "txt" and "timestamps" in settings:
         raise ConfigError("--timestamps is given and --format is txt; expected --format srt, vtt or json")
     if target == "srt" and settings.get("timestamps") == "words":
@@ -88,8 +76,7 @@ def transcribe(
         check_no_overwrite(output, [*audio, model / "config.json", model / "model.safetensors"], "--output")
     for path in audio:
         read_wav(path)  # report invalid files before the first text is written
-    with percent_progress("loading") as progress:
-        transcriber = Transcriber.from_pretrained(model, open_backend(backend), quantize=quantize, progress=progress)
+    transcriber = load_pipeline(Transcriber, model, **loading)
     with _io.open_output(output) as write:
         for path in audio:
             with percent_progress(path.name, visible=output != _io.STANDARD) as progress:

@@ -15,18 +15,7 @@ from xformer.cli import _io
 from xformer.cli._console import line_progress
 from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import (
-    COMPUTING,
-    DATA,
-    BackendOption,
-    ModelOption,
-    QuantizeOption,
-    SetOption,
-    config_options,
-    file_option,
-    parse_generation_settings,
-    take_options,
-)
+from xformer.cli._options import COMPUTING, DATA, ModelOption, config_options, file_option, take_options
 from xformer.config import field_names, option
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
@@ -109,12 +98,9 @@ def line_command(name: str, pipeline_type: type[TextToText]) -> Callable[..., No
         output: Annotated[str, file_option("--output", "Outputs; - is standard output.")] = "-",
         *,
         settings: dict[str, Any],
-        backend: BackendOption = "numpy",
-        quantize: QuantizeOption = None,
-        assignments: SetOption = None,
+        loading: dict[str, Any],
     ) -> None:
-        settings |= parse_generation_settings(assignments)
-        transform_lines(pipeline_type, model, source, output, settings, backend=backend, quantize=quantize)
+        transform_lines(pipeline_type, model, source, output, settings, **loading)
 
     command.__name__ = name
     return command
