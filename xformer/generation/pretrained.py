@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from xformer.config import check_value, options_of
 from xformer.errors import ConfigError
 from xformer.generation.config import GenerationConfig
 from xformer.io import read_json
@@ -65,7 +66,7 @@ def read_generation(directory: str | os.PathLike[str], *, encoder_decoder: bool)
         return parse_generation(read_json(path, "generation settings"), path, encoder_decoder=encoder_decoder)
     path = Path(directory) / "config.json"
     values = read_json(path, "configuration") if path.exists() else {}
-    old = {key: value for key, value in values.items() if key in _READERS or key in _UNSUPPORTED}
+    old = {key: value for key, value in values.items() if key in {*_READERS, *_OPTIONS, *_UNSUPPORTED}}
     return parse_generation(old, path, encoder_decoder=encoder_decoder)
 
 
@@ -82,13 +83,14 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
     for key, value in values.items():
         if value is None or value is False or value == [] or key in _WITHOUT_EFFECT:
             continue
-        if key not in _READERS:
-            has_effect = _forces_language(value) if key == "forced_decoder_ids" else value != _UNSUPPORTED.get(key)
-            if has_effect:
-                ignored[key] = value
-            continue
         try:
-            read[key] = _READERS[key](value)
+            if key in _READERS:
+                read[key] = _READERS[key](value)
+            elif key in _OPTIONS:
+                check_value(_FIELDS[key], value)
+                read[key] = value
+            elif _forces_language(value) if key == "forced_decoder_ids" else value != _UNSUPPORTED.get(key):
+                ignored[key] = value
         except (TypeError, ValueError):
             ignored[key] = value
     options = {key: read[key] for key in _OPTIONS if key in read and read[key] != _NEUTRAL.get(key)}
@@ -175,22 +177,10 @@ def _forces_language(value: Any) -> bool:
     return not isinstance(value, list) or (len(value) > 1 and value[0] != [1, None])
 
 
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31 or value != int(value):
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
         raise ValueError("an integer of at least 0")
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e9 < value < 1e9:
-        raise ValueError("a number")
-    return float(value)
+    return value
 
 
 # Keys that do not change what xformer generates: they concern the speed or the values that a call returns, or repeat
@@ -217,6 +207,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "forced_decoder_ids": None,
     "task": "transcribe",
 }
+_FIELDS = {name: field for name, _, _, field in options_of(GenerationConfig)}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _OPTIONS = (
     *("num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "length_penalty"),
@@ -233,11 +224,6 @@ _NEUTRAL = {
 _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"), _id),
     **dict.fromkeys(("eos_token_id", "suppress_tokens", "begin_suppress_tokens"), _ids),
-    **dict.fromkeys(("num_beams", "num_return_sequences", "num_beam_groups", "no_repeat_ngram_size"), _integer),
-    **dict.fromkeys(("max_length", "min_length", "max_new_tokens", "min_new_tokens", "top_k"), _integer),
-    **dict.fromkeys(("length_penalty", "diversity_penalty", "repetition_penalty"), _number),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
+    **dict.fromkeys(("max_length", "min_length"), _count),
     "bad_words_ids": _sequences,
-    "length_penalty_base": str,  # of runs that xformer exported
-    "do_sample": _boolean,
 }
