@@ -54,7 +54,12 @@ class Job:
 
     Attributes:
         task: What the worker runs; set before `Worker.submit`.
+        engine: The engine that runs its searches.
+        searches: The searches that the task waits for.
     """
+
+    engine: Engine
+    searches: Sequence[Search] = ()
 
     def __init__(self, timeout: float = 120.0, *, is_alone: bool = False) -> None:
         self.task: Task[Any] = iter(())  # type: ignore[assignment]
@@ -79,10 +84,6 @@ class Job:
     def emit(self, name: str, data: Any) -> None:
         """Send an event at the end of the step; the last one is "result" or "error"."""
         self._outbox.append(Event(name, data))
-
-    def fail(self, error: Exception) -> None:
-        """Send an error; an unexpected one is logged, and the client receives a general message."""
-        self.emit("error", public_error(error))
 
     def flush(self) -> None:
         """Send the events to the loop of the client."""
@@ -130,15 +131,6 @@ def public_error(error: Exception) -> JobError:
 
 
 @dataclass(eq=False)
-class _Running:
-    """A job with the searches that its task waits for, and the engine that runs them."""
-
-    job: Job
-    engine: Engine
-    searches: Sequence[Search] = ()
-
-
-@dataclass(eq=False)
 class _Texts:
     """Texts of a call of `Worker.join`, and the future of its result."""
 
@@ -161,7 +153,7 @@ class Worker:
     def __init__(self, name: str, *, max_batch: int = 32) -> None:
         self.max_batch = max_batch
         self._waiting: deque[Job] = deque()
-        self._running: list[_Running] = []
+        self._running: list[Job] = []
         self._condition = threading.Condition()
         self._is_closed = False
         self._engine = Engine(is_shared=True)
@@ -232,13 +224,13 @@ class Worker:
         with self._condition:
             self._is_closed = True
             for job in self._waiting:
-                job.fail(stopping())
+                job.emit("error", stopping())
                 job.flush()
             self._waiting.clear()
             self._condition.notify_all()
         self._thread.join(timeout)
-        for running in list(self._running):
-            running.job.cancel()
+        for job in list(self._running):
+            job.cancel()
         self._thread.join(timeout)
         self._computing.shutdown(wait=False, cancel_futures=True)
 
@@ -246,16 +238,16 @@ class Worker:
         while (new := self._next_jobs()) is not None:
             self._running += new
             self._resume(new)
-            for engine in dict.fromkeys(running.engine for running in self._running):
+            for engine in dict.fromkeys(job.engine for job in self._running):
                 try:
                     engine.step()
                 except Exception as error:  # noqa: BLE001 - jobs must not end the thread
                     engine.close(error)
             self._resume([each for each in self._running if all(search.is_done for search in each.searches)])
-            for running in [*new, *self._running]:
-                running.job.flush()
+            for job in [*new, *self._running]:
+                job.flush()
 
-    def _next_jobs(self) -> list[_Running] | None:
+    def _next_jobs(self) -> list[Job] | None:
         """Return the jobs that may begin now; wait for one if none runs. None: the worker is closed."""
         with self._condition:
             if not self._running:
@@ -264,24 +256,25 @@ class Worker:
                     return None
             count = min(len(self._waiting), self.max_batch - len(self._running))
             jobs = [self._waiting.popleft() for _ in range(count)]
-        return [_Running(job, Engine() if job.is_alone else self._engine) for job in jobs]
+        for job in jobs:
+            job.engine = Engine() if job.is_alone else self._engine
+        return jobs
 
-    def _resume(self, ended: Sequence[_Running]) -> None:
+    def _resume(self, ended: Sequence[Job]) -> None:
         """Continue tasks whose searches have ended, and begin their next searches together."""
         searches: dict[Engine, list[Search]] = {}
-        for running in ended:
-            job = running.job
+        for job in ended:
             try:
                 job.check()
-                running.searches = next(job.task)
-                searches.setdefault(running.engine, []).extend(running.searches)
+                job.searches = next(job.task)
+                searches.setdefault(job.engine, []).extend(job.searches)
                 continue
             except StopIteration as end:
                 job.emit("result", end.value)
             except Exception as error:  # noqa: BLE001 - a request must not end the thread
-                job.fail(error)
+                job.emit("error", public_error(error))
             job.flush()
-            self._running.remove(running)
+            self._running.remove(job)
         for engine, new in searches.items():
             try:
                 engine.add(new)

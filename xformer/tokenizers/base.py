@@ -83,7 +83,7 @@ class BaseTokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
-        """Return the token ids of each text, without padding; several times faster than one by one."""
+        """Return the token ids of each text, without padding; several times faster than one by one. See `encode`."""
 
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a whole text, line ends included, on which a language model is trained."""
@@ -99,7 +99,14 @@ class BaseTokenizer(ABC):
 
     @abstractmethod
     def phrase_ids(self, phrase: str) -> list[list[int]]:
-        """Return the token ids of each spelling of a word or phrase, e.g. to bias generation toward it."""
+        """Return the token ids of each spelling of a word or phrase, e.g. to bias generation toward it.
+
+        Args:
+            phrase: Word or phrase.
+
+        Raises:
+            DataError: For a blank phrase, or one with unknown characters.
+        """
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt of a chat; see `PretrainedTokenizer.apply_chat_template`."""
@@ -129,7 +136,7 @@ class BaseTokenizer(ABC):
 
     @abstractmethod
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the token of each id as the vocabulary spells it, e.g. "▁two"."""
+        """Return the token of each id as the vocabulary spells it, e.g. "▁two"; ids are checked as by `decode`."""
 
     def id_to_token(self, index: int) -> str | None:
         """Return the token of an id, or None if the vocabulary lacks it."""

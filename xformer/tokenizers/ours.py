@@ -108,12 +108,7 @@ class Tokenizer(BaseTokenizer):
     def encode_batch(self, lines: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of each line, without special ids except `<unk>`; none for an empty line.
 
-        Args:
-            lines: Lines of text.
-            special_tokens: Without effect, since `<s>` and `</s>` are added to batches.
-
-        Raises:
-            DataError: If a line is not valid text.
+        `special_tokens` has no effect, since `<s>` and `</s>` are added to batches.
         """
         check_texts(lines)
         try:
@@ -127,9 +122,6 @@ class Tokenizer(BaseTokenizer):
 
         With "characters", `decode` returns `normalize(text)` exactly if every character is known. The other models
         treat the text as one line.
-
-        Raises:
-            DataError: If `text` is not valid text.
         """
         if self._model != "characters":
             return self.encode(text)
@@ -188,16 +180,8 @@ class Tokenizer(BaseTokenizer):
         """Return the spellings of a word or phrase as whole words, e.g. to bias generation toward it.
 
         At the start of a line the first letter may also be a capital. "bpe" and "words" spell a phrase the same at the
-        start and after a space; "characters" includes the space, so that "art" does not match "start".
-
-        Args:
-            phrase: Word or phrase.
-
-        Returns:
-            Token ids of each spelling: first after a space inside a line, then at the start of a line.
-
-        Raises:
-            DataError: For a blank phrase, or naming the words that have unknown characters.
+        start and after a space; "characters" includes the space, so that "art" does not match "start". The spelling
+        inside a line comes first.
         """
         words = self.normalize(phrase).split()
         if not words:
@@ -217,25 +201,14 @@ class Tokenizer(BaseTokenizer):
         """Return the text of each row of token ids.
 
         `decode(encode(line)) == normalize(line)` for ordinary lines if every character is known. White space may
-        change: "bpe" drops one leading space, "words" replaces every run by one space.
-
-        Args:
-            batch: Rows of token ids.
-            skip_special_tokens: Leave out special tokens except `<unk>`.
-
-        Raises:
-            DataError: For an id outside the vocabulary.
+        change: "bpe" drops one leading space, "words" replaces every run by one space. `<unk>` is never left out.
         """
         skipped = self.special_ids if skip_special_tokens else ()
         rows = [[token for token in self._checked(ids) if token not in skipped] for ids in batch]
         return list(self._inner.decode_batch(rows, skip_special_tokens=False))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the token of each id, special ones included, such as "▁two" or "</s>".
-
-        Raises:
-            DataError: For an id outside the vocabulary.
-        """
+        """Return the token of each id, special ones included, such as "▁two" or "</s>"."""
         return [self._inner.id_to_token(token) for token in self._checked(ids)]
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -146,24 +146,12 @@ class PretrainedTokenizer(BaseTokenizer):
     # --- Text to ids and back -----------------------------------------------------------------------------------------
 
     def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
-        """Return the token ids of each text, without padding.
-
-        Args:
-            texts: Texts.
-            special_tokens: Add the special tokens of the checkpoint.
-
-        Raises:
-            DataError: If an input is not valid text.
-        """
+        """Return the token ids of each text, without padding; see `encode`."""
         check_texts(texts)
         return [self._ids(encoding) for encoding in self._encode(texts, special_tokens)]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token ids of a text without special tokens, and the (start, end) character offsets of each token.
-
-        Raises:
-            DataError: If the input is not valid text.
-        """
+        """Return the token ids of a text without special tokens, and the (start, end) offsets of each token."""
         (encoding,) = self._encode([text], False)
         return self._ids(encoding), list(encoding.offsets)
 
@@ -200,17 +188,7 @@ class PretrainedTokenizer(BaseTokenizer):
                 raise_not_text(error)
 
     def phrase_ids(self, phrase: str) -> list[list[int]]:
-        """Return the spellings of a word or phrase after a space, e.g. to bias generation toward it.
-
-        Args:
-            phrase: Word or phrase.
-
-        Returns:
-            Token ids of each spelling: as it is, then with a capital first letter.
-
-        Raises:
-            DataError: For a blank phrase, or one with unknown characters.
-        """
+        """Return the spellings of a word or phrase after a space: as it is, then with a capital first letter."""
         text = " ".join(phrase.split())
         if not text:
             raise DataError(f"phrase is {phrase!r}; expected a word or a phrase")
@@ -224,15 +202,7 @@ class PretrainedTokenizer(BaseTokenizer):
         return known
 
     def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """Return the text of each row of token ids. Ids above the vocabulary, of unused embeddings, have no text.
-
-        Args:
-            batch: Rows of token ids.
-            skip_special_tokens: Leave out special tokens.
-
-        Raises:
-            DataError: For a negative id.
-        """
+        """Return the text of each row of token ids. Ids above the vocabulary, of unused embeddings, have no text."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         rows = [[index for index in integers("ids", ids) if index not in skipped] for ids in batch]
         lowest = min((min(row) for row in rows if row), default=0)
