@@ -77,7 +77,6 @@ class Corpus:
         failures: Error of each chunk that failed, by the path of its .error file.
         counts: Sums of `ChunkOutput.counts` over all runs.
         part_lines: Number of lines of each part.
-        task_seconds: Time in the tasks of this run, added over all workers.
     """
 
     directory: Path
@@ -86,7 +85,6 @@ class Corpus:
     failures: dict[Path, str]
     counts: dict[str, int]
     part_lines: dict[int, int]
-    task_seconds: float
 
     def parts(self) -> Iterator[Path]:
         """Yield the paths of the parts in the order of the source."""
@@ -177,7 +175,6 @@ def process_corpus(
     except OSError as error:
         raise CheckpointError(f"cannot create {directory}: {error.strerror or error}") from error
     failures: dict[Path, str] = {}
-    seconds = 0.0
     with lock_directory(directory, "processing a corpus"):
         _check_manifest(directory, chunks, settings)
         log = directory / "log.jsonl"
@@ -214,7 +211,6 @@ def process_corpus(
                         file.write(f"{outcome.error}\n".encode())
                 else:
                     error_path.unlink(missing_ok=True)
-                    seconds += outcome.seconds
                     event = {"chunk": number, "seconds": round(outcome.seconds, 4), **(outcome.sizes or {})}
                     with log.open("a", encoding="utf-8") as lines:
                         lines.write(json.dumps({**event, "counts": outcome.counts}) + "\n")
@@ -231,7 +227,7 @@ def process_corpus(
         for logged in events.values():
             counts.update(logged["counts"])
         part_lines = {number: logged["lines"] for number, logged in events.items()}
-        return Corpus(directory, suffix, len(chunks), failures, dict(counts), part_lines, seconds)
+        return Corpus(directory, suffix, len(chunks), failures, dict(counts), part_lines)
 
 
 class _Outcome(NamedTuple):

@@ -41,19 +41,16 @@ class Tokenizers:
         corpus: ParallelCorpus | ParallelFiles,
         *,
         vocab_size: int = 8000,
-        model: str = "bpe",
         joint: bool = True,
-        lowercase: bool = False,
-        unicode_form: str = "NFC",
         documents: bool = False,
         language: str = "en",
+        **settings: Any,
     ) -> Tokenizers:
         """Train one tokenizer for both sides, if `joint`, or one for each.
 
         Sources are `documents` of a language: their sentences are separated by `<sep>`. The other arguments and the
         errors are those of `Tokenizer.train`.
         """
-        settings: dict[str, Any] = {"lowercase": lowercase, "model": model, "unicode_form": unicode_form}
         if joint:
             both = Tokenizer.train(
                 itertools.chain(corpus.source, corpus.target), vocab_size, separator=documents, **settings

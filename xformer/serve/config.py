@@ -34,12 +34,7 @@ class ServeConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.is_local and self.token is None:
+        if self.host not in LOOPBACK and self.token is None:
             raise ConfigError(f"host is {self.host!r}, which other machines can reach; expected a token (--token auto)")
         if self.token is not None and len(self.token) < 8:
             raise ConfigError(f"token has {len(self.token)} characters; expected at least 8")
-
-    @property
-    def is_local(self) -> bool:
-        """True if only this machine can connect."""
-        return self.host in LOOPBACK
