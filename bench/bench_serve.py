@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from xformer.benchmarks import describe_machine
+from xformer.data.demo_tasks import numbers_task
 from xformer.pipelines import Translator
-from xformer.text import numbers_task
 
 SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 3, "num_decoder_layers": 3}
 MAX_NEW_TOKENS = 24

@@ -18,7 +18,7 @@ import pytest
 from tests.families.test_gguf import convert
 from tests.pipelines.test_checkpoints import checkpoint
 from tests.pipelines.test_transcription import NOISE, make_whisper, write_wav
-from xformer.text import numbers_task
+from xformer.data.demo_tasks import numbers_task
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import xformer as xf
-from xformer.text import numbers_task
+from xformer.data.demo_tasks import numbers_task
 
 task = numbers_task(num_train=2000, num_valid=20, num_test=20, largest=9999)
 out = Path(tempfile.mkdtemp()) / "run"

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TextIO
 import pytest
 
 from xformer.cli.main import exit_code
+from xformer.data.demo_tasks import numbers_task
 from xformer.io import load_arrays
-from xformer.text import numbers_task
 from xformer.training.checkpoint import TrainingFiles
 
 ROOT = Path(__file__).parents[2]

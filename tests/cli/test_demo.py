@@ -11,9 +11,9 @@ import pytest
 
 from xformer.cli import demo
 from xformer.cli.main import exit_code
+from xformer.data.demo_tasks import numbers_task, reverse_task
 from xformer.families.run_directory import RunDirectory
 from xformer.models import TransformerConfig
-from xformer.text import numbers_task, reverse_task
 
 ORIGINAL = demo.DEMOS
 TINY = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import events, state, write
+from xformer.data.demo_tasks import numbers_task
 from xformer.families.run_directory import RunDirectory
 from xformer.models import LanguageModel
 from xformer.runs.tasks import LanguageModelTask
-from xformer.text import numbers_task
 
 TEXT = 2 * ("\n".join(numbers_task(num_train=118, num_valid=1, num_test=1, largest=9999).train.source) + "\n")
 

@@ -7,13 +7,13 @@ import importlib
 import numpy as np
 import pytest
 
+from xformer.data.demo_tasks import numbers_task
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig, generate, sampling
 from xformer.generation.generate import make_batch
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Embedder, Summarizer, Tokenizers, Transcriber, Translator, seq2seq
-from xformer.text import numbers_task
 from xformer.tokenizers import Tokenizer
 from xformer.tree import map_arrays
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
+from xformer.data.demo_tasks import numbers_task
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation.engine import run_task
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers, Translator, check_source_lengths
 from xformer.pipelines.batching import run_batches
-from xformer.text import numbers_task
 from xformer.tokenizers import Tokenizer
 
 TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)

@@ -17,6 +17,7 @@ import pytest
 import tokenizers
 
 from tests.pipelines.test_checkpoints import checkpoint
+from xformer.data.demo_tasks import numbers_task
 from xformer.errors import ConfigError
 from xformer.generation import alignments
 from xformer.generation.assisted import DraftModel
@@ -31,7 +32,6 @@ from xformer.models import (
     attention_maps,
 )
 from xformer.pipelines import Classifier, Embedder, Reranker, TextGenerator, Tokenizers, Translator
-from xformer.text import numbers_task
 from xformer.tokenizers import Tokenizer, load_tokenizer
 
 pytest.importorskip("starlette")

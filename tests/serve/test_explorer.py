@@ -19,7 +19,7 @@ import pytest
 import xformer
 from tests.pipelines.test_checkpoints import checkpoint
 from xformer.cli.main import exit_code
-from xformer.text import numbers_task
+from xformer.data.demo_tasks import numbers_task
 
 STATIC = Path(xformer.__file__).parent / "serve" / "static"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

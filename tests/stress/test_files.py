@@ -23,11 +23,11 @@ from tests.families.test_gguf import convert, write_gguf
 from tests.stress.conftest import accepts_or_refuses, byte_mutations, contents, json_mutations
 from xformer.cli.main import exit_code
 from xformer.data.audio import read_wav
+from xformer.data.demo_tasks import numbers_task
 from xformer.io import load_arrays, save_arrays
 from xformer.pipelines import ChunkOutput, process_corpus
 from xformer.pipelines.loading import pipeline_class
 from xformer.runs.recipe import read_tables
-from xformer.text import numbers_task
 from xformer.text.corpus import read_lines, read_parallel, read_text
 from xformer.tokenizers import load_tokenizer
 from xformer.training.checkpoint import TrainingFiles

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import RECIPE
-from xformer.text import numbers_task
+from xformer.data.demo_tasks import numbers_task
 
 ROOT = Path(__file__).parents[2]
 INSTRUCTIONS = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512f"}

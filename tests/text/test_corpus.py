@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xformer.data.number_words import english, german
 from xformer.errors import DataError
 from xformer.text.corpus import (
     ParallelCorpus,
@@ -17,7 +18,6 @@ from xformer.text.corpus import (
     read_parallel,
     read_text,
 )
-from xformer.text.number_words import english, german
 
 # Every character but the line end that may stand in a line, with those that str.splitlines would split at.
 line_text = st.text(

@@ -12,9 +12,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xformer.data.number_words import english, german
 from xformer.errors import BackendError, CheckpointError, ConfigError, DataError
 from xformer.text.corpus import read_text
-from xformer.text.number_words import english, german
 from xformer.tokenizers.models import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
 from xformer.tokenizers.ours import Tokenizer
 

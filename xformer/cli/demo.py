@@ -14,6 +14,7 @@ from xformer.cli._console import program
 from xformer.cli._options import BackendOption
 from xformer.cli._plots import save
 from xformer.cli._training import exit_code
+from xformer.data.demo_tasks import DemoTask, copy_task, numbers_task, reverse_task
 from xformer.errors import ConfigError
 from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Translator, show_attention
@@ -21,7 +22,7 @@ from xformer.runs.backend import open_backend
 from xformer.runs.console import make_console
 from xformer.runs.launch import train
 from xformer.runs.recipe import Recipe
-from xformer.text import DemoTask, bleu, copy_task, exact_match, numbers_task, reverse_task
+from xformer.text import bleu, exact_match
 from xformer.training import Event, Start, Validation
 from xformer.training.fit import TrainingLoop
 

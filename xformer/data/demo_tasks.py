@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xformer.data.number_words import LARGEST, english, german
 from xformer.errors import ConfigError
 from xformer.text.corpus import ParallelCorpus
-from xformer.text.number_words import LARGEST, english, german
 
 # The classic toy task has the vocabulary 0 to 9, of which 0, 1 and 2 are padding, start and end.
 _SYMBOLS = "3456789"

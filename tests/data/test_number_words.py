@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xformer.data.number_words import english, german
 from xformer.errors import DataError
-from xformer.text.number_words import english, german
 
 # Written by hand; the German as in Duden, with "ein" before "hundert" and "tausend".
 TRUTHS = [

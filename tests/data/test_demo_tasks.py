@@ -3,9 +3,9 @@ import re
 
 import pytest
 
+from xformer.data.demo_tasks import copy_task, numbers_task, reverse_task
+from xformer.data.number_words import english, german
 from xformer.errors import ConfigError
-from xformer.text.demo_tasks import copy_task, numbers_task, reverse_task
-from xformer.text.number_words import english, german
 from xformer.tokenizers.models import UNK_ID
 from xformer.tokenizers.ours import Tokenizer
 
