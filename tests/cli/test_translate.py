@@ -132,8 +132,8 @@ def test_an_invalid_line_of_a_pipe_is_named(xformer, trained, lines, message):
 
 
 def test_every_line_is_tokenized_once(xformer, trained, text, monkeypatch):
-    encode, tokenized = Translator.encode, []
-    monkeypatch.setattr(Translator, "encode", lambda self, lines: tokenized.extend(lines) or encode(self, lines))
+    token_ids, tokenized = Translator.token_ids, []
+    monkeypatch.setattr(Translator, "token_ids", lambda self, lines: tokenized.extend(lines) or token_ids(self, lines))
     xformer("translate", "--model", trained, "--input", text / "test.en", "--max-new-tokens", 1)
     assert tokenized == read(text / "test.en")
 
@@ -262,7 +262,10 @@ def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text
     actual = translator.outputs(read(text / "test.en"), align=True, max_new_tokens=5)
     assert [line["alignment"] for line in lines] == [outputs[0].alignment for outputs in actual]
     for line, source in zip(lines, read(text / "test.en"), strict=True):
-        assert line["source_tokens"] == [*translator.tokenizers.source.tokens(translator.encode([source])[0]), "</s>"]
+        assert line["source_tokens"] == [
+            *translator.tokenizers.source.tokens(translator.token_ids([source])[0]),
+            "</s>",
+        ]
         assert len(line["tokens"]) == len(line["alignment"])
         assert all(0 <= index < len(line["source_tokens"]) for index in line["alignment"])
 

@@ -124,7 +124,7 @@ def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, 
     expected = translator(lines, max_new_tokens=5)
     encoded = translator.token_ids(lines)
     assert encoded[1:3] == [[], []]
-    monkeypatch.setattr(Translator, "encode", lambda *a: pytest.fail("tokenized again"))
+    monkeypatch.setattr(Translator, "token_ids", lambda *a: pytest.fail("tokenized again"))
     (batch,) = translator.batches_of_ids([array("i", ids) for ids in encoded], max_new_tokens=5)
     assert {row: outputs[0].text for row, outputs in batch} == {0: expected[0], 3: expected[3]}
 

@@ -126,12 +126,11 @@ class TextGenerator(GenerationPipeline):
         if isinstance(draft, str | os.PathLike):
             draft = super().from_pretrained(draft, xp, **{**options, "progress": None})
         generator = super().from_pretrained(directory, xp, **options)
+        generator.draft_model = draft.model if isinstance(draft, cls) else draft
         if isinstance(draft, cls):
-            names = range(generator.tokenizer.vocab_size)
-            if draft.tokenizer.tokens(names) != generator.tokenizer.tokens(names):
+            ids = range(generator.tokenizer.vocab_size)
+            if draft.tokenizer.tokens(ids) != generator.tokenizer.tokens(ids):
                 raise ConfigError(f"{draft_model} and {directory} have different tokens; expected the same vocabulary")
-            draft = draft.model
-        generator.draft_model = draft
         return generator
 
     @property
