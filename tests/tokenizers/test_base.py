@@ -1,7 +1,7 @@
 import pytest
 
 from xformer.errors import ConfigError
-from xformer.tokenizers import BaseTokenizer, PretrainedTokenizer, Tokenizer
+from xformer.tokenizers import BaseTokenizer, DecodeStream, PretrainedTokenizer, Tokenizer
 
 LINES = ["Ein Mann schläft .", "Zwei Hunde rennen über das Gras ."]
 
@@ -19,7 +19,7 @@ def test_bytes_of_tokens_concatenate_to_the_text(model):
 def test_streamed_text_is_the_decoded_text(model):
     tokenizer = Tokenizer.train(LINES, 60, model=model)
     ids = tokenizer.encode(LINES[1])
-    stream = tokenizer.decode_stream(ids[:2])
+    stream = DecodeStream(tokenizer.decode, ids[:2])
     text = "".join(map(stream.step, ids[2:])) + stream.finish()
     assert tokenizer.decode(ids[:2]) + text == LINES[1]
 

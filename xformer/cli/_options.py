@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +28,6 @@ _TYPES: dict[str, Any] = {
     "tuple[str, ...]": list[str],
 }
 _BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
-
-
-class LoggerName(enum.StrEnum):
-    """Values of `--logger`."""
-
-    TENSORBOARD = "tensorboard"
-    MLFLOW = "mlflow"
-    WANDB = "wandb"
 
 
 def check_utf8(value: Any) -> Any:
@@ -99,7 +90,7 @@ RecipeOption = Annotated[
 ]
 _LOGGER_HELP = "Also log scalars, samples and attention to this tool; repeatable. `xformer resume` continues the log."
 LoggerOption = Annotated[
-    list[LoggerName] | None,
+    list[str] | None,
     value_option("--logger", "tensorboard|mlflow|wandb", _LOGGER_HELP, "Validation and checkpoints"),
 ]
 _DISTRIBUTED_HELP = "Train with all processes that mpiexec has started; nccl: with one NVIDIA GPU each."
@@ -188,7 +179,6 @@ def config_options(
         parameters += [_keyword("assignments", SetOption)] if GenerationConfig in configs else []
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
         return run
 
     return decorate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import sys
 from collections.abc import Callable
@@ -52,20 +51,10 @@ _TOKENIZE_HELP = (
 )
 
 
-class Metric(enum.StrEnum):
-    """Values of `--metric`."""
-
-    BLEU = "bleu"
-    CHRF = "chrf"
-    TER = "ter"
-    ROUGE = "rouge"
-    ALL = "all"
-
-
 def score(
     reference: Annotated[list[Path], file_option("--reference", "References, one per line; repeatable.", None)],
     hypothesis: Annotated[str, file_option("--hypothesis", "Lines to score; - is standard input.", None)] = "-",
-    metric: Annotated[list[Metric] | None, value_option("--metric", "NAME", _METRIC_HELP, None)] = None,
+    metric: Annotated[list[str] | None, value_option("--metric", "NAME", _METRIC_HELP, None)] = None,
     tokenize: Annotated[str | None, value_option("--tokenize", "NAME", _TOKENIZE_HELP, None)] = None,
     lowercase: Annotated[
         bool, typer.Option("--lowercase", help="Ignore case, for lowercase models; ROUGE always does.")
@@ -76,13 +65,21 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score translations or summaries."""
-    selected = metric or [Metric.BLEU, Metric.CHRF]
-    scorers = _scorers(lowercase, stem, lambda: tokenize or bleu_tokenizer(reference[0].suffix[1:]))
-    metrics = [name for name in scorers if name in selected or Metric.ALL in selected]
-    if stem and Metric.ROUGE not in metrics:
+    scorers: dict[str, Callable[..., list[Score]]] = {  # in the order of the help
+        "bleu": lambda *lines: [bleu(*lines, lowercase=lowercase, tokenize=tokenizer)],
+        "chrf": lambda *lines: [chrf(*lines, lowercase=lowercase)],
+        "ter": lambda *lines: [ter(*lines, lowercase=lowercase)],
+        "rouge": lambda *lines: rouge(*lines, use_stemmer=stem),
+    }
+    selected = metric or ["bleu", "chrf"]
+    if unknown := [name for name in selected if name not in (*scorers, "all")]:
+        raise ConfigError(f"--metric is {unknown[0]!r}; expected {', '.join(scorers)} or all")
+    metrics = [name for name in scorers if name in selected or "all" in selected]
+    if stem and "rouge" not in metrics:
         raise ConfigError("--stem applies only to ROUGE; expected --metric rouge")
-    if tokenize is not None and Metric.BLEU not in metrics:
+    if tokenize is not None and "bleu" not in metrics:
         raise ConfigError("--tokenize applies only to BLEU; expected --metric bleu")
+    tokenizer = tokenize or (bleu_tokenizer(reference[0].suffix[1:]) if "bleu" in metrics else "")
     references = [read_lines(path) for path in reference]
     if _io.is_terminal(hypothesis):
         make_console(stderr=True).print("type a line for each reference; Ctrl-D ends the input")
@@ -96,18 +93,6 @@ def score(
         print(json.dumps({**values, **counts}))
     else:
         _print_table(scores)
-
-
-def _scorers(
-    lowercase: bool, stem: bool, tokenize: Callable[[], str]
-) -> dict[Metric, Callable[[list[str], list[list[str]]], list[Score]]]:
-    """Return the functions of all metrics, in the order of the help."""
-    return {
-        Metric.BLEU: lambda *lines: [bleu(*lines, lowercase=lowercase, tokenize=tokenize())],
-        Metric.CHRF: lambda *lines: [chrf(*lines, lowercase=lowercase)],
-        Metric.TER: lambda *lines: [ter(*lines, lowercase=lowercase)],
-        Metric.ROUGE: lambda *lines: rouge(*lines, use_stemmer=stem),
-    }
 
 
 def _check_counts(hypothesis: str, hypotheses: list[str], references: dict[Path, list[str]]) -> None:

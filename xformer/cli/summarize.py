@@ -20,4 +20,4 @@ Train a model with: xformer train --task summarization. Input and output are as 
 """
 
 
-summarize = line_command("summarize", Summarizer)
+summarize = line_command(Summarizer)

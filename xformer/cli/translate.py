@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from xformer.cli import _io
@@ -75,67 +75,43 @@ class LineOptions(TextOptions):
     )
 
 
-def line_command(name: str, pipeline_type: type[TextToText]) -> Callable[..., None]:
+def line_command(pipeline_type: type[TextToText]) -> Callable[..., None]:
     """Return the command that writes an output of a pipeline for each line of its input."""
-
-    @config_options(
-        GenerationConfig,
-        LineOptions,
-        CorpusOptions,
-        names=[
-            *("num_beams", "num_return_sequences", "length_penalty", "align"),
-            *("max_new_tokens", "target_length", "length_unit"),
-            *("prefix", "sequence_bias", "no_repeat_ngram_size"),
-            *(("source_language", "target_language") if pipeline_type is Translator else ()),
-            *("temperature", "top_k", "top_p", "seed"),
-            *("max_source_length", "long_lines", "batch_tokens"),
-            *field_names(CorpusOptions),
-        ],
-    )
-    def command(
-        model: ModelOption,
-        source: Annotated[str, file_option("--input", "Texts, one per line; - is standard input.")] = "-",
-        output: Annotated[str, file_option("--output", "Outputs; - is standard output.")] = "-",
-        *,
-        settings: dict[str, Any],
-        loading: dict[str, Any],
-    ) -> None:
-        transform_lines(pipeline_type, model, source, output, settings, **loading)
-
-    command.__name__ = name
-    return command
+    names = [
+        *("num_beams", "num_return_sequences", "length_penalty", "align"),
+        *("max_new_tokens", "target_length", "length_unit"),
+        *("prefix", "sequence_bias", "no_repeat_ngram_size"),
+        *(("source_language", "target_language") if pipeline_type is Translator else ()),
+        *("temperature", "top_k", "top_p", "seed"),
+        *("max_source_length", "long_lines", "batch_tokens"),
+        *field_names(CorpusOptions),
+    ]
+    decorate = config_options(GenerationConfig, LineOptions, CorpusOptions, names=names)
+    return decorate(functools.partial(_transform_lines, pipeline_type))
 
 
-translate = line_command("translate", Translator)
-
-
-def transform_lines(
-    pipeline_type: type[TextToText], directory: Path, source: str, output: str, settings: dict[str, Any], **loading: Any
+def _transform_lines(
+    pipeline_type: type[TextToText],
+    model: ModelOption,
+    source: Annotated[str, file_option("--input", "Texts, one per line; - is standard input.")] = "-",
+    output: Annotated[str, file_option("--output", "Outputs; - is standard output.")] = "-",
+    *,
+    settings: dict[str, Any],
+    loading: dict[str, Any],
 ) -> None:
-    """Write an output for each line of the source.
-
-    A stream is processed as it arrives, a file as a whole, so that nothing is written if its last line is invalid.
-
-    Args:
-        pipeline_type: Class of the pipeline.
-        directory: Directory of the model.
-        source: File to read.
-        output: File to write.
-        settings: Options of the command by name.
-        **loading: Arguments of `load_pipeline`.
-    """
+    """Write an output for each line: those of a stream as they arrive, a file only if all its lines are valid."""
     corpus = CorpusOptions.pop_from(settings)
     options = LineOptions(**take_options(LineOptions, settings))
     languages = {"source_language": options.source_language, "target_language": options.target_language}
     loading |= {name: value for name, value in languages.items() if value is not None}
     GenerationConfig(**settings)  # refuses contradictions before the model is loaded
-    _io.check_output(output, source, RunDirectory(directory).files())
+    _io.check_output(output, source, RunDirectory(model).files())
     if corpus.corpus_out is not None:
         arguments = {"options": options.to_dict(), "generation": settings}
-        sums = process_file(process_chunk, pipeline_type, directory, source, output, corpus, loading, arguments)
+        sums = process_file(process_chunk, pipeline_type, model, source, output, corpus, loading, arguments)
         _print_notes(sums, options)
         return
-    pipeline = load_pipeline(pipeline_type, directory, **loading)
+    pipeline = load_pipeline(pipeline_type, model, **loading)
     config = GenerationConfig.resolve(pipeline.defaults, settings)
     if _io.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends the input")
@@ -152,6 +128,9 @@ def transform_lines(
             write(_transform(pipeline, config, encoded, num_done, options, counts, advance))
             num_done += len(encoded)
     _print_notes(counts, options, pipeline.max_source_tokens)
+
+
+translate = line_command(Translator)
 
 
 def process_chunk(

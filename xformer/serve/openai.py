@@ -132,6 +132,10 @@ class _Response:
         logprobs: Alternatives of each token; None: no log-probabilities.
     """
 
+    answer: Any  # method (outputs) of a subclass that returns the answer
+    chunk: Any  # method (number, text, tokens, output) that returns a part of a choice; the last one has its output
+    chunk_of: Any  # method (choices, usage) that returns a part of the stream
+
     def __init__(
         self, model: ServedModel, request: Any, prompts: Sequence[Any], settings: schema.Json, logprobs: int | None
     ) -> None:
@@ -192,18 +196,6 @@ class _Response:
     def usage(self, outputs: Sequence[Output]) -> schema.Usage:
         """Return the numbers of tokens."""
         return schema.usage(self.num_prompt_tokens, sum(len(output.tokens) for output in outputs))
-
-    def answer(self, outputs: list[Output]) -> Any:
-        """Return the answer."""
-        raise NotImplementedError
-
-    def chunk(self, number: int, text: str, tokens: Sequence[Token], output: Output | None = None) -> Any:
-        """Return a part of a choice; the last one has its output."""
-        raise NotImplementedError
-
-    def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> Any:
-        """Return a part of the stream."""
-        raise NotImplementedError
 
     def first_chunks(self) -> list[Any]:
         """Return what comes before all texts."""

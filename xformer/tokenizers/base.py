@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NoReturn
 
 from xformer.errors import ConfigError, DataError
 from xformer.text.extras import require
-from xformer.tokenizers.streaming import DecodeStream
 
 PACKAGE = "tokenizers"
 # The characters that stand for bytes in the tokens of byte-level tokenizers: printable ones stand for themselves.
@@ -129,10 +128,6 @@ class BaseTokenizer(ABC):
     @abstractmethod
     def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True) -> list[str]:
         """Return the text of each row of token ids; see `decode`."""
-
-    def decode_stream(self, prompt: Iterable[int] = ()) -> DecodeStream:
-        """Return a decoder of ids that arrive over time, after those of a prompt; it returns whole characters."""
-        return DecodeStream(self.decode, prompt)
 
     @abstractmethod
     def tokens(self, ids: Iterable[int]) -> list[str]:
