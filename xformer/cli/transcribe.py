@@ -16,7 +16,6 @@ from xformer.config import Config, option
 from xformer.data.audio import read_wav
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
-from xformer.io import check_no_overwrite
 from xformer.pipelines import Transcriber
 from xformer.pipelines.transcription import TASKS, TIMESTAMPS
 from xformer.text.corpus import one_line
@@ -72,8 +71,7 @@ def transcribe(
         raise ConfigError(f"--format {target} has subtitles of one file; got {len(audio)} files: run it for each")
     if target != "txt":
         settings = {"timestamps": "segments", **settings}
-    if output != _io.STANDARD:
-        check_no_overwrite(output, [*audio, model / "config.json", model / "model.safetensors"], "--output")
+    _io.check_output(output, None, [*audio, model / "config.json", model / "model.safetensors"])
     for path in audio:
         read_wav(path)  # report invalid files before the first text is written
     transcriber = load_pipeline(Transcriber, model, **loading)

@@ -111,16 +111,8 @@ class TextGenerator(GenerationPipeline):
     ) -> Self:
         """Load a public checkpoint, or the best model of a training run; nothing is downloaded.
 
-        Args:
-            directory: As for `Pipeline.from_pretrained`.
-            xp: As for `Pipeline.from_pretrained`.
-            draft_model: Path of a smaller model with the same vocabulary, which is loaded with the same options; or a
-                model. See `TextGenerator`.
-            **options: As for `Pipeline.from_pretrained`.
-
-        Raises:
-            CheckpointError: As `Pipeline.from_pretrained`.
-            ConfigError: If the vocabularies differ, and as `Pipeline.from_pretrained`.
+        `draft_model` is the path of another one, which is loaded with the same options, or a model; their vocabularies
+        must be equal. Other arguments and errors are those of `Pipeline.from_pretrained`.
         """
         draft: Any = draft_model
         if isinstance(draft, str | os.PathLike):
