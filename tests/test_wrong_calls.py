@@ -112,7 +112,7 @@ CASES = {
     "the weight has NaN or infinite elements": lambda: quantize(
         with_fields(WIDE, weight=np.full((8, 4), np.nan, "float32"))
     ),
-    "prompts is {'role': 'user'}; expected a list of texts": lambda: xf.TextGenerator.encode(None, {"role": "user"}),
+    "prompts is {'role': 'user'}; expected a list of texts": lambda: xf.TextGenerator.token_ids(None, {"role": "user"}),
     "with has_aux, expected (value, auxiliary output)": lambda: xf.grad(lambda x: x[0], has_aux=True)(ONES),
     "quantize is 'int4'; expected 'int8' or 'bfloat16'": lambda: xf.load_pretrained(LLAMA, quantize="int4"),
     "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
