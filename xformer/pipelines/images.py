@@ -164,7 +164,7 @@ class ZeroShotImageClassifier(Pipeline):
         )
         return predictions(logits, labels, sigmoid=self.model.config.sigmoid)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts, special tokens included, without padding.
 
         Raises:
@@ -178,7 +178,7 @@ class ZeroShotImageClassifier(Pipeline):
 
     def _encode_labels(self, labels: Sequence[str], template: str) -> tuple[list[list[int]], Any]:
         """Return the padded token ids of labels, and the mask of what transformers lets tokens attend to, or None."""
-        encoded = self.encode([template.replace("{}", label) for label in labels])
+        encoded = self.token_ids([template.replace("{}", label) for label in labels])
         length = self.max_length if self._pads_to_max_length else max(map(len, encoded))
         tokens = [[*ids, *[self._fill] * (length - len(ids))] for ids in encoded]
         names = self.tokenizer.model_input_names
