@@ -356,13 +356,14 @@ def generation_config(model: BaseModel) -> dict[str, Any]:
 def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, dict[str, Any]]:
     """Return the family to write, and the values of config.json."""
     requested = model.model_type if model_type is None else model_type
+    has_experts = bool(getattr(model.config, "num_experts", None))
     families = [] if requested is None else [family_of(requested, "the argument")]
     families += FAMILIES.values() if model_type is None else []
     reasons = []
     for family in dict.fromkeys(families):
         if type(model.config) is not family.model.config_class:
             continue
-        if model_type is None and model.config.num_experts and not family.has_experts(model):
+        if model_type is None and has_experts and not family.has_experts(model):
             continue
         name = "/".join(family.model_types)
         if family.write_config is None:
@@ -377,9 +378,9 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
         if model_type in (None, values["model_type"]):
             return family, values
         reasons.append(f"{name}: the model is written as {values['model_type']}")
-    if model_type is None and model.config.num_experts and reasons:
+    if model_type is None and has_experts and reasons:
         reasons.append(_EXPERTS_HINT)
-    kind = f"{type(model).__name__}{' with experts' if model.config.num_experts else ''}"
+    kind = f"{type(model).__name__}{' with experts' if has_experts else ''}"
     details = "; ".join(reasons) or f"no family has models of class {kind}"
     raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
 
