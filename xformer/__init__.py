@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from xformer.runs.launch import TrainedRun, resume, train, train_lm
     from xformer.threads import num_threads, set_num_threads
     from xformer.tracing import remat, stop_gradient, value_and_grad, vjp
+    from xformer.tracing.activations import activation_names, intervene, record
     from xformer.tracing.grad import grad
     from xformer.tracing.jit import jit
     from xformer.training import (
@@ -156,6 +157,7 @@ __all__ = [
     "Translator",
     "ZeroShotImageClassifier",
     "__version__",
+    "activation_names",
     "array_namespace",
     "backends",
     "cross_entropy",
@@ -167,6 +169,7 @@ __all__ = [
     "freeze",
     "generate",
     "grad",
+    "intervene",
     "jit",
     "language_model_loss",
     "layers",
@@ -182,6 +185,7 @@ __all__ = [
     "num_threads",
     "ops",
     "print_every",
+    "record",
     "record_routing",
     "remat",
     "resume",
@@ -212,8 +216,8 @@ __all__ = [
 if not TYPE_CHECKING:  # or checkers would accept every name
     # Searched for a name in this order, in which each imports little besides the ones before it.
     _HOMES = (
-        *("tree", "random", "threads", "backends", "ops", "tracing", "layers", "models", "generation", "families"),
-        *("pipelines", "training", "runs.launch"),
+        *("tree", "random", "threads", "backends", "ops", "tracing.activations", "tracing", "layers", "models"),
+        *("generation", "families", "pipelines", "training", "runs.launch"),
     )
 
     def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ import textwrap
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any, NamedTuple, Self, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import numpy as np
 
@@ -70,6 +70,7 @@ class Module:
     __array_fields__: frozenset[str] = frozenset()
     __module_fields__: Mapping[str, type[Module]] = {}
     __fields__: tuple[str, ...] = ()
+    __activations__: ClassVar[tuple[str, ...]] = ()  # names that a layer gives its activations, see xformer.record
 
     def __init_subclass__(cls, *, init: bool = True, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -131,6 +132,12 @@ class Module:
     def named_trainable_parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield the parameters that are not frozen: training changes them, and no others."""
         return ((name, array) for name, array in _named(self, "", parameters_only=True) if is_floating(array.dtype))
+
+    def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield (dotted name, module) for each module that a call applies: itself, with the prefix, and those in it."""
+        yield prefix, self
+        for name in _layout(self).names:
+            yield from _called_modules(getattr(self, name), f"{prefix}.{name}" if prefix else name)
 
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters of the tree, also in frozen ones."""
@@ -565,6 +572,14 @@ def _named(
             yield from _named(item, f"{prefix}{key}.", parameters_only=parameters_only, in_frozen=is_constant)
         elif not is_constant:
             yield f"{prefix}{key}", item
+
+
+def _called_modules(node: Any, name: str) -> Iterator[tuple[str, Module]]:
+    if isinstance(node, Module):
+        yield from node.called_modules(name)
+    elif isinstance(node, dict | tuple | list):
+        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _called_modules(item, f"{name}.{key}")
 
 
 def replace(module: Any, arrays: dict[str, Array]) -> Any:

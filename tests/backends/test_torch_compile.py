@@ -7,7 +7,6 @@ import pytest
 
 import xformer as xf
 from xformer.backends import backend_of, resolve
-from xformer.layers.attention import record_attention
 from xformer.ops import operation
 
 torch = pytest.importorskip("torch", reason="torch.compile")
@@ -91,6 +90,6 @@ def test_kernels_are_explained_and_attention_is_recorded_in_a_compiled_function(
     compiled(x)
     assert graphs.count == 1
     assert "attention on torch: torch.attention" in xf.ops.explain(lambda: compiled(x))
-    with record_attention() as recorded:
+    with xf.record(attention, "weights") as recorded:
         compiled(x)
-    np.testing.assert_allclose(recorded[0].weights, attention.weights(x), rtol=1e-6)
+    np.testing.assert_allclose(recorded["weights"], attention.weights(x), rtol=1e-6)

@@ -10,8 +10,9 @@ from tests.reference import attention_arrays, gradients, normal, raises_line, ra
 from xformer import Initializer, Rng, grad, masks, value_and_grad
 from xformer.backends import array_namespace, backend_name, from_host, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import KVCache, LayerNorm, MultiHeadAttention, RMSNorm, Rotary, record_attention
+from xformer.layers import KVCache, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
 from xformer.ops import attention_weights
+from xformer.tracing.activations import record
 from xformer.tree import map_arrays, replace, with_fields
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
@@ -371,10 +372,10 @@ def test_sinks_take_a_share_of_the_attention(xp, options):
     total = np.sum(np.exp(scores) * (share > 0), axis=-1, keepdims=True)
     share = share * total / (total + np.exp(sinks)[:, None, None])
     expected = (share @ np.repeat(values, 2, axis=1)).swapaxes(1, 2).reshape(2, 5, 8) @ plain.output.weight
-    with record_attention() as recorded:
+    with record(layer, "weights") as recorded:
         actual = layer(from_host(xp, x), **ours)
     assert_close(actual, expected, xp=xp)
-    assert_close(recorded[0].weights, share, xp=xp)
+    assert_close(recorded["weights"], share, xp=xp)
     assert_close(layer.weights(from_host(xp, x), **ours), share, xp=xp)
     if "causal" not in options:
         cache = KVCache()

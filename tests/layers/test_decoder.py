@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import assert_close
 from tests.reference import decoder_layer_arrays, gradients, normal, randomize, small_parts, values, weighted_sum
 from xformer import masks, value_and_grad
-from xformer.layers import record_attention
 from xformer.ops import attention, attention_weights
+from xformer.tracing.activations import record
 from xformer.tree import replace
 
 TARGET = masks.padding(np.asarray([[3, 4, 0, 0], [1, 2, 3, 4]]), 0)
@@ -69,16 +69,16 @@ def test_output_and_gradients_equal_those_of_torch(activation, norm_position, ma
 def test_cross_attention_weights_are_those_that_the_layer_uses(norm_position, monkeypatch):
     module, used = importlib.import_module("xformer.layers.attention"), []
 
-    def watched(query, key, value, mask, bias, *, causal, **options):
+    def watched(query, key, value, mask, bias, *, causal=False, **options):
         used.append(attention_weights(query, key, mask, bias, causal=causal))
-        return attention(query, key, value, mask, bias, causal=causal)
+        return attention(query, key, value, mask, bias, causal=causal, **options)
 
     monkeypatch.setattr(module, "attention", watched)
     layer = small_parts(norm_position=norm_position).decoder_layer()
     inputs = {"mask": TARGET, "memory_mask": MEMORY}
-    with record_attention() as recorded:
+    with record(layer, "cross_attention.weights") as recorded:
         layer(normal(0, 2, 4, 8), normal(1, 2, 5, 8), **inputs)
-    weights = recorded[1].weights
+    weights = recorded["cross_attention.weights"]
     assert_close(weights, used[1])
     np.testing.assert_allclose(weights.sum(axis=-1), 1.0)
     assert (weights[1, :, :, 3:] == 0.0).all()

@@ -22,7 +22,11 @@ class JaxBackend(Backend):
     def is_host_accessible(self, array: Array) -> bool:
         """Return whether the array has values, on the CPU."""
         # The device of an array that is sharded over several devices is a sharding, which has no platform.
-        return not isinstance(array, jax.core.Tracer) and getattr(array.device, "platform", "") == "cpu"
+        return not self.is_abstract(array) and getattr(array.device, "platform", "") == "cpu"
+
+    def is_abstract(self, array: Array) -> bool:
+        """Return whether the array is a tracer of `jax.jit` or `jax.grad`."""
+        return isinstance(array, jax.core.Tracer)
 
     def rows_of_table(
         self,

@@ -16,6 +16,7 @@ from xformer.backends import Array, array_namespace
 from xformer.config import check_count
 from xformer.models import LanguageModel
 from xformer.models.cache import DecodingCache
+from xformer.tracing.activations import is_observing
 
 CHUNK = 64
 """Tokens that enter the model together. Every prompt enters it in the same chunks, cached or not, so that each product
@@ -57,7 +58,7 @@ class PrefixCache:
 
     def serves(self, model: Any, prompts: Sequence[Sequence[int]]) -> bool:
         """Return whether the cache can be used for these prompts."""
-        if len(prompts) != 1 or len(prompts[0]) <= CHUNK or not isinstance(model, LanguageModel):
+        if len(prompts) != 1 or len(prompts[0]) <= CHUNK or not isinstance(model, LanguageModel) or is_observing():
             return False
         scaling = model.config.rope_scaling or {}
         # The rotations of a long text differ from those of its beginning.

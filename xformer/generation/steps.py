@@ -12,6 +12,7 @@ from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import JitError
 from xformer.models.cache import StaticCache
 from xformer.threads import available_threads, fork_safe_lock
+from xformer.tracing.activations import is_observing
 from xformer.tracing.program import compiler
 from xformer.tree import flatten
 
@@ -98,7 +99,7 @@ class DecodingSteps:
             lengths: Number of tokens of each row.
         """
         self._lengths = lengths
-        self._new_program = compiler(array_namespace(tokens))
+        self._new_program = None if is_observing() else compiler(array_namespace(tokens))
         is_ragged = min(lengths) < max(lengths)
         self._is_static = is_ragged or (self._is_static and self._new_program is not None)
         options = {}
@@ -177,6 +178,8 @@ class DecodingSteps:
     def _static_step(self, tokens: Array, options: dict[str, Any]) -> Array:
         """Make a step with a static cache, by a program if there is one or the step should be traced."""
         self._fit(tokens.shape[1])
+        if is_observing():
+            return self._model.decode_step(tokens, self.cache)
         if not self._programs:
             key = self._key()
             kept = _kept.take(self._model, key)

@@ -1,7 +1,7 @@
 """Layers: immutable modules whose forward code uses the Array API only."""
 
 from xformer.layers.adapters import LoraWeight, lora, merge_lora
-from xformer.layers.attention import MultiHeadAttention, RecordedAttention, record_attention
+from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.convolution import AudioEmbedding, Conv1d
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
@@ -67,7 +67,6 @@ __all__ = [
     "PostNorm",
     "PreNorm",
     "RMSNorm",
-    "RecordedAttention",
     "RecordedRouting",
     "RelativeBias",
     "RelativeEmbedding",
@@ -81,7 +80,6 @@ __all__ = [
     "merge_lora",
     "pack",
     "quantize",
-    "record_attention",
     "record_routing",
     "remaining_length",
     "sinusoidal",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from xformer import masks
 from xformer.backends import Array, array_namespace, device, extra
@@ -19,42 +19,8 @@ from xformer.layers.positions import Rotation
 from xformer.ops import attention, attention_weights, project_heads
 from xformer.ops.linear.definition import Projection, merge_heads, split_heads
 from xformer.random import Rng
-from xformer.threads import Collector
+from xformer.tracing.activations import OPEN_BLOCKS, is_observed, named
 from xformer.tree import Module
-
-
-class RecordedAttention(NamedTuple):
-    """Attention weights of one call.
-
-    Attributes:
-        layer: The layer that was called.
-        weights: (batch, heads, queries, keys).
-    """
-
-    layer: MultiHeadAttention
-    weights: Array
-
-
-_RECORDED: Collector[RecordedAttention] = Collector("recorded attention")
-
-
-@contextlib.contextmanager
-def record_attention() -> Iterator[list[RecordedAttention]]:
-    """Record the attention weights of every call of a `MultiHeadAttention` inside the block, for inspection.
-
-    Yields:
-        The list that the weights are appended to, in the order of the calls.
-
-    Example:
-        >>> import numpy as np
-        >>> attention = MultiHeadAttention(8, 2, init=0)
-        >>> with record_attention() as recorded:
-        ...     output = attention(np.ones((1, 5, 8), dtype=np.float32))
-        >>> recorded[0].weights.shape
-        (1, 2, 5, 5)
-    """
-    with _RECORDED.collect() as recorded:
-        yield recorded
 
 
 class MultiHeadAttention(Module):
@@ -91,6 +57,8 @@ class MultiHeadAttention(Module):
         >>> attention(x, memory, mask=masks.padding(np.asarray([[4, 5, 6, 2, 0, 0, 0]]), 0)).shape  # cross-attention
         (1, 5, 8)
     """
+
+    __activations__ = ("queries", "keys", "values", "scores", "weights", "heads", "output")
 
     query: Linear
     key: Linear
@@ -152,7 +120,7 @@ class MultiHeadAttention(Module):
     @check_arguments(
         attn_mask="use mask, True = may attend; masks.from_blocked converts the masks of torch.nn.MultiheadAttention",
         key_padding_mask="use mask=masks.from_blocked(key_padding_mask)[:, None, None, :]",
-        need_weights="use weights(query, key), or record_attention",
+        need_weights="use weights(query, key), or xformer.record(layer, 'weights')",
     )
     def __call__(
         self,
@@ -195,14 +163,12 @@ class MultiHeadAttention(Module):
             scores = self._distance_scores(q, k, distances)
             bias = scores if bias is None else bias + scores
         k, v, mask, bias = self._with_sinks(k, v, mask, bias)
-        dropout_mask, keep_probability = None, 1.0
+        options: dict[str, Any] = {"causal": causal}
         if rng is not None:
-            dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
-        options: dict[str, Any] = {"causal": causal, "scale": self.scale, "softcap": self.softcap}
-        if (recorded := _RECORDED.items()) is not None:
-            recorded.append(RecordedAttention(self, self._weights(q, k, mask, bias, **options)))
-        options |= {"dropout_mask": dropout_mask, "keep_probability": keep_probability}
-        return self.output(merge_heads(attention(q, k, v, mask, bias, **options)))
+            draw = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
+            options["dropout_mask"], options["keep_probability"] = draw
+        y = self.output(merge_heads(self._attend(q, k, v, mask, bias, **options)))
+        return named(self, "output", y) if OPEN_BLOCKS else y
 
     def attend(self, query: Array, cache: KVCache, *, mask: Array | None = None) -> Array:
         """Attend to keys and values that were projected before, e.g. those of the memory during decoding.
@@ -231,10 +197,9 @@ class MultiHeadAttention(Module):
         rows, queries, d_model = query.shape
         # To attention, the queries of neighboring rows are simply more queries of one sentence.
         grouped = xp.reshape(query, (sentences, rows // max(1, sentences) * queries, d_model))
-        keys, values, mask, bias = self._with_sinks(key, cache.value, mask, None)
-        heads = attention(self._queries(grouped), keys, values, mask, bias, scale=self.scale, softcap=self.softcap)
-        merged = merge_heads(heads)
-        return self.output(xp.reshape(merged, (rows, queries, merged.shape[-1])))
+        queries_in_heads = named(self, "queries", self._queries(grouped))
+        merged = merge_heads(self._attend(queries_in_heads, *self._with_sinks(key, cache.value, mask, None)))
+        return named(self, "output", self.output(xp.reshape(merged, (rows, queries, merged.shape[-1]))))
 
     def weights(
         self,
@@ -252,12 +217,23 @@ class MultiHeadAttention(Module):
         """
         q, k, v, mask = self._project(query, key, None, mask, rotation)
         k, _, mask, bias = self._with_sinks(k, v, mask, None if bias is None else as_dtype_of(bias, q))
-        return self._weights(q, k, mask, bias, causal=causal, scale=self.scale, softcap=self.softcap)
-
-    def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
-        """Return the attention weights without those of the sinks."""
-        weights = attention_weights(q, k, mask, bias, **options)
+        weights = attention_weights(q, k, mask, bias, causal=causal, scale=self.scale, softcap=self.softcap)
         return weights if self.sinks is None else weights[..., 1:]
+
+    def _attend(self, q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+        """Return the outputs of the heads, (batch, heads, queries, head_dim)."""
+        options |= {"scale": self.scale, "softcap": self.softcap}
+        if not OPEN_BLOCKS:
+            return attention(q, k, v, mask, bias, **options)
+        if is_observed(self, "scores", "weights"):
+            options |= {"edit_scores": partial(self._named, "scores"), "edit_weights": partial(self._named, "weights")}
+        return named(self, "heads", attention(q, k, v, mask, bias, **options))
+
+    def _named(self, name: str, x: Array) -> Array:
+        """Name the attention scores or weights, without those of the sinks."""
+        if self.sinks is None:
+            return named(self, name, x)
+        return array_namespace(x).concat([x[..., :1], named(self, name, x[..., 1:])], axis=-1)
 
     def _with_sinks(
         self, k: Array, v: Array, mask: Array | None, bias: Array | None
@@ -287,6 +263,10 @@ class MultiHeadAttention(Module):
         Returns:
             Keys and values, each (batch, num_key_value_heads, keys, head_dim).
         """
+        keys, values = self._keys_and_values(key, value)
+        return named(self, "keys", keys), named(self, "values", values)
+
+    def _keys_and_values(self, key: Array, value: Array | None) -> tuple[Array, Array]:
         _, *projections = self._projections()
         if value is None or value is key:
             keys, values = project_heads(as_dtype_of(key, self.key.weight), *projections)
@@ -341,13 +321,15 @@ class MultiHeadAttention(Module):
         if key is None and value is not None:
             raise ShapeError("value is given without key; expected both, or neither for self-attention")
         if key is not None and (key is not query or (value is not None and value is not query)):
-            q, (k, v) = self._queries(query), self.keys_and_values(key, value)
+            q, (k, v) = self._queries(query), self._keys_and_values(key, value)
         else:
             q, k, v = project_heads(as_dtype_of(query, self.query.weight), *self._projections())
             q, k = self._normalized(q, self.query_norm), self._normalized(k, self.key_norm)
         if rotation is not None:
             rotation = Rotation(*(as_dtype_of(angle, q) for angle in rotation))
             q, k = rotation(q), rotation(k)
+        if OPEN_BLOCKS:
+            q, k, v = named(self, "queries", q), named(self, "keys", k), named(self, "values", v)
         if cache is not None:
             k, v = cache.append(k, v)
         if self.window is not None:

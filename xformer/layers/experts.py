@@ -30,6 +30,7 @@ from xformer.ops.linear.definition import as_rows
 from xformer.ops.softmax import softmax
 from xformer.random import Rng, split_rng
 from xformer.threads import Collector
+from xformer.tracing.activations import named
 from xformer.tracing.grad import stop_gradient
 from xformer.tree import Module, with_fields
 
@@ -98,6 +99,8 @@ class MixtureOfExperts(Module):
         >>> layer(np.ones((2, 5, 4), dtype=np.float32)).shape
         (2, 5, 4)
     """
+
+    __activations__ = ("output",)
 
     # An array and no Linear: quantization and adapters leave the router as it is.
     router: Array
@@ -170,9 +173,15 @@ class MixtureOfExperts(Module):
         outputs = xp.reshape(embedding(outputs, xp.argsort(order)), (count, k, d_model))
         total = xp.sum(xp.astype(outputs, weights.dtype, copy=False) * weights[:, :, None], axis=1)
         y = xp.reshape(xp.astype(total, x.dtype, copy=False), x.shape)
-        if self.shared is None or self.shared_gate is None:
-            return y
-        return y + extra.cast_like(logistic(linear(x, self.shared_gate)) * self.shared(x, shared_rng), y)
+        if self.shared is not None and self.shared_gate is not None:
+            y = y + extra.cast_like(logistic(linear(x, self.shared_gate)) * self.shared(x, shared_rng), y)
+        return named(self, "output", y)
+
+    def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield those of `Module.called_modules` but the experts, which are applied as one network."""
+        yield prefix, self
+        if self.shared is not None:
+            yield from self.shared.called_modules(f"{prefix}.shared" if prefix else "shared")
 
     def _apply(self, rows: Array, expert_indices: Array, rng: Rng | None) -> Array:
         """Apply the experts to rows that are sorted by expert.

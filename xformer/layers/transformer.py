@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError
@@ -15,6 +15,7 @@ from xformer.layers.linear import Linear
 from xformer.layers.normalization import Norm
 from xformer.ops import activation as activation_named
 from xformer.random import Rng, split_rng
+from xformer.tracing.activations import named
 from xformer.tree import Module
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class FeedForward(Module):
     Raises:
         ConfigError: For an unknown activation.
     """
+
+    __activations__ = ("hidden", "output")
 
     up: Linear
     down: Linear
@@ -73,7 +76,12 @@ class FeedForward(Module):
         Returns:
             Array of shape (..., d_model).
         """
-        return self.down(self.dropout(self.up(x, self.activation), rng))
+        hidden = named(self, "hidden", self.hidden(x))
+        return named(self, "output", self.down(self.dropout(hidden, rng)))
+
+    def hidden(self, x: Array) -> Array:
+        """Return the features in between, (..., d_ff)."""
+        return self.up(x, self.activation)
 
 
 class GatedFeedForward(FeedForward):
@@ -89,10 +97,6 @@ class GatedFeedForward(FeedForward):
         init = initializer(init)
         self.gate = Linear(d_model, d_ff, bias=options.get("bias", True), init=init)
         super().__init__(d_model, d_ff, activation=activation, init=init, **options)
-
-    def __call__(self, x: Array, rng: Rng | None = None) -> Array:
-        """Apply the network to each position; arguments are those of `FeedForward`."""
-        return self.down(self.dropout(self.hidden(x), rng))
 
     def hidden(self, x: Array) -> Array:
         """Return the features in between, (..., d_ff)."""
@@ -246,6 +250,8 @@ class EncoderLayer(Module):
         feed_forward_residual: Residual connection around the feed-forward network.
     """
 
+    __activations__: ClassVar[tuple[str, ...]] = ("residual_in", "residual_mid", "residual_out")
+
     self_attention: MultiHeadAttention
     feed_forward: FeedForward | MixtureOfExperts
     self_attention_residual: Residual
@@ -263,10 +269,13 @@ class EncoderLayer(Module):
             Array of the shape of `x`.
         """
         attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
+        x = named(self, "residual_in", x)
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, rng=attention_rng, **options), attention_out_rng
         )
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
+        x = named(self, "residual_mid", x)
+        x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
+        return named(self, "residual_out", x)
 
 
 class ParallelEncoderLayer(EncoderLayer):
@@ -276,14 +285,17 @@ class ParallelEncoderLayer(EncoderLayer):
     connections.
     """
 
+    __activations__ = ("residual_in", "residual_out")
+
     def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
         """Apply the layer; see `EncoderLayer`."""
         attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
+        x = named(self, "residual_in", x)
         before_attention, before_feed = self.self_attention_residual, self.feed_forward_residual
         attended = self.self_attention(before_attention.norm(x), rng=attention_rng, **options)
         fed = self.feed_forward(before_feed.norm(x), feed_rng)
         x = before_attention.add(x, attended, attention_out_rng)
-        return before_feed.add(x, fed, feed_out_rng)
+        return named(self, "residual_out", before_feed.add(x, fed, feed_out_rng))
 
 
 class SharedNormEncoderLayer(Module):
@@ -297,6 +309,8 @@ class SharedNormEncoderLayer(Module):
         residual: Residual connection around both; its norm is before them.
     """
 
+    __activations__ = ("residual_in", "residual_out")
+
     self_attention: MultiHeadAttention
     feed_forward: FeedForward | MixtureOfExperts
     residual: Residual
@@ -304,9 +318,10 @@ class SharedNormEncoderLayer(Module):
     def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
         """Apply the layer; arguments are those of `EncoderLayer`."""
         attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
+        x = named(self, "residual_in", x)
         y = self.residual.norm(x)
         x = self.residual.add(x, self.self_attention(y, rng=attention_rng, **options), attention_out_rng)
-        return self.residual.add(x, self.feed_forward(y, feed_rng), feed_out_rng)
+        return named(self, "residual_out", self.residual.add(x, self.feed_forward(y, feed_rng), feed_out_rng))
 
 
 class DecoderLayer(Module):
@@ -322,6 +337,8 @@ class DecoderLayer(Module):
         cross_attention_residual: Residual connection around the cross-attention.
         feed_forward_residual: Residual connection around the feed-forward network.
     """
+
+    __activations__ = ("residual_in", "residual_mid", "residual_cross", "residual_out")
 
     self_attention: MultiHeadAttention
     cross_attention: MultiHeadAttention
@@ -354,13 +371,17 @@ class DecoderLayer(Module):
             Array of the shape of `x`.
         """
         self_rng, self_out_rng, cross_rng, cross_out_rng, feed_rng, feed_out_rng = split_rng(rng, 6)
+        x = named(self, "residual_in", x)
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, causal=causal, rng=self_rng, **options), self_out_rng
         )
+        x = named(self, "residual_mid", x)
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention(y, memory, mask=memory_mask, rng=cross_rng), cross_out_rng
         )
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
+        x = named(self, "residual_cross", x)
+        x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
+        return named(self, "residual_out", x)
 
     def decode_step(self, x: Array, cache: LayerCache, *, memory_mask: Array | None = None, **options: Any) -> Array:
         """Apply the layer to new tokens that follow those in the cache.
@@ -374,10 +395,13 @@ class DecoderLayer(Module):
         Returns:
             Array of the shape of `x`.
         """
+        x = named(self, "residual_in", x)
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, causal=True, cache=cache.self_attention, **options)
         )
+        x = named(self, "residual_mid", x)
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.attend(y, cache.cross_attention, mask=memory_mask)
         )
-        return self.feed_forward_residual(x, self.feed_forward)
+        x = named(self, "residual_cross", x)
+        return named(self, "residual_out", self.feed_forward_residual(x, self.feed_forward))

@@ -6,11 +6,11 @@ from typing import Any
 
 from xformer.backends import Array
 from xformer.errors import ConfigError
-from xformer.layers import record_attention
 from xformer.models.base import BaseModel
 from xformer.models.encoder import Encoder
 from xformer.models.language_model import LanguageModel
 from xformer.models.transformer import Transformer
+from xformer.tracing.activations import record
 
 
 def attention_maps(model: BaseModel, *inputs: Any, **options: Any) -> dict[str, list[Array]]:
@@ -35,20 +35,15 @@ def attention_maps(model: BaseModel, *inputs: Any, **options: Any) -> dict[str, 
         >>> print(*(weights.shape for weights in maps["decoder"]))
         (1, 2, 3, 3) (1, 2, 3, 3) (1, 2, 3, 3)
     """
-    if isinstance(model, Transformer):
-        parts = {
-            "encoder": [layer.self_attention for layer in model.encoder],
-            "decoder": [layer.self_attention for layer in model.decoder],
-            "cross": [layer.cross_attention for layer in model.decoder],
-        }
-    elif isinstance(model, LanguageModel | Encoder):
-        name = "decoder" if isinstance(model, LanguageModel) else "encoder"
-        parts = {name: [layer.self_attention for layer in model.layers]}
-    else:
-        raise ConfigError(f"model is a {type(model).__name__}; expected a Transformer, LanguageModel or Encoder")
-    with record_attention() as recorded:
+    parts = {"encoder": "encoder.*.self_", "decoder": "decoder.*.self_", "cross": "decoder.*.cross_"}
+    if not isinstance(model, Transformer):
+        if not isinstance(model, LanguageModel | Encoder):
+            raise ConfigError(f"model is a {type(model).__name__}; expected a Transformer, LanguageModel or Encoder")
+        parts = {"decoder" if isinstance(model, LanguageModel) else "encoder": "layers.*.self_"}
+    with record(model, "*attention.weights") as recorded:
         model(*inputs, **options)
-    weights: dict[int, list[Array]] = {}
-    for layer, array in recorded:  # several times if layers share their parameters
-        weights.setdefault(id(layer), []).append(array)
-    return {name: [x for layer in layers for x in weights.get(id(layer), [])] for name, layers in parts.items()}
+    names = {part: pattern.split("*") for part, pattern in parts.items()}
+    return {
+        part: [x for name, x in recorded.items() if name.startswith(first) and last in name]
+        for part, (first, last) in names.items()
+    }

@@ -22,6 +22,7 @@ from xformer.ops.inference_weight import inference_weights
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.tracing import remat
+from xformer.tracing.activations import is_observing
 from xformer.tree import Module, flatten, replace
 
 _MODELS: dict[str, type[BaseModel]] = {}
@@ -122,7 +123,9 @@ class BaseModel(Module):
         each = [options] * len(layers) if isinstance(options, dict) else options
         for layer, rng, keywords in zip(layers, rngs, each, strict=True):
             function: Any = type(layer).__call__
-            x = (remat(function) if self.config.rematerialize else function)(layer, x, *args, **keywords, rng=rng)
+            # A block sees the activations of the first computation, and those are kept.
+            function = remat(function) if self.config.rematerialize and not is_observing() else function
+            x = function(layer, x, *args, **keywords, rng=rng)
         return x
 
     def with_config(self, **changes: Any) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xformer.backends import Array, array_namespace, device, dtype_name, index_dtype, to_library_of
@@ -27,6 +27,7 @@ from xformer.models.config import EncoderConfig, ImageEncoderConfig
 from xformer.models.token_ids import as_token_ids, ids_of, padding_mask, positions_of
 from xformer.ops import activation
 from xformer.random import Rng, split_rng
+from xformer.tracing.activations import named
 from xformer.tree import Module
 
 
@@ -159,6 +160,8 @@ class MaskedLMHead(Module):
 class EncoderBase(BaseModel, init=False):
     """Fields of all encoders, and their classifier."""
 
+    __activations__ = ("embeddings", "states")
+
     embedding: Module
     layers: tuple[EncoderLayer | SharedNormEncoderLayer, ...]
     norm: Norm | None
@@ -195,7 +198,13 @@ class EncoderBase(BaseModel, init=False):
             for i in range(c.num_layers)
         ]
         x = self._apply_layers(layers, x, options=options, rngs=rngs)
-        return x if self.norm is None else self.norm(x)
+        return named(self, "states", x if self.norm is None else self.norm(x))
+
+    def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield those of `Module.called_modules`; a layer that is applied several times has as many names."""
+        yield from super().called_modules(prefix)
+        for i in range(len(self.layers), self.config.num_layers):
+            yield from self.layers[0].called_modules(f"{prefix}.layers.{i}" if prefix else f"layers.{i}")
 
     def class_logits(self, states: Array, *, mask: Any = None) -> Array:
         """Compute the logits of the classes of each text or image, (batch, num_labels).
@@ -268,7 +277,7 @@ class Encoder(EncoderBase, init=False):
         tokens = as_token_ids(tokens, "token", self.config.vocab_size, self._parameter)
         input_rng, *layer_rngs = split_rng(rng, 1 + self.config.num_layers)
         ids, pad_id = ids_of(tokens), self.config.padding_id if mask is None else None
-        x = self._add_token_types(self.embedding(tokens), token_types)
+        x = self._add_token_types(named(self, "embeddings", self.embedding(tokens)), token_types)
         x = self.input(x, positions_of(ids, pad_id), rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
         return self._encode(x, mask, layer_rngs, causal=self.config.causal)

@@ -23,6 +23,7 @@ from xformer.models.builder import LayerFactory
 from xformer.models.config import ImageEncoderConfig
 from xformer.models.encoder import EncoderBase
 from xformer.random import Rng, split_rng
+from xformer.tracing.activations import named
 
 
 class ImageEncoder(EncoderBase, init=False):
@@ -76,7 +77,7 @@ class ImageEncoder(EncoderBase, init=False):
         if tuple(images.shape[2:]) != (size, size):
             positions = self._resized_positions(height // patch, width // patch)
         images = images[:, :, :height, :width] if size % patch else images
-        x = self.input(self.embedding(images), position_embeddings=positions, rng=input_rng)
+        x = self.input(named(self, "embeddings", self.embedding(images)), position_embeddings=positions, rng=input_rng)
         return self._encode(x, None, layer_rngs)
 
     def class_logits(self, states: Array, *, mask: Any = None) -> Array:

@@ -23,6 +23,7 @@ from xformer.models.token_ids import (
     segment_positions,
 )
 from xformer.random import Rng, split_rng
+from xformer.tracing.activations import named
 from xformer.tree import check_array
 
 
@@ -39,6 +40,8 @@ class LanguageModel(BaseModel, init=False):
     """
 
     config_class = LanguageModelConfig
+
+    __activations__ = ("embeddings", "states", "logits")
 
     embedding: Embedding
     layers: tuple[EncoderLayer | SharedNormEncoderLayer, ...]
@@ -96,8 +99,7 @@ class LanguageModel(BaseModel, init=False):
         self, tokens: Any, *, mask: Array | None = None, segment_ids: Any = None, rng: Rng | None = None
     ) -> Array:
         """Compute the states that the logits are computed from, (batch, length, d_model); arguments as for a call."""
-        x = self._apply(tokens, mask, segment_ids, rng)
-        return x if self.norm is None else self.norm(x)
+        return self._normalized(self._apply(tokens, mask, segment_ids, rng))
 
     def _apply(self, tokens: Any, mask: Array | None, segment_ids: Any, rng: Rng | None) -> Array:
         """Compute the output of the last layer; arguments are those of a call."""
@@ -109,7 +111,7 @@ class LanguageModel(BaseModel, init=False):
         if segment_ids is not None:
             same = masks.segments(as_segment_ids(segment_ids, ids, self._parameter))
             mask, (positions, lengths) = masks.combine(mask, same), segment_positions(same)
-        x = self.input(self.embedding(tokens), positions, rng=input_rng)
+        x = self.input(named(self, "embeddings", self.embedding(tokens)), positions, rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
         # Relative positions depend on distances, which are those within the document.
         terms = [position_terms(p, ids.shape[1], ids.shape[1], x, lengths)._asdict() for p in self._all_positions]
@@ -148,7 +150,7 @@ class LanguageModel(BaseModel, init=False):
             Logits of shape (rows, vocab_size), or with all_logits (rows, new tokens, vocab_size).
         """
         _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
-        x = cache.embed(self.input, self.embedding(tokens))
+        x = cache.embed(self.input, named(self, "embeddings", self.embedding(tokens)))
         terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x, lengths)]
         mask = cache.mask(num_tokens)
         for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
@@ -177,11 +179,15 @@ class LanguageModel(BaseModel, init=False):
             return {}
         return terms[-1] if self.config.window_of(layer) is not None else terms[0]
 
+    def _normalized(self, x: Array) -> Array:
+        return named(self, "states", x if self.norm is None else self.norm(x))
+
     def _logits(self, x: Array) -> Array:
-        x = x if self.norm is None else self.norm(x)
+        x = self._normalized(x)
         x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self.embedding.unembed(x) if self.output is None else self.output(x)
         logits = logits if self.output_bias is None else logits + self.output_bias
         scale, cap = self.config.logits_scale, self.config.logits_softcap
         logits = logits if scale == 1.0 else extra.cast_like(logits * scale, logits)
-        return logits if cap is None else array_namespace(logits).tanh(logits * (1.0 / cap)) * cap
+        logits = logits if cap is None else array_namespace(logits).tanh(logits * (1.0 / cap)) * cap
+        return named(self, "logits", logits)

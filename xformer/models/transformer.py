@@ -15,7 +15,6 @@ from xformer.layers import (
     InputEmbedding,
     Linear,
     SharedNormEncoderLayer,
-    record_attention,
 )
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
@@ -34,6 +33,7 @@ from xformer.models.token_ids import (
     positions_of,
 )
 from xformer.random import Rng, split_rng
+from xformer.tracing.activations import named, record
 
 
 class Transformer(BaseModel, init=False):
@@ -60,6 +60,8 @@ class Transformer(BaseModel, init=False):
     """
 
     config_class = TransformerConfig
+
+    __activations__ = ("source_embeddings", "memory", "target_embeddings", "states", "logits")
 
     source_embedding: Embedding
     target_embedding: Embedding | None
@@ -206,10 +208,9 @@ class Transformer(BaseModel, init=False):
         memory = self._encode(source, source_mask)
         memory.lengths = self._lengths(lengths, target.shape[0])
         x, options = self._decoder_inputs(target, memory)
-        with record_attention() as recorded:
-            for layer in self.decoder:
-                x = layer(x, memory.states, **options)
-        return [call.weights for call in recorded[1::2]]  # each layer also records its self-attention
+        with record(self, "decoder.*.cross_attention.weights") as recorded:
+            self._apply_layers(self.decoder, x, memory.states, options=options, rngs=[None] * len(self.decoder))
+        return list(recorded.values())
 
     def _encode(self, source: Array, mask: Array | None, rng: Rng | None = None) -> Memory:
         ids = ids_of(source)
@@ -221,10 +222,11 @@ class Transformer(BaseModel, init=False):
     def _encode_vectors(self, x: Array, positions: Array | None, mask: Array | None, rng: Rng | None) -> Memory:
         """Apply the encoder to source vectors (batch, source length, d_model)."""
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.encoder))
-        x = self.encoder_input(x, positions, rng=input_rng)
+        x = self.encoder_input(named(self, "source_embeddings", x), positions, rng=input_rng)
         terms = position_terms(self.encoder_positions, x.shape[1], x.shape[1], x)
         x = self._apply_layers(self.encoder, x, options={"mask": mask, **terms._asdict()}, rngs=layer_rngs)
-        return Memory(x if self.encoder_norm is None else self.encoder_norm(x), None, mask, None)
+        x = x if self.encoder_norm is None else self.encoder_norm(x)
+        return Memory(named(self, "memory", x), None, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))
@@ -237,7 +239,7 @@ class Transformer(BaseModel, init=False):
         """Return the input of the first decoder layer, (batch, length, d_model), and the arguments of all layers."""
         ids, pad_id = ids_of(target), self.config.padding_id
         positions = positions_of(ids, pad_id)
-        x = self._target_table()(target)
+        x = named(self, "target_embeddings", self._target_table()(target))
         if positions is not None and self.config.length_encoding:
             xp, lengths = array_namespace(ids), memory.lengths
             if lengths is None:
@@ -296,7 +298,7 @@ class Transformer(BaseModel, init=False):
         memory, (rows, num_tokens) = cache.memory, tokens.shape
         if memory is None:
             raise ConfigError("the cache has no memory; expected a cache made by prefill() of this model")
-        x = self._target_table()(tokens)
+        x = named(self, "target_embeddings", self._target_table()(tokens))
         if memory.lengths is not None:
             outputs = array_namespace(tokens).repeat(memory.lengths, rows // memory.lengths.shape[0])
             remaining = outputs[:, None] - cache.positions(num_tokens, outputs)
@@ -351,12 +353,12 @@ class Transformer(BaseModel, init=False):
 
     def _logits(self, x: Array, memory: Memory) -> Array:
         """Return the logits of decoder states; with a copy head, log-probabilities."""
-        x = x if self.decoder_norm is None else self.decoder_norm(x)
+        x = named(self, "states", x if self.decoder_norm is None else self.decoder_norm(x))
         x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self._target_table().unembed(x) if self.output is None else self.output(x)
         logits = logits if self.output_bias is None else logits + self.output_bias
-        if self.copy_head is None:
-            return logits
-        if memory.ids is None:
-            raise ConfigError("this model copies from the source; pass source=, the ids of the memory")
-        return self.copy_head(x, logits, memory.states, memory.ids, memory.mask, memory.copy_key)
+        if self.copy_head is not None:
+            if memory.ids is None:
+                raise ConfigError("this model copies from the source; pass source=, the ids of the memory")
+            logits = self.copy_head(x, logits, memory.states, memory.ids, memory.mask, memory.copy_key)
+        return named(self, "logits", logits)

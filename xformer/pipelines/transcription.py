@@ -21,7 +21,6 @@ from xformer.generation import GenerationConfig, Hypothesis, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.generation.processors import token_alternatives
 from xformer.io import read_json
-from xformer.layers import record_attention
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 from xformer.pipelines.base import Pipeline, check_vocabulary
 from xformer.pipelines.batching import run_batches
@@ -38,6 +37,7 @@ from xformer.pipelines.timestamps import (
 from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.random import Rng
 from xformer.tokenizers import PretrainedTokenizer
+from xformer.tracing.activations import record
 
 TASKS, TIMESTAMPS = ("transcribe", "translate"), ("segments", "words")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
@@ -282,11 +282,11 @@ class Transcriber(Pipeline):
             return [[] for _ in parts]
         start, config = len(window.prefix), self.model.config
         memory = self.model.encode(features[None])
-        with record_attention() as recorded:
+        names = [f"decoder.{layer}.cross_attention.weights" for layer, _ in self.alignment_heads]
+        with record(self.model, names) as recorded:
             logits = self.model.decode([[config.bos_id, *window.prefix, *tokens, config.eos_id]], memory)
-        by_layer = {id(each.layer): each.weights for each in recorded}
-        cross = [by_layer[id(layer.cross_attention)] for layer in self.model.decoder]
-        weights = [to_host(cross[layer][0, head, :, :num_positions]) for layer, head in self.alignment_heads]
+        cross = zip(names, self.alignment_heads, strict=True)
+        weights = [to_host(recorded[name][0, head, :, :num_positions]) for name, (_, head) in cross]
         starts = align(np.stack(weights), start, -1).tolist()  # of the tokens, and of eos
         chosen = token_alternatives(logits[0, start:-2, : config.eos_id], tokens, 1)
         words, ends, position = [], [], 0

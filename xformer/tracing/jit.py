@@ -16,6 +16,7 @@ from xformer.backends import backend_name, trace_level
 from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
+from xformer.tracing.activations import is_observing
 from xformer.tracing.arguments import Arguments, check_function, check_hashable, check_static, namespace_of
 from xformer.tracing.graph import ACTIVE_GRAPH, GraphTrace
 from xformer.tracing.program import CudaProgram, Program, array_copy, compiler
@@ -142,7 +143,8 @@ class _Jitted:
         for index in self._static:
             check_static(args, index)
         xp = namespace_of((*args, *keywords.values()))
-        if xp is None or type(xp) is GraphTrace or trace_level(xp) or ACTIVE_GRAPH.get() is not None:
+        is_traced = type(xp) is GraphTrace or trace_level(xp) or ACTIVE_GRAPH.get() is not None
+        if xp is None or is_traced or is_observing():
             return self._function(*args, **keywords)
         if backend_name(xp) == "jax":
             return self._compile_by_jax(args, keywords)

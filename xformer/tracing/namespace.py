@@ -262,6 +262,11 @@ def active(namespace: Any) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
+def innermost_trace() -> Any:
+    """Return the innermost trace of a derivative in this thread, or None."""
+    return _ACTIVE.get()
+
+
 def base_for(arrays: Sequence[Any]) -> Any:
     """Return the namespace in which a new trace of `arrays` computes.
 

@@ -24,6 +24,7 @@ from xformer.ops.softmax.definition import softmax, softmax_cotangent
 
 Forward = Callable[..., tuple[Any, Any]]
 Vjp = Callable[..., tuple[Any, ...]]
+Edit = Callable[[Array], Array]
 
 
 def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -> Array:
@@ -42,6 +43,7 @@ def attention_weights(
     causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
+    edit_scores: Edit | None = None,
 ) -> Array:
     """Compute the weights of attention, softmax(scale Q K^T + bias).
 
@@ -58,7 +60,8 @@ def attention_weights(
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     _operation.check_options({"scale": scale})
     causal = as_flag("causal", causal)
-    weights = _weights(*four_axes[:2], mask, bias, causal=causal, scale=scale, softcap=softcap)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "edit_scores": edit_scores}
+    weights = _weights(*four_axes[:2], mask, bias, causal=causal, **options)
     weights = extra.cast_like(weights, query)
     if len(query.shape) == 4:
         return weights
@@ -74,6 +77,7 @@ def _weights(
     causal: bool,
     scale: float,
     softcap: float | None = None,
+    edit_scores: Edit | None = None,
 ) -> Array:
     xp = array_namespace(query, key, bias)
     scores = xp.matmul(query * scale, xp.matrix_transpose(repeat_kv(key, query)))
@@ -81,6 +85,7 @@ def _weights(
         scores = xp.tanh(scores * (1.0 / softcap)) * softcap
     if bias is not None:
         scores = scores + bias
+    scores = scores if edit_scores is None else edit_scores(scores)
     if causal:
         visible = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
         mask = visible if mask is None else xp.logical_and(mask, visible)
@@ -177,6 +182,8 @@ def attention(
     softcap: float | None = None,
     dropout_mask: Array | None = None,
     keep_probability: float = 1.0,
+    edit_scores: Edit | None = None,
+    edit_weights: Edit | None = None,
 ) -> Array:
     """Compute scaled dot-product attention, softmax(scale Q K^T + bias) V.
 
@@ -196,6 +203,9 @@ def attention(
         softcap: Limit c of the scaled scores, which become c tanh(score / c) (Gemma 2); no kernel implements it.
         dropout_mask: Dropout mask of the weights, (batch, heads, queries, keys), True = keep.
         keep_probability: Probability with which the dropout mask was drawn.
+        edit_scores: Function of the scores (batch, heads, queries, keys) before masks and softmax, which returns those
+            to use, e.g. to look at them; no kernel implements it.
+        edit_weights: The same for the weights, before dropout.
 
     Returns:
         Array of shape (batch, heads, queries, value_dim).
@@ -211,9 +221,11 @@ def attention(
         check_keep_probability(keep_probability)
     if type(causal) is not bool:
         causal = as_flag("causal", causal)
-    if softcap is not None:
+    if softcap is not None or edit_scores is not None or edit_weights is not None:
         _operation.signature.check("attention", (*four_axes, mask, bias, dropout_mask))
-        weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, scale=scale, softcap=softcap)
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "edit_scores": edit_scores}
+        weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, **options)
+        weights = weights if edit_weights is None else edit_weights(weights)
         dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
         y = array_namespace(dropped, value).matmul(dropped, repeat_kv(four_axes[2], four_axes[0]))
     else:

@@ -1,0 +1,327 @@
+"""Named activations: `record` returns those of a model, `intervene` changes them.
+
+A layer names an activation in one line, `x = named(self, "hidden", x)`, and lists its names in `__activations__`.
+Outside of blocks of `record` and `intervene`, `named` returns its argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from xformer.backends import (
+    Array,
+    array_namespace,
+    backend_name,
+    backend_of,
+    device,
+    dtype_name,
+    is_trace,
+    trace_level,
+)
+from xformer.errors import BackendError, ConfigError, ShapeError
+from xformer.tracing.namespace import innermost_trace
+from xformer.tracing.tracer import Tracer
+from xformer.tree import Module, is_array
+
+OPEN_BLOCKS: list[None] = []
+"""One item for each open block of any thread: while it is empty, there is nothing to do."""
+
+_BLOCKS: ContextVar[tuple[_Block, ...]] = ContextVar("activation_blocks", default=())
+
+
+class Activations(dict[str, Any]):
+    """Recorded activations by name, in the order in which the model computed them."""
+
+    def __missing__(self, name: str) -> Any:
+        if not self:
+            raise KeyError(f"{name!r} was not recorded: the model was not called inside the block")
+        raise KeyError(f"{name!r} was not recorded; {_hint(str(name), list(self))}")
+
+
+@contextlib.contextmanager
+def record(model: Module, names: str | Iterable[str] = "*", *, every_call: bool = False) -> Iterator[Activations]:
+    """Record activations of a model by name while the block runs.
+
+    The block sees calls of this model, not of other models or copies, in its own thread and in parallel loops. In a
+    function that is differentiated or compiled, it also sees traced models of the same class and configuration, as
+    `value_and_grad` makes them. Meanwhile functions for `xf.jit` are called without their programs, and layers whose
+    attention scores or weights are recorded compute them explicitly. Around a function for `jax.jit`, a block does
+    nothing or JAX reports leaked tracers: open it inside the function, and return the arrays.
+
+    In a differentiated function, activations recorded by a block inside it can be differentiated; a block around
+    `value_and_grad` records plain arrays.
+
+    Args:
+        model: Model; or a layer, whose activations then have the names without those of the layers around it.
+        names: Names of activations, or patterns such as "layers.*.residual_out", in which `*` stands for any
+            characters; see `activation_names`. By default all.
+        every_call: Record lists with the arrays of all calls, such as the steps of `generate`, instead of those of the
+            last one.
+
+    Yields:
+        A dict of activations by name, empty until the model is called. Interventions have been applied to them.
+
+    Raises:
+        ConfigError: If `model` has no activations, or none that match a name.
+
+    Example:
+        >>> import xformer as xf
+        >>> config = xf.LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
+        >>> model = xf.LanguageModel(config)
+        >>> with record(model, "layers.*.self_attention.weights") as activations:
+        ...     logits = model([[5, 4, 7]])
+        >>> activations["layers.0.self_attention.weights"].shape  # (batch, heads, queries, keys)
+        (1, 2, 3, 3)
+    """
+    block = _Recording("record", model, names, every_call)
+    with block.open():
+        yield block.activations
+
+
+@contextlib.contextmanager
+def intervene(model: Module, interventions: Mapping[str, Any]) -> Iterator[None]:
+    """Change activations of a model while the block runs.
+
+    It sees the calls that `record` sees. If several blocks change an activation, the outermost block does first.
+
+    Args:
+        model: Model, or a layer.
+        interventions: For names or patterns, as for `record`: a function of the activation that returns the new one, of
+            the same shape and dtype; or an array in its place. A function gets a copy, in which it may write.
+
+    Raises:
+        ConfigError: If `model` has no activations, or none that match a name, or a value is no function and no array.
+        ShapeError: When the model is called, if the new activation has another shape or dtype, or is no array.
+        BackendError: When the model is called, if it is an array of another library or device.
+
+    Example:
+        >>> import xformer as xf
+        >>> config = xf.LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
+        >>> model = xf.LanguageModel(config)
+        >>> with intervene(model, {"layers.0.feed_forward.output": lambda x: 0 * x}):
+        ...     logits = model([[5, 4, 7]])
+    """
+    if not isinstance(interventions, Mapping):
+        received = type(interventions).__name__
+        raise ConfigError(f"interventions is a {received}; expected a dict such as {{name: function}}")
+    for name, value in interventions.items():
+        if not is_array(value) and not callable(value):
+            raise ConfigError(f"the intervention at {name!r} is {value!r:.60}; expected a function or an array")
+    with _Intervention("intervene", model, interventions).open():
+        yield
+
+
+def activation_names(model: Module) -> list[str]:
+    """Return the names of the activations of a model, as `record` and `intervene` take them.
+
+    Args:
+        model: Model, or a layer.
+
+    Raises:
+        ConfigError: If it has no activations.
+
+    Example:
+        >>> import xformer as xf
+        >>> activation_names(xf.FeedForward(4, 8, init=0))
+        ['hidden', 'output']
+    """
+    return _names_of(model, "activation_names")
+
+
+def named(module: Module, name: str, x: Array) -> Array:
+    """Return an activation of a layer: `x`, unless an open block changes it.
+
+    Args:
+        module: The layer.
+        name: One of the names in `__activations__` of its class.
+        x: The activation.
+    """
+    if OPEN_BLOCKS:
+        for block in _BLOCKS.get():
+            x = block.see(module, name, x)
+    return x
+
+
+def is_observed(module: Module, *names: str) -> bool:
+    """Return whether an open block records or changes one of these activations of a layer."""
+    return bool(OPEN_BLOCKS) and any(block.selects(module, name) for block in _BLOCKS.get() for name in names)
+
+
+def is_observing() -> bool:
+    """Return whether a block is open in this thread."""
+    return bool(OPEN_BLOCKS) and bool(_BLOCKS.get())
+
+
+class _Block:
+    """A block of `record` or `intervene`.
+
+    Args:
+        function: Name of the function, for errors.
+        model: Its argument.
+        patterns: Names and patterns of activations.
+    """
+
+    is_last = False  # whether other blocks see an activation first
+
+    def __init__(self, function: str, model: Module, patterns: str | Iterable[str]) -> None:
+        known = _names_of(model, function)
+        self._model = model
+        self._matches = {pattern: _matching(pattern, known, model) for pattern in _as_patterns(patterns)}
+        self._selected = {name for names in self._matches.values() for name in names}
+        # For each layer: its names, several if it is applied several times, and the number of its activations so far.
+        self._layers: WeakKeyDictionary[Module, tuple[list[str], Counter[str]]] = WeakKeyDictionary()
+        self._enter(model)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """See the activations of calls while the block runs."""
+        token = _BLOCKS.set(tuple(sorted((*_BLOCKS.get(), self), key=lambda block: block.is_last)))
+        OPEN_BLOCKS.append(None)
+        try:
+            yield
+        finally:
+            OPEN_BLOCKS.pop()
+            _BLOCKS.reset(token)
+
+    def selects(self, module: Module, name: str) -> bool:
+        """Return whether the block records or changes the next activation of a layer with this name."""
+        return self._full_name(module, name) in self._selected
+
+    def see(self, module: Module, name: str, x: Array) -> Array:
+        """Return an activation of a layer, or a new one in its place."""
+        if self._is_model(module):
+            self._enter(module)
+        full_name = self._full_name(module, name)
+        if full_name is None:
+            return x
+        self._layers[module][1][name] += 1
+        return self._apply(full_name, x) if full_name in self._selected else x
+
+    def _apply(self, name: str, x: Array) -> Array:
+        raise NotImplementedError
+
+    def _is_model(self, module: Module) -> bool:
+        """Return whether a module is the model, or a model of the same configuration with traced arrays."""
+        if module is self._model:
+            return True
+        if type(module) is not type(self._model) or not hasattr(module, "config"):
+            return False
+        return _is_traced(next(module.named_arrays())[1]) and module.config == getattr(self._model, "config", None)
+
+    def _enter(self, model: Module) -> None:
+        """Note the names of the layers of a model, and that none of them has computed anything."""
+        layers: dict[Module, tuple[list[str], Counter[str]]] = {}
+        for name, module in model.called_modules():
+            if module.__activations__:
+                layers.setdefault(module, ([], Counter()))[0].append(name)
+        self._layers.update(layers)
+
+    def _full_name(self, module: Module, name: str) -> str | None:
+        """Return the name of the next activation of a layer, or None for a layer outside the model."""
+        if module not in self._layers:
+            return None
+        names, counts = self._layers[module]
+        return _joined(names[min(counts[name], len(names) - 1)], name)
+
+
+class _Recording(_Block):
+    is_last = True
+
+    def __init__(self, function: str, model: Module, names: str | Iterable[str], every_call: bool) -> None:
+        super().__init__(function, model, names)
+        self.activations = Activations()
+        self._every_call = every_call
+        self._level = trace_level(innermost_trace())
+
+    def _apply(self, name: str, x: Array) -> Array:
+        value = x
+        while type(value) is Tracer and value._namespace.trace_level > self._level:  # the trace ends before the block
+            value = value._value
+        if self._every_call:
+            self.activations.setdefault(name, []).append(value)
+        else:
+            self.activations[name] = value
+        return x
+
+
+class _Intervention(_Block):
+    def __init__(self, function: str, model: Module, interventions: Mapping[str, Any]) -> None:
+        super().__init__(function, model, interventions)
+        self._changes: dict[str, list[Any]] = {}
+        for pattern, change in interventions.items():
+            for name in self._matches[pattern]:
+                self._changes.setdefault(name, []).append(change)
+
+    def _apply(self, name: str, x: Array) -> Array:
+        for change in self._changes[name]:
+            new = change if is_array(change) else change(array_namespace(x).asarray(x, copy=True))
+            _check_same_kind(name, x, new)
+            x = array_namespace(x, new).asarray(new)  # a constant of the trace, if it is a plain array
+        return x
+
+
+def _is_traced(array: Array) -> bool:
+    xp = array_namespace(array)
+    return is_trace(xp) or backend_of(xp).is_abstract(array)
+
+
+def _check_same_kind(name: str, x: Array, new: Any) -> None:
+    """Raise an error unless an array may take the place of an activation."""
+    received, expected = f"the intervention at {name!r} returned", f"expected an array like {_described(x)}"
+    if not is_array(new):
+        raise ShapeError(f"{received} {'None' if new is None else f'a {type(new).__name__}'}; {expected}")
+    libraries = [backend_name(array_namespace(array)) for array in (new, x)]
+    if libraries[0] != libraries[1]:
+        raise BackendError(f"{received} an array of {libraries[0]}; expected one of {libraries[1]}, as the activation")
+    if tuple(new.shape) != tuple(x.shape) or new.dtype != x.dtype:
+        raise ShapeError(f"{received} {_described(new)}; {expected}")
+    if device(new) != device(x):
+        raise BackendError(f"{received} an array on {device(new)}; expected one on {device(x)}, as the activation")
+
+
+def _described(x: Array) -> str:
+    return f"{dtype_name(x.dtype)}{list(x.shape)}"
+
+
+def _names_of(model: Any, function: str) -> list[str]:
+    names: dict[str, None] = {}  # in order
+    if isinstance(model, Module):
+        for path, module in model.called_modules():
+            names.update((_joined(path, name), None) for name in module.__activations__)
+    if not names:
+        model_of = " (pass its .model)" if isinstance(getattr(model, "model", None), Module) else ""
+        raise ConfigError(f"{function} got a {type(model).__name__}{model_of}; expected a model, e.g. a LanguageModel")
+    return list(names)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _as_patterns(patterns: Any) -> list[str]:
+    items = [patterns] if isinstance(patterns, str) else list(patterns) if isinstance(patterns, Iterable) else None
+    if not items or not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"names is {patterns!r:.60}; expected names of activations, e.g. 'layers.*.residual_out'")
+    return items
+
+
+def _matching(pattern: str, known: list[str], model: Module) -> list[str]:
+    names = [name for name in known if name == pattern or fnmatchcase(name, pattern)]
+    if not names:
+        raise ConfigError(f"{type(model).__name__} has no activation {pattern!r}; {_hint(pattern, known)}")
+    return names
+
+
+def _hint(name: str, known: list[str]) -> str:
+    """Name the closest match, and all names with `*` in place of numbers."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    kinds = dict.fromkeys(re.sub(r"\b\d+\b", "*", each) for each in known)
+    return (f"did you mean {near[0]!r}? Expected" if near else "expected") + f" one of {', '.join(kinds)}"
