@@ -20,6 +20,9 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 TORCH = "torch==2.13.0"  # the version that parity tests and published benchmarks were run with
 TRANSFORMERS = "transformers==5.23.0"  # the version that made the references of tests/families
+# What TransformerLens 2.16.1 imports, without its bounds.
+TRANSFORMER_LENS = ["accelerate", "better-abc", "datasets", "einops", "fancy-einsum", "jaxtyping", "pandas", "rich"]
+TRANSFORMER_LENS += ["sentencepiece", "tqdm", "transformers-stream-generator", "typeguard", "wandb"]
 JAX = "jax==0.10.2"  # the version that has the settings of QUICK_JAX
 PLAYWRIGHT = "playwright>=1.50"  # without its own browsers
 BASELINES = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models, for benchmarks only
@@ -142,6 +145,17 @@ def libraries(session: nox.Session) -> None:
         session.run("xformer", "check-backend", module, env=env, success_codes=codes)
     if not session.posargs:
         session.run("python", "-m", "pytest", "-q", "tests/backends/test_transfers.py", "-k", "dpnp", env=env)
+
+
+@nox.session(reuse_venv=True)
+def interpret(session: nox.Session) -> None:
+    """Compute the references of tests/interpret again, by TransformerLens, and compare `xformer.interpret` with them."""
+    session.install("-e", ".[cli]", *group("test"), TORCH, TRANSFORMERS, *TRANSFORMER_LENS)
+    session.install("--no-deps", "transformer_lens==2.16.1", "beartype==0.14.1")  # it requires older versions of NumPy
+    folder = str(Path(session.create_tmp()).resolve() / "references")
+    session.run("python", "-m", "tests.interpret.make_references", folder)
+    env = {**ONE_THREAD, "XFORMER_INTERPRET_REFERENCES": folder}
+    session.run("python", "-m", "pytest", "-q", "tests/interpret/test_transformer_lens.py", *session.posargs, env=env)
 
 
 @nox.session(reuse_venv=True)

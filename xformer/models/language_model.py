@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from xformer import masks
@@ -118,6 +119,19 @@ class LanguageModel(BaseModel, init=False):
         options = [{"mask": mask, "causal": True, **self._terms_of(i, terms)} for i in range(len(self.layers))]
         return self._apply_layers(self.layers, x, options=options, rngs=layer_rngs)
 
+    def readout(self, x: Array, *, norm: Callable[[Array], Array] | None = None) -> Array:
+        """Compute the logits that the final norm and the output projection make of the residual stream.
+
+        Args:
+            x: Array of shape (..., d_model), e.g. the recorded output of a layer.
+            norm: Function to apply in place of the final norm.
+
+        Returns:
+            Logits of shape (..., vocab_size).
+        """
+        norm = self.norm if norm is None else norm
+        return self._unembed(x if norm is None else norm(x))
+
     def init_cache(self, batch_size: int) -> DecodingCache:
         """Return an empty cache for `decode_step`.
 
@@ -183,11 +197,13 @@ class LanguageModel(BaseModel, init=False):
         return named(self, "states", x if self.norm is None else self.norm(x))
 
     def _logits(self, x: Array) -> Array:
-        x = self._normalized(x)
+        return named(self, "logits", self._unembed(self._normalized(x)))
+
+    def _unembed(self, x: Array) -> Array:
+        """Return the logits of states."""
         x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self.embedding.unembed(x) if self.output is None else self.output(x)
         logits = logits if self.output_bias is None else logits + self.output_bias
         scale, cap = self.config.logits_scale, self.config.logits_softcap
         logits = logits if scale == 1.0 else extra.cast_like(logits * scale, logits)
-        logits = logits if cap is None else array_namespace(logits).tanh(logits * (1.0 / cap)) * cap
-        return named(self, "logits", logits)
+        return logits if cap is None else array_namespace(logits).tanh(logits * (1.0 / cap)) * cap

@@ -1,0 +1,16 @@
+"""Checks that the analyses share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import ConfigError
+
+
+def check_model(model: Any, *classes: type) -> None:
+    """Raise ConfigError for a model of another class, and for one without layers."""
+    expected = " or ".join(each.__name__ for each in classes)
+    if not isinstance(model, classes):
+        raise ConfigError(f"model is a {type(model).__name__}; expected a {expected}")
+    if not model.layers:  # type: ignore[attr-defined]
+        raise ConfigError(f"the model has no layers; expected a {expected} with at least one")

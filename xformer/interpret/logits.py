@@ -1,0 +1,172 @@
+"""Analyses of where logits come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from xformer.backends import Array, array_namespace, device
+from xformer.errors import ConfigError, DataError
+from xformer.interpret.layers import check_model
+from xformer.layers import LayerNorm, RMSNorm
+from xformer.models import LanguageModel
+from xformer.models.token_ids import as_token_ids
+from xformer.ops.linear.definition import merge_heads
+from xformer.tracing import vjp
+from xformer.tracing.activations import record
+
+
+def logit_lens(model: LanguageModel, tokens: Any) -> Array:
+    """Compute the logits that the final norm and the output projection make of the residual stream of each layer.
+
+    They show at which layer a prediction appears (nostalgebraist, 2020, "interpreting GPT: the logit lens").
+
+    Args:
+        model: Language model.
+        tokens: Ids (batch, length).
+
+    Returns:
+        Array (layers + 1, batch, length, vocab_size): of the input of each layer, and of the output of the last one,
+        which are the logits of the model.
+
+    Raises:
+        ConfigError: For a model of another class.
+    """
+    check_model(model, LanguageModel)
+    with record(model, ["layers.*.residual_in", f"layers.{len(model.layers) - 1}.residual_out"]) as activations:
+        model(tokens)
+    logits = [model.readout(x) for x in activations.values()]
+    return array_namespace(*logits).stack(logits)
+
+
+class LogitAttribution(NamedTuple):
+    """The parts of a logit, or of a difference of logits, which is their sum.
+
+    Attributes:
+        embeddings: Part of the input of the first layer, (batch,).
+        heads: Part of each head, (layers, batch, heads).
+        attention_bias: Part of the bias of each output projection, (layers, batch).
+        feed_forward: Part of each feed-forward network, (layers, batch).
+        constant: Part that does not depend on the input: biases of the final norm and of the logits, (batch,).
+    """
+
+    embeddings: Array
+    heads: Array
+    attention_bias: Array
+    feed_forward: Array
+    constant: Array
+
+
+def direct_logit_attribution(model: LanguageModel, tokens: Any, targets: Any, others: Any = None) -> LogitAttribution:
+    """Split the logit of a token after the last position into the direct parts of all heads and layers.
+
+    The residual stream is the sum of what the layers write. The final norm is linear once its scale is taken as given,
+    so a logit is a sum, too (Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al.,
+    2022, section 3.1).
+
+    Args:
+        model: Language model with pre-norm layers.
+        tokens: Ids (batch, length).
+        targets: Token whose logit is split, for each row, integers (batch,).
+        others: Tokens (batch,) whose logits are subtracted.
+
+    Returns:
+        The parts; they add up to the logit, or to the difference.
+
+    Raises:
+        ConfigError: For a model of another class, or one whose residual stream is no sum.
+        DataError: For a number of targets that is not that of rows, or ids out of range.
+    """
+    check_model(model, LanguageModel)
+    norm, config, last = model.norm, model.config, len(model.layers) - 1
+    if config.norm_position != "pre" or config.logits_softcap is not None or type(norm) not in (LayerNorm, RMSNorm):
+        raise ConfigError(
+            f"the logits are no sum of parts (norm {config.norm!r}, norm_position {config.norm_position!r}, "
+            f"logits_softcap {config.logits_softcap}); expected 'layer' or 'rms', 'pre' and None"
+        )
+    names = ["layers.0.residual_in", "*.heads", "layers.*.feed_forward.output", f"layers.{last}.residual_out"]
+    with record(model, names) as activations:
+        model(tokens)
+    x = {name: array[..., -1, :] for name, array in activations.items()}  # at the last position
+    final = x[f"layers.{last}.residual_out"]
+    xp, zeros = array_namespace(final), array_namespace(final).zeros_like(final)
+    chosen = _one_hot(model, targets, "targets", final)
+    if others is not None:
+        chosen = chosen - _one_hot(model, others, "others", final)
+
+    def logits(residual: Array) -> Array:
+        return model.readout(residual, norm=_with_scale_of(norm, final))
+
+    _, pull = vjp(logits, final)
+    (direction,) = pull(chosen)  # in which a vector in the residual stream raises the logit
+
+    def part(vector: Array) -> Array:
+        return xp.sum(direction * vector, axis=-1)
+
+    heads, bias, feed_forward = [], [], []
+    for i, layer in enumerate(model.layers):
+        first, second = _residuals(layer)
+
+        def written(z: Array, layer: Any = layer, residual: Any = first) -> Array:
+            """Return what heads (batch, heads, head_dim) write into the residual stream."""
+            return residual.add(zeros, layer.self_attention.output(merge_heads(z[:, :, None, :]))[:, 0, :])
+
+        z = x[f"layers.{i}.self_attention.heads"]
+        _, pull = vjp(written, z)
+        heads.append(xp.sum(pull(direction)[0] * z, axis=-1))
+        bias.append(part(written(xp.zeros_like(z))))
+        feed_forward.append(part(second.add(zeros, x[f"layers.{i}.feed_forward.output"])))
+    embeddings, constant = part(x["layers.0.residual_in"]), xp.sum(chosen * logits(zeros), axis=-1)
+    return LogitAttribution(embeddings, xp.stack(heads), xp.stack(bias), xp.stack(feed_forward), constant)
+
+
+def logit_difference(targets: Any, others: Any) -> Callable[[Array], Array]:
+    """Return a metric: the logits of targets minus those of other tokens after the last position, as mean of the rows.
+
+    Args:
+        targets: Tokens, one for each row, or one for all.
+        others: The same for the other tokens.
+
+    Returns:
+        Function of logits (batch, length, vocab_size) that returns a scalar array.
+    """
+
+    def metric(logits: Array) -> Array:
+        xp, (batch, _, vocab_size) = array_namespace(logits), logits.shape
+        ids = xp.arange(vocab_size, device=device(logits))
+        signs = xp.zeros((batch, vocab_size), dtype=logits.dtype, device=device(logits))
+        for tokens, sign in ((targets, 1.0), (others, -1.0)):
+            chosen = xp.asarray(tokens, dtype=ids.dtype, device=device(logits))
+            signs = signs + sign * xp.astype(ids == xp.reshape(chosen, (-1, 1)), logits.dtype)
+        return xp.sum(logits[:, -1, :] * signs) / batch
+
+    return metric
+
+
+def _with_scale_of(norm: Any, final: Array) -> Callable[[Array], Array]:
+    """Return a norm as an affine map: with the scale that it has for `final`."""
+    xp, is_layer_norm = array_namespace(final), type(norm) is LayerNorm
+
+    def centered(x: Array) -> Array:
+        return x - array_namespace(x).mean(x, axis=-1, keepdims=True) if is_layer_norm else x
+
+    variance = xp.mean(centered(final) ** 2, axis=-1, keepdims=True)
+    scale = norm.weight / xp.sqrt(variance + norm.epsilon)
+    shift = norm.bias if is_layer_norm and norm.bias is not None else 0.0
+    return lambda x: centered(x) * scale + shift
+
+
+def _residuals(layer: Any) -> tuple[Any, Any]:
+    """Return the residual connections of attention and feed-forward network."""
+    if hasattr(layer, "residual"):
+        return layer.residual, layer.residual
+    return layer.self_attention_residual, layer.feed_forward_residual
+
+
+def _one_hot(model: LanguageModel, tokens: Any, name: str, like: Array) -> Array:
+    """Return rows (batch, vocab_size) of tokens (batch,)."""
+    xp = array_namespace(like)
+    ids = as_token_ids([[int(token)] for token in tokens], name, model.vocab_size, like)
+    if ids.shape[0] != like.shape[0]:
+        raise DataError(f"{name} has {ids.shape[0]} tokens for {like.shape[0]} rows; expected one each")
+    return xp.astype(ids == xp.arange(model.vocab_size, dtype=ids.dtype, device=device(like)), like.dtype)

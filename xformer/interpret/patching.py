@@ -1,0 +1,178 @@
+"""Analyses that change activations, and look at the change of a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from xformer.backends import Array, array_namespace, device, is_floating
+from xformer.errors import ConfigError, ShapeError
+from xformer.interpret.layers import check_model
+from xformer.models import Encoder, LanguageModel
+from xformer.tracing import value_and_grad
+from xformer.tracing.activations import intervene, record
+from xformer.tree import is_array
+
+Metric = Callable[[Array], Array]
+
+# Activations with one slice along axis 1 for each head or position.
+_PARTS = {"heads": "self_attention.heads", "residual": "residual_in", "feed_forward": "feed_forward.output"}
+
+
+def head_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *, value: str = "zero") -> Array:
+    """Compute how a metric changes when the output of a head is replaced by zeros or by its mean.
+
+    See Michel et al. (2019), "Are Sixteen Heads Really Better than One?".
+
+    Args:
+        model: Language model or encoder.
+        tokens: Ids (batch, length).
+        metric: Function of the output of the model that returns a scalar array, e.g. `logit_difference(...)`.
+        value: "zero", or "mean" for the mean of all positions and rows, which keeps what is the same everywhere.
+
+    Returns:
+        Array (layers, heads): the metric without the head minus the metric of the model.
+
+    Raises:
+        ConfigError: For another value, a model of another class, or a metric that returns no scalar array.
+    """
+    check_model(model, LanguageModel, Encoder)
+    clean = _evaluate(model, tokens, metric)
+    rows = []
+    for i, layer in enumerate(model.layers):
+        name = f"layers.{i}.self_attention.heads"
+        effects = [
+            _evaluate(model, tokens, metric, {name: _replaced(head, lambda x: _ablated(x, value, (0, 2)))}) - clean
+            for head in range(layer.self_attention.num_heads)
+        ]
+        rows.append(array_namespace(clean).stack(effects))
+    return array_namespace(clean).stack(rows)
+
+
+def feed_forward_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *, value: str = "zero") -> Array:
+    """Compute how a metric changes when the output of a feed-forward network is replaced by zeros or by its mean.
+
+    See Wang et al. (2022), section 2, on the choice between zeros and the mean. Arguments and errors are those of
+    `head_ablation`.
+
+    Returns:
+        Array (layers,): the metric without the network minus the metric of the model.
+    """
+    check_model(model, LanguageModel, Encoder)
+    clean = _evaluate(model, tokens, metric)
+    effects = [
+        _evaluate(model, tokens, metric, {f"layers.{i}.feed_forward.output": lambda x: _ablated(x, value, (0, 1))})
+        for i in range(len(model.layers))
+    ]
+    return array_namespace(clean).stack(effects) - clean
+
+
+def activation_patching(
+    model: LanguageModel | Encoder, tokens: Any, source: Any, metric: Metric, *, part: str = "residual"
+) -> Array:
+    """Compute how a metric changes when an activation is replaced by that of another input.
+
+    Typically `source` is a prompt that the model answers well, and `tokens` a corrupted one: the patches that restore
+    the answer show where the information is (Meng et al., 2022, section 2; Zhang and Nanda, 2024).
+
+    Args:
+        model: Language model or encoder.
+        tokens: Ids (batch, length) of the input that is patched.
+        source: Ids of the input whose activations are taken, of the same shape.
+        metric: Function of the output of the model that returns a scalar array, e.g. `logit_difference(...)`.
+        part: "residual", the input of a layer at one position; "feed_forward", the output of the network at one
+            position; or "heads", the output of one head at all positions.
+
+    Returns:
+        Array (layers, length), or (layers, heads): the metric with the patch minus the metric of `tokens`.
+
+    Raises:
+        ConfigError: For another part, a model of another class, or a metric that returns no scalar array.
+        ShapeError: If the inputs differ in shape.
+    """
+    values = _recorded(model, source, part)
+    before = _evaluate(model, tokens, metric)
+    rows = []
+    for name, value in values.items():
+        patches = [_replaced(i, partial(_same_shape, value)) for i in range(value.shape[1])]
+        effects = [_evaluate(model, tokens, metric, {name: patch}) - before for patch in patches]
+        rows.append(array_namespace(before).stack(effects))
+    return array_namespace(before).stack(rows)
+
+
+def attribution_patching(
+    model: LanguageModel | Encoder, tokens: Any, source: Any, metric: Metric, *, part: str = "residual"
+) -> Array:
+    """Estimate `activation_patching` for all patches at once, by the gradient of the metric.
+
+    The estimate is the first-order change, (value of `source` - value of `tokens`) * gradient (Nanda, 2023,
+    "Attribution Patching"; Syed et al., 2023). Arguments, result and errors are those of `activation_patching`.
+    """
+    values = _recorded(model, source, part)
+
+    def shifted(shifts: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        with intervene(model, {name: partial(_sum, x) for name, x in shifts.items()}), record(model, shifts) as own:
+            return _scalar(metric(model(tokens))), dict(own)
+
+    zeros = {name: array_namespace(value).zeros_like(value) for name, value in values.items()}
+    (_, own), gradients = value_and_grad(shifted, has_aux=True)(zeros)
+    xp = array_namespace(*values.values())
+    effects = [(_same_shape(value, own[name]) - own[name]) * gradients[name] for name, value in values.items()]
+    axes = tuple(axis for axis in range(effects[0].ndim) if axis != 1)
+    return xp.stack([xp.sum(effect, axis=axes) for effect in effects])
+
+
+def _recorded(model: LanguageModel | Encoder, tokens: Any, part: str) -> dict[str, Array]:
+    """Return the activations of a part in all layers, by name."""
+    check_model(model, LanguageModel, Encoder)
+    if part not in _PARTS:
+        raise ConfigError(f"part is {part!r}; expected one of {', '.join(_PARTS)}")
+    with record(model, [f"layers.{i}.{_PARTS[part]}" for i in range(len(model.layers))]) as activations:
+        model(tokens)
+    return dict(activations)
+
+
+def _replaced(index: int, function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return an intervention that replaces slice `index` along axis 1 by that of `function(x)`."""
+
+    def intervention(x: Array) -> Array:
+        xp = array_namespace(x)
+        indices = xp.arange(x.shape[1], device=device(x))
+        return xp.where(xp.reshape(indices == index, (1, -1, *(1 for _ in x.shape[2:]))), function(x), x)
+
+    return intervention
+
+
+def _ablated(x: Array, value: str, axes: tuple[int, ...]) -> Array:
+    xp = array_namespace(x)
+    if value not in ("zero", "mean"):
+        raise ConfigError(f"value is {value!r}; expected 'zero' or 'mean'")
+    return xp.zeros_like(x) if value == "zero" else xp.broadcast_to(xp.mean(x, axis=axes, keepdims=True), x.shape)
+
+
+def _sum(shift: Array, x: Array) -> Array:
+    return array_namespace(x, shift).add(x, shift)
+
+
+def _same_shape(value: Array, x: Array) -> Array:
+    if tuple(x.shape) != tuple(value.shape):
+        received, expected = tuple(value.shape), tuple(x.shape)
+        raise ShapeError(f"source has activations of shape {received}, tokens of shape {expected}; expected the same")
+    return value
+
+
+def _evaluate(
+    model: LanguageModel | Encoder, tokens: Any, metric: Metric, interventions: dict[str, Any] | None = None
+) -> Array:
+    if interventions is None:
+        return _scalar(metric(model(tokens)))
+    with intervene(model, interventions):
+        return _scalar(metric(model(tokens)))
+
+
+def _scalar(value: Any) -> Array:
+    if not is_array(value) or tuple(value.shape) != () or not is_floating(value.dtype):
+        received = f"an array of shape {tuple(value.shape)}" if is_array(value) else f"a {type(value).__name__}"
+        raise ConfigError(f"the metric returned {received}; expected a floating scalar array, e.g. of xp.mean")
+    return value
