@@ -149,7 +149,7 @@ def libraries(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def interpret(session: nox.Session) -> None:
-    """Compute the references of tests/interpret again, by TransformerLens, and compare `xformer.interpret` with them."""
+    """Compute the references of tests/interpret by TransformerLens again, and compare `xformer.interpret` with them."""
     session.install("-e", ".[cli]", *group("test"), TORCH, TRANSFORMERS, *TRANSFORMER_LENS)
     session.install("--no-deps", "transformer_lens==2.16.1", "beartype==0.14.1")  # it requires older versions of NumPy
     folder = str(Path(session.create_tmp()).resolve() / "references")

@@ -141,7 +141,9 @@ def analyses(name: str) -> dict:
     results = {"logits": logits}
     for ours, theirs in NAMES.items():
         x = cache[theirs if "rot" not in theirs or name == "llama" else theirs.replace("rot_", "")]
-        results[f"activation {ours}"] = x.transpose(1, 2) if ours.endswith(("queries", "keys", "values", "heads")) else x
+        results[f"activation {ours}"] = (
+            x.transpose(1, 2) if ours.endswith(("queries", "keys", "values", "heads")) else x
+        )
     residuals = [*(cache["resid_pre", i] for i in range(model.cfg.n_layers)), cache["resid_post", -1]]
     results["logit_lens"] = torch.stack([model.unembed(model.ln_final(x)) for x in residuals])
     # Parts of a logit need the weight of the final norm inside the unembedding.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from xformer.backends import Array, array_namespace, device
+from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.interpret.layers import check_model
 from xformer.layers import LayerNorm, RMSNorm
@@ -14,6 +14,7 @@ from xformer.models.token_ids import as_token_ids
 from xformer.ops.linear.definition import merge_heads
 from xformer.tracing import vjp
 from xformer.tracing.activations import record
+from xformer.tree import is_array
 
 
 def logit_lens(model: LanguageModel, tokens: Any) -> Array:
@@ -78,6 +79,7 @@ def direct_logit_attribution(model: LanguageModel, tokens: Any, targets: Any, ot
         DataError: For a number of targets that is not that of rows, or ids out of range.
     """
     check_model(model, LanguageModel)
+    model = model.unpack()  # packed weights have no derivative
     norm, config, last = model.norm, model.config, len(model.layers) - 1
     if config.norm_position != "pre" or config.logits_softcap is not None or type(norm) not in (LayerNorm, RMSNorm):
         raise ConfigError(
@@ -136,7 +138,8 @@ def logit_difference(targets: Any, others: Any) -> Callable[[Array], Array]:
         ids = xp.arange(vocab_size, device=device(logits))
         signs = xp.zeros((batch, vocab_size), dtype=logits.dtype, device=device(logits))
         for tokens, sign in ((targets, 1.0), (others, -1.0)):
-            chosen = xp.asarray(tokens, dtype=ids.dtype, device=device(logits))
+            host = to_host(tokens) if is_array(tokens) else tokens
+            chosen = from_host(xp, host, dtype=ids.dtype, device=device(logits))
             signs = signs + sign * xp.astype(ids == xp.reshape(chosen, (-1, 1)), logits.dtype)
         return xp.sum(logits[:, -1, :] * signs) / batch
 
@@ -166,7 +169,7 @@ def _residuals(layer: Any) -> tuple[Any, Any]:
 def _one_hot(model: LanguageModel, tokens: Any, name: str, like: Array) -> Array:
     """Return rows (batch, vocab_size) of tokens (batch,)."""
     xp = array_namespace(like)
-    ids = as_token_ids([[int(token)] for token in tokens], name, model.vocab_size, like)
+    ids = as_token_ids([[int(token)] for token in tokens], name[:-1], model.vocab_size, like)
     if ids.shape[0] != like.shape[0]:
         raise DataError(f"{name} has {ids.shape[0]} tokens for {like.shape[0]} rows; expected one each")
     return xp.astype(ids == xp.arange(model.vocab_size, dtype=ids.dtype, device=device(like)), like.dtype)

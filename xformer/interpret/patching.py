@@ -10,7 +10,7 @@ from xformer.backends import Array, array_namespace, device, is_floating
 from xformer.errors import ConfigError, ShapeError
 from xformer.interpret.layers import check_model
 from xformer.models import Encoder, LanguageModel
-from xformer.tracing import value_and_grad
+from xformer.tracing import grad
 from xformer.tracing.activations import intervene, record
 from xformer.tree import is_array
 
@@ -109,16 +109,17 @@ def attribution_patching(
     The estimate is the first-order change, (value of `source` - value of `tokens`) * gradient (Nanda, 2023,
     "Attribution Patching"; Syed et al., 2023). Arguments, result and errors are those of `activation_patching`.
     """
-    values = _recorded(model, source, part)
+    values, own = _recorded(model, source, part), _recorded(model, tokens, part)
+    differentiable = model.unpack()  # packed weights have no derivative
 
-    def shifted(shifts: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        with intervene(model, {name: partial(_sum, x) for name, x in shifts.items()}), record(model, shifts) as own:
-            return _scalar(metric(model(tokens))), dict(own)
+    def shifted(shifts: dict[str, Array]) -> Array:
+        with intervene(differentiable, {name: partial(_sum, shift) for name, shift in shifts.items()}):
+            return _scalar(metric(differentiable(tokens)))
 
-    zeros = {name: array_namespace(value).zeros_like(value) for name, value in values.items()}
-    (_, own), gradients = value_and_grad(shifted, has_aux=True)(zeros)
+    changes = {name: _same_shape(value, own[name]) - own[name] for name, value in values.items()}
+    gradients = grad(shifted)({name: array_namespace(x).zeros_like(x) for name, x in changes.items()})
     xp = array_namespace(*values.values())
-    effects = [(_same_shape(value, own[name]) - own[name]) * gradients[name] for name, value in values.items()]
+    effects = [change * gradients[name] for name, change in changes.items()]
     axes = tuple(axis for axis in range(effects[0].ndim) if axis != 1)
     return xp.stack([xp.sum(effect, axis=axes) for effect in effects])
 
