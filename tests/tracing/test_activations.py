@@ -171,6 +171,22 @@ def test_jax_compiles_and_differentiates_blocks():
     assert_close(value, inside(weights, plain)[0], xp=jax.numpy)
 
 
+def test_models_in_a_model():
+    sizes = {"d_model": 8, "num_heads": 2, "d_ff": 12, "num_layers": 1, "pooler": "identity"}
+    text = xf.EncoderConfig(vocab_size=13, pooling="last", **sizes)
+    image = xf.ImageEncoderConfig(image_size=8, patch_size=4, **sizes)
+    model = xf.ImageTextEncoder(xf.ImageTextEncoderConfig(text=text, image=image), dtype="float64")
+    images, tokens = normal(0, 2, 3, 8, 8), [[5, 4, 2], [7, 6, 2]]
+    with xf.record(model) as expected:
+        model(images, tokens)
+    assert set(expected) == set(xf.activation_names(model))
+    with xf.record(model) as activations:
+        xf.grad(lambda model: total(model(images, tokens)))(model)
+    assert list(activations) == list(expected)
+    for name, x in activations.items():
+        assert_close(x, expected[name])
+
+
 def test_torch_differentiates_recorded_activations():
     torch = pytest.importorskip("torch")
     model = small_language_model("torch")
@@ -373,3 +389,5 @@ def test_wrong_calls():
     message = "returned an array of array_api_strict; expected one of numpy"
     with raises_line(BackendError, message), xf.intervene(model, {"logits": lambda x: strict.asarray(x)}):
         model(TOKENS)
+    with raises_line(ConfigError, "the interventions were not applied"), xf.intervene(model, {"logits": abs}):
+        copy.deepcopy(model)(TOKENS)

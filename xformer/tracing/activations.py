@@ -98,7 +98,8 @@ def intervene(model: Module, interventions: Mapping[str, Any]) -> Iterator[None]
             the same shape and dtype; or an array in its place. A function gets a copy, in which it may write.
 
     Raises:
-        ConfigError: If `model` has no activations, or none that match a name, or a value is no function and no array.
+        ConfigError: If `model` has no activations, or none that match a name, or a value is no function and no array;
+            and at the end of a block that changed nothing.
         ShapeError: When the model is called, if the new activation has another shape or dtype, or is no array.
         BackendError: When the model is called, if it is an array of another library or device.
 
@@ -115,8 +116,14 @@ def intervene(model: Module, interventions: Mapping[str, Any]) -> Iterator[None]
     for name, value in interventions.items():
         if not is_array(value) and not callable(value):
             raise ConfigError(f"the intervention at {name!r} is {value!r:.60}; expected a function or an array")
-    with _Intervention("intervene", model, interventions).open():
+    block = _Intervention("intervene", model, interventions)
+    with block.open():
         yield
+    if not block.has_changed:
+        raise ConfigError(
+            "the interventions were not applied; expected a call of the model in the block and in its thread, not in "
+            "a function that was compiled before"
+        )
 
 
 def activation_names(model: Module) -> list[str]:
@@ -173,12 +180,13 @@ class _Block:
 
     def __init__(self, function: str, model: Module, patterns: str | Iterable[str]) -> None:
         known = _names_of(model, function)
-        self._model = model
+        # A traced copy of a model is found by its configuration, also of one inside `model`.
+        self._models = [(name, x) for name, x in model.called_modules() if x is model or hasattr(x, "config")]
         self._matches = {pattern: _matching(pattern, known, model) for pattern in _as_patterns(patterns)}
         self._selected = {name for names in self._matches.values() for name in names}
         # For each layer: its names, several if it is applied several times, and the number of its activations so far.
         self._layers: WeakKeyDictionary[Module, tuple[list[str], Counter[str]]] = WeakKeyDictionary()
-        self._enter(model)
+        self._enter(model, "")
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -197,8 +205,9 @@ class _Block:
 
     def see(self, module: Module, name: str, x: Array) -> Array:
         """Return an activation of a layer, or a new one in its place."""
-        if self._is_model(module):
-            self._enter(module)
+        for prefix, model in self._models:
+            if module is model or _is_traced_copy(module, model):
+                self._enter(module, prefix)
         full_name = self._full_name(module, name)
         if full_name is None:
             return x
@@ -208,18 +217,10 @@ class _Block:
     def _apply(self, name: str, x: Array) -> Array:
         raise NotImplementedError
 
-    def _is_model(self, module: Module) -> bool:
-        """Return whether a module is the model, or a model of the same configuration with traced arrays."""
-        if module is self._model:
-            return True
-        if type(module) is not type(self._model) or not hasattr(module, "config"):
-            return False
-        return _is_traced(next(module.named_arrays())[1]) and module.config == getattr(self._model, "config", None)
-
-    def _enter(self, model: Module) -> None:
+    def _enter(self, model: Module, prefix: str) -> None:
         """Note the names of the layers of a model, and that none of them has computed anything."""
         layers: dict[Module, tuple[list[str], Counter[str]]] = {}
-        for name, module in model.called_modules():
+        for name, module in model.called_modules(prefix):
             if module.__activations__:
                 layers.setdefault(module, ([], Counter()))[0].append(name)
         self._layers.update(layers)
@@ -255,12 +256,14 @@ class _Recording(_Block):
 class _Intervention(_Block):
     def __init__(self, function: str, model: Module, interventions: Mapping[str, Any]) -> None:
         super().__init__(function, model, interventions)
+        self.has_changed = False
         self._changes: dict[str, list[Any]] = {}
         for pattern, change in interventions.items():
             for name in self._matches[pattern]:
                 self._changes.setdefault(name, []).append(change)
 
     def _apply(self, name: str, x: Array) -> Array:
+        self.has_changed = True
         for change in self._changes[name]:
             new = change if is_array(change) else change(array_namespace(x).asarray(x, copy=True))
             _check_same_kind(name, x, new)
@@ -268,7 +271,11 @@ class _Intervention(_Block):
         return x
 
 
-def _is_traced(array: Array) -> bool:
+def _is_traced_copy(module: Any, model: Any) -> bool:
+    """Return whether a module has the class and configuration of a model, and traced arrays."""
+    if type(module) is not type(model) or not hasattr(module, "config") or module.config != model.config:
+        return False
+    _, array = next(module.named_arrays())
     xp = array_namespace(array)
     return is_trace(xp) or backend_of(xp).is_abstract(array)
 
