@@ -110,7 +110,7 @@ def induction_scores(
 ) -> Array:
     """Compute the mean attention of each head to the token after an earlier occurrence of the query's token.
 
-    An induction head continues [A][B] ... [A] with [B]. On repeated random tokens nothing else explains such attention
+    An induction head continues `A B ... A` with `B`. On repeated random tokens nothing else explains such attention
     (Olsson et al., 2022, "In-context Learning and Induction Heads"). Only queries whose token has occurred before
     count.
 
