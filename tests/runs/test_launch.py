@@ -72,6 +72,7 @@ def test_a_run_has_the_bits_of_the_command_line(files, commanded, tmp_path, form
     assert isinstance(run.pipeline, xf.Translator)
     assert len(run.pipeline(TASK.test.source[:3])) == 3
     assert run.pipeline is run.pipeline
+    assert RunDirectory(run.directory).read_config()["example"] in TEXTS["valid_source"]
 
 
 def test_several_files_are_one_text(files, commanded, tmp_path):
@@ -157,7 +158,10 @@ def test_a_language_model_has_the_bits_of_the_command_line(tmp_path):
     assert len(run.pipeline(["one"], max_new_tokens=3)) == 1
     assert xf.resume(run.directory, max_steps=4, progress=False).reason == "4 steps"
     whole = xf.train_lm(text=["\n".join(lines)], valid_text=tmp_path / "text", out=tmp_path / "c", progress=False, **LM)
-    assert RunDirectory(whole.directory).read_config()["counts"]["train_characters"] == len("\n".join(lines)) + 1
+    config = RunDirectory(whole.directory).read_config()
+    assert config["counts"]["train_characters"] == len("\n".join(lines)) + 1
+    assert " ".join(lines).startswith(config["example"])
+    assert config["example"]
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------

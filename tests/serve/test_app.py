@@ -673,6 +673,19 @@ def test_openapi_describes_every_path(client):
     assert client.send("GET", "/docs")[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [("de", "liest"), ("fra_Latn", "lit"), ("en_XX", "girl"), ("xx", "girl"), (None, "girl"), (7, "girl")],
+)
+def test_the_example_of_a_translator_is_in_its_source_language(tmp_path, code, word):
+    special = {"</s>": 0, "<unk>": 1, "<pad>": 60}
+    config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "source_lang": code}
+    directory = checkpoint(tmp_path, "marian", "$A </s>", special, tokenizer_config=config)
+    model = ServedModel("marian", Translator.from_pretrained(directory))
+    model.worker.close()
+    assert word in model.describe().example.split()
+
+
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/runs"])
 def test_answers_have_their_schema(client, path):
     check_answer("get", path, 200, client.get(path))

@@ -161,7 +161,7 @@ def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     assert not errors
 
 
-BEAM = {"text": TEXT, "a": "translator", "a.method": "beam", "a.num_beams": "4", "a.max_new_tokens": "8"}
+BEAM = {"text": TEXT, "a": "translator", "a.method": "beam", "a.num_beams": "4", "a.max_new_tokens": "20"}
 GREEDY = {"text": TEXT, "a": "translator", "a.method": "greedy", "a.max_new_tokens": "8"}
 
 
@@ -193,6 +193,76 @@ def test_typed_text_is_translated_and_a_token_shows_its_alternatives_and_attenti
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.locator(".output .token").nth(2).get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.slow
+def test_the_page_begins_with_an_example_of_the_model_and_keeps_a_text_that_was_typed(open_page: Any) -> None:
+    page = open_page()
+    page.wait_for_selector("#json:enabled")
+    example = page.input_value("#text")
+    assert {"hundred", "thousand"} & set(example.split())  # of the validation text
+    page.select_option("#model-a", "lm")
+    page.wait_for_function("() => document.querySelector('.status').textContent.includes(' s')")
+    assert page.input_value("#text")
+    assert page.input_value("#text") != example
+    page.fill("#text", TEXT)
+    page.select_option("#model-a", "translator")
+    assert page.input_value("#text") == TEXT
+
+
+FIGURES = """async () => {
+    const { pathOf } = await import("/static/beam_tree.js");
+    const { tempered } = await import("/static/bars.js");
+    const { smooth } = await import("/static/curves.js");
+    const { entropy, leavesOutFirst, maxima, rowOf } = await import("/static/attention_maps.js");
+    const candidate = (id, parent, log_probability, finished = false) =>
+        ({ id, parent, log_probability, finished, kept: true });
+    // The output 3 4 is also the end of 9 3 4, and of a path with another log-probability.
+    const steps = [
+        [candidate(9, null, -0.1), candidate(3, null, -0.2), candidate(3, null, -0.3)],
+        [candidate(3, 0, -0.4), candidate(4, 1, -0.5), candidate(4, 2, -0.6)],
+        [candidate(4, 0, -0.7), candidate(1, 1, -0.8, true), candidate(1, 2, -0.9, true)],
+        [candidate(1, 0, -0.9, true)],
+    ];
+    const forced = { id: 7, alternatives: [] }, token = (id) => ({ id, alternatives: [{ id }] });
+    const output = { tokens: [forced, token(3), token(4)], log_probability: -0.9 };
+    const tokens = [0.5, 0.3, 0.1].map((p, id) => ({ id, probability: p, log_probability: Math.log(p) }));
+    const head = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0.8, 0.1, 0.1, 0], [0.8, 0, 0.15, 0.05]];
+    const map = { weights: [[head]], queries: "abcd".split(""), keys: "abcd".split(""), isCausal: true };
+    const selection = { layer: null, head: null, leaveOutFirst: null, scaleRows: null };
+    const rows = head.map((_, query) => rowOf(map, selection, query));
+    return {
+        path: pathOf(steps, output).map(({ log_probability }) => log_probability),
+        one: tempered(tokens, tokens, 1), half: tempered(tokens.slice(0, 1), tokens, 0.5)[0],
+        short: smooth([[0, 5], [1, 2]]), long: smooth(Array.from({ length: 100 }, (_, x) => [x, 2 * x])),
+        leavesOut: leavesOutFirst(map, selection), last: rows[3], maxima: maxima(map, selection, rows),
+        entropy: entropy([[0.5, 0.5], [0.25, 0.25]]), none: entropy([[0, 0]]),
+    };
+}"""
+
+
+@pytest.mark.slow
+def test_figures_show_the_values_of_their_data(open_page: Any) -> None:
+    found = open_page().evaluate(FIGURES)
+    assert found["path"] == [-0.3, -0.6, -0.9]
+    assert found["one"] == [0.5, 0.3, 0.1]
+    assert found["half"] == pytest.approx(0.25 / (0.25 + 0.09 + 0.01))
+    assert found["short"] == [[0, 5], [1, 2]]
+    assert found["long"] == [[x, 2 * x] for x in range(100)]  # a straight line stays where it is
+    assert found["leavesOut"]
+    assert found["last"] == [0, 0, 0.15, 0.05]
+    assert found["maxima"] == [0.02, 0.1, 0.1, 0.15]
+    assert (found["entropy"], found["none"]) == (1, None)
+
+
+@pytest.mark.slow
+def test_a_temperature_moves_the_probabilities(open_page: Any) -> None:
+    page = open_page(GREEDY)
+    first = page.locator(".bars [role=listitem]").first
+    before = first.get_attribute("aria-label")
+    page.focus("input[type=range]")
+    page.keyboard.press("End")
+    assert first.get_attribute("aria-label") != before
 
 
 @pytest.mark.slow
@@ -244,9 +314,15 @@ def test_attention_is_shown_for_each_kind_layer_and_head(open_page: Any) -> None
     assert figure.get_attribute("aria-label").startswith("Self-attention of the decoder, layer 1, head 1: ")
     # The first query can attend to the first key only.
     figure.focus()
+    page.uncheck("text=Leave out the first token")
+    figure.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowUp")
     assert page.inner_text("#announcer").endswith(": 1")
+    page.select_option("[data-field=order]", "focused")
+    entropies = [float(label.split()[-2]) for label in page.eval_on_selector_all(".head", "x => x.map(e => e.title)")]
+    assert len(entropies) == 8
+    assert entropies == sorted(entropies)
     page.select_option("[data-field=kind]", "encoder")
     assert len(tokens_of(page, ".token-row:first-child")) == len(page.query_selector_all("[data-row]"))
 
@@ -317,7 +393,9 @@ def test_training_curves_have_a_cursor(open_page: Any) -> None:
     chart = page.locator(".chart").first
     chart.focus()
     page.keyboard.press("Home")
-    assert re.match(r"step 1: training [\d.]+, validation [\d.]+$", page.inner_text("#announcer"))
+    assert re.match(
+        r"step 1: training \(with label smoothing\) [\d.]+, validation [\d.]+$", page.inner_text("#announcer")
+    )
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from xformer.training.loggers import Rows
 
 _NUM_SAMPLES, MAX_SHOWN = 5, 30  # for loggers: outputs, and tokens of a plot of attention
 _PROMPT_LENGTH, NUM_SAMPLED = 32, 100  # tokens, for loggers
+_EXAMPLE_WORDS = 4
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,10 @@ class TrainingJob(ABC):
         kind, first = next(iter(attention.maps.items()))
         return {f"attention/layer {n}": attention.plot(kind, layer=n) for n in range(len(first.weights))}
 
+    def example(self) -> str:
+        """Return a short text of the validation data to try the model with; empty without one."""
+        return ""
+
     @abstractmethod
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""
@@ -114,6 +119,7 @@ class TrainingJob(ABC):
             "num_parameters": self.model.parameter_count(),
             "data": data,
             "counts": self.counts(),
+            "example": self.example(),
         }
 
     def describe(self) -> Iterator[str]:
@@ -232,9 +238,18 @@ class PairsJob(TrainingJob):
     def attention(self, model: Transformer) -> Attention:
         """Return the attention of the model for the first short validation pair."""
         pipeline, pairs = PIPELINES[self.recipe.task](model, self.tokenizer_pair), self.valid.pairs
-        lengths = [max(map(len, pair)) for pair in zip(pairs.source, pairs.target, strict=True)]
-        row = next((row for row, length in enumerate(lengths) if length <= MAX_SHOWN), lengths.index(min(lengths)))
+        row = self._first_short_pair
         return show_attention(pipeline, [*pairs.source[row], *pipeline.suffix], pairs.target[row])
+
+    def example(self) -> str:
+        """Return the first short source of the validation data."""
+        return self.valid.text.source[self._first_short_pair]
+
+    @property
+    def _first_short_pair(self) -> int:
+        pairs = self.valid.pairs
+        lengths = [max(map(len, pair)) for pair in zip(pairs.source, pairs.target, strict=True)]
+        return next((row for row, length in enumerate(lengths) if length <= MAX_SHOWN), lengths.index(min(lengths)))
 
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""
@@ -344,6 +359,11 @@ class TextJob(LanguageModelJob):
         ((output,),) = self._generator(model).outputs([prompt], max_new_tokens=NUM_SAMPLED, context="slide")
         decode = self.tokenizer.decode
         return [{"prompt": decode(prompt), "output": output.text, "reference": decode(rest)}]
+
+    def example(self) -> str:
+        """Return the first words of the validation text."""
+        words = self.tokenizer.decode(self.valid[:_PROMPT_LENGTH].tolist()).split()
+        return " ".join(words[:_EXAMPLE_WORDS])
 
     def attention(self, model: LanguageModel) -> Attention:
         """Return the attention of the model for the beginning of the validation text."""

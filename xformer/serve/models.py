@@ -35,13 +35,25 @@ if TYPE_CHECKING:
 
 MAX_SOURCE_LENGTH = 1024
 _EXAMPLES = {
-    Translator: "Ein Mann schläft .",
+    Translator: "The little girl is reading a book.",
     Summarizer: "",
     TextGenerator: "Once upon a time",
     Embedder: "A man sleeps.",
     Classifier: "A great film.",
     Reranker: "Where do pandas live?\nPandas live in China.\nThe bank is closed.",
 }
+_CHAT_EXAMPLE = "What is the capital of France?"
+_TRANSLATION_EXAMPLES = {  # by language
+    "de": "Das kleine Mädchen liest ein Buch.",
+    "es": "La niña está leyendo un libro.",
+    "fr": "La petite fille lit un livre.",
+    "it": "La bambina legge un libro.",
+    "nl": "Het meisje leest een boek.",
+    "pt": "A menina está lendo um livro.",
+    "ru": "Девочка читает книгу.",
+    "zh": "小女孩在看书。",
+}
+_LONG_CODES = {"deu": "de", "spa": "es", "fra": "fr", "ita": "it", "nld": "nl", "por": "pt", "rus": "ru", "zho": "zh"}
 AnyPipeline = TextToText | TextGenerator | EncoderPipeline
 
 
@@ -74,8 +86,9 @@ class ServedModel:
             limited.default_max_length = min(limited.default_max_length, max_tokens)
         run = None if directory is None else RunDirectory(directory)
         self.log = run.log if run is not None and run.log.is_file() else None
-        training = {} if run is None else run.read_config().get("recipe", {}).get("training", {})
-        self.label_smoothing = training.get("label_smoothing", 0.0)
+        config = {} if run is None else run.read_config()
+        self.label_smoothing = config.get("recipe", {}).get("training", {}).get("label_smoothing", 0.0)
+        self.example = config.get("example") or _example(pipeline)
         self.created = int(time.time())
         self.worker = Worker(f"xformer {name}", max_batch=max_batch)
 
@@ -110,7 +123,7 @@ class ServedModel:
             supports=supports,
             defaults=defaults,
             has_log=self.log is not None,
-            example=_EXAMPLES[type(pipeline)],
+            example=self.example,
         )
 
     def token_ids(self, texts: Sequence[Any]) -> list[list[int]]:
@@ -219,3 +232,13 @@ class ServedModel:
 
         job.task = await server.in_thread(prepare)
         return self.worker.submit(job)
+
+
+def _example(pipeline: AnyPipeline) -> str:
+    """Return a text to try a model with, in the language that it expects."""
+    if pipeline.has_chat:
+        return _CHAT_EXAMPLE
+    if not isinstance(pipeline, Translator):
+        return _EXAMPLES[type(pipeline)]
+    code = str(getattr(pipeline.source_tokenizer, "source_language", None)).replace("-", "_").partition("_")[0]
+    return _TRANSLATION_EXAMPLES.get(_LONG_CODES.get(code, code), _EXAMPLES[Translator])

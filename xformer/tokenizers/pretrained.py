@@ -53,6 +53,7 @@ class PretrainedTokenizer(BaseTokenizer):
     Attributes:
         language_ids: Ids of the tokens of languages by their codes; empty without such tokens.
         target: Tokenizer of the outputs of a translation model.
+        source_language: Code of the language of sources; None if the files do not state it.
         forced_bos_id: Id of the target language, which outputs begin with; None for models without such a token.
     """
 
@@ -81,6 +82,7 @@ class PretrainedTokenizer(BaseTokenizer):
         self.special_ids = frozenset(ids.union(self.language_ids.values()))
         self.target: PretrainedTokenizer = self if target is None else target
         self.forced_bos_id: int | None = None
+        self.source_language: str | None = None
         self._templates: dict[str, str] | None = None
 
     # --- Vocabulary ---------------------------------------------------------------------------------------------------
@@ -246,6 +248,7 @@ class PretrainedTokenizer(BaseTokenizer):
             ConfigError: If the tokenizer has no such language.
             CheckpointError: If it does not have the source language that the files name.
         """
+        self.source_language = source or self._settings.get("src_lang") or self._settings.get("source_lang")
         before_source = self._language_position == "target"
         for language in [target] if before_source else [source, target]:
             if language is not None and not self.language_ids:

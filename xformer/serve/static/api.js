@@ -83,7 +83,7 @@ export async function generate(model, text, options, { signal, onsource, ontoken
   if (!model.generates) return encode(model, text, signal);
   const input = inputOf(text, options);
   const { prompt, ...settings } = options;
-  const body = { model: model.name, ...input, ...settings, num_alternatives: 10, stream: true };
+  const body = { model: model.name, ...input, ...settings, num_alternatives: 50, stream: true };
   const steps = [];
   for await (const [name, data] of events(await request("explore", body, signal))) {
     if (name === "error") throw new Error(data.error.message);
@@ -100,7 +100,7 @@ export async function generate(model, text, options, { signal, onsource, ontoken
         tokens: output.tokens.map((token) => ({ ...withText([token])[0], alternatives: withText(token.alternatives ?? []) })),
         alignment: index === 0 ? data.alignment : null,
       }));
-      return { input, source: withText(data.source.tokens), outputs, beam: data.beam && treeOf(data.beam, outputs[0]), seconds: data.seconds };
+      return { input, source: withText(data.source.tokens), outputs, beam: data.beam && beamSteps(data.beam), seconds: data.seconds };
     }
   }
   throw new Error("The server ended the stream without a result.");
@@ -115,23 +115,10 @@ function pathTo(steps, step, candidate) {
   return path;
 }
 
-/** Steps of a beam search with the path of the output marked. */
-function treeOf({ groups, steps }, output) {
-  const ids = output.tokens.map(({ id }) => id).join();
-  const ends = steps.flatMap((candidates, step) =>
-    candidates
-      .filter(({ status }) => status !== "pruned")
-      .map((candidate) => ({ candidate, path: pathTo(steps, step, candidate) }))
-      .filter(({ path }) => `,${ids}`.endsWith(`,${path.filter(({ status }) => status !== "finished").map(({ id }) => id).join()}`) && path.length >= output.tokens.length));
-  const end = ends.find(({ candidate }) => candidate.status === "finished") ?? ends.at(-1);
-  const best = new Set(end?.path);
+function beamSteps({ groups, steps }) {
   return steps.map((candidates) =>
-    withText(candidates).map(({ status, group, ...candidate }, index) => ({
-      ...candidate,
-      group: groups > 1 ? group : null,
-      kept: status !== "pruned",
-      finished: status === "finished",
-      best: best.has(candidates[index]),
+    withText(candidates).map(({ status, group, ...candidate }) => ({
+      ...candidate, group: groups > 1 ? group : null, kept: status !== "pruned", finished: status === "finished",
     })));
 }
 
@@ -163,6 +150,7 @@ function cosines(vectors) {
  * Attention of an output by kind: numLayers, weights by layer, head, query and key, and labels of queries and keys.
  *
  * Output token i was predicted by query i + firstQuery and is key i + firstKey; source tokens begin at key firstSource.
+ * isCausal: no query sees a later key.
  * If the server has too much to send, the weights are those of one layer, `only`: the given one, or the last.
  */
 export async function attention(model, result, index, layer = null) {
@@ -180,9 +168,9 @@ export async function attention(model, result, index, layer = null) {
   const all = [...source, ...tokens];
   const described = {
     encoder: { queries: source, keys: source, firstQuery: null, firstKey: null, firstSource: 0 },
-    decoder: { queries: tokens, keys: [null, ...tokens], firstQuery: 0, firstKey: 1, firstSource: null },
+    decoder: { queries: tokens, keys: [null, ...tokens], firstQuery: 0, firstKey: 1, firstSource: null, isCausal: true },
     cross: { queries: tokens, keys: source, firstQuery: 0, firstKey: null, firstSource: 0 },
-    self: { queries: all, keys: all, firstQuery: model.generates ? source.length - 1 : 0, firstKey: model.generates ? source.length : 0, firstSource: 0 },
+    self: { queries: all, keys: all, firstQuery: model.generates ? source.length - 1 : 0, firstKey: model.generates ? source.length : 0, firstSource: 0, isCausal: model.generates },
   };
   const order = ["cross", "decoder", "encoder"].filter((kind) => answer.attention[kind]);
   return Object.fromEntries(order.map((kind) => {

@@ -11,6 +11,7 @@ const byId = (id) => document.getElementById(id);
 const [text, form, generate, stop, compare] = ["text", "inputs", "generate", "stop", "compare"].map(byId);
 let sides = [];
 let running = null;
+let example = null; // of the model
 
 const shown = () => sides.filter(({ column }) => !column.element.hidden);
 
@@ -19,10 +20,16 @@ function state() {
 }
 
 function changed() {
+  // An example gives way to that of another model; a text that somebody wrote stays.
+  const { model } = sides[0].settings;
+  const isReplaced = text.value === example && example !== model.example;
+  if (isReplaced) text.value = model.example;
+  example = model.example;
   for (const { settings, column } of sides) column.setModel(settings.model);
   const generates = shown().some(({ settings }) => settings.model.generates);
   generate.textContent = generates ? "Generate" : "Run";
   history.replaceState(null, "", toHash(state()));
+  if (isReplaced) run();
 }
 
 function showSecond(visible) {
@@ -52,6 +59,7 @@ function load({ text: value, sides: values }) {
   text.value = value;
   showSecond(values.length > 1);
   values.forEach((value, index) => sides[index].settings.set(value));
+  ({ example } = sides[0].settings.model);
 }
 
 /** Attention and probabilities have more digits than anybody needs. */
@@ -131,7 +139,7 @@ async function start() {
     changed();
     run();
   });
-  if (linked) run();
+  run();
 }
 
 start().catch((error) => {

@@ -1,5 +1,6 @@
 // Attention by layer and head: one heat map, and all heads as small multiples.
 
+import { entropy, leavesOutFirst, maxima, rowOf, scalesRows, shown } from "./attention_maps.js";
 import { html, roving } from "./dom.js";
 import { figureCard } from "./figure_card.js";
 import { heatMap, thumbnail } from "./heatmap.js";
@@ -21,6 +22,15 @@ export class AttentionView {
 
   get map() {
     return this.maps[this.selection.kind];
+  }
+
+  /** Change what is shown of the same weights. */
+  set(values) {
+    Object.assign(this.selection, values);
+    const field = document.activeElement?.dataset?.field;
+    this.draw();
+    if (field) this.element.querySelector(`[data-field=${field}]`).focus();
+    this.onchange();
   }
 
   /** Weights (queries, keys) of the selected layer and head, or their mean. */
@@ -46,10 +56,15 @@ export class AttentionView {
       choose("layer", "Layer", numbered(map.numLayers).slice(map.only == null ? 0 : 1)),
       choose("head", "Head", numbered(numHeads)),
     ];
+    const check = (field, label, checked) =>
+      html("label", { class: "check" },
+        html("input", { type: "checkbox", "data-field": field, checked, onchange: (event) => this.set({ [field]: event.target.checked }) }), label);
+    if (map.isCausal) controls.push(check("leaveOutFirst", "Leave out the first token", leavesOutFirst(map, selection)));
+    controls.push(check("scaleRows", "Scale each row", scalesRows(map, selection)));
     const weights = this.weights;
     this.figure = heatMap({
       weights, rows: map.queries, columns: map.keys, title: this.title, onhover: this.onhover,
-      maximum: largest(weights),
+      maximum: maxima(map, selection, weights),
     });
     this.element.replaceChildren(
       figureCard({ title: this.title, name: `${this.name}-${this.title}`, figure: this.figure, controls }),
@@ -63,54 +78,53 @@ export class AttentionView {
     return [NAMES[kind], part("layer", layer), part("head", head)].filter(Boolean).join(", ");
   }
 
-  /** Pairs of a layer and its heads. */
-  get layers() {
-    return this.map.weights.map((heads, index) => [this.map.only ?? index, heads]);
+  /** The heads that are loaded as `{layer, head, weights, entropy}`, in the order of their layers or of their entropy. */
+  get heads() {
+    const { map, selection } = this;
+    const heads = map.weights.flatMap((layer, index) => layer.map((all, head) => {
+      const weights = shown(map, selection, all);
+      return { layer: map.only ?? index, head, weights, entropy: entropy(weights) };
+    }));
+    const sign = { focused: 1, spread: -1 }[selection.order];
+    // Those that have no weight but that of the first token are last.
+    return sign ? heads.sort((a, b) => (a.entropy == null) - (b.entropy == null) || sign * (a.entropy - b.entropy)) : heads;
   }
 
   overview(numHeads) {
-    const buttons = this.layers.flatMap(([layer, heads]) =>
-      heads.map((weights, head) =>
-        html("button", {
-          type: "button", class: "head", "data-layer": layer, "data-head": head,
-          "aria-label": `Layer ${layer + 1}, head ${head + 1}`, title: `Layer ${layer + 1}, head ${head + 1}`,
-          "aria-pressed": String(layer === this.selection.layer && head === this.selection.head),
-          onclick: () => {
-            this.change({ layer, head });
-            this.element.querySelector(`.head[data-layer="${layer}"][data-head="${head}"]`).focus();
-          },
-        }, thumbnail(weights, largest(weights)))));
-    const row = Math.max(0, this.layers.findIndex(([layer]) => layer === this.selection.layer));
-    const current = row * numHeads + (this.selection.head ?? 0);
-    roving(buttons, numHeads, current);
-    const rows = this.layers.map(([layer], row) =>
-      html("div", { class: "layer" }, html("span", { class: "layer-name", "aria-hidden": "true" }, String(layer + 1)), buttons.slice(row * numHeads, (row + 1) * numHeads)));
+    const { map, selection, heads } = this;
+    const buttons = heads.map(({ layer, head, weights, entropy }) => {
+      const label = `Layer ${layer + 1}, head ${head + 1}${entropy == null ? "" : `, entropy ${entropy.toFixed(2)} bits`}`;
+      return html("button", {
+        type: "button", class: "head", "data-layer": layer, "data-head": head, "aria-label": label, title: label,
+        "aria-pressed": String(layer === selection.layer && head === selection.head),
+        onclick: () => {
+          this.change({ layer, head });
+          this.element.querySelector(`.head[data-layer="${layer}"][data-head="${head}"]`).focus();
+        },
+      }, thumbnail(weights, maxima(map, selection, weights)));
+    });
+    const isSorted = selection.order !== "layer";
+    const current = heads.findIndex(({ layer, head }) => layer === (selection.layer ?? 0) && head === (selection.head ?? 0));
+    roving(buttons, isSorted ? 0 : numHeads, Math.max(0, current));
+    const name = (text) => html("span", { class: "layer-name", "aria-hidden": "true" }, text);
+    const rows = heads.length / numHeads;
+    const content = isSorted
+      ? buttons.map((button, index) => html("div", { class: "named-head" }, button, name(`${heads[index].layer + 1}.${heads[index].head + 1}`)))
+      : Array.from({ length: rows }, (_, row) => html("div", { class: "layer" }, name(String((map.only ?? row) + 1)), buttons.slice(row * numHeads, (row + 1) * numHeads)));
+    const orders = [["layer", "by layer"], ["focused", "most focused first"], ["spread", "most spread out first"]];
+    const order = html("label", {}, "Order",
+      html("select", { "data-field": "order", onchange: (event) => this.set({ order: event.target.value }) },
+        orders.map(([value, text]) => html("option", { value, selected: value === selection.order }, text))));
+    const hint = isSorted ? "layer.head; focused: low entropy of the weights" : "rows: layers, columns: heads";
     return html("section", { class: "figure-card", "aria-label": "All heads" },
-      html("header", {}, html("h4", {}, "All heads"), html("p", { class: "hint" }, "rows: layers, columns: heads")),
-      html("div", { class: "scroll" }, html("div", { class: "heads" }, rows)));
+      html("header", {}, html("h4", {}, "All heads"), html("p", { class: "hint" }, hint)),
+      html("div", { class: "controls" }, order),
+      html("div", { class: "scroll" }, html("div", { class: isSorted ? "heads sorted" : "heads" }, content)));
   }
 
   change(values) {
     Object.assign(this.selection, values);
     if (this.map.only != null && this.selection.layer !== this.map.only) return this.onload(this.selection.layer);
-    const field = document.activeElement?.dataset?.field;
-    this.draw();
-    if (field) this.element.querySelector(`[data-field=${field}]`).focus();
-    this.onchange();
+    this.set({});
   }
-}
-
-/** Weight with full shading: weak attention, such as the mean of many heads, is not exaggerated. */
-const largest = (weights) => weights.reduce((most, row) => row.reduce((a, b) => Math.max(a, b), most), 0.2);
-
-/** Heads that a selection of layer and head (null: all) names. */
-function headsOf(map, { layer, head }) {
-  const layers = layer == null || map.only != null ? map.weights : [map.weights[layer]];
-  return layers.flatMap((heads) => (head == null ? heads : [heads[head]]));
-}
-
-/** Weights of the keys for one query: of the selected head, or the mean of heads. */
-export function rowOf(map, selection, query) {
-  const heads = headsOf(map, selection);
-  return map.keys.map((_, key) => heads.reduce((sum, head) => sum + head[query][key], 0) / heads.length);
 }

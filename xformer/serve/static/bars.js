@@ -2,24 +2,48 @@
 
 import { percent, shorten, svg, visible } from "./dom.js";
 
-/** Horizontal bars `{label, value, marked}` of values from 0 to 1. */
+/**
+ * Probabilities of tokens at a temperature.
+ *
+ * At 1 they are those that the model computed. Otherwise they are those of sampling among `alternatives` (top-k), all of
+ * which have a `log_probability`.
+ */
+export function tempered(tokens, alternatives, temperature) {
+  if (temperature === 1) return tokens.map(({ probability }) => probability);
+  const highest = Math.max(...alternatives.map((each) => each.log_probability));
+  const weight = (token) => Math.exp((token.log_probability - highest) / temperature);
+  const ids = new Set(alternatives.map(({ id }) => id));
+  const sum = alternatives.reduce((total, token) => total + weight(token), 0);
+  return tokens.map((token) => (ids.has(token.id) ? weight(token) / sum : 0));
+}
+
+/** Horizontal bars `{label, value, marked}` of values from 0 to 1; the method `update(values)` of the figure moves them. */
 export function barChart({ bars, title, width = 620 }) {
   const [row, right] = [30, 72];
   const left = 20 + 8 * Math.max(...bars.map(({ label }) => Math.min(15, visible(label).length)));
   const height = bars.length * row + 4;
   const scale = width - left - right;
-  return svg(
-    "svg",
-    { viewBox: `0 0 ${width} ${height}`, width, height, class: "figure bars", role: "list", "aria-label": title },
-    bars.map(({ label, value, marked }, index) =>
-      svg(
-        "g",
-        { role: "listitem", "aria-label": `${visible(label)}: ${percent(value)}${marked ? ", chosen" : ""}`, transform: `translate(0 ${index * row + 2})` },
-        svg("text", { class: marked ? "label marked" : "label", x: left - 12, y: 19, "text-anchor": "end" }, shorten(visible(label), 15)),
-        svg("rect", { class: "track", x: left, y: 5, width: scale, height: 18, rx: 4 }),
-        svg("rect", { class: marked ? "bar marked" : "bar", x: left, y: 5, width: Math.max(2, value * scale), height: 18, rx: 4 }),
-        svg("text", { class: "value", x: width - 4, y: 19, "text-anchor": "end" }, percent(value)),
-      ),
-    ),
-  );
+  const rows = bars.map(({ label, marked }, index) => {
+    const bar = svg("rect", { class: marked ? "bar marked" : "bar", x: left, y: 5, height: 18, rx: 4 });
+    const text = svg("text", { class: "value", x: width - 4, y: 19, "text-anchor": "end" });
+    const element = svg(
+      "g",
+      { role: "listitem", transform: `translate(0 ${index * row + 2})` },
+      svg("text", { class: marked ? "label marked" : "label", x: left - 12, y: 19, "text-anchor": "end" }, shorten(visible(label), 15)),
+      svg("rect", { class: "track", x: left, y: 5, width: scale, height: 18, rx: 4 }),
+      bar,
+      text,
+    );
+    const update = (value) => {
+      bar.setAttribute("width", Math.max(2, value * scale));
+      text.textContent = percent(value);
+      element.setAttribute("aria-label", `${visible(label)}: ${percent(value)}${marked ? ", chosen" : ""}`);
+    };
+    return { element, update };
+  });
+  const attributes = { viewBox: `0 0 ${width} ${height}`, width, height, class: "figure bars", role: "list", "aria-label": title };
+  const figure = svg("svg", attributes, rows.map(({ element }) => element));
+  figure.update = (values) => rows.forEach(({ update }, index) => update(values[index]));
+  figure.update(bars.map(({ value }) => value));
+  return figure;
 }

@@ -1,17 +1,37 @@
-// Beam search as a tree: one column per step, the path of the best output in the first row.
+// Beam search as a tree: one column per step, the path of the output in the first row.
 
 import { formatScore, roving, shorten, svg, visible } from "./dom.js";
 
 const [WIDTH, HEIGHT, COLUMN, ROW, TOP] = [92, 36, 120, 46, 30];
 
 /**
- * Draw the candidates of each step.
+ * The candidates of an output, from the first step to the last: those with all its ids and its log-probability.
  *
- * A candidate has `text`, `parent` (its index in the step before, null for the root), `score`, `kept`, `finished`,
- * `best` and `group`. `onselect(path)` is called with the candidates from the root to the one in focus.
+ * The tokens of a forced prefix, which have no alternatives, are before the first step.
  */
-export function beamTree({ steps, showPruned, onselect }) {
+export function pathOf(steps, { tokens, log_probability }) {
+  const ids = tokens.filter(({ alternatives }) => alternatives?.length).map(({ id }) => id);
+  const paths = steps.flatMap((candidates, step) => candidates
+    .filter(({ kept, finished }) => kept && step + 1 === ids.length + finished)
+    .map((candidate) => {
+      const path = [];
+      for (let current = candidate; current; current = steps[step - path.length]?.[current.parent]) path.unshift(current);
+      return path;
+    }));
+  const difference = (path) => Math.abs(path.at(-1).log_probability - log_probability);
+  const matches = paths.filter((path) => ids.every((id, index) => path[index].id === id) && difference(path) < 1e-3);
+  return matches.sort((a, b) => difference(a) - difference(b))[0] ?? [];
+}
+
+/**
+ * Draw the candidates of each step, and mark those of an output.
+ *
+ * A candidate has `id`, `text`, `parent` (its index in the step before, null for the root), `log_probability`, `score`,
+ * `kept`, `finished` and `group`. `onselect(path)` is called with the candidates from the root to the one in focus.
+ */
+export function beamTree({ steps, output, showPruned, onselect }) {
   const placed = [];
+  const best = new Set(pathOf(steps, output));
   for (const [index, step] of steps.entries()) {
     const parents = placed[index - 1];
     const parentOf = (candidate) => (candidate.parent == null ? null : parents?.get(candidate.parent));
@@ -19,7 +39,7 @@ export function beamTree({ steps, showPruned, onselect }) {
       candidate.kept ? 0 : 1, candidate.best ? 0 : 1, parentOf(candidate)?.row ?? 0, -candidate.score,
     ];
     const nodes = step
-      .map((candidate, position) => ({ ...candidate, position, step: index, parentNode: parentOf(candidate) }))
+      .map((candidate, position) => ({ ...candidate, position, step: index, parentNode: parentOf(candidate), best: best.has(candidate) }))
       .filter((candidate) => candidate.kept || showPruned)
       .sort((a, b) => compare(order(a), order(b)));
     placed.push(new Map(nodes.map((node, row) => [node.position, Object.assign(node, { row })])));

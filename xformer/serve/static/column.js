@@ -1,12 +1,13 @@
 // One side: the output token by token, and the details of the selected token.
 
 import { announce, format, formatScore, html, percent, roving, visible } from "./dom.js";
-import { AttentionView, rowOf } from "./attention_view.js";
+import { rowOf } from "./attention_maps.js";
+import { AttentionView } from "./attention_view.js";
 import { beamTree } from "./beam_tree.js";
 import { trainingCurves } from "./curves.js";
 import { figureCard } from "./figure_card.js";
 import { heatMap } from "./heatmap.js";
-import { barChart } from "./bars.js";
+import { barChart, tempered } from "./bars.js";
 import { TokenRow } from "./tokens.js";
 
 const TABS = { tokens: "Alternatives", result: "Result", attention: "Attention", alignment: "Alignment", beam: "Beam", training: "Training" };
@@ -17,8 +18,9 @@ export class Column {
   constructor(label, api) {
     this.label = label;
     this.api = api;
-    this.selection = { kind: "cross", layer: null, head: null };
+    this.selection = { kind: "cross", layer: null, head: null, leaveOutFirst: null, scaleRows: null, order: "layer" };
     this.showPruned = true;
+    this.temperature = 1;
     this.status = html("p", { class: "status", role: "status" });
     this.name = html("h2", {}, "");
     this.rows = html("div", { class: "rows" });
@@ -212,10 +214,27 @@ export class Column {
     const token = this.tokens[this.token ?? 0];
     if (!token?.alternatives?.length) return show(html("p", { class: "empty" }, "No probabilities."));
     const title = `Alternatives to “${visible(token.text)}”`;
-    const figure = barChart({
-      bars: token.alternatives.map(({ text, probability }) => ({ label: text, value: probability, marked: text === token.text })), title, width: Math.min(620, this.width),
+    const candidates = token.alternatives.slice(0, 10);
+    if (!candidates.some(({ id }) => id === token.id)) candidates.push(token);
+    const values = () => tempered(candidates, token.alternatives, this.temperature);
+    const bars = candidates.map(({ id, text }) => ({ label: text, value: 0, marked: id === token.id }));
+    const figure = barChart({ bars, title, width: Math.min(620, this.width) });
+    const shown = token.alternatives.reduce((sum, { probability }) => sum + probability, 0);
+    const [value, note] = [html("output", {}), html("p", { class: "hint" })];
+    const update = () => {
+      figure.update(values());
+      value.textContent = this.temperature.toFixed(2);
+      note.textContent = this.temperature === 1
+        ? "The probabilities that the model computed. Temperatures below 1 make it more certain, higher ones less."
+        : `Probabilities among the ${token.alternatives.length} most probable tokens, which have ${percent(shown)} of the probability at temperature 1.`;
+    };
+    const slider = html("input", {
+      type: "range", min: 0.1, max: 3, step: 0.05, value: this.temperature,
+      oninput: (event) => (this.temperature = Number(event.target.value), update()),
     });
-    show(figureCard({ title, name: `${this.model.name}-alternatives-${this.token + 1}`, figure }));
+    update();
+    const controls = [html("label", {}, "Temperature", slider, value)];
+    show(figureCard({ title, name: `${this.model.name}-alternatives-${this.token + 1}`, figure, controls, note }));
   }
 
   async maps() {
@@ -262,7 +281,7 @@ export class Column {
   draw_beam(show) {
     const detail = html("p", { class: "path", "aria-live": "polite" }, "Select a candidate to see its hypothesis.");
     const figure = beamTree({
-      steps: this.result.beam, showPruned: this.showPruned,
+      steps: this.result.beam, output: this.result.outputs[this.output], showPruned: this.showPruned,
       onselect: (path) => {
         const last = path.at(-1);
         detail.replaceChildren(html("strong", {}, joined(path)),
@@ -290,8 +309,8 @@ export class Column {
   }
 
   async draw_training(show) {
-    const rows = await this.api.log(this.model);
-    show(html("div", { class: "charts" }, trainingCurves(rows, this.model.name, this.width)));
+    const log = await this.api.log(this.model);
+    show(html("div", { class: "charts" }, trainingCurves(log, this.model.name, this.width)));
   }
 
   /** Select a token of the output; `quiet` keeps the panel as it is. */

@@ -14,12 +14,13 @@ function ticks(low, high, count = 5) {
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, index) => (first + index) * step);
 }
 
-/** Exponential moving average, so that the curve of noisy losses can be read. */
-function smooth(points, factor) {
-  let mean = null;
-  return points.map(([x, y]) => {
-    mean = mean == null ? y : factor * mean + (1 - factor) * y;
-    return [x, mean];
+/** Mean of each point and its neighbors, a 25th of all points, so that a long curve of noisy losses can be read. */
+export function smooth(points) {
+  const reach = Math.floor(points.length / 50);
+  return points.map(([x], index) => {
+    const near = Math.min(reach, index, points.length - 1 - index);  // as many before as after, so that nothing lags
+    const window = points.slice(index - near, index + near + 1);
+    return [x, window.reduce((sum, [, y]) => sum + y, 0) / window.length];
   });
 }
 
@@ -106,19 +107,20 @@ function axisText(value) {
 }
 
 /** Cards with the curves of a run, given its log: columns of steps, and rows of validations. */
-export function trainingCurves({ steps, validations, metric }, name, available) {
+export function trainingCurves({ steps, validations, metric, label_smoothing }, name, available) {
   const width = Math.min(460, available);
   const measured = (points) => points.filter(([, value]) => Number.isFinite(value));
   const select = (field) => measured((steps[field] ?? []).map((value, index) => [steps.step[index], value]));
   const validated = (field) => measured(validations.map((row) => [row.step, row[field]]));
   const loss = select("loss");
+  const training = label_smoothing ? "training (with label smoothing)" : "training";
   const score = metric ?? "Score";
   const charts = [
     {
       title: "Loss",
       lines: [
         { name: "each step", points: loss, faint: true, color: 0 },
-        { name: "training", points: smooth(loss, 0.9), color: 0 },
+        { name: training, points: smooth(loss), color: 0 },
         { name: "validation", points: validated("loss"), color: 1, dots: true },
       ],
     },

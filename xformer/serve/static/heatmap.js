@@ -5,13 +5,13 @@ import { announce, format, shorten, svg, visible } from "./dom.js";
 /**
  * Cells as one path per level of shading: few elements, however many cells.
  *
- * A weight w is drawn with opacity w / `maximum`.
+ * A weight w is drawn with opacity w / `maximum`, a number, or one for each row.
  */
 function cells(weights, size, maximum = 1, levels = 16) {
   const paths = Array.from({ length: levels + 1 }, () => []);
   weights.forEach((row, y) =>
     row.forEach((weight, x) => {
-      const level = Math.round(levels * Math.min(1, weight / maximum));
+      const level = Math.round(levels * Math.min(1, weight / (maximum[y] ?? maximum)));
       if (level > 0) paths[level].push(`M${x * size} ${y * size}h${size}v${size}h${-size}z`);
     }),
   );
