@@ -615,7 +615,10 @@ def test_attention_is_that_of_the_model(client, translator):
         ("/explore", {"text": "a", "model": "generator", "prefix": "b"}, 400, "prefix applies to encoder-decoders"),
         ("/v1/chat/completions", {"messages": [], "model": "generator"}, 400, "has no chat template"),
         ("/v1/completions", {"prompt": "a", "tools": [1]}, 400, "unknown key 'tools' in the request; expected one of"),
-        ("/attention", {"text": "a", "output_ids": [100_000]}, 400, "output_ids has 100000"),
+        ("/explore", {"text": "a", "prefix_ids": [100_000]}, 400, "token id 100000"),
+        ("/explore", {"text": "a", "prefix_ids": [5], "prefix": "a"}, 400, "prefix and prefix_ids are both given"),
+        ("/explore", {"model": "generator", "text": "a", "prefix_ids": [-1]}, 400, "prefix_ids has token id -1"),
+        ("/attention", {"text": "a", "output_ids": [100_000]}, 400, "output_ids has token id 100000"),
         ("/nothing", {}, 404, "Not Found"),
     ],
 )  # fmt: skip
@@ -671,6 +674,28 @@ def test_openapi_describes_every_path(client):
     served = {route.path for route in client.app.app.routes if hasattr(route, "methods")}
     assert set(described) == served - {"/", "/docs", "/openapi.json"}
     assert client.send("GET", "/docs")[0] == 200
+
+
+@pytest.mark.parametrize("model", ["translator", "generator"])
+def test_an_output_continues_forced_tokens(client, model):
+    body = {"model": model, "text": "one" if model == "translator" else "the", "num_alternatives": 2, "temperature": 0}
+    body |= {"max_new_tokens": 6}
+    (free,) = client.post("/explore", **body)["outputs"]
+    ids = [free["tokens"][0]["id"], free["tokens"][1]["alternatives"][1]["id"]]
+    (output,) = client.post("/explore", **body, prefix_ids=ids)["outputs"]
+    assert [token["id"] for token in output["tokens"][:2]] == ids
+    assert [bool(token["alternatives"]) for token in output["tokens"][:3]] == [False, False, True]
+    assert "".join(token["text"] for token in output["tokens"]) == output["text"]
+    shown = [
+        event["id"] for name, event in client.events("/explore", **body, prefix_ids=ids, stream=True) if name == "token"
+    ]
+    assert shown == [token["id"] for token in output["tokens"]]
+    # The model sees the forced tokens: those that it chose itself have the same continuation.
+    chosen = [token["id"] for token in free["tokens"]]
+    (same,) = client.post(
+        "/explore", **body | {"max_new_tokens": 6 if model == "translator" else 4}, prefix_ids=chosen[:2]
+    )["outputs"]
+    assert [token["id"] for token in same["tokens"]] == chosen
 
 
 @pytest.mark.parametrize(

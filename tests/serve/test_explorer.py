@@ -183,7 +183,7 @@ def test_typed_text_is_translated_and_a_token_shows_its_alternatives_and_attenti
     token = page.locator(".output .token").nth(1)
     token.hover()
     assert token.get_attribute("aria-pressed") == "true"
-    bars = page.locator(".bars [role=listitem]")
+    bars = page.locator(".bars [role=button]")
     assert bars.count() == 10
     assert "chosen" in bars.first.get_attribute("aria-label")
     page.wait_for_selector('.token-row:first-child .token[style*="--weight: 1.000"]')
@@ -224,8 +224,7 @@ FIGURES = """async () => {
         [candidate(4, 0, -0.7), candidate(1, 1, -0.8, true), candidate(1, 2, -0.9, true)],
         [candidate(1, 0, -0.9, true)],
     ];
-    const forced = { id: 7, alternatives: [] }, token = (id) => ({ id, alternatives: [{ id }] });
-    const output = { tokens: [forced, token(3), token(4)], log_probability: -0.9 };
+    const output = { tokens: [{ id: 7 }, { id: 3 }, { id: 4 }], log_probability: -0.9, numForced: 1 };
     const tokens = [0.5, 0.3, 0.1].map((p, id) => ({ id, probability: p, log_probability: Math.log(p) }));
     const head = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0.8, 0.1, 0.1, 0], [0.8, 0, 0.15, 0.05]];
     const map = { weights: [[head]], queries: "abcd".split(""), keys: "abcd".split(""), isCausal: true };
@@ -258,11 +257,34 @@ def test_figures_show_the_values_of_their_data(open_page: Any) -> None:
 @pytest.mark.slow
 def test_a_temperature_moves_the_probabilities(open_page: Any) -> None:
     page = open_page(GREEDY)
-    first = page.locator(".bars [role=listitem]").first
+    first = page.locator(".bars [role=button]").first
     before = first.get_attribute("aria-label")
     page.focus("input[type=range]")
     page.keyboard.press("End")
     assert first.get_attribute("aria-label") != before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["translator", "lm"])
+def test_the_output_continues_with_an_alternative_that_is_clicked(open_page: Any, model: str) -> None:
+    method = "beam" if model == "translator" else "greedy"
+    page = open_page({"text": TEXT, "a": model, "a.method": method, "a.max_new_tokens": "12", "a.num_beams": "2"})
+    before = tokens_of(page)
+    page.hover(".output .token >> nth=1")
+    row = page.locator(".bars .selectable:not(:has(.marked))").first
+    label = row.get_attribute("aria-label").split(":")[0]
+    row.click()
+    page.wait_for_selector(".token.forced")
+    page.wait_for_function("() => document.querySelector('.status').textContent.includes(' s')")
+    after = tokens_of(page)
+    assert (after[0], after[1]) == (before[0], label)
+    assert page.locator(".token.forced").get_attribute("aria-pressed") == "true"
+    assert page.locator(".bars .selectable:has(.label.marked)").get_attribute("aria-label").startswith(label)
+    if model == "translator":
+        page.click("[data-tab=beam]")
+        assert page.locator(".node.best .token-text").all_text_contents()[: len(after) - 2] == after[2:]
+    page.click("#generate")
+    page.wait_for_selector(".token.forced", state="detached")
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ class TextToText(GenerationPipeline):
         encoded: Sequence[Sequence[int]],
         config: GenerationConfig | None = None,
         *,
-        prefix: str | Sequence[str] | None = None,
+        prefix: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
         sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
         target_length: int | Sequence[int] | None = None,
         length_unit: str = "tokens",
@@ -225,7 +225,7 @@ class TextToText(GenerationPipeline):
         Args:
             encoded: Token ids of each source, without eos.
             config: Settings. Default: greedy search.
-            prefix: Text that outputs begin with: one for all, or one each.
+            prefix: Text that outputs begin with: one for all, or one each, as a text or as token ids.
             sequence_bias: Words and phrases to favor: a list for all texts, or a list for each.
             target_length: Length of outputs: one for all, or one each. Outputs keep to it within
                 config.length_tolerance, or as close as the model can; greedy search becomes a beam search with 4 beams.
@@ -351,12 +351,14 @@ class TextToText(GenerationPipeline):
             for output, each in zip(outputs, weights, strict=True)
         ]
 
-    def _prefixes(self, prefix: str | Sequence[str] | None, count: int) -> list[list[int]] | None:
+    def _prefixes(self, prefix: Any, count: int) -> list[list[int]] | None:
         """Return the token ids that outputs begin with: the forced bos, and the text of the caller."""
         if prefix is None:
             forced = self.tokenizers.forced_bos_id
             return None if forced is None else [[forced]] * count
         texts = one_per_text("prefix", [prefix] * count if isinstance(prefix, str) else prefix, count)
+        if texts and all(isinstance(each, Sequence) and not isinstance(each, str) for each in texts):
+            return texts  # token ids, which the search checks
         encoded = self.tokenizers.encode_target(texts)
         for text, ids in zip(texts, encoded, strict=True):
             if self.tokenizers.target.unk_id in ids:

@@ -114,7 +114,7 @@ class ServedModel:
             architecture=type(model).__name__,
             backend=self.backend,
             num_parameters=model.parameter_count(),
-            vocab_size=model.vocab_size if pipeline.generates_text else config.vocab_size,
+            vocab_size=self.vocab_size,
             encoder_layers=layers[0],
             decoder_layers=layers[1],
             heads=config.num_heads,
@@ -125,6 +125,12 @@ class ServedModel:
             has_log=self.log is not None,
             example=self.example,
         )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, of outputs if the model has any."""
+        model = self.pipeline.model
+        return int(model.vocab_size if self.pipeline.generates_text else model.config.vocab_size)
 
     def token_ids(self, texts: Sequence[Any]) -> list[list[int]]:
         """Return the token ids of sources, prompts, chats or texts, as a search expects them.
@@ -218,6 +224,10 @@ class ServedModel:
                 options[name] = value
             elif value != default:
                 raise JobError(f"{name} applies to encoder-decoders only; omit it", param=name)
+        if self.pipeline.has_source and (ids := getattr(request, "prefix_ids", None)):
+            if request.prefix is not None:
+                raise JobError("prefix and prefix_ids are both given; expected one of them", param="prefix_ids")
+            options["prefix"] = [ids]
         if self.pipeline.has_source and options["target_length"] is not None:
             self.check_limit("target_length", options["target_length"])
             if config.method == "greedy":  # as the pipeline does

@@ -19,6 +19,7 @@ from xformer.generation import BeamCandidate, BeamHistory, alignments
 from xformer.generation.engine import Task
 from xformer.io import read_log
 from xformer.models import attention_maps
+from xformer.models.token_ids import check_tokens
 from xformer.pipelines import Classifier, Output, Reranker, Summarizer, TextGenerator, TextToText, Translator
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.output_text import Token, pieces_of, tokens_of
@@ -177,17 +178,31 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
     model = server.model(request.model, TextToText, TextGenerator, task="generate text")
     config, start = model.resolve(request.settings()), time.monotonic()
     candidates: list[Any] = []  # of steps that the client has not received
+    # A language model reads the beginning of its output as a part of the prompt.
+    forced = [] if model.pipeline.has_source else check_tokens("prefix_ids", request.prefix_ids, model.vocab_size)
 
     def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
         for token in tokens:
             job.emit("token", {"index": index, **msgspec.to_builtins(_output_token(token))})
 
     def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Exploration]:
-        source = _shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(ids[0])))
+        prompt = ids[0][: len(ids[0]) - len(forced)]
+        source = _shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(prompt)))
+        before = tokens_of(model.pipeline.target_tokenizer, forced, prompt)
         if request.stream:
             job.emit("source", {"source": source})
+            if options.get("on_text"):
+                on_text(job, 0, "", before)
             candidates.append(job)
         (outputs,) = yield from task
+        outputs = [
+            each._replace(
+                text="".join(token.text for token in before) + each.text,
+                tokens=[*forced, *each.tokens],
+                logprobs=[*before, *(each.logprobs or ())],
+            )
+            for each in outputs
+        ]
         return schema.Exploration(
             model=model.name,
             task=model.pipeline.task,
@@ -201,7 +216,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
             ],
             alignment=_alignment(model, ids[0], outputs[0].tokens),
             beam=_beam(model, history) if history.steps else None,
-            usage=schema.usage(len(ids[0]), len(outputs[0].tokens)),
+            usage=schema.usage(len(prompt), len(outputs[0].tokens)),
             seconds=time.monotonic() - start,
         )
 
@@ -213,7 +228,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
     options: dict[str, Any] = {"beam_history": history, "logprobs": request.num_alternatives}
     if request.stream and config.method != "beam" and config.num_return_sequences == 1:
         options["on_text"] = on_text
-    encode = lambda: [model.encode_request(request)]  # noqa: E731
+    encode = lambda: [[*model.encode_request(request), *forced]]  # noqa: E731
     job = await model.search(server, request, config, encode, finish, seed=request.seed or 0, **options)
     return await stream(job.events(), _write) if request.stream else await job.result()
 
@@ -284,10 +299,8 @@ def _check_attention(
 ) -> None:
     """Raise an error for ids out of range and for arrays that would be too large."""
     config, out = model.pipeline.model.config, request.output_ids
-    vocab_size = getattr(model.pipeline.model, "vocab_size", math.inf)
-    for token in out:
-        if not 0 <= token < vocab_size:
-            raise DataError(f"output_ids has {token}; expected 0 to {vocab_size - 1}")
+    if out:
+        check_tokens("output_ids", out, model.vocab_size)
     if model.pipeline.has_source:
         layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
         shapes = {"encoder": (len(ids), len(ids)), "decoder": (len(out), len(out)), "cross": (len(out), len(ids))}

@@ -92,6 +92,9 @@ class ExploreRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
 
     text: Annotated[str | None, about("Source text or prompt.")] = None
     messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
+    prefix_ids: Annotated[list[int], about("Token ids that the output begins with, instead of a prefix.")] = (
+        msgspec.field(default_factory=list)
+    )
     num_alternatives: Annotated[int, about("Alternatives of each token.", ge=0, le=50)] = 10
     stream: Annotated[bool, about("Send tokens or beam steps as they are generated.")] = False
 

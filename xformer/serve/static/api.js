@@ -76,14 +76,15 @@ async function* events(response) {
 export const inputOf = (text, { prompt }) => (prompt === "chat" ? { messages: [{ role: "user", content: text }] } : { text });
 
 /**
- * Generate from a text, or encode it. The listeners are called while tokens arrive: `onsource(tokens)`,
- * `ontoken(token)`, and `onreplace(tokens)` for the best hypothesis of a beam search.
+ * Generate from a text, or encode it. The output begins with the tokens of `forced`. The listeners are called while
+ * tokens arrive: `onsource(tokens)`, `ontoken(token)`, and `onreplace(tokens)` for the best hypothesis of a beam search.
  */
-export async function generate(model, text, options, { signal, onsource, ontoken, onreplace }) {
+export async function generate(model, text, options, { signal, forced = [], onsource, ontoken, onreplace }) {
   if (!model.generates) return encode(model, text, signal);
   const input = inputOf(text, options);
   const { prompt, ...settings } = options;
   const body = { model: model.name, ...input, ...settings, num_alternatives: 50, stream: true };
+  if (forced.length) body.prefix_ids = forced.map(({ id }) => id);
   const steps = [];
   for await (const [name, data] of events(await request("explore", body, signal))) {
     if (name === "error") throw new Error(data.error.message);
@@ -92,12 +93,13 @@ export async function generate(model, text, options, { signal, onsource, ontoken
     if (name === "step") {
       steps.push(data.candidates);
       const best = data.candidates.filter(({ status }) => status !== "pruned").sort((a, b) => b.score - a.score)[0];
-      if (best) onreplace(withText(pathTo(steps, steps.length - 1, best)).filter(({ status }) => status !== "finished"));
+      if (best) onreplace([...forced, ...withText(pathTo(steps, steps.length - 1, best)).filter(({ status }) => status !== "finished")]);
     }
     if (name === "result") {
       const outputs = data.outputs.map((output, index) => ({
         ...output,
-        tokens: output.tokens.map((token) => ({ ...withText([token])[0], alternatives: withText(token.alternatives ?? []) })),
+        tokens: output.tokens.map((token, position) => forced[position] ?? { ...withText([token])[0], alternatives: withText(token.alternatives) }),
+        numForced: output.tokens.filter((token) => !token.alternatives.length).length,
         alignment: index === 0 ? data.alignment : null,
       }));
       return { input, source: withText(data.source.tokens), outputs, beam: data.beam && beamSteps(data.beam), seconds: data.seconds };

@@ -38,7 +38,8 @@ function showSecond(visible) {
   sides[1].settings.element.hidden = sides[1].column.element.hidden = !visible;
 }
 
-async function run() {
+/** Generate; with tokens that are `forced`, on one side only. */
+async function run(chosen = shown(), forced = []) {
   const invalid = shown().map(({ settings }) => settings.invalid).find(Boolean);
   if (invalid) return invalid.reportValidity();
   if (!text.value.trim()) return text.focus();
@@ -47,8 +48,8 @@ async function run() {
   generate.disabled = true;
   stop.hidden = false;
   // On a phone the output is below the settings.
-  if (byId("output").getBoundingClientRect().top > 0.6 * innerHeight) byId("output").scrollIntoView();
-  await Promise.allSettled(shown().map(({ settings, column }) => column.run(text.value, generationOptions(settings.values), controller.signal)));
+  if (!forced.length && byId("output").getBoundingClientRect().top > 0.6 * innerHeight) byId("output").scrollIntoView();
+  await Promise.allSettled(chosen.map(({ settings, column }) => column.run(text.value, generationOptions(settings.values), controller.signal, forced)));
   if (controller !== running) return;
   generate.disabled = false;
   stop.hidden = true;
@@ -95,7 +96,11 @@ async function start() {
     setScheme(SCHEMES[(SCHEMES.indexOf(current) + 1) % SCHEMES.length]);
   });
   const models = await api.models();
-  sides = [..."ab"].map((label) => ({ settings: new Settings(label, models, changed), column: new Column(label, api) }));
+  sides = [..."ab"].map((label) => {
+    const side = { settings: new Settings(label, models, changed) };
+    side.column = new Column(label, api, (forced) => run([side], forced));
+    return side;
+  });
   byId("settings").replaceChildren(...sides.map(({ settings }) => settings.element));
   byId("output").replaceChildren(...sides.map(({ column }) => column.element));
   if (models.length > 1) sides[1].settings.set({ model: models[1].name, settings: {} });

@@ -1,6 +1,6 @@
 // Bars of probabilities.
 
-import { percent, shorten, svg, visible } from "./dom.js";
+import { percent, roving, shorten, svg, visible } from "./dom.js";
 
 /**
  * Probabilities of tokens at a temperature.
@@ -17,8 +17,12 @@ export function tempered(tokens, alternatives, temperature) {
   return tokens.map((token) => (ids.has(token.id) ? weight(token) / sum : 0));
 }
 
-/** Horizontal bars `{label, value, marked}` of values from 0 to 1; the method `update(values)` of the figure moves them. */
-export function barChart({ bars, title, width = 620 }) {
+/**
+ * Horizontal bars `{label, value, marked}` of values from 0 to 1; the method `update(values)` of the figure moves them.
+ *
+ * With `onselect(index)` bars are buttons, which do `action`.
+ */
+export function barChart({ bars, title, width = 620, onselect = null, action = "" }) {
   const [row, right] = [30, 72];
   const left = 20 + 8 * Math.max(...bars.map(({ label }) => Math.min(15, visible(label).length)));
   const height = bars.length * row + 4;
@@ -28,7 +32,13 @@ export function barChart({ bars, title, width = 620 }) {
     const text = svg("text", { class: "value", x: width - 4, y: 19, "text-anchor": "end" });
     const element = svg(
       "g",
-      { role: "listitem", transform: `translate(0 ${index * row + 2})` },
+      {
+        role: onselect ? "button" : "listitem", class: onselect ? "bar-row selectable" : "bar-row", transform: `translate(0 ${index * row + 2})`,
+        onclick: () => onselect?.(index),
+        onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), onselect?.(index)),
+      },
+      svg("title", {}, onselect ? action : ""),
+      svg("rect", { class: "hover", x: 0, y: -1, width, height: row, rx: 6 }),
       svg("text", { class: marked ? "label marked" : "label", x: left - 12, y: 19, "text-anchor": "end" }, shorten(visible(label), 15)),
       svg("rect", { class: "track", x: left, y: 5, width: scale, height: 18, rx: 4 }),
       bar,
@@ -37,12 +47,13 @@ export function barChart({ bars, title, width = 620 }) {
     const update = (value) => {
       bar.setAttribute("width", Math.max(2, value * scale));
       text.textContent = percent(value);
-      element.setAttribute("aria-label", `${visible(label)}: ${percent(value)}${marked ? ", chosen" : ""}`);
+      element.setAttribute("aria-label", `${visible(label)}: ${percent(value)}${marked ? ", chosen" : ""}${onselect ? `. ${action}` : ""}`);
     };
     return { element, update };
   });
-  const attributes = { viewBox: `0 0 ${width} ${height}`, width, height, class: "figure bars", role: "list", "aria-label": title };
+  const attributes = { viewBox: `0 0 ${width} ${height}`, width, height, class: "figure bars", role: onselect ? "group" : "list", "aria-label": title };
   const figure = svg("svg", attributes, rows.map(({ element }) => element));
+  if (onselect) roving(rows.map(({ element }) => element));
   figure.update = (values) => rows.forEach(({ update }, index) => update(values[index]));
   figure.update(bars.map(({ value }) => value));
   return figure;

@@ -7,10 +7,10 @@ const [WIDTH, HEIGHT, COLUMN, ROW, TOP] = [92, 36, 120, 46, 30];
 /**
  * The candidates of an output, from the first step to the last: those with all its ids and its log-probability.
  *
- * The tokens of a forced prefix, which have no alternatives, are before the first step.
+ * The first `numForced` tokens of the output are before the first step.
  */
-export function pathOf(steps, { tokens, log_probability }) {
-  const ids = tokens.filter(({ alternatives }) => alternatives?.length).map(({ id }) => id);
+export function pathOf(steps, { tokens, log_probability, numForced }) {
+  const ids = tokens.slice(numForced).map(({ id }) => id);
   const paths = steps.flatMap((candidates, step) => candidates
     .filter(({ kept, finished }) => kept && step + 1 === ids.length + finished)
     .map((candidate) => {

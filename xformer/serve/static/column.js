@@ -15,9 +15,9 @@ const TABS = { tokens: "Alternatives", result: "Result", attention: "Attention",
 const joined = (tokens) => tokens.map(({ plain }) => plain).join("").trim();
 
 export class Column {
-  constructor(label, api) {
-    this.label = label;
-    this.api = api;
+  /** `onforce(tokens)` is called to generate again with an output that begins with some tokens. */
+  constructor(label, api, onforce) {
+    Object.assign(this, { label, api, onforce });
     this.selection = { kind: "cross", layer: null, head: null, leaveOutFirst: null, scaleRows: null, order: "layer" };
     this.showPruned = true;
     this.temperature = 1;
@@ -50,8 +50,15 @@ export class Column {
     this.drawTabs();
   }
 
-  /** Generate, and show tokens as they arrive. A later run replaces an earlier one, whose `signal` is aborted. */
-  async run(text, options, signal) {
+  /**
+   * Generate, and show tokens as they arrive. A later run replaces an earlier one, whose `signal` is aborted.
+   *
+   * With tokens that are `forced`, text and options are those of the run before.
+   */
+  async run(text, options, signal, forced = []) {
+    if (forced.length) [text, options] = this.request;
+    const before = forced.length ? this.result : null;
+    this.request = [text, options];
     this.clear();
     this.signal = signal;
     this.source = new TokenRow("Source");
@@ -74,6 +81,7 @@ export class Column {
     try {
       result = await this.api.generate(this.model, text, options, {
         signal,
+        forced,
         onsource: (tokens) => {
           source = tokens;
           sourceRow.set(tokens);
@@ -93,7 +101,7 @@ export class Column {
       });
     } catch (error) {
       if (signal !== this.signal) return;
-      if (error.name !== "AbortError") throw this.fail(error);
+      if (error.name !== "AbortError") throw this.fail(error, before);
       const output = { tokens: streamed, text: joined(streamed) };
       result = streamed.length ? { input: this.api.inputOf(text, options), source, outputs: [output] } : null;
     }
@@ -108,7 +116,7 @@ export class Column {
     const seconds = (performance.now() - started) / 1000;
     const tokens = this.result.outputs[0].tokens;
     this.status.textContent = `${tokens.length} tokens, ${format(seconds, 2)} s${signal.aborted ? ", stopped" : ""}`;
-    this.showOutput(0);
+    this.showOutput(0, forced.length - 1);
     announce(`${this.model.generates ? "Output" : "Text"} of ${this.model.title}: ${joined(tokens)}`);
   }
 
@@ -117,16 +125,24 @@ export class Column {
     this.element.removeAttribute("aria-busy");
   }
 
-  fail(error) {
+  /** Show an error, and the result before the run, if any. */
+  fail(error, before) {
     this.stopped();
     this.status.textContent = "";
-    this.drawTabs();
-    this.rows.replaceChildren(html("p", { class: "error", role: "alert" }, error.message));
+    const message = html("p", { class: "error", role: "alert" }, error.message);
+    if (before) {
+      this.result = before;
+      this.showOutput(0);
+      this.rows.prepend(message);
+    } else {
+      this.drawTabs();
+      this.rows.replaceChildren(message);
+    }
     return error;
   }
 
-  /** Show one of the outputs, best first. */
-  showOutput(index) {
+  /** Show one of the outputs, best first, and select a token. */
+  showOutput(index, token = 0) {
     this.output = index;
     this.attention = null;
     const { source, outputs } = this.result;
@@ -144,7 +160,7 @@ export class Column {
     if (focused) buttons[index].focus();
     this.token = null;
     this.drawTabs();
-    this.select(0);
+    this.select(Math.max(0, token));
   }
 
   get tokens() {
@@ -218,14 +234,20 @@ export class Column {
     if (!candidates.some(({ id }) => id === token.id)) candidates.push(token);
     const values = () => tempered(candidates, token.alternatives, this.temperature);
     const bars = candidates.map(({ id, text }) => ({ label: text, value: 0, marked: id === token.id }));
-    const figure = barChart({ bars, title, width: Math.min(620, this.width) });
+    const position = this.token ?? 0;
+    const figure = barChart({
+      bars, title, width: Math.min(620, this.width), action: "Continue the output with this token",
+      onselect: (index) => this.onforce([
+        ...this.tokens.slice(0, position), { ...candidates[index], alternatives: token.alternatives, isForced: true },
+      ]),
+    });
     const shown = token.alternatives.reduce((sum, { probability }) => sum + probability, 0);
     const [value, note] = [html("output", {}), html("p", { class: "hint" })];
     const update = () => {
       figure.update(values());
       value.textContent = this.temperature.toFixed(2);
       note.textContent = this.temperature === 1
-        ? "The probabilities that the model computed. Temperatures below 1 make it more certain, higher ones less."
+        ? "Select another token to see how the output continues with it."
         : `Probabilities among the ${token.alternatives.length} most probable tokens, which have ${percent(shown)} of the probability at temperature 1.`;
     };
     const slider = html("input", {

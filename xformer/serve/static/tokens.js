@@ -18,6 +18,7 @@ function tokenElement(token, index, onselect) {
     visible(token.text),
   );
   if (/^\s/.test(token.text)) element.classList.add("spaced");
+  if (token.isForced) element.classList.add("forced");
   if (probability != null) element.style.setProperty("--probability", probability.toFixed(3));
   return element;
 }
