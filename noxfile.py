@@ -228,7 +228,7 @@ def cudnn_plans(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def demo(session: nox.Session) -> None:
     """Train a small translator on number words for 90 seconds and show what it learned."""
-    session.install(".[cli]")
+    session.install(".[cli,serve]")
     session.run("xformer", "demo", *session.posargs)
 
 

@@ -57,6 +57,7 @@ def test_the_demo_from_text_to_plot(finished):
     assert "(of characters, since each line is one word)" in printed
     assert printed.count("  wrong  ") == 6
     assert f"translate --model {directory}" in printed
+    assert f" serve --model {directory}\n" in printed
     assert "train --source train.de" in printed
     assert (directory / "attention.png").read_bytes().startswith(b"\x89PNG")
     config = RunDirectory(directory).read_config()

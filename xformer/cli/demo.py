@@ -171,6 +171,7 @@ def _show_result(demo: Demo, task: DemoTask, translator: Translator, run: RunDir
     attention = show_attention(translator, sources[row], translations[row])
     save(attention.plot(title=f"{sources[row]} → {translations[row]}"), run.path / PICTURE)
     console.print(f"\nattention while writing {translations[row]!r}: {run.path / PICTURE}")
+    console.print(f"explore it in the browser: {program()} serve --model {run.path}")
     console.print(f"translate more: echo '{sources[row]}' | {program()} translate --model {run.path}")
     console.print(
         f"train on your own text, one sentence per line: {program()} train --source train.de --target train.en "
