@@ -327,6 +327,10 @@ def test_attention_is_shown_for_each_kind_layer_and_head(open_page: Any) -> None
     assert figure.get_attribute("aria-label").startswith("Cross-attention: ")
     assert page.locator(".head").count() == 2 * 4
     page.click('.head[data-layer="1"][data-head="2"]')
+    lines = page.locator(".attention-lines")
+    page.hover(".output .token >> nth=1")
+    assert lines.locator(".lines:not(.dimmed)").count() == 1
+    assert f": {tokens_of(page)[1]} attends to " in lines.get_attribute("aria-label")
     assert figure.get_attribute("aria-label").startswith("Cross-attention, layer 2, head 3: ")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
@@ -406,6 +410,25 @@ def test_two_models_are_shown_side_by_side(open_page: Any) -> None:
     assert sides.nth(1).locator(".heat-map").get_attribute("aria-label").startswith("Self-attention: ")
     page.click("#compare")
     assert not sides.nth(1).is_visible()
+
+
+@pytest.mark.slow
+def test_two_texts_are_compared(open_page: Any) -> None:
+    page = open_page(GREEDY)
+    page.click("#compare")
+    page.check("#own-text")
+    assert page.input_value("#text-b") == TEXT
+    page.fill("#text-b", "three")
+    page.select_option("#model-b", "translator")
+    page.click("#generate")
+    page.wait_for_selector(".column >> nth=1 >> .output .token")
+    sources = [tokens_of(page, f".side-{side} .token-row:first-child") for side in "ab"]
+    assert "".join(sources[1]) == "three</s>" != "".join(sources[0])
+    again = open_page()
+    again.goto(page.url)
+    again.reload()
+    again.wait_for_selector("#json:enabled")
+    assert (again.input_value("#text"), again.input_value("#text-b")) == (TEXT, "three")
 
 
 @pytest.mark.slow

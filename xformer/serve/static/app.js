@@ -1,4 +1,4 @@
-// The page: one text, and one or two sides with their own model and settings.
+// The page: a text, and one or two sides with their own model and settings; the second may have its own text.
 
 import * as api from "./api.js";
 import { Column } from "./column.js";
@@ -9,14 +9,20 @@ import { generationOptions, Settings } from "./settings.js";
 
 const byId = (id) => document.getElementById(id);
 const [text, form, generate, stop, compare] = ["text", "inputs", "generate", "stop", "compare"].map(byId);
+const [ownText, textB] = ["own-text", "text-b"].map(byId);
 let sides = [];
 let running = null;
 let example = null; // of the model
 
 const shown = () => sides.filter(({ column }) => !column.element.hidden);
 
+const textOf = (side) => (side === sides[1] && ownText.checked ? textB.value : text.value);
+
 function state() {
-  return { text: text.value, sides: shown().map(({ settings }) => ({ model: settings.model.name, settings: settings.values })) };
+  const sideOf = (side) => ({
+    model: side.settings.model.name, settings: side.settings.values, ...(side === sides[1] && ownText.checked ? { text: textB.value } : {}),
+  });
+  return { text: text.value, sides: shown().map(sideOf) };
 }
 
 function changed() {
@@ -35,21 +41,29 @@ function changed() {
 function showSecond(visible) {
   compare.setAttribute("aria-pressed", String(visible));
   document.body.classList.toggle("comparing", visible);
-  sides[1].settings.element.hidden = sides[1].column.element.hidden = !visible;
+  byId("second").hidden = sides[1].settings.element.hidden = sides[1].column.element.hidden = !visible;
+}
+
+/** Give the second side a text of its own, or the same one. */
+function showOwnText(value) {
+  ownText.checked = value != null;
+  textB.hidden = value == null;
+  textB.value = value ?? "";
 }
 
 /** Generate; with tokens that are `forced`, on one side only. */
 async function run(chosen = shown(), forced = []) {
   const invalid = shown().map(({ settings }) => settings.invalid).find(Boolean);
   if (invalid) return invalid.reportValidity();
-  if (!text.value.trim()) return text.focus();
+  const blank = chosen.find((side) => !textOf(side).trim());
+  if (blank) return (blank === sides[1] && ownText.checked ? textB : text).focus();
   running?.abort();
   const controller = (running = new AbortController());
   generate.disabled = true;
   stop.hidden = false;
   // On a phone the output is below the settings.
   if (!forced.length && byId("output").getBoundingClientRect().top > 0.6 * innerHeight) byId("output").scrollIntoView();
-  await Promise.allSettled(chosen.map(({ settings, column }) => column.run(text.value, generationOptions(settings.values), controller.signal, forced)));
+  await Promise.allSettled(chosen.map((side) => side.column.run(textOf(side), generationOptions(side.settings.values), controller.signal, forced)));
   if (controller !== running) return;
   generate.disabled = false;
   stop.hidden = true;
@@ -60,6 +74,7 @@ function load({ text: value, sides: values }) {
   text.value = value;
   showSecond(values.length > 1);
   values.forEach((value, index) => sides[index].settings.set(value));
+  showOwnText(values[1]?.text);
   ({ example } = sides[0].settings.model);
 }
 
@@ -115,9 +130,16 @@ async function start() {
     run();
   });
   stop.addEventListener("click", () => running?.abort());
-  text.addEventListener("input", changed);
-  text.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  for (const area of [text, textB]) {
+    area.addEventListener("input", changed);
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+    });
+  }
+  ownText.addEventListener("change", () => {
+    showOwnText(ownText.checked ? text.value : null);
+    changed();
+    if (ownText.checked) textB.focus();
   });
   compare.addEventListener("click", () => {
     showSecond(sides[1].column.element.hidden);

@@ -1,5 +1,6 @@
 // Attention by layer and head: one heat map, and all heads as small multiples.
 
+import { attentionLines } from "./attention_lines.js";
 import { entropy, leavesOutFirst, maxima, rowOf, scalesRows, shown } from "./attention_maps.js";
 import { html, roving } from "./dom.js";
 import { figureCard } from "./figure_card.js";
@@ -62,14 +63,22 @@ export class AttentionView {
     if (map.isCausal) controls.push(check("leaveOutFirst", "Leave out the first token", leavesOutFirst(map, selection)));
     controls.push(check("scaleRows", "Scale each row", scalesRows(map, selection)));
     const weights = this.weights;
-    this.figure = heatMap({
+    const options = {
       weights, rows: map.queries, columns: map.keys, title: this.title, onhover: this.onhover,
       maximum: maxima(map, selection, weights),
-    });
+    };
+    this.figures = [heatMap(options), attentionLines(options)];
+    const name = `${this.name}-${this.title}`;
     this.element.replaceChildren(
-      figureCard({ title: this.title, name: `${this.name}-${this.title}`, figure: this.figure, controls }),
+      figureCard({ title: this.title, name, figure: this.figures[0], controls }),
+      figureCard({ title: "The same as lines", name: `${name}-lines`, figure: this.figures[1], note: html("p", { class: "hint" }, "Left: tokens that attend. Right: tokens that they attend to.") }),
       this.overview(numHeads),
     );
+  }
+
+  /** Mark a query in the figures. */
+  select(query) {
+    for (const figure of this.figures) figure.select(query);
   }
 
   get title() {

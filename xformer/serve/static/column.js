@@ -374,7 +374,7 @@ export class Column {
       const shade = (row, first) => first != null && row.shade(row.elements.map((_, index) => weights[index + first] ?? 0));
       shade(this.source, map.firstSource);
       shade(this.row, map.firstKey);
-      if (this.tab === "attention" && kind === selection.kind) this.view?.figure.select(query);
+      if (this.tab === "attention" && kind === selection.kind) this.view?.select(query);
     }
   }
 
