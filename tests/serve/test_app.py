@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import copy
 import http.client
 import json
 import threading
@@ -33,6 +34,7 @@ from xformer.models import (
 )
 from xformer.pipelines import Classifier, Embedder, Reranker, TextGenerator, Tokenizers, Translator
 from xformer.tokenizers import Tokenizer, load_tokenizer
+from xformer.tree import replace
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
@@ -674,6 +676,163 @@ def test_openapi_describes_every_path(client):
     served = {route.path for route in client.app.app.routes if hasattr(route, "methods")}
     assert set(described) == served - {"/", "/docs", "/openapi.json"}
     assert client.send("GET", "/docs")[0] == 200
+
+
+LAYERS = [
+    {"model": "translator", "text": "one hundred", "output_ids": [30, 40, 41]},
+    {"model": "generator", "text": "the cat", "output_ids": [5, 9]},
+]
+
+
+def predicted(pipeline, body, model=None):
+    """Return the log-probabilities of the next tokens at each position of an output."""
+    model, output = model or pipeline.model, body["output_ids"]
+    ids = pipeline.input_ids(body["text"])
+    logits = model([ids], [[1, *output[:-1]]])[0] if pipeline.has_source else model([[*ids, *output]])[0]
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def without(model, ablation):
+    """Return a model whose parameters make a part of it add nothing."""
+    layers = ("encoder" if ablation["kind"] == "encoder" else "decoder") if hasattr(model, "encoder") else "layers"
+    part = {"cross": "cross_attention"}.get(ablation["kind"], "self_attention")
+    part = "feed_forward.down" if ablation.get("part") == "feed_forward" else f"{part}.output"
+    arrays = {
+        name: np.array(array)
+        for name, array in model.named_parameters()
+        if f"{layers}.{ablation['layer']}.{part}." in name
+    }
+    weight = next(array for name, array in arrays.items() if name.endswith("weight"))
+    if (head := ablation.get("head")) is None:
+        for array in arrays.values():
+            array[...] = 0
+    else:
+        weight[8 * head : 8 * head + 8] = 0
+    return replace(model, dict(model.named_parameters()) | arrays)
+
+
+@pytest.mark.parametrize("body", LAYERS, ids=lambda body: body["model"])
+def test_layers_are_described(client, translator, generator, body):
+    pipeline = {"translator": translator, "generator": generator}[body["model"]]
+    answer = client.post("/layers", **body, num_alternatives=3, lens=True)
+    log_probs, num_layers = predicted(pipeline, body), 3 if pipeline.has_source else 2
+    first = 0 if pipeline.has_source else len(log_probs) - len(body["output_ids"]) - 1
+    for position, (id_, token) in enumerate(zip(body["output_ids"], answer["output"], strict=True)):
+        assert token["id"] == id_
+        assert token["log_probability"] == pytest.approx(log_probs[first + position, id_])
+        assert token["alternatives"][0]["id"] == log_probs[first + position].argmax()
+    assert [layer["name"] for layer in answer["layers"]] == [
+        "embedding",
+        *(f"layer {n + 1}" for n in range(num_layers)),
+    ]
+    # The last layer predicts what the model does.
+    assert [token["id"] for token in answer["layers"][-1]["tokens"]] == log_probs.argmax(axis=-1).tolist()
+    assert [token["probability"] for token in answer["layers"][-1]["tokens"]] == pytest.approx(
+        np.exp(log_probs.max(-1))
+    )
+    parts = ["attention", "cross-attention", "feed-forward"] if pipeline.has_source else ["attention", "feed-forward"]
+    assert list(answer["layers"][1]["parts"]) == parts
+    assert len(answer["layers"][1]["norms"]) == len(log_probs)
+
+
+@pytest.mark.parametrize(
+    "ablation",
+    [
+        {"kind": "decoder", "layer": 1, "head": 1},
+        {"kind": "decoder", "layer": 0},
+        {"kind": "decoder", "layer": 1, "part": "feed_forward"},
+        {"kind": "cross", "layer": 2, "head": 0},
+        {"kind": "encoder", "layer": 0, "part": "feed_forward"},
+    ],
+    ids=lambda each: "-".join(map(str, each.values())),
+)
+@pytest.mark.parametrize("body", LAYERS, ids=lambda body: body["model"])
+def test_parts_of_a_model_are_switched_off(client, translator, generator, body, ablation):
+    pipeline = {"translator": translator, "generator": generator}[body["model"]]
+    if ablation["kind"] not in pipeline.attention_kinds:
+        assert (
+            "expected any of decoder" in client.post("/layers", 400, **body, ablations=[ablation])["error"]["message"]
+        )
+        return
+    changed = without(pipeline.model, ablation)
+    tokens = client.post("/layers", **body, ablations=[ablation])["output"]
+    log_probs, before = predicted(pipeline, body, changed), predicted(pipeline, body)
+    first = 0 if pipeline.has_source else len(log_probs) - len(tokens) - 1
+    values = [log_probs[first + position, token["id"]] for position, token in enumerate(tokens)]
+    assert [token["log_probability"] for token in tokens] == pytest.approx(values)
+    assert abs(log_probs - before).max() > 1e-6
+    # So does the generated output, and nothing else that the server computes.
+    search = {
+        "model": body["model"],
+        "text": body["text"],
+        "temperature": 0,
+        "max_new_tokens": 5,
+        "num_alternatives": 1,
+    }
+    free = client.post("/explore", **search)["outputs"]
+    with ThreadPoolExecutor(2) as pool:
+        off, on = pool.map(lambda ablations: client.post("/explore", **search, ablations=ablations), [[ablation], []])
+    assert on["outputs"] == free
+    pipeline = copy.copy(pipeline)
+    pipeline.model = changed
+    ((expected,),) = pipeline.outputs([body["text"]], max_new_tokens=5, do_sample=False)
+    assert [token["id"] for token in off["outputs"][0]["tokens"]] == expected.tokens
+    assert off["outputs"][0]["log_probability"] == pytest.approx(expected.log_probability)
+
+
+@pytest.mark.parametrize(("body", "kind"), [(LAYERS[0], "cross"), (LAYERS[1], "decoder")], ids=["cross", "decoder"])
+def test_a_row_of_attention_is_replaced(client, body, kind):
+    maps = client.post("/attention", **body, kinds=[kind])["attention"][kind]
+    weights = np.frombuffer(base64.b64decode(maps["data"]), "<f4").reshape(maps["shape"])
+    layer, query = len(weights) - 1, weights.shape[2] - (1 if kind == "cross" else 2)  # predicts the last token
+    row = {"kind": kind, "layer": layer, "head": 1, "query": query}
+    row["weights"] = (7 * weights[layer, 1, query].astype(float)).tolist()
+
+    def log_probabilities(**changes):
+        return [token["log_probability"] for token in client.post("/layers", **body, **changes)["output"]]
+
+    before = log_probabilities()
+    assert log_probabilities(attention_rows=[row]) == pytest.approx(before, abs=1e-6)  # weights of the model itself
+    row["weights"] = [1.0] + [0.0] * (len(row["weights"]) - 1)
+    after = log_probabilities(attention_rows=[row])
+    assert after[-1] != pytest.approx(before[-1], abs=1e-6)
+    if kind == "cross":
+        assert after[:2] == pytest.approx(before[:2])  # earlier tokens do not see it
+
+
+ROW = {"kind": "cross", "layer": 0, "query": 0, "weights": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ablations": [{"kind": "cross", "layer": 3}]}, "layer is 3; expected 0 to 2"),
+        ({"ablations": [{"kind": "encoder", "layer": 2}]}, "layer is 2; expected 0 to 1"),
+        ({"ablations": [{"kind": "cross", "layer": 0, "head": 2}]}, "head is 2; expected 0 to 1"),
+        ({"ablations": [{"kind": "cross", "layer": 0, "part": "feed_forward"}]}, "a feed_forward part has no head"),
+        ({"ablations": [{"kind": "self", "layer": 0}]}, "ablations[0].kind is"),
+        ({"ablations": [{"layer": 0}]}, "missing required field `kind`"),
+        ({"ablations": {"kind": "cross"}}, "ablations is"),
+        ({"attention_rows": [{**ROW, "weights": [1.0, 2.0]}]}, "weights has 2 numbers; expected"),
+        ({"attention_rows": [{**ROW, "weights": [0.0]}]}, "weights sum to 0"),
+        ({"attention_rows": [{**ROW, "weights": [-1.0]}]}, "attention_rows[0].weights[0] is -1.0"),
+        ({"attention_rows": [{**ROW, "weights": []}]}, "weights sum to 0"),
+        ({"attention_rows": [{**ROW, "query": 3, "weights": [1.0] * 3}]}, "query is 3; expected 0 to 2"),
+        ({"attention_rows": [{**ROW, "kind": "decoder", "weights": [1.0, 1.0, 0.0]}]}, "weights has some after key 0"),
+        ({"output_ids": []}, "output_ids is empty"),
+        ({"output_ids": [10**6]}, "output_ids has token id 1000000"),
+    ],
+)
+def test_invalid_changes_of_a_model_are_refused(client, changes, message):
+    error = client.post("/layers", 400, **LAYERS[0] | changes)["error"]["message"]
+    assert message in error
+    assert "\n" not in error
+
+
+def test_an_output_with_parts_off_is_not_streamed(client):
+    ablations = [{"kind": "cross", "layer": 0}]
+    error = client.post("/explore", 400, model="translator", text="one", stream=True, ablations=ablations)["error"]
+    assert error["message"] == "stream is true with ablations; expected one of them"
 
 
 @pytest.mark.parametrize("model", ["translator", "generator"])

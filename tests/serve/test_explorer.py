@@ -378,7 +378,7 @@ def test_figures_settings_and_results_are_exported(open_page: Any) -> None:
             page.click(selector)
         return Path(started.value.path()).read_bytes()
 
-    for tab in ("tokens", "attention", "alignment", "beam", "training"):
+    for tab in ("tokens", "attention", "layers", "alignment", "beam", "training"):
         page.click(f"[data-tab={tab}]")
         image = download("[data-export=svg] >> nth=0")
         ElementTree.fromstring(image)
@@ -410,6 +410,65 @@ def test_two_models_are_shown_side_by_side(open_page: Any) -> None:
     assert sides.nth(1).locator(".heat-map").get_attribute("aria-label").startswith("Self-attention: ")
     page.click("#compare")
     assert not sides.nth(1).is_visible()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["translator", "lm"])
+def test_layers_show_what_they_would_predict(open_page: Any, model: str) -> None:
+    page = open_page({"text": TEXT, "a": model, "a.method": "greedy", "a.max_new_tokens": "6"})
+    output = tokens_of(page)
+    page.click("[data-tab=layers]")
+    page.wait_for_selector(".flow")
+    # The last layer, which is drawn first, predicts the greedy output.
+    cells = page.locator(".lens .token-text").all_text_contents()
+    num_columns = len(cells) // 3
+    first = num_columns - len(output) - (model == "lm")
+    assert [cell[:8] for cell in cells[first : first + len(output)]] == [token[:8] for token in output]
+    page.hover(".output .token >> nth=2")
+    column = page.locator(".lens .label").nth(first + 2).text_content()
+    assert f"“{column}”" in page.locator(".flow").get_attribute("aria-label")
+    assert page.locator(".flow [role=listitem]").count() == 3
+    page.focus(".lens")
+    page.keyboard.press("ArrowUp")
+    assert page.inner_text("#announcer").startswith("layer 1, after ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["translator", "lm"])
+def test_two_clicks_switch_a_head_off(open_page: Any, model: str) -> None:
+    page = open_page({"text": TEXT, "a": model, "a.method": "greedy", "a.max_new_tokens": "6"})
+    page.click("[data-tab=switches]")
+    page.click(".switch >> nth=1")
+    row = page.locator(".change .bars [role=listitem]").first
+    assert re.search(r": [<\d].* %, before \d.* %", row.get_attribute("aria-label"))
+    page.wait_for_selector(".change .token")
+    page.hover(".output .token >> nth=2")
+    title = page.locator(".change .bars").get_attribute("aria-label")
+    assert title == f"Probabilities in place of “{tokens_of(page)[2]}”"
+    page.click(".switch.wide >> nth=1")
+    assert page.locator(".switch[aria-pressed=true]").count() == 2
+    page.click("text=Switch everything on")
+    assert page.locator(".change .bars").count() == 0
+    assert page.locator(".switch[aria-pressed=true]").count() == 0
+
+
+@pytest.mark.slow
+def test_attention_is_changed_by_hand(open_page: Any) -> None:
+    page = open_page(GREEDY)
+    page.click("[data-tab=attention]")
+    page.click('.head[data-layer="1"][data-head="2"]')
+    page.hover(".output .token >> nth=1")
+    sliders = page.locator(".weight input")
+    assert sliders.count() == len(tokens_of(page, ".token-row:first-child"))
+    sliders.first.focus()
+    page.keyboard.press("End")
+    page.wait_for_selector(".editor .bars")
+    page.keyboard.press("Home")
+    shown = [float(text.strip("< %")) for text in page.locator(".weight output").all_text_contents()]
+    assert shown[0] == 0
+    assert sum(shown) == pytest.approx(100, abs=1)  # they are normalized
+    page.click("text=Restore")
+    assert page.locator(".editor .bars").count() == 0
 
 
 @pytest.mark.slow
@@ -449,7 +508,7 @@ def test_the_page_fits_phones_and_both_color_schemes(open_page: Any, width: int)
     colors = []
     for scheme in ("light", "dark"):
         page = open_page(BEAM, width=width, scheme=scheme)
-        for tab in ("tokens", "attention", "alignment", "beam", "training"):
+        for tab in ("tokens", "attention", "layers", "switches", "alignment", "beam", "training"):
             page.click(f"[data-tab={tab}]")
             assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
         colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))

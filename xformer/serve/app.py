@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from xformer.pipelines import TextGenerator
-from xformer.serve import native, openai  # noqa: F401 - they declare routes
+from xformer.serve import interpret, native, openai  # noqa: F401 - they declare routes
 from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
 from xformer.serve.models import ServedModel

@@ -197,6 +197,7 @@ class ServedModel:
         encode: Callable[[], list[list[int]]],
         finish: Callable[[Job, list[list[int]], Task[list[list[Output]]]], Task[Any]],
         seed: int | None = None,
+        submit: bool = True,
         **options: Any,
     ) -> Job:
         """Begin a search and return its job.
@@ -208,6 +209,7 @@ class ServedModel:
             encode: Returns token ids; called in another thread.
             finish: Function of the job, the token ids and the task of the search, which returns the task of the job.
             seed: Seed of sampling. Default: that of the request, or a new one.
+            submit: Whether the worker runs the job; otherwise the caller does.
             **options: Arguments of `search_task`; `on_text` with the job as its first argument.
         """
         for phrase in request.sequence_bias:
@@ -241,7 +243,7 @@ class ServedModel:
             return finish(job, ids, self.pipeline.search_task(ids, config, sequence_bias=bias, **options))
 
         job.task = await server.in_thread(prepare)
-        return self.worker.submit(job)
+        return self.worker.submit(job) if submit else job
 
 
 def _example(pipeline: AnyPipeline) -> str:

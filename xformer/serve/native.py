@@ -16,7 +16,7 @@ import xformer
 from xformer.backends import to_host
 from xformer.errors import ConfigError, DataError
 from xformer.generation import BeamCandidate, BeamHistory, alignments
-from xformer.generation.engine import Task
+from xformer.generation.engine import Task, run_task
 from xformer.io import read_log
 from xformer.models import attention_maps
 from xformer.models.token_ids import check_tokens
@@ -24,6 +24,7 @@ from xformer.pipelines import Classifier, Output, Reranker, Summarizer, TextGene
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.output_text import Token, pieces_of, tokens_of
 from xformer.serve import schema
+from xformer.serve.interventions import interventions
 from xformer.serve.jobs import Event, Job, JobError
 from xformer.serve.models import ServedModel
 from xformer.serve.routes import Chunks, event_bytes, route, stream
@@ -183,7 +184,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
 
     def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
         for token in tokens:
-            job.emit("token", {"index": index, **msgspec.to_builtins(_output_token(token))})
+            job.emit("token", {"index": index, **msgspec.to_builtins(output_token(token))})
 
     def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Exploration]:
         prompt = ids[0][: len(ids[0]) - len(forced)]
@@ -210,7 +211,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
             source=source,
             outputs=[
                 schema.ExploredOutput(
-                    **msgspec.structs.asdict(_output(each)), tokens=[*map(_output_token, each.logprobs or ())]
+                    **msgspec.structs.asdict(_output(each)), tokens=[*map(output_token, each.logprobs or ())]
                 )
                 for each in outputs
             ],
@@ -229,15 +230,32 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
     if request.stream and config.method != "beam" and config.num_return_sequences == 1:
         options["on_text"] = on_text
     encode = lambda: [[*model.encode_request(request), *forced]]  # noqa: E731
-    job = await model.search(server, request, config, encode, finish, seed=request.seed or 0, **options)
+    changes = interventions(model.pipeline, request.ablations)
+    if changes and request.stream:
+        raise DataError("stream is true with ablations; expected one of them")
+    options |= {"seed": request.seed or 0, "submit": not changes}
+    job = await model.search(server, request, config, encode, finish, **options)
+    if changes:
+        try:
+            return await model.worker.compute(_run_changed, model, job, changes)
+        finally:
+            job.cancel()  # if the client has disconnected
     return await stream(job.events(), _write) if request.stream else await job.result()
 
 
+def _run_changed(model: ServedModel, job: Job, changes: dict[str, Any]) -> Any:
+    """Run a job while the model is changed, which other jobs must not notice."""
+    with xformer.intervene(model.pipeline.model, changes):
+        return run_task(job.task)
+
+
 def _shown_text(text: str | None, tokens: Sequence[Token]) -> schema.ShownText:
+    """Return a text with its tokens."""
     return schema.ShownText(text or "", [schema.ShownToken(each.id, each.piece, each.text) for each in tokens])
 
 
-def _output_token(token: Token) -> schema.OutputToken:
+def output_token(token: Token) -> schema.OutputToken:
+    """Return a token of an output with its probability and alternatives."""
     fields = [_probable(each) for each in [token, *token.alternatives]]
     return schema.OutputToken(*fields[0], alternatives=[schema.ProbableToken(*each) for each in fields[1:]])
 
@@ -290,15 +308,23 @@ async def attention(server: Server, request: schema.AttentionRequest) -> schema.
     if not model.pipeline.generates_text and request.output_ids:
         raise ConfigError("output_ids does not apply to an encoder; omit it")
     ids = model.source_ids(await server.in_thread(model.encode_request, request))
-    _check_attention(model, request, kinds, ids)
+    check_attention(model, ids, request.output_ids, kinds, request.layer)
     return await model.worker.compute(_attention, model, request, kinds, ids)
 
 
-def _check_attention(
-    model: ServedModel, request: schema.AttentionRequest, kinds: Sequence[str], ids: list[int]
+def check_attention(
+    model: ServedModel, ids: list[int], out: list[int], kinds: Sequence[str] = (), layer: int | None = None
 ) -> None:
-    """Raise an error for ids out of range and for arrays that would be too large."""
-    config, out = model.pipeline.model.config, request.output_ids
+    """Raise an error for ids out of range and for arrays that would be too large.
+
+    Args:
+        model: The model.
+        ids: Ids of the source, prompt or text.
+        out: Ids of the output.
+        kinds: Kinds of attention to send.
+        layer: Layer to send; None for all.
+    """
+    config = model.pipeline.model.config
     if out:
         check_tokens("output_ids", out, model.vocab_size)
     if model.pipeline.has_source:
@@ -310,12 +336,12 @@ def _check_attention(
         layers, shapes = {kind: config.num_layers}, {kind: (length, length)}
         if model.pipeline.generates_text and length > model.pipeline.context_length:
             raise DataError(f"the text has {length} tokens; expected at most {model.pipeline.context_length}")
-    if request.layer is not None and request.layer >= max(layers.values()):
-        raise ConfigError(f"layer is {request.layer}; expected 0 to {max(layers.values()) - 1}")
+    if layer is not None and layer >= max(layers.values()):
+        raise ConfigError(f"layer is {layer}; expected 0 to {max(layers.values()) - 1}")
     sizes = {kind: 4 * config.num_heads * math.prod(shapes[kind]) for kind in layers}
     if sum(layers[kind] * size for kind, size in sizes.items()) > MAX_COMPUTED_BYTES:
         raise DataError("the text is too long to show its attention; expected a shorter one")
-    sent = sum(sizes[kind] * (layers[kind] if request.layer is None else 1) for kind in kinds)
+    sent = sum(sizes[kind] * (layers[kind] if layer is None else 1) for kind in kinds)
     if sent > MAX_ATTENTION_BYTES:
         raise DataError(f"the attention takes {sent / 1e6:.0f} MB; ask for one layer or kind, or shorten the text")
 

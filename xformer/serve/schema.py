@@ -19,6 +19,7 @@ MAX_BEAMS = 32
 MAX_TEXTS = 64
 MAX_INPUTS = 2048
 MAX_PHRASES, MAX_PHRASE_CHARACTERS = 64, 200
+MAX_CHANGES = 512
 
 Json = dict[str, Any]
 Structure = TypeVar("Structure", bound=Struct)
@@ -87,6 +88,28 @@ class TranslateRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
     stream: Annotated[bool, about("Send the output of one text as it is generated.")] = False
 
 
+class Ablation(Struct, forbid_unknown_fields=True):
+    """A part of a model that is switched off: it adds nothing."""
+
+    kind: Annotated[Literal["encoder", "decoder", "cross"], about("Layers, by their attention as in /attention.")]
+    layer: Annotated[int, about("Layer, counted from 0.", ge=0)]
+    part: Annotated[Literal["attention", "feed_forward"], about("Part of the layer.")] = "attention"
+    head: Annotated[int, about("One head of the attention. Default: all.", ge=0)] | None = None
+
+
+class AttentionRow(Struct, forbid_unknown_fields=True):
+    """Attention weights in place of those that the model computes."""
+
+    kind: Annotated[Literal["encoder", "decoder", "cross"], about("Kind of attention.")]
+    layer: Annotated[int, about("Layer, counted from 0.", ge=0)]
+    query: Annotated[int, about("Position of the token that attends.", ge=0)]
+    weights: list[Annotated[float, about("Weight of a key; they are normalized to a sum of 1.", ge=0)]]
+    head: Annotated[int, about("One head. Default: all.", ge=0)] | None = None
+
+
+_Ablations = Annotated[list[Ablation], about("Parts of the model to switch off.", max_length=MAX_CHANGES)]
+
+
 class ExploreRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
     """A text or a chat to generate from, with any field of `GenerationConfig`; the answer shows the whole search."""
 
@@ -96,6 +119,7 @@ class ExploreRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
         msgspec.field(default_factory=list)
     )
     num_alternatives: Annotated[int, about("Alternatives of each token.", ge=0, le=50)] = 10
+    ablations: _Ablations = msgspec.field(default_factory=list)
     stream: Annotated[bool, about("Send tokens or beam steps as they are generated.")] = False
 
 
@@ -109,6 +133,20 @@ class AttentionRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     )
     kinds: Annotated[list[Literal["encoder", "decoder", "cross"]] | None, about("Kinds. Default: all.")] = None
     layer: Annotated[int, about("One layer, counted from 0. Default: all.", ge=0)] | None = None
+
+
+class LayersRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """A text or a chat and its output, and what is changed in the model."""
+
+    text: Annotated[str | None, about("Source text or prompt.")] = None
+    messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
+    output_ids: Annotated[list[int], about("Token ids of the output.")]
+    num_alternatives: Annotated[int, about("Alternatives of each token.", ge=0, le=50)] = 10
+    ablations: _Ablations = msgspec.field(default_factory=list)
+    attention_rows: Annotated[list[AttentionRow], about("Attention to replace.", max_length=MAX_CHANGES)] = (
+        msgspec.field(default_factory=list)
+    )
+    lens: Annotated[bool, about("Describe each layer, too.")] = False
 
 
 class ClassifyRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -528,6 +566,28 @@ class AttentionMaps(Struct):
     source: ShownText
     output: ShownText
     attention: dict[str, AttentionMap]
+
+
+class Layer(Struct):
+    """What a layer computes at each position.
+
+    `norms` are the lengths of the vectors after the layer, `parts` those of the vectors that attention and feed-forward
+    compute, and `tokens` the most probable ones if the model ended here (the logit lens).
+    """
+
+    name: str
+    norms: list[float]
+    parts: dict[str, list[float]]
+    tokens: list[ProbableToken]
+
+
+class Layers(Struct):
+    """The output with its probabilities, and a description of each layer from the position `first` on."""
+
+    model: str
+    output: list[OutputToken]
+    first: int
+    layers: list[Layer]
 
 
 class Model(Struct):

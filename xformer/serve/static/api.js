@@ -37,6 +37,8 @@ export async function models() {
       name, task, supports, title: name, example: model.example ?? "", defaults: model.defaults ?? {},
       generates: Boolean(decoder_layers),
       numLayers: decoder_layers || encoder_layers,
+      encoderLayers: encoder_layers,
+      heads,
       isEncoderDecoder: Boolean(encoder_layers && decoder_layers),
       hasTraining: model.has_log,
       description: `${TASKS[task] ?? task}, ${parameters(num_parameters)} parameters, ${layers} layers, ${heads} heads`,
@@ -182,6 +184,32 @@ export async function attention(model, result, index, layer = null) {
     const named = (labels, texts) => labels.map((label, position) => texts[position] ?? label);
     return [name, { ...positions, only, numLayers: only == null ? shape[0] : model.numLayers, weights: unpack(data, shape), queries: named(queries, queryTexts), keys: named(keys, keyTexts) }];
   }));
+}
+
+/**
+ * The output with its probabilities after `changes`, `{ablations, attention_rows}` of the request, and with `lens` the
+ * layers: `{name, norms, parts, cells}` for each of the `columns`, the tokens from position `first` on.
+ */
+export async function layers(model, result, index, { lens = false, signal = null, ...changes } = {}) {
+  const { tokens } = result.outputs[index];
+  const body = { model: model.name, ...result.input, output_ids: tokens.map(({ id }) => id), num_alternatives: 50, lens, ...changes };
+  const answer = await post("layers", body, signal);
+  const texts = tokens.map(({ text }) => text);
+  const columns = model.isEncoderDecoder ? ["start", ...texts.slice(0, -1)] : [...result.source.map(({ text }) => text), ...texts];
+  return {
+    tokens: answer.output.map((token) => ({ ...withText([token])[0], alternatives: withText(token.alternatives) })),
+    first: answer.first,
+    columns: columns.slice(answer.first),
+    layers: answer.layers.map(({ tokens: predicted, ...layer }) => ({ ...layer, cells: withText(predicted) })),
+  };
+}
+
+/** The output that the model generates with some parts switched off; it begins with the tokens of `forced`. */
+export async function generateWithout(model, text, options, { ablations, forced, signal }) {
+  const { prompt, ...settings } = options;
+  const body = { model: model.name, ...inputOf(text, options), ...settings, num_alternatives: 1, ablations, prefix_ids: forced.map(({ id }) => id) };
+  const { outputs } = await post("explore", body, signal);
+  return { ...outputs[0], tokens: withText(outputs[0].tokens) };
 }
 
 /** Nested arrays of base64 float32 values. */

@@ -11,11 +11,11 @@ const NAMES = { cross: "Cross-attention", decoder: "Self-attention of the decode
 /**
  * Selectors and figures. `maps` is an object by kind of `{weights, queries, keys}`, the weights by layer, head, query
  * and key. `selection` has `kind`, `layer` and `head`, null for the mean; `onchange` is called when it changes, and
- * `onload(layer)` for a layer that `maps` does not have.
+ * `onload(layer)` for a layer that `maps` does not have. `editor` is an element that changes weights, or null.
  */
 export class AttentionView {
-  constructor({ maps, selection, name, onhover, onchange, onload }) {
-    Object.assign(this, { maps, selection, name, onhover, onchange, onload });
+  constructor({ maps, selection, name, editor = null, onhover, onchange, onload }) {
+    Object.assign(this, { maps, selection, name, editor, onhover, onchange, onload });
     this.element = html("div");
     if (!maps[selection.kind]) selection.kind = Object.keys(maps)[0];
     this.draw();
@@ -73,6 +73,7 @@ export class AttentionView {
       figureCard({ title: this.title, name, figure: this.figures[0], controls }),
       figureCard({ title: "The same as lines", name: `${name}-lines`, figure: this.figures[1], note: html("p", { class: "hint" }, "Left: tokens that attend. Right: tokens that they attend to.") }),
       this.overview(numHeads),
+      ...(this.editor ? [this.editor] : []),
     );
   }
 

@@ -18,16 +18,16 @@ export function tempered(tokens, alternatives, temperature) {
 }
 
 /**
- * Horizontal bars `{label, value, marked}` of values from 0 to 1; the method `update(values)` of the figure moves them.
+ * Horizontal bars `{label, value, marked, before}` of values from 0 to 1; the method `update(values)` of the figure moves them.
  *
- * With `onselect(index)` bars are buttons, which do `action`.
+ * A line marks the value `before`, if there is one; a value that `isBound` is at most as large. With `onselect(index)` bars are buttons, which do `action`.
  */
 export function barChart({ bars, title, width = 620, onselect = null, action = "" }) {
   const [row, right] = [30, 72];
   const left = 20 + 8 * Math.max(...bars.map(({ label }) => Math.min(15, visible(label).length)));
   const height = bars.length * row + 4;
   const scale = width - left - right;
-  const rows = bars.map(({ label, marked }, index) => {
+  const rows = bars.map(({ label, marked, before, isBound }, index) => {
     const bar = svg("rect", { class: marked ? "bar marked" : "bar", x: left, y: 5, height: 18, rx: 4 });
     const text = svg("text", { class: "value", x: width - 4, y: 19, "text-anchor": "end" });
     const element = svg(
@@ -42,12 +42,14 @@ export function barChart({ bars, title, width = 620, onselect = null, action = "
       svg("text", { class: marked ? "label marked" : "label", x: left - 12, y: 19, "text-anchor": "end" }, shorten(visible(label), 15)),
       svg("rect", { class: "track", x: left, y: 5, width: scale, height: 18, rx: 4 }),
       bar,
+      before == null ? null : svg("rect", { class: "before", x: left + before * scale - 1, y: 2, width: 2.5, height: 24 }),
       text,
     );
+    const shown = (value) => (isBound ? `< ${percent(value).replace("< ", "")}` : percent(value));
     const update = (value) => {
       bar.setAttribute("width", Math.max(2, value * scale));
-      text.textContent = percent(value);
-      element.setAttribute("aria-label", `${visible(label)}: ${percent(value)}${marked ? ", chosen" : ""}${onselect ? `. ${action}` : ""}`);
+      text.textContent = shown(value);
+      element.setAttribute("aria-label", `${visible(label)}: ${shown(value)}${before == null ? "" : `, before ${percent(before)}`}${marked ? ", chosen" : ""}${onselect ? `. ${action}` : ""}`);
     };
     return { element, update };
   });

@@ -7,10 +7,17 @@ import { beamTree } from "./beam_tree.js";
 import { trainingCurves } from "./curves.js";
 import { figureCard } from "./figure_card.js";
 import { heatMap } from "./heatmap.js";
+import { LayersView } from "./layers_view.js";
+import { predictionCard } from "./prediction.js";
+import { rowEditor } from "./row_editor.js";
+import { SwitchView } from "./switch_view.js";
+import { partName } from "./switches.js";
 import { barChart, tempered } from "./bars.js";
 import { TokenRow } from "./tokens.js";
 
-const TABS = { tokens: "Alternatives", result: "Result", attention: "Attention", alignment: "Alignment", beam: "Beam", training: "Training" };
+const TABS = { tokens: "Alternatives", result: "Result", attention: "Attention", layers: "Layer by layer", switches: "Switch off", alignment: "Alignment", beam: "Beam", training: "Training" };
+
+const errorLine = (error) => html("p", { class: "error", role: "alert" }, error.message);
 
 const joined = (tokens) => tokens.map(({ plain }) => plain).join("").trim();
 
@@ -36,15 +43,22 @@ export class Column {
   setModel(model) {
     if (this.model?.name === model.name) return;
     this.model = model;
+    this.switches = { off: [], kind: model.isEncoderDecoder ? "cross" : "decoder" };
     this.name.textContent = model.title;
     this.clear();
+  }
+
+  /** Forget what was computed for an output. */
+  forget() {
+    this.attention = this.lens = this.unchanged = this.shownChange = null;
+    this.change?.abort();
   }
 
   clear() {
     this.result = null;
     this.output = 0;
     this.token = null;
-    this.attention = null;
+    this.forget();
     this.rows.replaceChildren();
     this.status.textContent = this.model.description;
     this.drawTabs();
@@ -58,7 +72,7 @@ export class Column {
   async run(text, options, signal, forced = []) {
     if (forced.length) [text, options] = this.request;
     const before = forced.length ? this.result : null;
-    this.request = [text, options];
+    this.request = [text, options, forced];
     this.clear();
     this.signal = signal;
     this.source = new TokenRow("Source");
@@ -129,7 +143,7 @@ export class Column {
   fail(error, before) {
     this.stopped();
     this.status.textContent = "";
-    const message = html("p", { class: "error", role: "alert" }, error.message);
+    const message = errorLine(error);
     if (before) {
       this.result = before;
       this.showOutput(0);
@@ -144,7 +158,7 @@ export class Column {
   /** Show one of the outputs, best first, and select a token. */
   showOutput(index, token = 0) {
     this.output = index;
-    this.attention = null;
+    this.forget();
     const { source, outputs } = this.result;
     if (source.length) this.source.set(source);
     this.source.element.hidden = !source.length;
@@ -174,6 +188,8 @@ export class Column {
     return Object.keys(TABS).filter((tab) => ({
       tokens: model.generates && (!result || this.tokens.some(({ alternatives }) => alternatives?.length)),
       attention: !result || this.tokens.length,
+      layers: model.generates && (!result || this.tokens.length),
+      switches: model.generates && (!result || this.tokens.length),
       alignment: result ? output?.alignment : model.isEncoderDecoder,
       beam: result?.beam,
       result: result ? result.summary : !model.generates,
@@ -215,7 +231,7 @@ export class Column {
     try {
       await this[`draw_${this.tab}`](show);
     } catch (error) {
-      show(html("p", { class: "error", role: "alert" }, error.message));
+      show(errorLine(error));
     }
     this.mark();
   }
@@ -268,11 +284,61 @@ export class Column {
     const result = this.result;
     const maps = await this.maps();
     if (result !== this.result) return;
+    this.editor = this.model.generates ? html("section", { class: "figure-card editor" }) : null;
+    this.edited = null;
     this.view = new AttentionView({
+      editor: this.editor,
       maps, selection: this.selection, name: this.model.name, onhover: (row) => this.select(this.tokenOf(row), true), onchange: () => this.mark(),
       onload: (layer) => this.loadLayer(layer),
     });
     show(this.view.element);
+  }
+
+  /** Sliders of the attention that predicts the selected token, and what they change. */
+  drawEditor(query) {
+    if (!this.editor || this.edited === `${JSON.stringify(this.selection)} ${query}`) return;
+    this.edited = `${JSON.stringify(this.selection)} ${query}`;
+    const { selection, view: { map } } = this;
+    const content = html("div");
+    const show = (...children) => this.editor.replaceChildren(html("h4", {}, "Change these weights by hand"), ...children, content);
+    if (selection.layer == null || selection.head == null) return show(html("p", { class: "hint" }, "Select a head to change its weights for the selected token."));
+    const numKeys = map.isCausal ? query + 1 : map.keys.length;
+    const weights = map.weights[map.only == null ? selection.layer : 0][selection.head][query].slice(0, numKeys);
+    const part = { kind: selection.kind === "self" ? "decoder" : selection.kind, layer: selection.layer, head: selection.head, query };
+    const rest = map.keys.slice(numKeys).map(() => 0);
+    const token = this.token;
+    show(html("p", { class: "hint" }, `Attention of “${visible(map.queries[query])}” in ${partName({ ...part, part: "attention" })}.`), rowEditor({
+      keys: map.keys.slice(0, numKeys), weights,
+      onchange: async (values) => {
+        const signal = this.beginChange();
+        if (!values) return content.replaceChildren();
+        try {
+          const change = await this.changed({ attention_rows: [{ ...part, weights: [...values, ...rest] }] }, signal);
+          if (!signal.aborted) content.replaceChildren(this.changeCard(change, token, this.editor));
+        } catch (error) {
+          if (!signal.aborted) content.replaceChildren(errorLine(error));
+        }
+      },
+    }));
+  }
+
+  /** Begin a change of the model, which ends an earlier one; returns its signal. */
+  beginChange() {
+    this.change?.abort();
+    this.change = new AbortController();
+    return this.change.signal;
+  }
+
+  /** The output tokens with their probabilities `before` and `after` changes of the model. */
+  async changed(changes, signal) {
+    this.unchanged ??= this.api.layers(this.model, this.result, this.output);
+    const [before, after] = await Promise.all([this.unchanged, this.api.layers(this.model, this.result, this.output, { ...changes, signal })]);
+    return { before: before.tokens, after: after.tokens };
+  }
+
+  /** The probabilities of a token before and after a change, as wide as their place. */
+  changeCard({ before, after }, token, place) {
+    return predictionCard({ before: before[token], after: after[token], name: this.model.name, width: Math.min(520, place.clientWidth) });
   }
 
   /** Show another layer of attention that is too large to be loaded at once. */
@@ -286,6 +352,66 @@ export class Column {
   tokenOf(query) {
     const { firstQuery } = this.view.map;
     return firstQuery == null ? null : query - firstQuery;
+  }
+
+  /** The position that predicts an output token, among the columns of the layers. */
+  columnOf(token) {
+    return (this.model.isEncoderDecoder ? 0 : this.result.source.length - 1) + token - this.firstColumn;
+  }
+
+  async draw_layers(show) {
+    const result = this.result;
+    this.layersView = null;
+    if (!this.lens) show(html("p", { class: "empty" }, "Running …"));
+    this.lens ??= this.api.layers(this.model, result, this.output, { lens: true });
+    const { layers, columns, first } = await this.lens;
+    if (result !== this.result) return;
+    this.firstColumn = first;
+    this.layersView = new LayersView({
+      layers, columns, name: this.model.name, width: this.width,
+      onselect: (column) => {
+        this.layersView.select(column);
+        this.select(this.token + column - this.columnOf(this.token));
+      },
+    });
+    show(this.layersView.element);
+  }
+
+  draw_switches(show) {
+    this.switchView = new SwitchView({ model: this.model, state: this.switches, onchange: () => this.switched() });
+    show(this.switchView.element);
+    this.switched();
+  }
+
+  /** Show what the parts that are off change: the probabilities of the selected token, and the output. */
+  async switched() {
+    const { switchView, switches, request: [text, options, forced] } = this;
+    const ablations = switches.off;
+    this.shownChange = null;
+    const signal = this.beginChange();
+    if (!ablations.length) return;
+    const attempt = async (place, work) => {
+      place.setAttribute("aria-busy", "true");
+      try {
+        const value = await work();
+        if (!signal.aborted) place.replaceChildren(value);
+      } catch (error) {
+        if (!signal.aborted) place.replaceChildren(errorLine(error));
+      }
+      if (!signal.aborted) place.removeAttribute("aria-busy");
+    };
+    await attempt(switchView.prediction, async () => {
+      const change = await this.changed({ ablations }, signal);
+      if (!signal.aborted) this.shownChange = change;
+      return this.changeCard(change, this.token ?? 0, switchView.prediction);
+    });
+    await attempt(switchView.output, async () => {
+      const generated = await this.api.generateWithout(this.model, text, options, { ablations, forced, signal });
+      const row = new TokenRow("Output with these parts off");
+      row.set(generated.tokens);
+      if (!signal.aborted) announce(`Output with these parts off: ${generated.text}`);
+      return row.element;
+    });
   }
 
   draw_alignment(show) {
@@ -364,6 +490,11 @@ export class Column {
       this.source.shade(alignment?.[this.token]);
       return;
     }
+    if (this.tab === "layers") return this.layersView?.select(this.columnOf(this.token));
+    if (this.tab === "switches" && this.shownChange) {
+      const { prediction } = this.switchView;
+      prediction.replaceChildren(this.changeCard(this.shownChange, this.token, prediction));
+    }
     if (!this.attention) return;
     const maps = await this.attention.catch(() => ({}));
     const { selection } = this;
@@ -374,7 +505,9 @@ export class Column {
       const shade = (row, first) => first != null && row.shade(row.elements.map((_, index) => weights[index + first] ?? 0));
       shade(this.source, map.firstSource);
       shade(this.row, map.firstKey);
-      if (this.tab === "attention" && kind === selection.kind) this.view?.select(query);
+      if (this.tab !== "attention" || kind !== selection.kind) continue;
+      this.view?.select(query);
+      this.drawEditor(query);
     }
   }
 

@@ -1,0 +1,73 @@
+// The logit lens: what the model would predict if it ended after each layer.
+
+import { announce, percent, shorten, svg, visible } from "./dom.js";
+
+const [WIDTH, HEIGHT, LEFT, LETTERS] = [78, 26, 84, 9];
+
+/**
+ * Draw the most probable token of each layer (rows) at each position (columns), shaded by its probability.
+ *
+ * `layers` are `{name, cells}` with `{text, probability}` for each position, the last layer first in the picture;
+ * `columns` are the tokens at the positions. Arrow keys read the cells. The method `select(column)` marks a position;
+ * `onselect(column)` is called for the position under the pointer.
+ */
+export function lensTable({ layers, columns, title, onselect = () => {} }) {
+  const rows = [...layers].reverse();
+  const [width, height] = [LEFT + columns.length * WIDTH + 4, (rows.length + 1) * HEIGHT + 26];
+  const y = (row) => HEIGHT + row * HEIGHT;
+  const x = (column) => LEFT + column * WIDTH;
+  const mark = svg("rect", { class: "column-mark", y: 2, width: WIDTH - 2, height: height - 26, rx: 5, display: "none" });
+  const cursor = svg("rect", { class: "cursor", width: WIDTH - 2, height: HEIGHT - 2, rx: 4, display: "none" });
+  const caption = svg("text", { class: "caption", x: LEFT, y: height - 6 });
+  const cells = rows.flatMap((layer, row) => layer.cells.map(({ text, probability }, column) => svg(
+    "g",
+    { transform: `translate(${x(column)} ${y(row)})` },
+    svg("rect", { class: "cells", width: WIDTH - 2, height: HEIGHT - 2, rx: 4 }),
+    svg("rect", { class: "cell", width: WIDTH - 2, height: HEIGHT - 2, rx: 4, "fill-opacity": (0.5 * probability).toFixed(3) }),
+    svg("text", { class: "token-text", x: WIDTH / 2 - 1, y: 17, "text-anchor": "middle" }, shorten(visible(text), LETTERS)),
+  )));
+  const figure = svg(
+    "svg",
+    {
+      viewBox: `0 0 ${width} ${height}`, width, height, class: "figure lens", tabindex: 0, role: "application",
+      "aria-roledescription": "table", "aria-label": `${title}: ${rows.length} layers, ${columns.length} positions. Arrow keys read the cells.`,
+    },
+    mark,
+    columns.map((text, column) => svg("text", { class: "label", x: x(column) + WIDTH / 2 - 1, y: 16, "text-anchor": "middle" }, shorten(visible(text), LETTERS))),
+    rows.map(({ name }, row) => svg("text", { class: "label", x: LEFT - 10, y: y(row) + 17, "text-anchor": "end" }, name)),
+    cells,
+    cursor,
+    caption,
+  );
+  let cell = [rows.length - 1, 0];
+  const show = (row, column) => {
+    cell = [row, column];
+    cursor.setAttribute("x", x(column));
+    cursor.setAttribute("y", y(row));
+    cursor.removeAttribute("display");
+    const { text, probability } = rows[row].cells[column];
+    caption.textContent = `${rows[row].name}, after “${visible(columns[column])}”: ${visible(text)} ${percent(probability)}`;
+    onselect(column);
+    return caption.textContent;
+  };
+  figure.addEventListener("pointermove", (event) => {
+    const box = figure.getBoundingClientRect();
+    const scale = width / box.width;
+    const [row, column] = [((event.clientY - box.top) * scale - HEIGHT) / HEIGHT, ((event.clientX - box.left) * scale - LEFT) / WIDTH].map(Math.floor);
+    if (row >= 0 && row < rows.length && column >= 0 && column < columns.length) show(row, column);
+  });
+  figure.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const clamp = (value, limit) => Math.max(0, Math.min(limit - 1, value));
+    announce(show(clamp(cell[0] + step[0], rows.length), clamp(cell[1] + step[1], columns.length)));
+  });
+  figure.select = (column) => {
+    if (column == null || column < 0 || column >= columns.length) return mark.setAttribute("display", "none");
+    mark.setAttribute("x", x(column));
+    mark.removeAttribute("display");
+    cell = [cell[0], column];
+  };
+  return figure;
+}
