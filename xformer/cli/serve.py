@@ -39,7 +39,7 @@ Answer a chat:
     -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 
 Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /classify, /explore, /attention, \
-/runs; http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed \
+/layers, /runs; http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed \
 together. Only this machine can connect, unless --host and --token are passed. Ctrl-C waits for running \
 requests and stops.
 """

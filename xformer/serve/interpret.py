@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 else:
     Server = Any
 
-MAX_POSITIONS = 64
+MAX_LENS_OPERATIONS = 6e10  # of all layers and positions
+MIN_LENS_POSITIONS, MAX_LENS_POSITIONS = 8, 64
 _PARTS = {"self_attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
 
 
@@ -54,21 +55,24 @@ def _layers(
     else:
         inputs, prompt = [[[*ids, *output]]], ids
     name, module = layers_name(pipeline, "decoder"), pipeline.model
+    num_layers = len(getattr(module, name))
     parts = {part: label for part, label in _PARTS.items() if pipeline.has_source or part != "cross_attention"}
-    names = [f"{name}.{index}.{part}.output" for index in range(len(getattr(module, name))) for part in parts]
-    names += [f"{name}.0.residual_in", f"{name}.*.residual_out"]
-    with xf.intervene(module, changes) if changes else contextlib.nullcontext(), xf.record(module, names) as found:
+    names = [f"{name}.0.residual_in", f"{name}.*.residual_out", *(f"{name}.*.{part}.output" for part in parts)]
+    with contextlib.ExitStack() as blocks:
+        if changes:
+            blocks.enter_context(xf.intervene(module, changes))
+        found = blocks.enter_context(xf.record(module, names)) if request.lens else {}
         logits = module(*inputs)[0]
     start = max(0, len(prompt) - 1)  # the position that predicts the first token of the output
     steps = token_alternatives(logits[start : start + len(output), :], output, request.num_alternatives)
     shown = [output_token(each) for each in tokens_of(tokenizer, output, prompt, steps)]
-    first = max(0, logits.shape[0] - MAX_POSITIONS)
-    states = (
-        []
-        if not request.lens
-        else [_layer(pipeline, index, found, parts, first) for index in range(-1, len(getattr(module, name)))]
+    operations = 2 * (1 + num_layers) * model.vocab_size * module.config.d_model  # of a position
+    num_positions = min(MAX_LENS_POSITIONS, max(MIN_LENS_POSITIONS, int(MAX_LENS_OPERATIONS / operations)))
+    first = max(0, logits.shape[0] - num_positions)
+    shown_layers = range(-1, num_layers) if request.lens else ()
+    return schema.Layers(
+        model.name, shown, first, [_layer(pipeline, each, found, parts, first) for each in shown_layers]
     )
-    return schema.Layers(model.name, shown, first, states)
 
 
 def _layer(pipeline: Any, index: int, found: Mapping[str, Any], parts: Mapping[str, str], first: int) -> schema.Layer:
@@ -80,12 +84,11 @@ def _layer(pipeline: Any, index: int, found: Mapping[str, Any], parts: Mapping[s
     ids = top.tokens[:, 0].tolist()
     texts = tokenizer.decode_batch([[each] for each in ids])
     values = zip(ids, pieces_of(tokenizer, ids), texts, top.log_probs[:, 0].tolist(), strict=True)
+    found_parts = {label: found.get(f"{name}.{index}.{part}.output") for part, label in parts.items()}
     return schema.Layer(
         "embedding" if index < 0 else f"layer {index + 1}",
         _norms(state),
-        {}
-        if index < 0
-        else {label: _norms(found[f"{name}.{index}.{part}.output"][:, first:, :]) for part, label in parts.items()},
+        {label: _norms(x[:, first:, :]) for label, x in found_parts.items() if x is not None},
         [schema.ProbableToken(*each, math.exp(each[-1])) for each in values],
     )
 

@@ -24,8 +24,9 @@ export class LayersView {
   /** Show the way of the token at a position. */
   select(column) {
     this.lens.select(column);
-    if (column === this.column || this.columns[column] == null) return;
+    if (column === this.column) return;
     this.column = column;
+    if (this.columns[column] == null) return this.flow.replaceChildren(html("p", { class: "hint" }, `Only the last ${this.columns.length} tokens are shown.`));
     const layers = this.layers.map(({ name, norms, parts, cells }) => ({
       name, norm: norms[column], ...cells[column],
       parts: Object.entries(parts).map(([part, values]) => ({ name: part, norm: values[column] })),
