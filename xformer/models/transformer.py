@@ -351,12 +351,27 @@ class Transformer(BaseModel, init=False):
     def _target_table(self) -> Embedding:
         return self.source_embedding if self.target_embedding is None else self.target_embedding
 
+    def readout(self, x: Array) -> Array:
+        """Compute the logits that the final norm and the output projection make of the decoder's residual stream.
+
+        Args:
+            x: Array of shape (..., d_model), e.g. the recorded output of a decoder layer.
+
+        Returns:
+            Logits of shape (..., target_vocab_size), without the part of a copy head.
+        """
+        return self._unembed(x if self.decoder_norm is None else self.decoder_norm(x))
+
+    def _unembed(self, x: Array) -> Array:
+        """Return the logits of states after the final norm."""
+        x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
+        logits = self._target_table().unembed(x) if self.output is None else self.output(x)
+        return logits if self.output_bias is None else logits + self.output_bias
+
     def _logits(self, x: Array, memory: Memory) -> Array:
         """Return the logits of decoder states; with a copy head, log-probabilities."""
         x = named(self, "states", x if self.decoder_norm is None else self.decoder_norm(x))
-        x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
-        logits = self._target_table().unembed(x) if self.output is None else self.output(x)
-        logits = logits if self.output_bias is None else logits + self.output_bias
+        logits = self._unembed(x)
         if self.copy_head is not None:
             if memory.ids is None:
                 raise ConfigError("this model copies from the source; pass source=, the ids of the memory")

@@ -62,7 +62,7 @@ def _layers(
         if changes:
             blocks.enter_context(xf.intervene(module, changes))
         found = blocks.enter_context(xf.record(module, names)) if request.lens else {}
-        logits = module(*inputs)[0]
+        logits = module(*inputs)[0, ...]
     start = max(0, len(prompt) - 1)  # the position that predicts the first token of the output
     steps = token_alternatives(logits[start : start + len(output), :], output, request.num_alternatives)
     shown = [output_token(each) for each in tokens_of(tokenizer, output, prompt, steps)]
@@ -79,8 +79,8 @@ def _layer(pipeline: Any, index: int, found: Mapping[str, Any], parts: Mapping[s
     """Return what a layer, or the embedding (index -1), computes from a position on."""
     name, model, tokenizer = layers_name(pipeline, "decoder"), pipeline.model, pipeline.target_tokenizer
     state = found[f"{name}.0.residual_in" if index < 0 else f"{name}.{index}.residual_out"][:, first:, :]
-    logits = model._logits(state) if not pipeline.has_source else model._logits(state, None)
-    top = top_tokens(logits[0] - log_sum_exp(logits[0]), 1, None)
+    logits = model.readout(state)[0, ...]
+    top = top_tokens(logits - log_sum_exp(logits), 1, None)
     ids = top.tokens[:, 0].tolist()
     texts = tokenizer.decode_batch([[each] for each in ids])
     values = zip(ids, pieces_of(tokenizer, ids), texts, top.log_probs[:, 0].tolist(), strict=True)
