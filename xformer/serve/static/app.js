@@ -59,10 +59,8 @@ async function run(chosen = shown(), forced = []) {
   if (blank) return (blank === sides[1] && ownText.checked ? textB : text).focus();
   running?.abort();
   const controller = (running = new AbortController());
-  generate.disabled = true;
+  generate.disabled = byId("json").disabled = true;
   stop.hidden = false;
-  // On a phone the output is below the settings.
-  if (!forced.length && byId("output").getBoundingClientRect().top > 0.6 * innerHeight) byId("output").scrollIntoView();
   await Promise.allSettled(chosen.map((side) => side.column.run(textOf(side), generationOptions(side.settings.values), controller.signal, forced)));
   if (controller !== running) return;
   generate.disabled = false;
@@ -127,6 +125,8 @@ async function start() {
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();
+    // On a phone the output is below the settings.
+    if (byId("output").getBoundingClientRect().top > 0.6 * innerHeight) byId("output").scrollIntoView();
     run();
   });
   stop.addEventListener("click", () => running?.abort());

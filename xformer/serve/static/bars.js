@@ -37,7 +37,7 @@ export function barChart({ bars, title, width = 620, onselect = null, action = "
         onclick: () => onselect?.(index),
         onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), onselect?.(index)),
       },
-      svg("title", {}, onselect ? action : ""),
+      onselect && svg("title", {}, action),
       svg("rect", { class: "hover", x: 0, y: -1, width, height: row, rx: 6 }),
       svg("text", { class: marked ? "label marked" : "label", x: left - 12, y: 19, "text-anchor": "end" }, shorten(visible(label), 15)),
       svg("rect", { class: "track", x: left, y: 5, width: scale, height: 18, rx: 4 }),

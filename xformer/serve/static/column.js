@@ -177,6 +177,11 @@ export class Column {
     this.select(Math.max(0, token));
   }
 
+  /** Whether the inside of the model can be seen and changed. */
+  get changes() {
+    return this.model.generates && Boolean(this.api.layers);
+  }
+
   get tokens() {
     return this.result?.outputs[this.output]?.tokens ?? [];
   }
@@ -188,8 +193,8 @@ export class Column {
     return Object.keys(TABS).filter((tab) => ({
       tokens: model.generates && (!result || this.tokens.some(({ alternatives }) => alternatives?.length)),
       attention: !result || this.tokens.length,
-      layers: model.generates && (!result || this.tokens.length),
-      switches: model.generates && (!result || this.tokens.length),
+      layers: this.changes && (!result || this.tokens.length),
+      switches: this.changes && (!result || this.tokens.length),
       alignment: result ? output?.alignment : model.isEncoderDecoder,
       beam: result?.beam,
       result: result ? result.summary : !model.generates,
@@ -284,7 +289,7 @@ export class Column {
     const result = this.result;
     const maps = await this.maps();
     if (result !== this.result) return;
-    this.editor = this.model.generates ? html("section", { class: "figure-card editor" }) : null;
+    this.editor = this.changes ? html("section", { class: "figure-card editor" }) : null;
     this.edited = null;
     this.view = new AttentionView({
       editor: this.editor,
