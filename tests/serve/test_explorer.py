@@ -458,6 +458,10 @@ def test_attention_is_changed_by_hand(open_page: Any) -> None:
     page.click("[data-tab=attention]")
     page.click('.head[data-layer="1"][data-head="2"]')
     page.hover(".output .token >> nth=1")
+    page.hover(".heat-map >> nth=0")  # on the way to the sliders
+    picked = page.locator(".editor .hint").text_content()
+    page.click(".heat-map", position={"x": 120, "y": 75})
+    assert page.locator(".editor .hint").text_content() != picked
     sliders = page.locator(".weight input[type=range]")
     assert sliders.count() == len(tokens_of(page, ".token-row:first-child"))
     sliders.first.focus()

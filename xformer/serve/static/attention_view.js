@@ -11,11 +11,12 @@ const NAMES = { cross: "Cross-attention", decoder: "Self-attention of the decode
 /**
  * Selectors and figures. `maps` is an object by kind of `{weights, queries, keys}`, the weights by layer, head, query
  * and key. `selection` has `kind`, `layer` and `head`, null for the mean; `onchange` is called when it changes, and
- * `onload(layer)` for a layer that `maps` does not have. `editor` is an element that changes weights, or null.
+ * `onload(layer)` for a layer that `maps` does not have. `onhover(query)` and `onpick(query)` are called for the query
+ * under the pointer and for the one that is clicked. `editor` is an element that changes weights, or null.
  */
 export class AttentionView {
-  constructor({ maps, selection, name, editor = null, onhover, onchange, onload }) {
-    Object.assign(this, { maps, selection, name, editor, onhover, onchange, onload });
+  constructor({ maps, selection, name, editor = null, onhover, onpick, onchange, onload }) {
+    Object.assign(this, { maps, selection, name, editor, onhover, onpick, onchange, onload });
     this.element = html("div");
     if (!maps[selection.kind]) selection.kind = Object.keys(maps)[0];
     this.draw();
@@ -64,7 +65,7 @@ export class AttentionView {
     controls.push(check("scaleRows", "Scale each row", scalesRows(map, selection)));
     const weights = this.weights;
     const options = {
-      weights, rows: map.queries, columns: map.keys, title: this.title, onhover: this.onhover,
+      weights, rows: map.queries, columns: map.keys, title: this.title, onhover: this.onhover, onpick: this.onpick,
       maximum: maxima(map, selection, weights),
     };
     this.figures = [heatMap(options), attentionLines(options)];

@@ -1,6 +1,7 @@
 // One side: the output token by token, and the details of the selected token.
 
 import { announce, format, formatScore, html, percent, roving, visible } from "./dom.js";
+import { alternativesCard } from "./alternatives.js";
 import { rowOf } from "./attention_maps.js";
 import { AttentionView } from "./attention_view.js";
 import { beamTree } from "./beam_tree.js";
@@ -12,7 +13,7 @@ import { predictionCard } from "./prediction.js";
 import { rowEditor } from "./row_editor.js";
 import { SwitchView } from "./switch_view.js";
 import { partName } from "./switches.js";
-import { barChart, tempered } from "./bars.js";
+import { barChart } from "./bars.js";
 import { TokenRow } from "./tokens.js";
 
 const TABS = { tokens: "Alternatives", result: "Result", attention: "Attention", layers: "Layer by layer", switches: "Switch off", alignment: "Alignment", beam: "Beam", training: "Training" };
@@ -27,7 +28,7 @@ export class Column {
     Object.assign(this, { label, api, onforce });
     this.selection = { kind: "cross", layer: null, head: null, leaveOutFirst: null, scaleRows: null, order: "layer" };
     this.showPruned = true;
-    this.temperature = 1;
+    this.sampling = { temperature: 1 };
     this.status = html("p", { class: "status", role: "status" });
     this.name = html("h2", {}, "");
     this.rows = html("div", { class: "rows" });
@@ -250,39 +251,24 @@ export class Column {
   draw_tokens(show) {
     const token = this.tokens[this.token ?? 0];
     if (!token?.alternatives?.length) return show(html("p", { class: "empty" }, "No probabilities."));
-    const title = `Alternatives to “${visible(token.text)}”`;
-    const candidates = token.alternatives.slice(0, 10);
-    if (!candidates.some(({ id }) => id === token.id)) candidates.push(token);
-    const values = () => tempered(candidates, token.alternatives, this.temperature);
-    const bars = candidates.map(({ id, text }) => ({ label: text, value: 0, marked: id === token.id }));
     const position = this.token ?? 0;
-    const figure = barChart({
-      bars, title, width: Math.min(620, this.width), action: "Continue the output with this token",
-      onselect: (index) => this.onforce([
-        ...this.tokens.slice(0, position), { ...candidates[index], alternatives: token.alternatives, isForced: true },
-      ]),
+    show(alternativesCard({
+      token, state: this.sampling, name: `${this.model.name}-alternatives-${position + 1}`, width: Math.min(620, this.width),
+      onselect: (chosen) => this.onforce([...this.tokens.slice(0, position), { ...chosen, alternatives: token.alternatives, isForced: true }]),
+    }));
+  }
+
+  /** A promise that is kept until the output changes, unless it fails. */
+  keep(name, make) {
+    this[name] ??= make().catch((error) => {
+      this[name] = null;
+      throw error;
     });
-    const shown = token.alternatives.reduce((sum, { probability }) => sum + probability, 0);
-    const [value, note] = [html("output", {}), html("p", { class: "hint" })];
-    const update = () => {
-      figure.update(values());
-      value.textContent = this.temperature.toFixed(2);
-      note.textContent = this.temperature === 1
-        ? "Select another token to see how the output continues with it."
-        : `Probabilities among the ${token.alternatives.length} most probable tokens, which have ${percent(shown)} of the probability at temperature 1.`;
-    };
-    const slider = html("input", {
-      type: "range", min: 0.1, max: 3, step: 0.05, value: this.temperature,
-      oninput: (event) => (this.temperature = Number(event.target.value), update()),
-    });
-    update();
-    const controls = [html("label", {}, "Temperature", slider, value)];
-    show(figureCard({ title, name: `${this.model.name}-alternatives-${this.token + 1}`, figure, controls, note }));
+    return this[name];
   }
 
   async maps() {
-    this.attention ??= this.api.attention(this.model, this.result, this.output);
-    return this.attention;
+    return this.keep("attention", () => this.api.attention(this.model, this.result, this.output));
   }
 
   async draw_attention(show) {
@@ -292,18 +278,29 @@ export class Column {
     this.editor = this.changes ? html("section", { class: "figure-card editor" }) : null;
     this.edited = null;
     this.view = new AttentionView({
-      editor: this.editor,
-      maps, selection: this.selection, name: this.model.name, onhover: (row) => this.select(this.tokenOf(row), true), onchange: () => this.mark(),
+      maps, selection: this.selection, name: this.model.name, editor: this.editor,
+      onhover: (row) => this.select(this.tokenOf(row), true),
+      onpick: (row) => this.pick(this.tokenOf(row)),
+      onchange: () => this.mark(),
       onload: (layer) => this.loadLayer(layer),
     });
     show(this.view.element);
   }
 
-  /** Sliders of the attention that predicts the selected token, and what they change. */
-  drawEditor(query) {
-    if (!this.editor || this.edited === `${JSON.stringify(this.selection)} ${query}`) return;
-    this.edited = `${JSON.stringify(this.selection)} ${query}`;
-    const { selection, view: { map } } = this;
+  /** Show the weights of a token in the editor, which does not follow the pointer on its way over the map. */
+  pick(token) {
+    if (token == null || token < 0 || token >= this.tokens.length) return;
+    this.picked = token;
+    this.drawEditor();
+  }
+
+  /** Sliders of the attention that predicts the token that was picked, and what they change. */
+  drawEditor() {
+    const { selection, view: { map }, picked: token } = this;
+    const query = token + map.firstQuery;
+    const shown = `${JSON.stringify(selection)} ${query}`;
+    if (!this.editor || this.tab !== "attention" || map.firstQuery == null || this.edited === shown) return;
+    this.edited = shown;
     const content = html("div");
     const show = (...children) => this.editor.replaceChildren(html("h4", {}, "Change these weights by hand"), ...children, content);
     if (selection.layer == null || selection.head == null) return show(html("p", { class: "hint" }, "Select a head to change its weights for the selected token."));
@@ -311,8 +308,8 @@ export class Column {
     const weights = map.weights[map.only == null ? selection.layer : 0][selection.head][query].slice(0, numKeys);
     const part = { kind: selection.kind === "self" ? "decoder" : selection.kind, layer: selection.layer, head: selection.head, query };
     const rest = map.keys.slice(numKeys).map(() => 0);
-    const token = this.token;
-    show(html("p", { class: "hint" }, `Attention of “${visible(map.queries[query])}” in ${partName({ ...part, part: "attention" })}.`), rowEditor({
+    const hint = `Attention of “${visible(map.queries[query])}” in ${partName({ ...part, part: "attention" })}. Click a row of the map for another token.`;
+    show(html("p", { class: "hint" }, hint), rowEditor({
       keys: map.keys.slice(0, numKeys), weights,
       onchange: async (values) => {
         const signal = this.beginChange();
@@ -336,8 +333,8 @@ export class Column {
 
   /** The output tokens with their probabilities `before` and `after` changes of the model. */
   async changed(changes, signal) {
-    this.unchanged ??= this.api.layers(this.model, this.result, this.output);
-    const [before, after] = await Promise.all([this.unchanged, this.api.layers(this.model, this.result, this.output, { ...changes, signal })]);
+    const unchanged = this.keep("unchanged", () => this.api.layers(this.model, this.result, this.output));
+    const [before, after] = await Promise.all([unchanged, this.api.layers(this.model, this.result, this.output, { ...changes, signal })]);
     return { before: before.tokens, after: after.tokens };
   }
 
@@ -368,8 +365,7 @@ export class Column {
     const result = this.result;
     this.layersView = null;
     if (!this.lens) show(html("p", { class: "empty" }, "Running …"));
-    this.lens ??= this.api.layers(this.model, result, this.output, { lens: true });
-    const { layers, columns, first } = await this.lens;
+    const { layers, columns, first } = await this.keep("lens", () => this.api.layers(this.model, result, this.output, { lens: true }));
     if (result !== this.result) return;
     this.firstColumn = first;
     this.layersView = new LayersView({
@@ -470,6 +466,7 @@ export class Column {
   select(index, quiet = false) {
     if (index == null || index < 0 || index >= this.tokens.length || index === this.token) return;
     this.token = index;
+    if (!quiet) this.picked = index;
     if (this.tab === "tokens" && !quiet) this.drawPanel();
     else this.mark();
     this.maps().then(() => this.mark(), () => {});
@@ -512,7 +509,7 @@ export class Column {
       shade(this.row, map.firstKey);
       if (this.tab !== "attention" || kind !== selection.kind) continue;
       this.view?.select(query);
-      this.drawEditor(query);
+      this.drawEditor();
     }
   }
 

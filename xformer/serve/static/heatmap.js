@@ -34,9 +34,10 @@ export function thumbnail(weights, maximum) {
 /**
  * A heat map of `rows` (queries) by `columns` (keys), which arrow keys read cell by cell.
  *
- * Labels are cut to `letters`. Its method `select(row)` marks a row. `onhover(row, column)` is called for the cell under the pointer.
+ * Labels are cut to `letters`. Its method `select(row)` marks a row. `onhover(row, column)` is called for the cell under the pointer,
+ * `onpick(row)` for the row that is clicked.
  */
-export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = false, letters = 13, onhover = () => {} }) {
+export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = false, letters = 13, onhover = () => {}, onpick = () => {} }) {
   const texts = (labels) => labels.map((text) => shorten(visible(text), letters));
   const space = (labels) => 20 + 7 * Math.max(...texts(labels).map((text) => text.length));
   const [left, top] = [Math.max(60, space(rows)), Math.max(60, 0.85 * space(columns))];
@@ -102,6 +103,7 @@ export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = f
     if (row >= 0 && row < rows.length && column >= 0 && column < columns.length) show(row, column);
     else hide();
   });
+  figure.addEventListener("click", () => onpick(cell[0]));
   figure.addEventListener("pointerleave", hide);
   figure.addEventListener("blur", hide);
   figure.addEventListener("keydown", (event) => {
