@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     Server = Any
 
-MAX_LENS_OPERATIONS = 6e10  # of all layers and positions
+MAX_LENS_OPERATIONS = 4e10  # of all layers and positions
 MIN_LENS_POSITIONS, MAX_LENS_POSITIONS = 8, 64
 _PARTS = {"self_attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
 
