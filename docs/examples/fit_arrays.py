@@ -33,11 +33,16 @@ class Batch(NamedTuple):
 
     def split(self, n: int) -> list["Batch"]:
         """Split into shards, which `fit` computes on several threads."""
-        return [Batch(x, y) for x, y in zip(np.array_split(self.x, n), np.array_split(self.y, n), strict=True)]
+        return [
+            Batch(x, y)
+            for x, y in zip(
+                np.array_split(self.x, n), np.array_split(self.y, n), strict=True
+            )
+        ]
 
 
 def squared_error(model, batch, rng):
-    """Return the sum over the batch, a scalar array; `fit` divides by the number of items."""
+    """Return the sum over the batch; `fit` divides by the number of items."""
     losses = (model(batch.x) - batch.y) ** 2
     return xf.array_namespace(losses).sum(losses)
 
@@ -55,6 +60,9 @@ model, history = xf.fit(
     optimizer=xf.AdamW(weight_decay=0.01),
     learning_rate=xf.schedules.cosine(1e-2, warmup_steps=20, total_steps=300),
     steps=300,
-    callbacks=[xf.print_every(100), xf.validate(make_batches(seed=1, count=5), every=100)],
+    callbacks=[
+        xf.print_every(100),
+        xf.validate(make_batches(seed=1, count=5), every=100),
+    ],
 )
 assert history[-1].loss < 0.2 * history[0].loss

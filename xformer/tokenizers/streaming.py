@@ -19,7 +19,7 @@ class DecodeStream:
         decode: Function from ids to text, such as `tokenizer.decode`.
         prompt: Ids before the first one, whose text is not returned.
 
-    Example:
+    Examples:
         >>> stream = DecodeStream(lambda ids: bytes(ids).decode(errors="replace"), prompt=b"in ")
         >>> [stream.step(byte) for byte in "Köln".encode()], stream.finish()
         (['K', '', 'ö', 'l', 'n'], '')
