@@ -45,12 +45,10 @@ labels = np.array(
 
 
 def loss_fn(model, labels, rng):
-    tokens = np.where(labels == IGNORED, 0, labels)[
-        :, :-1
-    ]  # any id: no token attends to the padding after it
-    mask = np.ones(
-        (1, 1, 1, 1), dtype=bool
-    )  # nothing is masked, not even tokens equal to the model's pad_id
+    # Any id: no token attends to the padding after it.
+    tokens = np.where(labels == IGNORED, 0, labels)[:, :-1]
+    # Nothing is masked, not even tokens equal to the model's pad_id.
+    mask = np.ones((1, 1, 1, 1), dtype=bool)
     losses = xf.cross_entropy(
         model(tokens, mask=mask, rng=rng), labels[:, 1:], pad_id=IGNORED
     )

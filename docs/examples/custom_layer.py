@@ -19,9 +19,7 @@ class SquaredReLU(xf.Module):
         self.down = xf.Linear(d_ff, d_model, init=init)
         self.dropout = xf.Dropout(dropout)
 
-    def __call__(
-        self, x, rng=None
-    ):  # (batch, length, d_model) -> (batch, length, d_model)
+    def __call__(self, x, rng=None):  # x and the result: (batch, length, d_model)
         hidden = self.up(x, activation="relu")
         return self.down(self.dropout(hidden * hidden, rng))
 

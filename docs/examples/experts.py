@@ -23,9 +23,8 @@ def loss_fn(model, tokens, rng):
 
 
 starts = np.random.default_rng(0).integers(3, 20, (50, 16, 1))
-batches = [
-    3 + (start + 3 * np.arange(12)) % 17 for start in starts
-]  # steps of 3 modulo 17
+# Sequences that count in steps of 3, modulo 17.
+batches = [3 + (start + 3 * np.arange(12)) % 17 for start in starts]
 model, history = xf.fit(
     xf.LanguageModel(config), loss_fn, batches,
     optimizer=xf.AdamW(), learning_rate=1e-2, steps=100,

@@ -21,9 +21,8 @@ if importlib.util.find_spec("jax"):
         return jax.numpy.mean(model(tokens))
 
     print(mean_logit(model, jax.numpy.asarray(tokens)))
-    gradients = jax.grad(mean_logit)(
-        model, jax.numpy.asarray(tokens)
-    )  # has the structure of the model
+    # The gradients have the structure of the model.
+    gradients = jax.grad(mean_logit)(model, jax.numpy.asarray(tokens))
     print(jax.tree.map(jax.numpy.shape, gradients.embedding))
 
 if importlib.util.find_spec("torch"):

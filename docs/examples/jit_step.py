@@ -44,9 +44,8 @@ def step(model, state, batch, rng, learning_rate):
 def train(step):
     """Make five updates; return the parameters and the losses."""
     model = xf.Transformer(config, seed=0)
-    state = optimizer.init(model)._replace(
-        step=np.asarray(0.0)
-    )  # numbers that change are arrays
+    # Numbers that change are arrays.
+    state = optimizer.init(model)._replace(step=np.asarray(0.0))
     data, losses = np.random.default_rng(0), []
     for number in range(1, 6):
         batch = tuple(data.integers(3, 1000, (3, 4, 16)))
@@ -58,9 +57,8 @@ def train(step):
     return dict(model.named_parameters()), losses
 
 
-parameters, losses = train(
-    xf.jit(step, donate_argnums=(0, 1))
-)  # traced in the first step
+# The first step is traced.
+parameters, losses = train(xf.jit(step, donate_argnums=(0, 1)))
 expected, expected_losses = train(step)
 assert losses == expected_losses
 assert all(np.array_equal(parameters[name], expected[name]) for name in expected)

@@ -37,9 +37,8 @@ def figures(model):
     return {"attention": xf.show_attention(model, counting[0, :8]).plot()}
 
 
-logger = xf.tensorboard(
-    directory, samples=samples, figures=figures
-)  # or xf.mlflow(...), xf.wandb(...)
+# Or xf.mlflow(...), xf.wandb(...).
+logger = xf.tensorboard(directory, samples=samples, figures=figures)
 model, history = xf.fit(
     xf.LanguageModel(config, seed=0),
     loss_fn,

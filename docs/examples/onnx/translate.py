@@ -44,18 +44,18 @@ class Translator:
         source = np.full((len(rows), max(map(len, rows))), pad_id)
         for row, ids in zip(source, rows, strict=True):
             row[: len(ids)] = ids
+        # The encoder returns the memory, and its keys and values.
         arrays = {
             "source": source,
             **self.encode({"source": source}),
-        }  # the memory, and its keys and values
+        }
         for name, shape in self.step.inputs.items():
             if name.startswith("past_"):  # (batch, heads, tokens so far, head_dim)
                 arrays[name] = np.zeros((len(rows), shape[1], 0, shape[3]), np.float32)
         tokens = np.full((len(rows), 1), self.settings["decoder_start_token_id"])
         outputs = [[] for _ in rows]
-        limits = [
-            2 * (len(ids) - 1) + 20 for ids in rows
-        ]  # those of xformer, which does not count eos
+        # The limits of xformer, which does not count eos.
+        limits = [2 * (len(ids) - 1) + 20 for ids in rows]
         is_open = [True] * len(rows)
         while any(is_open):
             results = self.step({**arrays, "tokens": tokens})
