@@ -29,13 +29,20 @@ from xformer.data.demo_tasks import numbers_task
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-
-
 PAGES = [ROOT / "docs" / name for name in ("index.md", "sharp-bits.md")]
 PAGES += sorted((ROOT / "docs" / "how-to").glob("*.md"))
 PYTHON = re.compile(r"^( *)```python(?: title=\"(.*?)\")?\n(.*?)^ *```$", flags=re.DOTALL | re.MULTILINE)
 # Blocks that need a server, an export, a tokenizer with all characters, a GPU, or large packages.
-NEEDS_MORE = ("OpenAI(", "client.", "quantize_dynamic", "Grammar(", "cupy", "dpnp", "ray")
+NEEDS_MORE = (
+    "OpenAI(",
+    "client.",
+    "quantize_dynamic",
+    "Grammar(",
+    "import cupy",
+    '"cupy"',
+    "import dpnp",
+    "import ray",
+)
 
 
 def has_gpu() -> bool:
@@ -53,8 +60,8 @@ SHORTER["--backend cupy"] = f"--backend {'cupy' if has_gpu() else 'numpy'}"
 SHORTER["--text input.txt"] = "--text input.txt --max-steps 3"
 SHORTER["docs/recipes/tinyshakespeare.toml"] = shlex.quote(str(ROOT / "docs" / "recipes" / "tinyshakespeare.toml"))
 SHORTER["--batch 8 --length 128 --backend numpy --backend torch --backend jax --backend mlx --backend dpnp"] = "--quick"
+SHORTER["d_ff=128)"], SHORTER["max_new_tokens=8"] = "d_ff=128, num_layers=1)", "max_new_tokens=1"
 SHORTER['connect("mpi")'], SHORTER["WorkerProcesses(4)"] = "None", "WorkerProcesses(1)"
-SHORTER["steps=60"] = "steps=4"
 SMALL = """
 [model]
 d_model = 16
