@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.families.test_gguf import convert
 from tests.pipelines.test_checkpoints import checkpoint
 from tests.pipelines.test_transcription import NOISE, make_whisper, write_wav
+from tests.pipelines.test_zero_shot_images import write_checkpoint
 from xformer import threads
 from xformer.data.demo_tasks import numbers_task
 
@@ -107,6 +109,9 @@ def make_checkpoints(path: Path) -> None:
         checkpoint(path, model, affixes, special, **files).rename(path / name)
     make_gguf(path / "SmolLM2-135M-Instruct.gguf", template)
     make_whisper(path / "whisper-tiny")
+    write_checkpoint("clip", path / "clip-vit-base-patch32")
+    for name in ("1.jpg", "2.jpg"):
+        Image.new("RGB", (20, 30), "red").save(path / name)
     write_wav(path / "speech.wav", NOISE[:1000])
 
 
