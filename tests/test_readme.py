@@ -108,6 +108,7 @@ def make_checkpoints(path: Path) -> None:
     ):
         checkpoint(path, model, affixes, special, **files).rename(path / name)
     make_gguf(path / "SmolLM2-135M-Instruct.gguf", template)
+    shutil.copytree(path / "SmolLM2-135M-Instruct", path / "SmolLM2-1.7B-Instruct")
     make_whisper(path / "whisper-tiny")
     write_checkpoint("clip", path / "clip-vit-base-patch32")
     for name in ("1.jpg", "2.jpg"):

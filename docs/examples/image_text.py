@@ -59,7 +59,7 @@ def pictures(number):
 
 
 def loss_fn(model, images, rng):
-    """Return the loss of CLIP: each picture finds its text, and each text its picture."""
+    """Return the loss of CLIP: pictures find their texts, and texts their pictures."""
     logits = model(images, tokens, rng=rng)
     xp, labels = xf.array_namespace(logits), np.arange(len(tokens))
     transposed = xp.matrix_transpose(logits)
