@@ -163,3 +163,12 @@ def on_page_markdown(markdown: str, *, page: Any, **arguments: Any) -> str:
     global session
     session = Session(page.file.src_uri)
     return FOLDED.sub(UNFOLDED, markdown)
+
+
+def on_page_content(content: str, *, page: Any, **arguments: Any) -> str:
+    """Refuse examples that are not code: Markdown takes `>>>` outside of a section `Examples:` for a quotation."""
+    from mkdocs.exceptions import PluginError
+
+    if re.search(r"(<blockquote>\s*){3}", content):
+        raise PluginError(f"{page.file.src_uri}: an example is shown as a quotation; its section is called 'Examples:'")
+    return content

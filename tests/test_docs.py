@@ -49,3 +49,8 @@ def test_tables_of_libraries_are_those_of_the_reports() -> None:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert tables.with_tables(page) == page, f"run: python docs/library_tables.py, which changes {name}"
         assert "| --- |" in page
+
+
+def test_the_logo_is_the_icon_of_the_explorer() -> None:
+    icons = [ROOT / "docs" / "assets" / "icon.svg", ROOT / "xformer" / "serve" / "static" / "icon.svg"]
+    assert icons[0].read_bytes() == icons[1].read_bytes()

@@ -1,4 +1,7 @@
-"""Every code block of the README runs as written, except that training is shortened and nothing is installed."""
+"""The code blocks of the README, and the Python blocks of the pages in docs/, run as written.
+
+Training is shortened, nothing is installed, and tiny models take the places of public checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,41 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.families.test_gguf import convert
 from tests.pipelines.test_checkpoints import checkpoint
 from tests.pipelines.test_transcription import NOISE, make_whisper, write_wav
+from tests.pipelines.test_zero_shot_images import write_checkpoint
+from xformer import threads
 from xformer.data.demo_tasks import numbers_task
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+PAGES = [ROOT / "docs" / name for name in ("index.md", "sharp-bits.md")]
+PAGES += sorted((ROOT / "docs" / "how-to").glob("*.md"))
+PYTHON = re.compile(r"^( *)```python(?: title=\"(.*?)\")?\n(.*?)^ *```$", flags=re.DOTALL | re.MULTILINE)
+# Blocks that need a server, an export, a tokenizer with all characters, a GPU, or large packages.
+NEEDS_MORE = (
+    "OpenAI(",
+    "client.",
+    "quantize_dynamic",
+    "Grammar(",
+    "import cupy",
+    '"cupy"',
+    "import dpnp",
+    "import ray",
+)
 
 
 def has_gpu() -> bool:
@@ -40,6 +62,8 @@ SHORTER["--backend cupy"] = f"--backend {'cupy' if has_gpu() else 'numpy'}"
 SHORTER["--text input.txt"] = "--text input.txt --max-steps 3"
 SHORTER["docs/recipes/tinyshakespeare.toml"] = shlex.quote(str(ROOT / "docs" / "recipes" / "tinyshakespeare.toml"))
 SHORTER["--batch 8 --length 128 --backend numpy --backend torch --backend jax --backend mlx --backend dpnp"] = "--quick"
+SHORTER["d_ff=128)"], SHORTER["max_new_tokens=8"] = "d_ff=128, num_layers=1)", "max_new_tokens=1"
+SHORTER['connect("mpi")'], SHORTER["WorkerProcesses(4)"] = "None", "WorkerProcesses(1)"
 SMALL = """
 [model]
 d_model = 16
@@ -84,7 +108,11 @@ def make_checkpoints(path: Path) -> None:
     ):
         checkpoint(path, model, affixes, special, **files).rename(path / name)
     make_gguf(path / "SmolLM2-135M-Instruct.gguf", template)
+    shutil.copytree(path / "SmolLM2-135M-Instruct", path / "SmolLM2-1.7B-Instruct")
     make_whisper(path / "whisper-tiny")
+    write_checkpoint("clip", path / "clip-vit-base-patch32")
+    for name in ("1.jpg", "2.jpg"):
+        Image.new("RGB", (20, 30), "red").save(path / name)
     write_wav(path / "speech.wav", NOISE[:1000])
 
 
@@ -151,3 +179,37 @@ def test_files_named_in_the_readme_exist() -> None:
     assert names
     for name in names:
         assert (ROOT / name).exists(), f"the README names {name}, which does not exist"
+
+
+@pytest.mark.parametrize("library", ["torch", pytest.param("jax.numpy", marks=pytest.mark.slow)])
+def test_first_blocks_run_on_other_libraries(library: str) -> None:
+    xp = pytest.importorskip(library)
+    names: dict[str, object] = {"library": xp}
+    (text,) = [text for language, text in BLOCKS if language == "python" and "xf.fit(" in text]
+    assert "xp=np" in text
+    exec(compile(text.replace("xp=np", "xp=library").replace("steps=60", "steps=2"), "README.md", "exec"), names)
+    fit = (ROOT / "docs" / "examples" / "fit_arrays.py").read_text(encoding="utf-8")
+    fit = fit.replace("xp = np  #", "xp = library  #").replace("steps=300,\n", "steps=2,\n")
+    exec(compile(fit[: fit.index("assert")], "fit_arrays.py", "exec"), {**names, "__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_of_pages_run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(threads, "_explicit", [])
+    if not (folder / "run").exists():
+        shutil.copytree("opus-mt-de-en", "run")
+    shutil.copy("test.de", "news.de")
+    names: dict[str, object] = {"__name__": "__main__"}
+    for _, file, text in PYTHON.findall(page.read_text(encoding="utf-8")):
+        block = textwrap.dedent(text)
+        if "--8<--" in block or any(word in block for word in NEEDS_MORE):
+            continue  # test_docs.py runs the examples
+        for library in {"torch", "jax"} & {*re.findall(r"^import (\w+)", block, flags=re.MULTILINE)}:
+            pytest.importorskip(library)
+        for original, replacement in SHORTER.items():
+            block = block.replace(original, replacement)
+        if file:
+            Path(file).write_text(block, encoding="utf-8")
+        exec(compile(block, page.name, "exec"), names)

@@ -87,8 +87,9 @@ _EXTRAS = {
 def how_to_install(package: str) -> str:
     """Return the command that installs an optional package, given its import name.
 
-    >>> how_to_install("rouge_score.rouge_scorer")
-    'run: pip install "array-transformers[cli]"'
+    Examples:
+        >>> how_to_install("rouge_score.rouge_scorer")
+        'run: pip install "array-transformers[cli]"'
     """
     name = package.split(".")[0]
     extra = _EXTRAS.get(name)
@@ -98,8 +99,9 @@ def how_to_install(package: str) -> str:
 def abbreviate(text: str, limit: int = 800) -> str:
     """Return a text with its middle left out if it is longer than the limit.
 
-    >>> abbreviate("layer_types is " + str([0] * 99) + "; expected names", 40)
-    'layer_types is [0, ... ; expected names'
+    Examples:
+        >>> abbreviate("layer_types is " + str([0] * 99) + "; expected names", 40)
+        'layer_types is [0, ... ; expected names'
     """
     if len(text) <= limit:
         return text
@@ -139,8 +141,9 @@ def nearest_hint(name: str, known: Collection[str], hints: Mapping[str, str] | N
         known: All known names.
         hints: Sentences for names of other libraries.
 
-    >>> nearest_hint("lr", ["learning_rate", "steps"])
-    "did you mean 'learning_rate'?"
+    Examples:
+        >>> nearest_hint("lr", ["learning_rate", "steps"])
+        "did you mean 'learning_rate'?"
     """
     if hints and name in hints:
         return hints[name]

@@ -32,8 +32,9 @@ def markup(content: str) -> Markup:
 def tag(name: str, *contents: str, **attributes: str | int | float) -> Markup:
     """Return an element. The trailing underscore of an attribute is dropped; other underscores become hyphens.
 
-    >>> tag("td", "a < b", class_="left")
-    '<td class="left">a &lt; b</td>'
+    Examples:
+        >>> tag("td", "a < b", class_="left")
+        '<td class="left">a &lt; b</td>'
     """
     names = {key: key.removesuffix("_").replace("_", "-") for key in attributes}
     text = "".join(f' {names[key]}="{escape(str(value))}"' for key, value in attributes.items())

@@ -28,8 +28,9 @@ class Rng:
         key: Non-negative integer.
         counter: Scalar array that also selects what `bernoulli` draws (see `with_counter`), or None.
 
-    >>> Rng(0).fold_in("dropout", 7) == Rng(0).fold_in("dropout", 7)
-    True
+    Examples:
+        >>> Rng(0).fold_in("dropout", 7) == Rng(0).fold_in("dropout", 7)
+        True
     """
 
     key: int

@@ -115,7 +115,7 @@ def check_backend(
         BackendError: If the library cannot be used at all: the message names the functions that it lacks.
         ConfigError: For an unknown group.
 
-    Example:
+    Examples:
         >>> report = check_backend("numpy", groups=["forward"])
         >>> report.passed
         True

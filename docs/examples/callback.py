@@ -5,7 +5,9 @@ import numpy as np
 import xformer as xf
 from xformer.training import Step, Validation
 
-config = xf.LanguageModelConfig(vocab_size=8, d_model=16, num_heads=2, d_ff=32, num_layers=1, dropout=0.0)
+config = xf.LanguageModelConfig(
+    vocab_size=8, d_model=16, num_heads=2, d_ff=32, num_layers=1, dropout=0.0
+)
 counting = np.tile(np.arange(3, 8), (4, 3))  # 3 4 5 6 7 3 4 ...
 
 

@@ -14,12 +14,15 @@ WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "A", "man", "dog", "sleeps", "runs"
 def make_checkpoint(directory: Path) -> None:
     """Write a tiny random Llama and its tokenizer, in place of a public checkpoint."""
     config = xf.LanguageModelConfig(
-        vocab_size=len(WORDS), d_model=16, num_heads=2, d_ff=32, num_layers=2, max_positions=64,
+        vocab_size=len(WORDS), d_model=16, num_heads=2, d_ff=32, num_layers=2,
+        max_positions=64,
         positions="rotary", norm="rms", activation="swiglu", scale_embeddings=False,
     )  # fmt: skip
     xf.save_pretrained(xf.LanguageModel(config, seed=0), directory, model_type="llama")
     vocab = {word: index for index, word in enumerate(WORDS)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(vocab, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(WORDS[:4])
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -36,13 +39,19 @@ print(generator(["A man"], max_new_tokens=5, do_sample=False))
 model = xf.load_pretrained(directory / "original", dtype="float32")
 rows = generator.token_ids(["A man sleeps .", "A dog runs", "A dog sleeps ."])
 IGNORED = -100  # the label of padding
-labels = np.array([[*row, *[IGNORED] * (max(map(len, rows)) - len(row))] for row in rows])
+labels = np.array(
+    [[*row, *[IGNORED] * (max(map(len, rows)) - len(row))] for row in rows]
+)
 
 
 def loss_fn(model, labels, rng):
-    tokens = np.where(labels == IGNORED, 0, labels)[:, :-1]  # any id: no token attends to the padding after it
-    mask = np.ones((1, 1, 1, 1), dtype=bool)  # nothing is masked, not even tokens equal to the model's pad_id
-    losses = xf.cross_entropy(model(tokens, mask=mask, rng=rng), labels[:, 1:], pad_id=IGNORED)
+    # Any id: no token attends to the padding after it.
+    tokens = np.where(labels == IGNORED, 0, labels)[:, :-1]
+    # Nothing is masked, not even tokens equal to the model's pad_id.
+    mask = np.ones((1, 1, 1, 1), dtype=bool)
+    losses = xf.cross_entropy(
+        model(tokens, mask=mask, rng=rng), labels[:, 1:], pad_id=IGNORED
+    )
     return xf.array_namespace(losses).sum(losses)
 
 

@@ -12,12 +12,14 @@ class SquaredReLU(xf.Module):
     down: xf.Linear
     dropout: xf.Dropout
 
-    def __init__(self, d_model: int, d_ff: int, *, dropout: float = 0.0, init: xf.Initializer):
+    def __init__(
+        self, d_model: int, d_ff: int, *, dropout: float = 0.0, init: xf.Initializer
+    ):
         self.up = xf.Linear(d_model, d_ff, init=init)
         self.down = xf.Linear(d_ff, d_model, init=init)
         self.dropout = xf.Dropout(dropout)
 
-    def __call__(self, x, rng=None):  # (batch, length, d_model) -> (batch, length, d_model)
+    def __call__(self, x, rng=None):  # x and the result: (batch, length, d_model)
         hidden = self.up(x, activation="relu")
         return self.down(self.dropout(hidden * hidden, rng))
 

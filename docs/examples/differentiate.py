@@ -1,11 +1,12 @@
-"""Fit a logistic regression with the same lines on every array library that is installed."""
+"""Fit a logistic regression on every array library that is installed."""
 
 import importlib.util
 
 import xformer as xf
 from xformer.backends import from_host, resolve, to_host
 
-draws, start = xf.Rng(0).split(2)  # explicit keys: no hidden state, the same numbers in every run
+# Explicit keys: no hidden state, the same numbers in every run.
+draws, start = xf.Rng(0).split(2)
 x_host = draws.fold_in("x").normal((400, 3), 1.0)
 chance = draws.fold_in("y").uniform((400,))
 y_host = 1.0 * (x_host @ [1.5, -2.0, 0.5] + 0.3 > chance * 2 - 1)
@@ -13,7 +14,8 @@ y_host = 1.0 * (x_host @ [1.5, -2.0, 0.5] + 0.3 > chance * 2 - 1)
 
 def loss(parameters, x, y):
     """Return the mean cross-entropy of a logistic regression."""
-    xp = xf.array_namespace(parameters["weight"])  # the library, or in a derivative a namespace that records
+    # The library of the array, or in a derivative a namespace that records.
+    xp = xf.array_namespace(parameters["weight"])
     logits = xp.matmul(x, parameters["weight"]) + parameters["bias"]
     return xp.mean(xp.logaddexp(logits, 0 * logits) - logits * y)
 
@@ -21,8 +23,11 @@ def loss(parameters, x, y):
 @xf.jit
 def step(parameters, x, y):
     """Return the loss and the parameters after a step of gradient descent."""
-    value, gradients = xf.value_and_grad(loss)(parameters, x, y)  # gradients are a dict, as the parameters
-    return value, {name: parameters[name] - 2.0 * gradients[name] for name in parameters}
+    # Gradients are a dict, as the parameters.
+    value, gradients = xf.value_and_grad(loss)(parameters, x, y)
+    return value, {
+        name: parameters[name] - 2.0 * gradients[name] for name in parameters
+    }
 
 
 results = {}

@@ -1,4 +1,4 @@
-"""Simulate a planet from its energy alone, and aim it by the derivative of the whole simulation."""
+"""Simulate a planet from its energy, and aim it by the derivative of the simulation."""
 
 import importlib.util
 
@@ -28,9 +28,12 @@ def simulate(velocity, position, steps=12, dt=0.1):
 
 @xf.jit
 def jacobian(velocity, position):
-    """Return the derivatives of the final position with respect to the initial velocity."""
-    rows = [xf.grad(lambda velocity: simulate(velocity, position)[i])(velocity) for i in range(2)]  # noqa: B023
-    return xf.array_namespace(velocity).stack(rows)
+    """Return the derivatives of the final position by the initial velocity."""
+
+    def row(i):
+        return xf.grad(lambda velocity: simulate(velocity, position)[i])(velocity)
+
+    return xf.array_namespace(velocity).stack([row(0), row(1)])
 
 
 start, target = np.asarray([1.0, 0.0]), np.asarray([0.2, 1.1])
@@ -38,7 +41,10 @@ for name in ("numpy", "torch", "array_api_strict", "jax", "mlx"):
     if importlib.util.find_spec(name) is None:
         continue
     xp = resolve(name)
-    position, velocity = (from_host(xp, array, dtype="float32") for array in (start, np.asarray([0.0, 1.0])))
+    position, velocity = (
+        from_host(xp, array, dtype="float32")
+        for array in (start, np.asarray([0.0, 1.0]))
+    )
     for _ in range(5):  # Newton's method: which velocity reaches the target?
         miss = target - to_host(simulate(velocity, position))
         change = np.linalg.solve(to_host(jacobian(velocity, position)), miss)

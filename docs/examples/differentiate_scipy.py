@@ -1,4 +1,4 @@
-"""Differentiate functions of SciPy and scikit-learn, whose code calls the functions of the arrays that it gets."""
+"""Differentiate functions of SciPy and scikit-learn that follow the standard."""
 
 import importlib.util
 import os
@@ -21,10 +21,16 @@ FUNCTIONS = {
     "scipy.stats.gmean": scipy.stats.gmean,
     "scipy.stats.skew": scipy.stats.skew,
     "scipy.integrate.trapezoid": lambda x: scipy.integrate.trapezoid(x**2, dx=0.1),
-    "sklearn.preprocessing.MinMaxScaler": lambda x: MinMaxScaler().fit_transform(x) ** 2,
+    "sklearn.preprocessing.MinMaxScaler": lambda x: (
+        MinMaxScaler().fit_transform(x) ** 2
+    ),
     "sklearn.metrics.pairwise.rbf_kernel": rbf_kernel,
 }
-LIBRARIES = [name for name in ("numpy", "torch", "array_api_strict") if importlib.util.find_spec(name)]
+LIBRARIES = [
+    name
+    for name in ("numpy", "torch", "array_api_strict")
+    if importlib.util.find_spec(name)
+]
 data, direction = np.random.default_rng(0).random((2, 6, 4)) + 0.1
 sklearn.set_config(array_api_dispatch=True)
 
@@ -40,11 +46,16 @@ for name, function in FUNCTIONS.items():
             continue  # which indexes as the standard does not allow
         xp = resolve(library)
         gradient = to_host(xf.grad(total)(from_host(xp, data), function))
-        ahead, behind = (float(total(from_host(xp, data + h * direction), function)) for h in (1e-6, -1e-6))
+        ahead, behind = (
+            float(total(from_host(xp, data + h * direction), function))
+            for h in (1e-6, -1e-6)
+        )
         difference = abs((gradient * direction).sum() - (ahead - behind) / 2e-6)
         print(f"{name:36} {library:17} {difference:.0e} from the difference quotient")
         assert difference < 1e-6
 
 # The other way round: an optimizer of SciPy takes the gradients.
-bowl = xf.value_and_grad(lambda x: xf.array_namespace(x).sum((x - 1) ** 2 * (x + 2) ** 4))
+bowl = xf.value_and_grad(
+    lambda x: xf.array_namespace(x).sum((x - 1) ** 2 * (x + 2) ** 4)
+)
 print(scipy.optimize.minimize(bowl, np.full(3, 0.5), jac=True).x)

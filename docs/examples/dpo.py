@@ -1,4 +1,4 @@
-"""Train a model to prefer one answer to another (direct preference optimization), with LoRA."""
+"""Train a model to prefer one answer to another, by DPO with LoRA."""
 
 import numpy as np
 
@@ -6,14 +6,20 @@ import xformer as xf
 from xformer.training import Documents, PackedBatch
 
 sizes = {"vocab_size": 50, "d_model": 32, "num_heads": 4, "d_ff": 64, "num_layers": 2}
-base = xf.LanguageModel(xf.LanguageModelConfig(**sizes, dropout=0.0), seed=0)  # or xf.load_pretrained(directory)
-prompts, good, bad = (np.random.default_rng(seed).integers(3, 50, (8, 5)).tolist() for seed in range(3))
+# Or xf.load_pretrained(directory).
+base = xf.LanguageModel(xf.LanguageModelConfig(**sizes, dropout=0.0), seed=0)
+prompts, good, bad = (
+    np.random.default_rng(seed).integers(3, 50, (8, 5)).tolist() for seed in range(3)
+)
 
 
 def rows(answers):
-    """Return a batch with one prompt and its answer in each row; the answers alone have labels."""
+    """Return a batch with a prompt and its answer in each row; answers have labels."""
     tokens = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-    masks = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    masks = [
+        [0] * len(prompt) + [1] * len(answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
     return PackedBatch.make(Documents(tokens, masks), xp=np)
 
 
@@ -26,7 +32,8 @@ def loss_fn(model, batch, rng):
 
 
 pairs = rows(good), rows(bad)
-reference = [xf.sequence_log_probs(base, batch) for batch in pairs]  # of the model without adapters, once
+# The log-probabilities of the model without adapters, computed once.
+reference = [xf.sequence_log_probs(base, batch) for batch in pairs]
 model, history = xf.fit(
     xf.lora(base, rank=4),
     loss_fn,

@@ -6,7 +6,9 @@ import numpy as np
 
 import xformer as xf
 
-config = xf.LanguageModelConfig(vocab_size=20, d_model=16, num_heads=2, d_ff=32, num_layers=2)
+config = xf.LanguageModelConfig(
+    vocab_size=20, d_model=16, num_heads=2, d_ff=32, num_layers=2
+)
 tokens = np.asarray([[5, 3, 8, 1]])
 
 if importlib.util.find_spec("jax"):
@@ -19,7 +21,8 @@ if importlib.util.find_spec("jax"):
         return jax.numpy.mean(model(tokens))
 
     print(mean_logit(model, jax.numpy.asarray(tokens)))
-    gradients = jax.grad(mean_logit)(model, jax.numpy.asarray(tokens))  # has the structure of the model
+    # The gradients have the structure of the model.
+    gradients = jax.grad(mean_logit)(model, jax.numpy.asarray(tokens))
     print(jax.tree.map(jax.numpy.shape, gradients.embedding))
 
 if importlib.util.find_spec("torch"):

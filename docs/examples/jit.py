@@ -4,7 +4,9 @@ import numpy as np
 
 import xformer as xf
 
-config = xf.LanguageModelConfig(vocab_size=50, d_model=32, num_heads=4, d_ff=64, num_layers=2)
+config = xf.LanguageModelConfig(
+    vocab_size=50, d_model=32, num_heads=4, d_ff=64, num_layers=2
+)
 model = xf.LanguageModel(config, seed=0)
 
 

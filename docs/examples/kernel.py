@@ -22,7 +22,8 @@ def vjp(g, output, needs):
     return (np.where(output > 0.0, g, np.float32(0.0)),)
 
 
-register(Kernel("example.relu", "relu", "numpy", forward, vjp, dtypes=("float32",), why_not=why_not))
+kernel = Kernel("example.relu", "relu", "numpy", forward, vjp, ("float32",), why_not)
+register(kernel)
 
 x = np.asarray([[-1.0, 2.0]], dtype=np.float32)
 print(explain("relu", x))

@@ -4,12 +4,14 @@ import numpy as np
 
 import xformer as xf
 
-config = xf.LanguageModelConfig(vocab_size=20, d_model=16, num_heads=2, d_ff=32, num_layers=1)
+config = xf.LanguageModelConfig(
+    vocab_size=20, d_model=16, num_heads=2, d_ff=32, num_layers=1
+)
 model = xf.LanguageModel(config, xp=np, seed=0)
 
 
 def only_even_tokens(tokens, lengths, logits):
-    """Mask odd tokens. tokens: (rows, longest), the ids of each row so far; logits: (rows, vocab_size)."""
+    """Mask odd tokens. tokens: (rows, longest), logits: (rows, vocab_size)."""
     xp = xf.array_namespace(logits)
     is_odd = xp.arange(logits.shape[-1]) % 2 == 1
     return xp.where(is_odd, -xp.inf, logits)

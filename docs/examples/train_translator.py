@@ -1,4 +1,4 @@
-"""Train a translator of number words on lists of strings, use it, and train it longer."""
+"""Train a translator of number words on lists of strings, and use it."""
 
 import tempfile
 from pathlib import Path
@@ -29,7 +29,7 @@ print(run.reason)
 print([event["loss"] for event in run.history if event["event"] == "validation"])
 print(run.pipeline(["one hundred and seven"], num_beams=3))
 
-longer = xf.resume(out, max_steps=30)  # the same bits as a run of 30 steps
+longer = xf.resume(out, max_steps=30)  # bit-identical to a run of 30 steps
 print(longer.reason)
 
 translator = xf.Translator.from_pretrained(out)  # in another program

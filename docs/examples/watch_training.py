@@ -1,4 +1,4 @@
-"""Log a training run to TensorBoard, with samples and attention, and show the result in a notebook."""
+"""Log a training run to TensorBoard, and show the result in a notebook."""
 
 import tempfile
 from pathlib import Path
@@ -7,7 +7,9 @@ import numpy as np
 
 import xformer as xf
 
-config = xf.LanguageModelConfig(vocab_size=8, d_model=16, num_heads=2, d_ff=32, num_layers=2, dropout=0.0)
+config = xf.LanguageModelConfig(
+    vocab_size=8, d_model=16, num_heads=2, d_ff=32, num_layers=2, dropout=0.0
+)
 counting = np.tile(np.arange(3, 8), (4, 3))  # 3 4 5 6 7 3 4 ...
 directory = Path(tempfile.mkdtemp()) / "logs"
 
@@ -21,7 +23,13 @@ def loss_fn(model, tokens, rng):
 def samples(model):
     """Return a table: one mapping of column names to texts per row."""
     (outputs,) = xf.generate(model, [[3, 4, 5]], max_new_tokens=5)
-    return [{"prompt": "3 4 5", "output": " ".join(map(str, outputs[0].tokens)), "reference": "6 7 3 4 5"}]
+    return [
+        {
+            "prompt": "3 4 5",
+            "output": " ".join(map(str, outputs[0].tokens)),
+            "reference": "6 7 3 4 5",
+        }
+    ]
 
 
 def figures(model):
@@ -29,7 +37,8 @@ def figures(model):
     return {"attention": xf.show_attention(model, counting[0, :8]).plot()}
 
 
-logger = xf.tensorboard(directory, samples=samples, figures=figures)  # or xf.mlflow(...), xf.wandb(...)
+# Or xf.mlflow(...), xf.wandb(...).
+logger = xf.tensorboard(directory, samples=samples, figures=figures)
 model, history = xf.fit(
     xf.LanguageModel(config, seed=0),
     loss_fn,
@@ -40,6 +49,6 @@ model, history = xf.fit(
     steps=60,
     callbacks=[xf.validate([counting], every=20), logger],
 )
-print(history)  # a notebook shows a curve and a table: history, model and attention as the last line of a cell
+print(history)  # at the end of a cell, a notebook shows a curve and a table
 attention = xf.show_attention(model, counting[0, :8])
 print(attention.maps["decoder"].weights.shape)  # (layers, heads, queries, keys)

@@ -30,7 +30,7 @@ def is_floating(dtype: DType) -> bool:
 
 
 def is_half_precision(dtype: DType) -> bool:
-    """Return whether a dtype is a floating-point type of 16 bits."""
+    """Return whether a dtype is a 16-bit floating-point type."""
     return dtype_name(dtype) in ("float16", "bfloat16")
 
 

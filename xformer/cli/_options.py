@@ -119,8 +119,9 @@ GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
 def option_name(name: str) -> str:
     """Return the option of a setting.
 
-    >>> option_name("max_steps")
-    '--max-steps'
+    Examples:
+        >>> option_name("max_steps")
+        '--max-steps'
     """
     return f"--{name.replace('_', '-')}"
 
@@ -216,8 +217,9 @@ def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Paramet
 def parse_assignments(assignments: Sequence[str] | None) -> dict[str, Any]:
     """Parse the values of --set, which are written as in TOML; quotes may be omitted.
 
-    >>> parse_assignments(["training.batch_tokens=512", "model.activation=gelu"])
-    {'training.batch_tokens': 512, 'model.activation': 'gelu'}
+    Examples:
+        >>> parse_assignments(["training.batch_tokens=512", "model.activation=gelu"])
+        {'training.batch_tokens': 512, 'model.activation': 'gelu'}
     """
     values: dict[str, Any] = {}
     for assignment in assignments or []:

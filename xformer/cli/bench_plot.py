@@ -8,6 +8,7 @@ from typing import Any
 
 from xformer.benchmarks.report import format_seconds
 from xformer.cli._plots import save
+from xformer.runs.console import plural
 from xformer.text.extras import new_figure
 
 _BAR, _PANEL = 0.34, 5.2  # height of a bar and width of a panel, in inches
@@ -34,9 +35,8 @@ def draw_bars(run: dict[str, Any], path: Path) -> None:
     for axes, result in zip(panels, results, strict=False):
         axes.set_axis_on()
         _draw_panel(axes, result, machine["versions"], memory=run["suite"] == "memory")
-    figure.suptitle(
-        f"{_title(results[0]['sizes'])}: {machine['threads']} threads of {machine['processor']}", fontsize="medium"
-    )
+    threads = plural(machine["threads"], "thread")
+    figure.suptitle(f"{_title(results[0]['sizes'])}: {threads} of {machine['processor']}", fontsize="medium")
     save(figure, path)
 
 

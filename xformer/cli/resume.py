@@ -15,7 +15,7 @@ from xformer.runs.config import BaseTrainingConfig
 HELP = """Continue a training run that was stopped or interrupted, or train a finished one longer.
 
 Recipe and data files are read from the run; the data must not have changed, but may be in another directory \
-(--data). A resumed run has the same bits as an uninterrupted one, on the same backend and machine.
+(--data). A resumed run matches an uninterrupted one exactly, on the same backend and machine.
 
 \b
 Continue           xformer resume run

@@ -38,7 +38,7 @@ def english(number: int) -> str:
     Raises:
         DataError: For any other number.
 
-    Example:
+    Examples:
         >>> english(342)
         'three hundred forty-two'
         >>> english(21_007)
@@ -50,7 +50,7 @@ def english(number: int) -> str:
 def german(number: int) -> str:
     """Spell a number in German, in one word, with "ein" before "hundert" and "tausend"; see `english`.
 
-    Example:
+    Examples:
         >>> german(342)
         'dreihundertzweiundvierzig'
         >>> german(1_001)

@@ -1,7 +1,8 @@
 """Training by several processes, called ranks: each computes a part of every batch, and gradients are summed.
 
 `connect("mpi")` returns the communicator of a program that `mpiexec` has started; `fit(..., communicator=...)` and
-`xformer train --distributed mpi` train with it. The sum has a fixed order, so 1, 2 and 4 ranks compute the same bits.
+`xformer train --distributed mpi` train with it. The sum has a fixed order, so the results of 1, 2 and 4 ranks
+are bit-identical.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ def tree_sum(items: Sequence[Item], add: Callable[[Item, Item], Item] = operator
         items: At least one item.
         add: Adds two items.
 
-    >>> tree_sum(["a", "b", "c", "d", "e"], lambda left, right: f"({left}{right})")
-    '(((ab)(cd))e)'
+    Examples:
+        >>> tree_sum(["a", "b", "c", "d", "e"], lambda left, right: f"({left}{right})")
+        '(((ab)(cd))e)'
     """
     items = list(items)
     while len(items) > 1:
@@ -60,7 +61,7 @@ class Communicator(ABC):
     overlaps = False
 
     def all_reduce(self, arrays: Sequence[Array], *, exact: bool = False) -> list[Array]:
-        """Return the sum over the ranks of each array, with the same bits on all of them.
+        """Return the sum over the ranks of each array, bit-identical on all of them.
 
         Each rank adds a part of all elements, in the order of `tree_sum`, and the ranks exchange their parts: as much
         traffic as a ring (Thakur et al., 2005), but an order that does not depend on the library of the transport.

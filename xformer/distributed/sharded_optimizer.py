@@ -14,9 +14,9 @@ from xformer.tree import flatten, flatten_parameters
 class ShardedOptimizer:
     """Keep the optimizer state of each parameter on one rank only (stage 1 of ZeRO; Rajbhandari et al., 2020).
 
-    Each rank updates the parameters that it owns, and sends them to the others. The result has the same bits as an
-    update of all parameters on every rank. Adam then needs about 8 / size bytes per parameter for its state instead of
-    8; while the state is saved, every rank has all of it.
+    Each rank updates the parameters that it owns, and sends them to the others. The result is bit-identical to
+    that of an update of all parameters on every rank. Adam then needs about 8 / size bytes per parameter for its state
+    instead of 8; while the state is saved, every rank has all of it.
 
     Args:
         optimizer: The optimizer that updates the parameters of each rank.

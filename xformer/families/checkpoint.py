@@ -183,7 +183,7 @@ def load_pretrained(
             not have.
         BackendError: If the library, dtype or device is not available.
 
-    Example:
+    Examples:
         >>> model = load_pretrained("SmolLM2-135M-Instruct")  # doctest: +SKIP
         >>> logits = model([[504, 3575, 282]])  # doctest: +SKIP
     """

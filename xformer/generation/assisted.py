@@ -41,7 +41,7 @@ class PromptLookup:
         num_tokens: Number of draft tokens.
         max_ngram_size: Largest number of last tokens to look up.
 
-    Example:
+    Examples:
         >>> lookup = PromptLookup(num_tokens=3, max_ngram_size=2)
         >>> lookup([7, 8, 9, 4, 5, 7, 8]), lookup([7, 8, 9, 4, 5, 7, 8, 6])
         ([9, 4, 5], [])

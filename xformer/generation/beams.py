@@ -216,7 +216,7 @@ class BeamHistory:
     Attributes:
         steps: By the index of the input: for each step the candidates of all groups, best first in each group.
 
-    Example:
+    Examples:
         >>> from xformer import Transformer, TransformerConfig, generate
         >>> sizes = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}
         >>> config = TransformerConfig(source_vocab_size=9, target_vocab_size=9, **sizes)

@@ -44,7 +44,7 @@ class Grammar:
         DataError: For an eos_id outside the vocabulary.
         MissingPackageError: If the package llguidance is missing.
 
-    Example:
+    Examples:
         >>> from xformer import LanguageModel, LanguageModelConfig, generate
         >>> tokens = [b"", b"", b"", *(bytes([byte]) for byte in range(256))]
         >>> config = LanguageModelConfig(vocab_size=259, d_model=8, num_heads=2, d_ff=16, num_layers=1)

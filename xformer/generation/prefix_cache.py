@@ -20,7 +20,7 @@ from xformer.tracing.activations import is_observing
 
 CHUNK = 64
 """Tokens that enter the model together. Every prompt enters it in the same chunks, cached or not, so that each product
-has the same shape, and a cached prompt gives the same bits."""
+has the same shape, and a cached prompt gives bit-identical results."""
 
 _Block = list[tuple[Array, Array]]  # keys and values of each layer, (1, heads, CHUNK, head_dim)
 

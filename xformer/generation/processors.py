@@ -521,7 +521,7 @@ class TokenRecord:
     Args:
         num_alternatives: Alternatives per step.
 
-    Example:
+    Examples:
         >>> from xformer import LanguageModel, LanguageModelConfig, generate
         >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1)
         >>> record = TokenRecord(3)

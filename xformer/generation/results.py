@@ -42,8 +42,9 @@ def length_penalty(length: int, alpha: float, base: str = "wu") -> float:
         alpha: Exponent.
         base: "wu", or "length" for length^alpha.
 
-    >>> length_penalty(7, 1.0)
-    2.0
+    Examples:
+        >>> length_penalty(7, 1.0)
+        2.0
     """
     return float((length if base == "length" else (5.0 + length) / 6.0) ** alpha)
 

@@ -111,7 +111,7 @@ def lora(
     Raises:
         ConfigError: If there is no linear map of a name, or the model is packed or has adapters.
 
-    Example:
+    Examples:
         >>> import xformer as xf
         >>> config = xf.LanguageModelConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=12, num_layers=1)
         >>> model = xf.lora(xf.LanguageModel(config), rank=2, targets=("query", "value"))

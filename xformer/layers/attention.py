@@ -48,7 +48,7 @@ class MultiHeadAttention(Module):
     Raises:
         ConfigError: If the numbers of heads do not divide d_model or each other, or the window is less than 1.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> attention = MultiHeadAttention(8, 2, init=0)
         >>> x, memory = np.ones((1, 5, 8), dtype=np.float32), np.ones((1, 7, 8), dtype=np.float32)

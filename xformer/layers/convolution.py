@@ -23,7 +23,7 @@ class Conv1d(Module):
         padding: Frames of zeros that are added at either end.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> layer = Conv1d(4, 3, stride=2, init=7)
         >>> layer(np.ones((2, 10, 4), dtype=np.float32)).shape

@@ -59,7 +59,7 @@ def record_routing() -> Iterator[list[RecordedRouting]]:
     Yields:
         The list that the routing is appended to, in the order of the calls.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> layer = MixtureOfExperts([FeedForward(4, 8, init=seed) for seed in range(3)], init=3)
         >>> with record_routing() as routing:
@@ -93,7 +93,7 @@ class MixtureOfExperts(Module):
     Raises:
         ConfigError: If there are no experts or fewer than are chosen, or if the experts differ.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> layer = MixtureOfExperts([FeedForward(4, 8, init=seed) for seed in range(3)], init=3)
         >>> layer(np.ones((2, 5, 4), dtype=np.float32)).shape

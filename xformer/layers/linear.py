@@ -24,7 +24,7 @@ class Linear(Module):
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy. Layers
             with the same seed have equal parameters; one `Initializer` draws different ones for each layer.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> layer = Linear(4, 3, init=7)
         >>> layer(np.ones((2, 4), dtype=np.float32)).shape

@@ -25,7 +25,7 @@ class PatchEmbedding(Module):
         bias: Add a learned bias to the vectors of patches.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> layer = PatchEmbedding(3, 8, patch_size=4, init=7)
         >>> layer(np.ones((2, 3, 8, 12), dtype=np.float32)).shape

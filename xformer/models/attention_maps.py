@@ -28,7 +28,7 @@ def attention_maps(model: BaseModel, *inputs: Any, **options: Any) -> dict[str, 
     Raises:
         ConfigError: For a model of another class.
 
-    Example:
+    Examples:
         >>> from xformer.models import LanguageModelConfig
         >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
         >>> maps = attention_maps(LanguageModel(config), [[5, 4, 7]])

@@ -227,7 +227,7 @@ class Encoder(EncoderBase, init=False):
 
     Arguments are those of `BaseModel`.
 
-    Example:
+    Examples:
         >>> config = EncoderConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1)
         >>> model = Encoder(config)
         >>> model([[5, 4, 7]]).shape

@@ -33,7 +33,7 @@ class ImageEncoder(EncoderBase, init=False):
 
     Arguments are those of `BaseModel`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> config = ImageEncoderConfig(image_size=8, patch_size=4, d_model=8, num_heads=2, d_ff=16, num_layers=1)
         >>> model = ImageEncoder(config)

@@ -32,7 +32,7 @@ class ImageTextEncoder(BaseModel, init=False):
         logit_scale: Logarithm of the scale, (1,).
         logit_bias: Bias, (1,), or None.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from xformer.models import EncoderConfig, ImageEncoderConfig
         >>> sizes = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1, "pooler": "identity"}

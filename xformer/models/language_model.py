@@ -33,7 +33,7 @@ class LanguageModel(BaseModel, init=False):
 
     Arguments are those of `BaseModel`.
 
-    Example:
+    Examples:
         >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1)
         >>> model = LanguageModel(config)
         >>> model([[5, 4, 7]]).shape

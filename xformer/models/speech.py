@@ -29,7 +29,7 @@ class SpeechTransformer(Transformer, init=False):
 
     Arguments are those of `BaseModel`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> config = SpeechTransformerConfig(
         ...     source_vocab_size=5,

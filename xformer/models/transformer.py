@@ -44,7 +44,7 @@ class Transformer(BaseModel, init=False):
 
     Arguments are those of `BaseModel`.
 
-    Example:
+    Examples:
         >>> config = TransformerConfig(
         ...     source_vocab_size=11,
         ...     target_vocab_size=13,

@@ -134,7 +134,7 @@ def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
         DataError: If the source is blank, or for ids out of range.
         ConfigError: For a target of a model without a decoder, or a model of another class.
 
-    Example:
+    Examples:
         >>> from xformer.models import LanguageModel, LanguageModelConfig
         >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
         >>> show_attention(LanguageModel(config), [5, 4, 7])

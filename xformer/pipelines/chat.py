@@ -31,7 +31,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
     Calls are `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, as Qwen and Hermes write them, or a text of
     nothing but objects with "name" and "parameters", separated by semicolons, as Llama 3 writes them.
 
-    Example:
+    Examples:
         >>> parse_tool_calls('Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>')
         ('Let me see.', [ToolCall(name='weather', arguments='{"city": "Bonn"}')])
     """

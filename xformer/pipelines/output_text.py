@@ -89,7 +89,7 @@ class OutputText:
         is_stopped: True once a stop string has been generated.
         is_finished: True after `finish`.
 
-    Example:
+    Examples:
         >>> class Characters:
         ...     decode = staticmethod(lambda ids: "".join(map(chr, ids)))
         >>> output = OutputText(Characters, stop=["END"])

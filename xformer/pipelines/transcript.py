@@ -91,8 +91,9 @@ class Transcription(NamedTuple):
 def _time(seconds: float, point: str = ".") -> str:
     """Format a time.
 
-    >>> _time(3725.5)
-    '01:02:05.500'
+    Examples:
+        >>> _time(3725.5)
+        '01:02:05.500'
     """
     rest, milliseconds = divmod(round(seconds * 1000), 1000)
     return f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}{point}{milliseconds:03}"

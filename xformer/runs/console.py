@@ -29,8 +29,9 @@ def make_console(*, stderr: bool = False, quiet: bool = False) -> Any:
 def format_number(value: float | None, decimals: int = 2) -> str:
     """Format a loss or a perplexity, which may be missing, or very large if training diverges.
 
-    >>> format_number(12.345), format_number(7e21)
-    ('12.35', '7e+21')
+    Examples:
+        >>> format_number(12.345), format_number(7e21)
+        ('12.35', '7e+21')
     """
     if value is None:
         return "-"

@@ -75,8 +75,9 @@ class ParallelCorpus:
 def one_line(text: str) -> str:
     r"""Return a text with a space in place of each line separator: those of `str.splitlines`.
 
-    >>> one_line("a\nb\u2028c\n")
-    'a b c'
+    Examples:
+        >>> one_line("a\nb\u2028c\n")
+        'a b c'
     """
     return " ".join(text.splitlines())
 

@@ -41,7 +41,7 @@ def normalize_text(text: str, form: str = "NFC") -> str:
         ConfigError: For another form.
         DataError: If `text` is not a str.
 
-    Example:
+    Examples:
         >>> normalize_text("Zwei  Ma\u0308nner\u00a0im\u200b Park\u00ad\n")
         'Zwei Männer im Park'
         >>> normalize_text("\ufb01ne\u3000\uff54e\uff58t", "NFKC")

@@ -108,7 +108,7 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
         ConfigError: For another language.
         DataError: If `text` is not a str.
 
-    Example:
+    Examples:
         >>> split_sentences("Dr. J. Smith et al. (2019) scored 3.5 points, i.e. more. We do not! Why?")
         ['Dr. J. Smith et al. (2019) scored 3.5 points, i.e. more.', 'We do not!', 'Why?']
         >>> split_sentences("Am 3. Mai kam z. B. Frau Dr. Ott. Sie blieb.", "de")

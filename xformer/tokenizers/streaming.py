@@ -19,7 +19,7 @@ class DecodeStream:
         decode: Function from ids to text, such as `tokenizer.decode`.
         prompt: Ids before the first one, whose text is not returned.
 
-    Example:
+    Examples:
         >>> stream = DecodeStream(lambda ids: bytes(ids).decode(errors="replace"), prompt=b"in ")
         >>> [stream.step(byte) for byte in "Köln".encode()], stream.finish()
         (['K', '', 'ö', 'l', 'n'], '')
@@ -54,8 +54,9 @@ class DecodeStream:
 def text_after(before: str, text: str) -> str:
     """Return the rest of a text, with the character that the tokens of its beginning, `before`, end within.
 
-    >>> text_after("caf\ufffd", "café au lait")
-    'é au lait'
+    Examples:
+        >>> text_after("caf\ufffd", "café au lait")
+        'é au lait'
     """
     while before.endswith(_REPLACEMENT) and not text.startswith(before):
         before = before[:-1]

@@ -72,7 +72,7 @@ def record(model: Module, names: str | Iterable[str] = "*", *, every_call: bool 
     Raises:
         ConfigError: If `model` has no activations, or none that match a name.
 
-    Example:
+    Examples:
         >>> import xformer as xf
         >>> config = xf.LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
         >>> model = xf.LanguageModel(config)
@@ -103,7 +103,7 @@ def intervene(model: Module, interventions: Mapping[str, Any]) -> Iterator[None]
         ShapeError: When the model is called, if the new activation has another shape or dtype, or is no array.
         BackendError: When the model is called, if it is an array of another library or device.
 
-    Example:
+    Examples:
         >>> import xformer as xf
         >>> config = xf.LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
         >>> model = xf.LanguageModel(config)
@@ -135,7 +135,7 @@ def activation_names(model: Module) -> list[str]:
     Raises:
         ConfigError: If it has no activations.
 
-    Example:
+    Examples:
         >>> import xformer as xf
         >>> activation_names(xf.FeedForward(4, 8, init=0))
         ['hidden', 'output']

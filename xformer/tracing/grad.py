@@ -46,9 +46,10 @@ def value_and_grad(
         ShapeError: When called, if the value is not a floating-point scalar, or if the argument has no floating array.
         ConfigError: When called, if there is no positional argument at one of the positions.
 
-    >>> import numpy as np
-    >>> value_and_grad(lambda x: (x * x)[0])(np.asarray([3.0]))
-    (np.float64(9.0), array([6.]))
+    Examples:
+        >>> import numpy as np
+        >>> value_and_grad(lambda x: (x * x)[0])(np.asarray([3.0]))
+        (np.float64(9.0), array([6.]))
     """
     check_function("value_and_grad", function)
 

@@ -103,7 +103,7 @@ def fit(
             `batches`, which must have a length, like a list or a DataLoader of torch.
         callbacks: Called with every event in this order; each may end training (see `Callback`).
         run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
-            of an earlier run, training resumes from there and makes the same bits as an uninterrupted run.
+            of an earlier run, training resumes from there and matches an uninterrupted run exactly.
         seed: Seed of dropout.
         grad_accumulation: Number of batches per step, computed one after the other.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.

@@ -20,7 +20,7 @@ _MAX_ELEMENTS = 2**24
 
 
 class JittedStep:
-    """A replacement of `train_step` that runs the steps of a model by `jit`, with the same bits.
+    """A replacement of `train_step` that runs the steps of a model by `jit`, with bit-identical results.
 
     On CuPy a step is one CUDA graph, whose launch takes the host no time. On NumPy, it helps small models.
 

@@ -1,4 +1,4 @@
-"""Translate lines with onnxruntime alone: python translate.py FOLDER < texts, where `xformer export` wrote FOLDER."""
+"""Translate lines with onnxruntime alone: python translate.py FOLDER < texts."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 
 class Graph:
-    """An ONNX file; a call takes arrays by name, ignores those that are no inputs, and returns arrays by name."""
+    """An ONNX file; a call takes and returns arrays by name, and ignores others."""
 
     def __init__(self, path):
         self.session = onnxruntime.InferenceSession(path)
@@ -25,11 +25,18 @@ class Graph:
 class Translator:
     def __init__(self, folder):
         folder = Path(folder)
-        self.encode, self.step = Graph(folder / "encoder.onnx"), Graph(folder / "step.onnx")
+        self.encode, self.step = (
+            Graph(folder / "encoder.onnx"),
+            Graph(folder / "step.onnx"),
+        )
         self.settings = json.loads((folder / "generation_config.json").read_text())
         names = ("source_tokenizer.json", "target_tokenizer.json")
-        source, target = (name if (folder / name).exists() else "tokenizer.json" for name in names)
-        self.source, self.target = (Tokenizer.from_file(str(folder / name)) for name in (source, target))
+        source, target = (
+            name if (folder / name).exists() else "tokenizer.json" for name in names
+        )
+        self.source, self.target = (
+            Tokenizer.from_file(str(folder / name)) for name in (source, target)
+        )
 
     def __call__(self, texts):
         pad_id, eos_id = self.settings["pad_token_id"], self.settings["eos_token_id"]
@@ -37,20 +44,27 @@ class Translator:
         source = np.full((len(rows), max(map(len, rows))), pad_id)
         for row, ids in zip(source, rows, strict=True):
             row[: len(ids)] = ids
-        arrays = {"source": source, **self.encode({"source": source})}  # the memory, and its keys and values
+        # The encoder returns the memory, and its keys and values.
+        arrays = {
+            "source": source,
+            **self.encode({"source": source}),
+        }
         for name, shape in self.step.inputs.items():
             if name.startswith("past_"):  # (batch, heads, tokens so far, head_dim)
                 arrays[name] = np.zeros((len(rows), shape[1], 0, shape[3]), np.float32)
         tokens = np.full((len(rows), 1), self.settings["decoder_start_token_id"])
         outputs = [[] for _ in rows]
-        limits = [2 * (len(ids) - 1) + 20 for ids in rows]  # those of xformer, which does not count eos
+        # The limits of xformer, which does not count eos.
+        limits = [2 * (len(ids) - 1) + 20 for ids in rows]
         is_open = [True] * len(rows)
         while any(is_open):
             results = self.step({**arrays, "tokens": tokens})
             logits = results.pop("logits")  # of the next token, (batch, vocab_size)
             logits[:, self.settings.get("suppress_tokens", [])] = -np.inf
             tokens = np.argmax(logits, axis=1)[:, None]
-            arrays |= {name.replace("present_", "past_"): x for name, x in results.items()}
+            arrays |= {
+                name.replace("present_", "past_"): x for name, x in results.items()
+            }
             for i, token in enumerate(tokens[:, 0].tolist()):
                 if is_open[i] and token != eos_id:
                     outputs[i].append(token)

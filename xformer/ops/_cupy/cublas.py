@@ -153,7 +153,7 @@ def batched_product(
         a: Array of shape (..., m, k).
         b: Array of shape (..., k, n), with the dtype and batch shape of a.
         alpha: Scale of the product.
-        dtype: Dtype of the result: that of the operands (default), or float32 for operands of 16 bits.
+        dtype: Dtype of the result: that of the operands (default), or float32 for 16-bit operands.
         addend: C-contiguous array with the shape and dtype of the result, which overwrites it.
 
     Returns:
