@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -25,6 +26,7 @@ TRANSFORMER_LENS = ["accelerate", "better-abc", "datasets", "einops", "fancy-ein
 TRANSFORMER_LENS += ["sentencepiece", "tqdm", "transformers-stream-generator", "typeguard", "wandb"]
 JAX = "jax==0.10.2"  # the version that has the settings of QUICK_JAX
 PLAYWRIGHT = "playwright>=1.50"  # without its own browsers
+NPM_PACKAGES = ["onnxruntime-web", "@huggingface/tokenizers"]  # run exported pages
 BASELINES = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models, for benchmarks only
 BENCH_RUN = ".benchmarks/run"  # the JSON files of the last benchmark run
 # cuDNN in the version that torch 2.11 has, its frontend, and the compiler for its plans, without further dependencies.
@@ -66,6 +68,8 @@ def tests(session: nox.Session) -> None:
     install_if_available(session, "mlx[cpu]")
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
+        with contextlib.suppress(CommandFailed):  # tests of exported pages are skipped without the packages
+            session.run("npm", "install", "--prefix", session.virtualenv.location, *NPM_PACKAGES, external=True)
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
         install_if_available(session, TORCH)
     # One file per worker at a time, so that module-scoped fixtures are computed once.
@@ -76,7 +80,8 @@ def tests(session: nox.Session) -> None:
     for name in ("array_api_strict", "cupy_namespace", "jax", "mlx", "mlx_namespace", "ndonnx", "torch"):
         doctests += ["--ignore", f"xformer/backends/{name}.py"]
     arguments = with_paths(session, "xformer", "tests")
-    session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env={**ONE_THREAD, **QUICK_JAX})
+    environment = {**ONE_THREAD, **QUICK_JAX, "XFORMER_TEST_NPM": session.virtualenv.location}
+    session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=environment)
 
 
 @nox.session(reuse_venv=True)

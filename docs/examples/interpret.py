@@ -1,20 +1,25 @@
-"""Look inside a language model: record activations, change them, differentiate with respect to them."""
+"""Look inside a language model: record activations, change and differentiate them."""
 
 import numpy as np
 
 import xformer as xf
 from xformer import interpret
 
-config = xf.LanguageModelConfig(vocab_size=50, d_model=32, num_heads=4, d_ff=64, num_layers=2, positions="rotary")
+config = xf.LanguageModelConfig(
+    vocab_size=50, d_model=32, num_heads=4, d_ff=64, num_layers=2, positions="rotary"
+)
 model = xf.LanguageModel(config, seed=0)
 tokens, other = np.asarray([[5, 9, 7, 9]]), np.asarray([[5, 8, 7, 8]])
 
 # Record by name or pattern: xf.activation_names(model) has all names.
-with xf.record(model, ["layers.*.self_attention.weights", "layers.1.residual_out"]) as activations:
+names = ["layers.*.self_attention.weights", "layers.1.residual_out"]
+with xf.record(model, names) as activations:
     logits = model(tokens)
-print(activations["layers.0.self_attention.weights"].shape)  # (batch, heads, queries, keys)
+weights = activations["layers.0.self_attention.weights"]
+print(weights.shape)  # (batch, heads, queries, keys)
 
-# Change: set the third head of the first layer to zero, and take a feed-forward output from another run.
+# Change: set the third head of the first layer to zero, and take the output of a
+# feed-forward network from another run.
 with xf.record(model, "layers.1.feed_forward.output") as from_other:
     model(other)
 
@@ -46,5 +51,6 @@ print([weights.shape for weights in steps["layers.1.self_attention.weights"]])
 
 # Analyses are functions of a model and tokens.
 metric = interpret.logit_difference(3, 4)  # after the last position
-print(interpret.activation_patching(model, tokens, other, metric).round(2))  # (layers, positions)
+effects = interpret.activation_patching(model, tokens, other, metric)
+print(effects.round(2))  # (layers, positions)
 print(interpret.induction_scores(model, length=20).round(2))  # (layers, heads)

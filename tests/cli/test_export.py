@@ -85,8 +85,8 @@ def test_onnx_files_translate_without_xformer(xformer, trained, text, tmp_path):
 
 def test_ctranslate2_translates_without_xformer(xformer, refused, trained, text, tmp_path):
     pytest.importorskip("ctranslate2")
-    assert "quantization is 'int8'; the format onnx expects none" in refused(
-        "export", trained, tmp_path / "x", "--format", "onnx", "--quantization", "int8", untouched=tmp_path
+    assert "quantization is 'int8'; the format huggingface expects none" in refused(
+        "export", trained, tmp_path / "x", "--quantization", "int8", untouched=tmp_path
     )
     result = xformer("export", trained, tmp_path / "ct2", "--format", "ctranslate2")
     assert "differ from those of the model by" in " ".join(result.out.split())

@@ -237,7 +237,6 @@ class Rolled(xf.LanguageModel):
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (lambda config: xf.LanguageModel(config).quantize(), {}, "the model is quantized to int8; export the original"),
         (xf.LanguageModel, {"max_length": 91}, "max_length is 91; expected 6 to 90, the positions of the model"),
         (Rolled, {}, "xp.roll cannot be exported to ONNX"),
     ],
@@ -247,6 +246,13 @@ def test_refusals(model, options, message, tmp_path):
     with pytest.raises((BackendError, ConfigError), match=f"^{message}[^\n]*$"):
         export_onnx(model(config), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_in_bfloat16_are_refused(tmp_path):
+    pytest.importorskip("ml_dtypes")
+    model = xf.LanguageModel(xf.LanguageModelConfig(**LANGUAGE_MODEL)).quantize("bfloat16")
+    with pytest.raises(ConfigError, match=r"^the model is quantized to bfloat16; export the original model, or"):
+        export_onnx(model, tmp_path)
 
 
 def test_sizes_are_expressions_of_the_sizes_of_inputs():

@@ -20,6 +20,7 @@ HELP = """Write the best model of a run, and its tokenizer, in the format of ano
   xformer export run adapters --format peft
   xformer export run onnx --format onnx
   xformer export run ct2 --format ctranslate2 --quantization int8
+  xformer export run page --format web
 
 huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or \
 Marian models with post-norm; language models become Llama or GPT-2 models. If none of them computes the same, the \
@@ -35,8 +36,13 @@ loop.
 ctranslate2: model.bin for ctranslate2.Translator or ctranslate2.Generator, with the weights in float32, int8, int16, \
 float16 or bfloat16. RUN may also be a public checkpoint. Needs the extra "ctranslate2". \
 docs/how-to/export-ctranslate2.md has an example.
+
+web: a page that generates text in the browser and shows attention, alternatives and what each layer would predict; \
+any static host serves it. RUN may also be a public checkpoint. Needs the extra "onnx" and two npm packages: \
+npm install onnxruntime-web @huggingface/tokenizers. docs/how-to/export-web.md describes the page.
 """
-_TYPE_HELP = "Type of the weights for ctranslate2; default float32."
+_TYPE_HELP = "Type of the weights, float32 or int8, for web (default int8), onnx or ctranslate2, which has others, too."
+_RUNTIME_HELP = "Directory in which the npm packages of web are installed; default the current one."
 
 
 def export(
@@ -46,9 +52,10 @@ def export(
     ],
     target: Annotated[str, value_option("--format", "NAME", f"Format: {', '.join(FORMATS)}.", None)] = "huggingface",
     quantization: Annotated[str | None, value_option("--quantization", "TYPE", _TYPE_HELP, None)] = None,
+    runtime: Annotated[Path | None, value_option("--runtime", "DIR", _RUNTIME_HELP, None)] = None,
 ) -> None:
     """Export the model of a run."""
     if target not in FORMATS:
         raise ConfigError(f"--format is {target!r}; expected one of {', '.join(FORMATS)}")
-    result = export_run(directory, output, target, quantization=quantization)
+    result = export_run(directory, output, target, quantization=quantization, runtime=runtime)
     make_console().print(f"the model is in {output}, {result}")

@@ -38,14 +38,14 @@ _STEP = 5  # new tokens of a step while it is traced; the graph takes any number
 
 # Values of named sizes at which files are compared with the model; the second ones pass a small table of positions.
 _CHECKED_SIZES = (
-    {"batch": 1, "source": 1, "target": 1, "length": 1, "past": 0, "frames": 4},
-    {"batch": 2, "source": 70, "target": 67, "length": 3, "past": 66, "frames": 140},
+    {"batch": 1, "source": 1, "target": 1, "length": 1, "past": 0, "frames": 4, "rows": 0},
+    {"batch": 2, "source": 70, "target": 67, "length": 3, "past": 66, "frames": 140, "rows": 2},
 )
 
 Arrays = dict[str, Any]
 
 
-class _Input(NamedTuple):
+class Input(NamedTuple):
     """An input of a graph: sizes, or names of those that differ between calls; number of ids, or 0 for floats."""
 
     shape: tuple[int | str, ...]
@@ -53,10 +53,11 @@ class _Input(NamedTuple):
 
     @property
     def dtype(self) -> str:
+        """Name of the dtype."""
         return "int64" if self.num_ids else "float32"
 
 
-Inputs = dict[str, _Input]
+Inputs = dict[str, Input]
 
 
 class OnnxExport(NamedTuple):
@@ -72,7 +73,7 @@ class OnnxExport(NamedTuple):
     difference: float | None
 
 
-class _Graph(NamedTuple):
+class Graph(NamedTuple):
     """One ONNX file: its inputs, and a function of a model and arrays that returns the outputs by name."""
 
     inputs: Inputs
@@ -80,7 +81,7 @@ class _Graph(NamedTuple):
 
 
 def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_length: int | None = None) -> OnnxExport:
-    """Write a model as ONNX files in float32, with dynamic batch and lengths.
+    """Write a model as ONNX files, with dynamic batch and lengths.
 
     - Encoder-decoder: encoder.onnx encodes sources, decoder.onnx computes the logits of whole targets, and step.onnx
       those of the next token, with a cache of earlier tokens as further inputs and outputs.
@@ -90,6 +91,9 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
 
     The directory also gets config.json, with the configuration of the model, and generation_config.json. If
     onnxruntime is installed, each file is run at two shapes and compared with the model before it is written.
+
+    Inputs, outputs and parameters are float32. The weights of `model.quantize()` are int8 in the files; onnxruntime
+    makes them float32 when it loads them.
 
     Args:
         model: The model, of any array library.
@@ -101,24 +105,43 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
         The files, and the largest difference from the model.
 
     Raises:
-        ConfigError: If the model is quantized, has more than 2 GB of parameters, or is of an unknown class; or if
-            max_length exceeds its positions.
+        ConfigError: If the model is quantized to another dtype than int8, has more than 2 GB of parameters, or is of an
+            unknown class; or if max_length exceeds its positions.
         BackendError: If spox is not installed, or if a file computes something else than the model.
         CheckpointError: If the directory cannot be written.
+    """
+    limits = limits_of(model, max_length)
+    exported = write_graphs(model, graphs(model), directory, limits)
+    directory = Path(directory)
+    write_json(directory / "config.json", _settings(model, limits["target"]))
+    if isinstance(model, Transformer | LanguageModel):
+        write_json(directory / "generation_config.json", generation_config(model))
+    return exported
+
+
+def write_graphs(
+    model: BaseModel, graphs: dict[str, Graph], directory: str | os.PathLike[str], limits: dict[str, int]
+) -> OnnxExport:
+    """Write graphs of a model as files; errors are those of `export_onnx`.
+
+    Args:
+        model: The model, of any array library.
+        graphs: The graphs by file name.
+        directory: Directory to write to; created if necessary.
+        limits: Largest value of each named size; see `limits_of`.
     """
     if importlib.util.find_spec("spox") is None:
         raise BackendError(f"ONNX files need spox and onnxruntime; {how_to_install('spox')}")
     check_no_adapters(model)
-    if dtype := quantized_dtype(model):
+    model = model.unpack()
+    if (dtype := quantized_dtype(model)) not in (None, "int8"):
+        raise ConfigError(f"the model is quantized to {dtype}; export the original model, or model.quantize('int8')")
+    host = model.to("numpy", dtype="float32")
+    if sum(np.asarray(x).nbytes for _, x in host.named_arrays()) > _MAX_BYTES:
         raise ConfigError(
-            f"the model is quantized to {dtype}; export the original model, and quantize its files by "
-            "onnxruntime.quantization.quantize_dynamic"
+            f"the model has {host.parameter_count():,} parameters; ONNX files hold at most 2 GB; try int8 "
+            "(model.quantize(), or --quantization int8)"
         )
-    if 4 * model.parameter_count() > _MAX_BYTES:
-        raise ConfigError(f"the model has {model.parameter_count():,} parameters; ONNX files hold at most 2 GB")
-    limits = _limits(model, max_length)
-    host = model.unpack().to("numpy", dtype="float32")
-    graphs = _graphs(host)
     files = {name: _trace(host, graph, limits) for name, graph in graphs.items()}
     difference = None
     if importlib.util.find_spec("onnxruntime") is not None:
@@ -127,9 +150,6 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
     for name, content in files.items():
         with atomic_write(directory / name) as file:
             file.write(content)
-    write_json(directory / "config.json", _settings(model, limits["target"]))
-    if isinstance(model, Transformer | LanguageModel):
-        write_json(directory / "generation_config.json", generation_config(model))
     return OnnxExport(tuple(directory / name for name in files), difference)
 
 
@@ -141,7 +161,7 @@ def _settings(model: BaseModel, max_length: int) -> dict[str, Any]:
     return {"format": "onnx", "model": type(model).__name__, "max_length": max_length, **heads, "config": c.to_dict()}
 
 
-def _limits(model: BaseModel, max_length: int | None) -> dict[str, int]:
+def limits_of(model: BaseModel, max_length: int | None) -> dict[str, int]:
     """Return the largest value of each named size."""
     c = model.text.config if isinstance(model, ImageTextEncoder) else model.config
     limit = c.max_positions if c.positions == "learned" else None
@@ -151,62 +171,62 @@ def _limits(model: BaseModel, max_length: int | None) -> dict[str, int]:
         expected = f"more than {_STEP}" if limit is None else f"{_STEP + 1} to {limit}, the positions of the model"
         raise ConfigError(f"max_length is {max_length}; expected {expected}")
     frames = 2 * model.config.max_source_positions if isinstance(model, SpeechTransformer) else max_length
-    texts = dict.fromkeys(("source", "target", "tokens"), max_length)
+    texts = dict.fromkeys(("source", "target", "tokens", "rows"), max_length)
     return {**texts, "batch": 3, "frames": frames, "length": _STEP, "past": max_length - _STEP}
 
 
 # --- graphs of each class of models -----------------------------------------------------------------------------------
 
 
-def _graphs(model: BaseModel) -> dict[str, _Graph]:
+def graphs(model: BaseModel) -> dict[str, Graph]:
     """Return the graphs of a model by file name."""
     if isinstance(model, Transformer):
         return _transformer_graphs(model)
     if isinstance(model, LanguageModel):
         if not model.layers:
             raise ConfigError("num_layers is 0; expected at least 1 layer")
-        tokens = {"tokens": _Input(("batch", "target"), model.vocab_size)}
-        new_tokens = {"tokens": _Input(("batch", "length"), model.vocab_size)}
+        tokens = {"tokens": Input(("batch", "target"), model.vocab_size)}
+        new_tokens = {"tokens": Input(("batch", "length"), model.vocab_size)}
         return {
-            "model.onnx": _Graph(tokens, lambda model, tokens: {"logits": model(tokens)}),
-            "step.onnx": _Graph(new_tokens | _keys_and_values(model, "past", len(model.layers)), _step),
+            "model.onnx": Graph(tokens, lambda model, tokens: {"logits": model(tokens)}),
+            "step.onnx": Graph(new_tokens | _keys_and_values(model, "past", len(model.layers)), _step),
         }
     if isinstance(model, Encoder):
-        tokens = {"tokens": _Input(("batch", "source"), model.vocab_size)}
+        tokens = {"tokens": Input(("batch", "source"), model.vocab_size)}
         if model.token_types is not None:
-            tokens["token_types"] = _Input(("batch", "source"), model.config.num_token_types)
-        return {"model.onnx": _Graph(tokens, _encode_texts)}
+            tokens["token_types"] = Input(("batch", "source"), model.config.num_token_types)
+        return {"model.onnx": Graph(tokens, _encode_texts)}
     if isinstance(model, ImageEncoder):
         c = model.config
-        images = {"images": _Input(("batch", c.num_channels, c.image_size, c.image_size))}
-        return {"model.onnx": _Graph(images, _encode_images)}
+        images = {"images": Input(("batch", c.num_channels, c.image_size, c.image_size))}
+        return {"model.onnx": Graph(images, _encode_images)}
     if isinstance(model, ImageTextEncoder):
-        c, tokens = model.image.config, {"tokens": _Input(("batch", "source"), model.text.vocab_size)}
-        images = {"images": _Input(("batch", c.num_channels, c.image_size, c.image_size))}
+        c, tokens = model.image.config, {"tokens": Input(("batch", "source"), model.text.vocab_size)}
+        images = {"images": Input(("batch", c.num_channels, c.image_size, c.image_size))}
         return {
-            "image.onnx": _Graph(images, lambda model, images: {"vectors": model.encode_image(images)}),
-            "text.onnx": _Graph(tokens, lambda model, tokens: {"vectors": model._encode_ids(tokens)}),
+            "image.onnx": Graph(images, lambda model, images: {"vectors": model.encode_image(images)}),
+            "text.onnx": Graph(tokens, lambda model, tokens: {"vectors": model._encode_ids(tokens)}),
         }
     raise ConfigError(f"a {type(model).__name__} cannot be exported to ONNX; expected a model class of xformer")
 
 
-def _transformer_graphs(model: Transformer) -> dict[str, _Graph]:
+def _transformer_graphs(model: Transformer) -> dict[str, Graph]:
     c, num_layers = model.config, len(model.decoder)
-    source = ids = {"source": _Input(("batch", "source"), c.source_vocab_size)}
-    memory = {"memory": _Input(("batch", "source", c.d_model))}
+    source = ids = {"source": Input(("batch", "source"), c.source_vocab_size)}
+    memory = {"memory": Input(("batch", "source", c.d_model))}
     if isinstance(model, SpeechTransformer):
-        source, ids = {"source": _Input(("batch", "frames", c.source_vocab_size))}, {}
+        source, ids = {"source": Input(("batch", "frames", c.source_vocab_size))}, {}
     if not num_layers:
-        return {"encoder.onnx": _Graph(source, lambda model, source: {"memory": model.encode(source)})}
-    lengths = {"lengths": _Input(("batch",), 100)} if c.length_encoding else {}
+        return {"encoder.onnx": Graph(source, lambda model, source: {"memory": model.encode(source)})}
+    lengths = {"lengths": Input(("batch",), 100)} if c.length_encoding else {}
     copied = memory | {"copy_key": memory["memory"]} if c.copy else {}
-    target = {"target": _Input(("batch", "target"), c.target_vocab_size)}
-    tokens = {"tokens": _Input(("batch", "length"), c.target_vocab_size)}
+    target = {"target": Input(("batch", "target"), c.target_vocab_size)}
+    tokens = {"tokens": Input(("batch", "length"), c.target_vocab_size)}
     caches = _keys_and_values(model, "memory", num_layers) | _keys_and_values(model, "past", num_layers)
     return {
-        "encoder.onnx": _Graph(source, _encode),
-        "decoder.onnx": _Graph(target | memory | ids | lengths, _decode),
-        "step.onnx": _Graph(tokens | ids | lengths | copied | caches, _step),
+        "encoder.onnx": Graph(source, _encode),
+        "decoder.onnx": Graph(target | memory | ids | lengths, _decode),
+        "step.onnx": Graph(tokens | ids | lengths | copied | caches, _step),
     }
 
 
@@ -214,7 +234,7 @@ def _keys_and_values(model: BaseModel, name: str, num_layers: int) -> Inputs:
     """Return inputs with the keys and values of a cache, "past" or "memory"."""
     c = model.config
     length = {"past": "past", "memory": "source"}[name]
-    heads = _Input(("batch", c.num_key_value_heads or c.num_heads, length, c.features_per_head))
+    heads = Input(("batch", c.num_key_value_heads or c.num_heads, length, c.features_per_head))
     return {f"{name}_{part}_{i}": heads for i in range(num_layers) for part in ("key", "value")}
 
 
@@ -237,7 +257,8 @@ def _decode(model: Transformer, target: Array, memory: Array, **options: Any) ->
     return {"logits": model.decode(target, memory, **options)}
 
 
-def _step(model: Any, tokens: Array, **inputs: Any) -> Arrays:
+def cache_of(model: BaseModel, inputs: Arrays) -> DecodingCache:
+    """Return the cache of a step, with the arrays of its inputs."""
     memory = None
     if isinstance(model, Transformer):
         source = inputs.get("source")
@@ -251,11 +272,20 @@ def _step(model: Any, tokens: Array, **inputs: Any) -> Arrays:
             [inputs.get(f"{name}_{part}_{i}") for part in ("key", "value")] for name in ("past", "memory")
         )
         cache.layers.append(LayerCache(*(KVCache(*each) for each in keys_and_values)))
+    return cache
+
+
+def step(model: Any, tokens: Array, cache: DecodingCache) -> Arrays:
+    """Return the outputs of a step: the logits of the next token, and the keys and values of all tokens."""
     outputs = {"logits": model.decode_step(tokens, cache)}
     for i, layer in enumerate(cache.layers):
         outputs[f"present_key_{i}"] = layer.self_attention.key
         outputs[f"present_value_{i}"] = layer.self_attention.value
     return outputs
+
+
+def _step(model: Any, tokens: Array, **inputs: Any) -> Arrays:
+    return step(model, tokens, cache_of(model, inputs))
 
 
 def _encode_texts(model: Encoder, tokens: Array, token_types: Array | None = None) -> Arrays:
@@ -279,7 +309,7 @@ def _encode_images(model: ImageEncoder, images: Array) -> Arrays:
 # --- tracing and verification -----------------------------------------------------------------------------------------
 
 
-def _trace(model: BaseModel, graph: _Graph, limits: dict[str, int]) -> bytes:
+def _trace(model: BaseModel, graph: Graph, limits: dict[str, int]) -> bytes:
     """Return the ONNX file of a graph."""
     from spox import _future
 
@@ -295,7 +325,7 @@ def _trace(model: BaseModel, graph: _Graph, limits: dict[str, int]) -> bytes:
         return onnx_namespace.build(inputs, graph.function(traced, **arrays), parameters)
 
 
-def _verify(name: str, model: BaseModel, graph: _Graph, content: bytes, limits: dict[str, int]) -> float:
+def _verify(name: str, model: BaseModel, graph: Graph, content: bytes, limits: dict[str, int]) -> float:
     """Return the largest difference of a file from the model at two shapes."""
     import onnxruntime
 
@@ -313,8 +343,9 @@ def _verify(name: str, model: BaseModel, graph: _Graph, content: bytes, limits: 
             )
         actual = dict(zip(names, session.run(names, inputs), strict=True))
         for key, expected in graph.function(model, **inputs).items():
-            scale = max(1.0, float(np.max(np.abs(expected))))
-            difference = max(difference, float(np.max(np.abs(actual[key] - expected))) / scale)
+            scale = float(np.max(np.abs(expected), initial=1.0))
+            error = np.max(np.abs(actual[key] - expected), initial=0.0) / scale
+            difference = float(np.maximum(difference, error))  # NaN, if any
     if not difference < TOLERANCE:
         raise BackendError(f"{name} differs from the model by {difference:.1e}; expected less than {TOLERANCE:.0e}")
     return difference

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xformer.errors import ConfigError, how_to_install
-from xformer.export import export_ctranslate2, export_onnx
+from xformer.export import OnnxExport, export_ctranslate2, export_onnx, export_web, find_runtime
 from xformer.families import load_pretrained, save_lora, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
 from xformer.families.run_directory import RunDirectory, copy_pretrained
@@ -18,9 +19,14 @@ from xformer.generation.pretrained import GENERATION_FILE
 from xformer.io import atomic_directory, atomic_write, load_arrays, read_json, write_json
 from xformer.layers import lora
 from xformer.models import BaseModel, ImageEncoder, Transformer, load
+from xformer.pipelines.loading import pipeline_class
+from xformer.pipelines.seq2seq import TextToText
+from xformer.pipelines.text_generation import TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.tokenizers import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, BaseTokenizer, load_tokenizer
 from xformer.tree import replace
+
+_MARK = "\ue000"  # a character for private use, in place of the text of a chat
 
 
 def export_run(
@@ -29,26 +35,33 @@ def export_run(
     target: str = "huggingface",
     *,
     quantization: str | None = None,
+    runtime: str | os.PathLike[str] | None = None,
 ) -> str:
     """Write the best model of a run, and its tokenizer, in the format of another library.
 
     Args:
-        directory: Directory of the run; for "onnx" and "ctranslate2" also a public checkpoint.
+        directory: Directory of the run; for "onnx", "ctranslate2" and "web" also a public checkpoint.
         output: Directory to write; new or empty.
-        target: Name of the format: "huggingface", "peft" for the adapters of a run with LoRA, "onnx" or "ctranslate2".
-        quantization: Type of the weights, for "ctranslate2"; see `export_ctranslate2`.
+        target: Name of the format: "huggingface", "peft" for the adapters of a run with LoRA, "onnx", "ctranslate2" or
+            "web".
+        quantization: Type of the weights: for "ctranslate2" see `export_ctranslate2`; for "onnx" and "web" float32 or
+            int8, which is the default of "web".
+        runtime: Directory in which the npm packages of "web" are installed; see `export.find_runtime`.
 
     Returns:
         A phrase about the result, e.g. "as a model of type pegasus".
 
     Raises:
-        XformerError: As `save_pretrained`, `export_onnx` and `export_ctranslate2`, and for damaged runs.
+        XformerError: As `save_pretrained`, `export_onnx`, `export_ctranslate2` and `export_web`, and for damaged runs.
     """
     if target not in FORMATS:
         raise ConfigError(f"the format is {target!r}; expected one of {', '.join(FORMATS)}")
-    if quantization is not None and target != "ctranslate2":
-        raise ConfigError(f"quantization is {quantization!r}; the format {target} expects none")
-    options = {} if quantization is None else {"quantization": quantization}
+    given = {"quantization": quantization, "runtime": runtime}
+    options = {name: value for name, value in given.items() if value is not None}
+    known = inspect.signature(FORMATS[target]).parameters
+    if unknown := options.keys() - known:
+        name = min(unknown)
+        raise ConfigError(f"{name} is {str(options[name])!r}; the format {target} expects none")
     with atomic_directory(output) as temporary:
         return FORMATS[target](Path(directory), temporary, **options)
 
@@ -119,14 +132,75 @@ def _open(directory: Path) -> _Source:
     return _Source(model, {} if tokenizer is None else {"joint": tokenizer}, write)
 
 
-def _to_onnx(directory: Path, output: Path) -> str:
+def _to_onnx(directory: Path, output: Path, quantization: str = "float32") -> str:
+    quantize = _quantizes(quantization)
     source = _open(directory)
-    exported = export_onnx(source.model, output)
+    exported = export_onnx(source.model.quantize() if quantize else source.model, output)
     source.write_tokenizers(source.model, output)
+    return _described(exported)
+
+
+def _quantizes(quantization: str) -> bool:
+    if quantization not in ("float32", "int8"):
+        raise ConfigError(f"quantization is {quantization!r}; expected 'float32' or 'int8'")
+    return quantization == "int8"
+
+
+def _described(exported: OnnxExport) -> str:
     names = ", ".join(path.name for path in exported.files)
     if exported.difference is None:
         return f"as {names}; they were not verified: onnxruntime is not installed, {how_to_install('onnxruntime')}"
     return f"as {names}; onnxruntime computes the same, with a relative difference of at most {exported.difference:.0e}"
+
+
+def _to_web(
+    directory: Path, output: Path, quantization: str = "int8", runtime: str | os.PathLike[str] | None = None
+) -> str:
+    quantize, found, pipeline_type = _quantizes(quantization), find_runtime(runtime), pipeline_class(directory)
+    if not issubclass(pipeline_type, TextToText | TextGenerator):
+        raise ConfigError(f"{directory} is for a {pipeline_type.__name__}; a page expects a model that generates text")
+    pipeline = pipeline_type.from_pretrained(directory)
+    tokenizers = {"source": pipeline.source_tokenizer.to_json(), "target": pipeline.target_tokenizer.to_json()}
+    run = {} if is_public(directory) else RunDirectory(directory).read_config()
+    example = run.get("example") or ("Once upon a time" if isinstance(pipeline, TextGenerator) else "")
+    settings = {"name": directory.resolve().stem, "example": example, **_settings(pipeline)}
+    model = pipeline.model.unpack()
+    exported = export_web(model.quantize() if quantize else model, output, settings, found)
+    for side, content in tokenizers.items():
+        with atomic_write(output / "model" / f"{side}.json") as file:
+            file.write(content.encode())
+    return f"{_described(exported)}; serve the page, e.g. with python -m http.server"
+
+
+def _settings(pipeline: TextToText | TextGenerator) -> dict[str, Any]:
+    """Return what a page needs to know to encode texts and to search as the pipeline does."""
+    c, source, target = pipeline.model.config, pipeline.source_tokenizer, pipeline.target_tokenizer
+    if source.sep_id is not None and not source.adds_special_tokens:
+        raise ConfigError("the model expects sentences that are separated by <sep>; a page encodes whole texts only")
+    config, ends, forbidden = GenerationConfig(), {c.eos_id}, set(c.suppressed_ids)
+    templates, start, suffix = {"text": ["", ""]}, [], []
+    if isinstance(pipeline, TextToText):
+        config = pipeline.defaults or config
+        forced = pipeline.tokenizers.forced_bos_id
+        start, suffix = [c.bos_id, *([] if forced is None else [forced])], pipeline.suffix
+        templates["text"][0] = pipeline.tokenizers.instruction
+    else:
+        config = pipeline.resolve_config()
+        if pipeline.defaults is None:  # special tokens are never generated
+            ends, forbidden = set(), set(range(len(SPECIAL_TOKENS)))
+        if pipeline.has_chat:
+            chat = source.apply_chat_template([{"role": "user", "content": _MARK}])
+            templates["chat"] = list(chat.partition(_MARK)[::2])
+    return {
+        "task": pipeline.task,
+        "templates": templates,
+        "adds_special_tokens": source.adds_special_tokens,
+        "start": start,
+        "suffix": suffix,
+        "ends": sorted({*ends, *config.stop_token_ids}),
+        "forbidden": sorted({*forbidden, *config.suppress_tokens, *target.suppressed_ids}),
+        "max_new_tokens": config.max_new_tokens or pipeline.default_max_length,
+    }
 
 
 def _to_ctranslate2(directory: Path, output: Path, quantization: str = "float32") -> str:
@@ -158,6 +232,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "peft": _to_peft,
     "onnx": _to_onnx,
     "ctranslate2": _to_ctranslate2,
+    "web": _to_web,
 }
 
 

@@ -156,6 +156,10 @@ class BaseTokenizer(ABC):
         text = f"a {token}" if decoder is None else str(decoder.decode(["a", token]))
         return text.removeprefix("a").encode()
 
+    def to_json(self) -> str:
+        """Return the contents of a tokenizer.json that encodes and decodes the same, for other programs."""
+        return str(self._inner.to_str())
+
     @abstractmethod
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer: as one file if xformer trained it, else as a directory of files."""

@@ -211,6 +211,10 @@ class Tokenizer(BaseTokenizer):
         """Return the token of each id, special ones included, such as "▁two" or "</s>"."""
         return [self._inner.id_to_token(token) for token in self._checked(ids)]
 
+    def to_json(self) -> str:
+        """Return the contents of a tokenizer.json for other programs: special tokens in a text are text, as here."""
+        return json.dumps({**json.loads(super().to_json()), "added_tokens": []}, ensure_ascii=False)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer as one JSON file (tokenizer.json of Hugging Face), atomically.
 

@@ -322,6 +322,16 @@ class PretrainedTokenizer(BaseTokenizer):
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
+    def to_json(self) -> str:
+        """Return the contents of a tokenizer.json that encodes and decodes the same, for other programs.
+
+        Raises:
+            CheckpointError: If the ids are not those of the tokenizer alone, as in SentencePiece files of Marian.
+        """
+        if self._vocab is not None:
+            raise CheckpointError(f"the tokenizer of {self.directory} has a vocab.json; expected a tokenizer.json")
+        return super().to_json()
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Copy the files of the tokenizer as they are; write that of a GGUF file in the Hugging Face format.
 

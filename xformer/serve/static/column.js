@@ -178,9 +178,9 @@ export class Column {
     this.select(Math.max(0, token));
   }
 
-  /** Whether the inside of the model can be seen and changed. */
+  /** Whether the inside of the model can be changed. */
   get changes() {
-    return this.model.generates && Boolean(this.api.layers);
+    return this.model.generates && Boolean(this.api.generateWithout);
   }
 
   get tokens() {
@@ -194,7 +194,7 @@ export class Column {
     return Object.keys(TABS).filter((tab) => ({
       tokens: model.generates && (!result || this.tokens.some(({ alternatives }) => alternatives?.length)),
       attention: !result || this.tokens.length,
-      layers: this.changes && (!result || this.tokens.length),
+      layers: model.generates && this.api.layers && (!result || this.tokens.length),
       switches: this.changes && (!result || this.tokens.length),
       alignment: result ? output?.alignment : model.isEncoderDecoder,
       beam: result?.beam,

@@ -1,0 +1,147 @@
+"""Exported pages generate what the pipelines generate, in Chromium and without a server of xformer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from xformer.errors import ConfigError, XformerError
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("spox")
+
+from tests.export.test_onnx import LANGUAGE_MODEL, TRANSLATOR, Session, empty_past, random_model
+from tests.pipelines.test_checkpoints import llama, marian  # noqa: F401
+from tests.serve.test_explorer import STATIC, browser, tokens_of  # noqa: F401
+from xformer.export import export_web, find_runtime
+from xformer.models.attention_maps import attention_maps
+from xformer.pipelines import TextGenerator, Translator
+from xformer.pipelines.export import export_run
+
+# Directory of `npm install onnxruntime-web @huggingface/tokenizers`.
+NPM = os.environ.get("XFORMER_TEST_NPM", ".")
+
+
+@pytest.mark.parametrize("is_translator", [False, True])
+def test_a_step_has_the_attention_and_the_states_of_all_layers(is_translator: bool, tmp_path: Path) -> None:
+    config = xf.TransformerConfig(**TRANSLATOR) if is_translator else xf.LanguageModelConfig(**LANGUAGE_MODEL)
+    model = random_model(config).quantize()
+    assert export_web(model, tmp_path, {}, {}).difference < 1e-4
+    step, source, tokens = Session(tmp_path / "model/step.onnx"), np.asarray([[5, 6, 7, 2]]), np.asarray([[1, 9, 4, 8]])
+    fixed: dict[str, Any] = {"source": source} if is_translator else {}
+    if is_translator:
+        fixed |= Session(tmp_path / "model/encoder.onnx")(source=source)
+    states = np.zeros((1, 0, 24), np.float32)
+    outputs = step(tokens=tokens, lens=states, **fixed, **empty_past(step, 1))
+    maps = attention_maps(model, *([source] if is_translator else []), tokens)
+    names = {"encoder": "encoder_attention", "decoder": "attention", "cross": "cross_attention"}
+    for name, expected in maps.items():
+        actual = (outputs | fixed)[names[name]]
+        np.testing.assert_allclose(actual, np.stack(expected), rtol=0, atol=1e-5)
+    assert outputs["lens_logits"].shape == (1, 0, 61)
+    again = step(tokens=tokens[:, :1], lens=outputs["states"], **fixed, **empty_past(step, 1))
+    assert again["lens_logits"].shape == (1, 3, 61)
+    assert outputs["norms"].shape == (1, 2, 3 if is_translator else 2)
+    np.testing.assert_allclose(again["lens_logits"][:, -1], outputs["logits"], rtol=0, atol=1e-4)
+
+
+def test_the_page_has_the_functions_that_the_explorer_calls() -> None:
+    api = (Path(xf.__file__).parent / "export" / "web_api.js").read_text(encoding="utf-8")
+    defined = set(re.findall(r"^export (?:async function|const) (\w+)", api, re.MULTILINE))
+    scripts = [path.read_text(encoding="utf-8") for path in STATIC.glob("*.js") if path.name != "api.js"]
+    called = {name for script in scripts for name in re.findall(r"\bapi\.(?!js)(\w+)", script)}
+    assert defined == called - {"generateWithout"}  # the page hides what needs it
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"runtime": "/nowhere"}, r"/nowhere/node_modules/onnx.* is missing; run: npm install onnxruntime-web @hugg.*"),
+        ({"quantization": "int4"}, "quantization is 'int4'; expected 'float32' or 'int8'"),
+    ],
+)
+def test_wrong_calls(llama: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:  # noqa: F811
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        export_run(llama, tmp_path / "page", "web", **options)
+    assert not (tmp_path / "page").exists()
+
+
+def test_models_that_no_page_shows(tmp_path: Path) -> None:
+    encoder = xf.Encoder(xf.EncoderConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=8, num_layers=1))
+    with pytest.raises(ConfigError, match="model is a Encoder; a page expects a LanguageModel or a Transformer"):
+        export_web(encoder, tmp_path, {}, {})
+    model = random_model(xf.TransformerConfig(**TRANSLATOR, length_encoding=True))
+    with pytest.raises(ConfigError, match="the model has a length encoding; a page expects"):
+        export_web(model, tmp_path, {}, {})
+    with pytest.raises(XformerError, match="expects none"):
+        export_run("run", tmp_path / "page", "onnx", runtime=".")
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Any]:
+    """Export a model and serve the page; return its address."""
+    try:
+        find_runtime(NPM)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    handler.log_message = lambda *arguments: None  # type: ignore[attr-defined]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def export(directory: Path) -> str:
+        export_run(directory, tmp_path / "site" / "page", "web", runtime=NPM)
+        return f"http://127.0.0.1:{server.server_port}/site/page/"
+
+    yield export
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def open_page(browser: Any, address: str, settings: str) -> Any:  # noqa: F811
+    """Open a page, which generates at once from the text in its address and loads nothing from elsewhere."""
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: errors.append(request.url) if not request.url.startswith(address) else None)
+    page.goto(f"{address}#{settings}")
+    page.wait_for_selector("#json:enabled")
+    assert not errors
+    return page
+
+
+@pytest.mark.slow
+def test_a_translator_in_the_browser(browser: Any, serve: Any, marian: Path) -> None:  # noqa: F811
+    page = open_page(browser, serve(marian), "text=two+man+a")
+    pipeline = Translator.from_pretrained(marian, quantize="int8")
+    (output,) = pipeline.outputs(["two man a"], num_beams=1, max_new_tokens=11)[0]
+    assert tokens_of(page) == [pipeline.target_tokenizer.id_to_token(index) for index in output.tokens]
+    page.click("[data-tab=attention]")
+    assert page.locator(".head").count() == pipeline.model.config.num_decoder_layers * pipeline.model.config.num_heads
+    page.click("[data-tab=layers]")
+    page.wait_for_selector(".flow")
+    cells = page.locator(".lens .token-text").all_text_contents()
+    assert len(cells) == (1 + pipeline.model.config.num_decoder_layers) * len(output.tokens)
+    assert cells[: len(output.tokens)] == tokens_of(page)  # the last layer, in the first row, predicts the output
+
+
+@pytest.mark.slow
+def test_a_language_model_in_the_browser(browser: Any, serve: Any, llama: Path) -> None:  # noqa: F811
+    page = open_page(browser, serve(llama), "text=two&a=llama&a.prompt=chat&a.max_new_tokens=6")
+    pipeline = TextGenerator.from_pretrained(llama, quantize="int8")
+    chat = [{"role": "user", "content": "two"}]
+    (output,) = pipeline.outputs([chat], do_sample=False, max_new_tokens=6)[0]
+    assert tokens_of(page) == [pipeline.tokenizer.id_to_token(index) for index in output.tokens]

@@ -1,0 +1,156 @@
+"""Models as static pages that generate text in the browser."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from xformer.backends import Array, array_namespace
+from xformer.errors import ConfigError
+from xformer.export import onnx
+from xformer.export.onnx import Arrays, Graph, Input, OnnxExport
+from xformer.io import atomic_write, write_json
+from xformer.models import BaseModel, LanguageModel, SpeechTransformer, Transformer
+from xformer.tracing.activations import record
+
+# Files of npm packages, and their names in the page.
+_RUNTIME = {
+    "onnxruntime-web": {
+        "dist/ort.wasm.bundle.min.mjs": "onnxruntime.js",  # all static hosts know the type of .js
+        "dist/ort-wasm-simd-threaded.wasm": "ort-wasm-simd-threaded.wasm",
+    },
+    "@huggingface/tokenizers": {"dist/tokenizers.min.mjs": "tokenizers.js", "LICENSE": "tokenizers.LICENSE"},
+}
+_MAX_TOKENS, _MAX_WEIGHTS = 512, 2**25  # of a text, and attention weights of all heads, which limit its length, too
+
+
+def find_runtime(directory: str | os.PathLike[str] | None = None) -> dict[str, Path]:
+    """Return the files of the npm packages that a page runs on, by their names in the page.
+
+    Args:
+        directory: Directory in which the packages were installed. Default: the current one.
+
+    Raises:
+        ConfigError: If a package is missing, with the command that installs it.
+    """
+    modules = Path("." if directory is None else directory)
+    modules = modules if modules.name == "node_modules" else modules / "node_modules"
+    found = {}
+    for package, names in _RUNTIME.items():
+        for source, name in names.items():
+            found[name] = modules / package / source
+            if not found[name].is_file():
+                raise ConfigError(
+                    f"{found[name]} is missing; run: npm install {' '.join(_RUNTIME)}, "
+                    "and name the directory by --runtime if it is another one"
+                )
+    return found
+
+
+def export_web(
+    model: BaseModel, directory: str | os.PathLike[str], settings: dict[str, Any], runtime: dict[str, Path]
+) -> OnnxExport:
+    """Write a static page that generates text, and shows attention, alternatives and the states of each layer.
+
+    Args:
+        model: Language model or encoder-decoder. Weights of `model.quantize()` stay in int8.
+        directory: Directory to write to; created if necessary.
+        settings: What the page needs to know about texts: tokenizers, special tokens, defaults.
+        runtime: Files that `find_runtime` returned.
+
+    Raises:
+        ConfigError: For a model of another class. Other errors are those of `export_onnx`.
+    """
+    if not isinstance(model, LanguageModel | Transformer) or isinstance(model, SpeechTransformer):
+        raise ConfigError(f"model is a {type(model).__name__}; a page expects a LanguageModel or a Transformer")
+    c: Any = model.config
+    directory, layers = Path(directory), len(_decoder(model)[1])
+    if getattr(c, "length_encoding", False):
+        raise ConfigError("the model has a length encoding; a page expects a model that ends outputs by itself")
+    longest = min(_MAX_TOKENS, math.isqrt(_MAX_WEIGHTS // max(1, layers * c.num_heads)))
+    max_length = min(onnx.limits_of(model, None)["target"], longest)
+    exported = onnx.write_graphs(model, _graphs(model), directory / "model", onnx.limits_of(model, max_length))
+    package = files("xformer")
+    contents: dict[str, Any] = {f"runtime/{name}": path for name, path in runtime.items()}
+    for file in package.joinpath("serve", "static").iterdir():
+        contents[file.name if file.name == "index.html" else f"static/{file.name}"] = file
+    contents["static/api.js"] = package.joinpath("export", "web_api.js")  # the browser instead of a server
+    for name, source in contents.items():
+        with atomic_write(directory / name) as target:
+            target.write(source.read_bytes())
+    heads = {"key_value_heads": c.num_key_value_heads or c.num_heads, "head_dim": c.features_per_head}
+    write_json(
+        directory / "model" / "settings.json",
+        {
+            "files": {path.name: path.stat().st_size for path in exported.files},
+            "parameters": model.parameter_count(),
+            "encoder_layers": len(model.encoder) if isinstance(model, Transformer) else 0,
+            "decoder_layers": layers,
+            "heads": c.num_heads,
+            **heads,
+            "d_model": c.d_model,
+            "max_length": max_length,
+            **settings,
+        },
+    )
+    return exported
+
+
+def _decoder(model: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return the layers that compute the logits, and the name of their field."""
+    name = "decoder" if isinstance(model, Transformer) else "layers"
+    return name, getattr(model, name)
+
+
+def _graphs(model: BaseModel) -> dict[str, Graph]:
+    """Return the graphs of a page: those of the ONNX files of a loop, with attention weights and states."""
+    graphs = onnx.graphs(model)
+    step = graphs["step.onnx"].inputs | {"lens": Input(("batch", "rows", model.config.d_model))}
+    encoder = {name: Graph(each.inputs, _encoder(each.function)) for name, each in graphs.items() if "enc" in name}
+    return {**encoder, "step.onnx": Graph(step, _step)}
+
+
+def _encoder(function: Callable[..., Arrays]) -> Callable[..., Arrays]:
+    def encode(model: Transformer, **inputs: Any) -> Arrays:
+        if not model.encoder:
+            return function(model, **inputs)
+        with record(model, "encoder.*.self_attention.weights") as found:
+            outputs = function(model, **inputs)
+        return outputs | {"encoder_attention": _stack(found.values())}
+
+    return encode
+
+
+def _step(model: Any, tokens: Array, lens: Array, **inputs: Any) -> Arrays:
+    """Return the outputs of a step with attention weights (layers, batch, heads, queries, keys) and states of layers.
+
+    The states are those of the last token before the first layer and after each one, (batch, 1 + layers, d_model).
+    Passed as `lens` to another step, they become logits, (batch, rows, vocabulary): the logit lens (nostalgebraist,
+    2020). The norms are those of the outputs of the parts of each layer, (batch, layers, parts).
+    """
+    name, layers = _decoder(model)
+    cache, is_cross = onnx.cache_of(model, inputs), isinstance(model, Transformer)
+    parts = ["self_attention", *(["cross_attention"] if is_cross else []), "feed_forward"]
+    names = [f"{name}.{i}.{part}.output" for i in range(len(layers)) for part in parts]
+    names += [f"{name}.*attention.weights", f"{name}.0.residual_in", f"{name}.*.residual_out"]
+    with record(model, names) as found:
+        outputs = onnx.step(model, tokens, cache)
+    xp = array_namespace(tokens)
+    for part in parts[:-1]:
+        weights = (x for key, x in found.items() if key.endswith(f"{part}.weights"))
+        outputs["cross_attention" if part == "cross_attention" else "attention"] = _stack(weights)
+    states = [f"{name}.0.residual_in", *(f"{name}.{i}.residual_out" for i in range(len(layers)))]
+    outputs["states"] = xp.concat([found[each][:, -1:, :] for each in states], axis=1)
+    norms = [xp.sum(found[each][:, -1:, :] ** 2, axis=-1) ** 0.5 for each in names[: len(layers) * len(parts)]]
+    outputs["norms"] = xp.reshape(xp.concat(norms, axis=1), (tokens.shape[0], len(layers), len(parts)))
+    outputs["lens_logits"] = model.readout(lens)
+    return outputs
+
+
+def _stack(arrays: Iterable[Array]) -> Array:
+    first, *others = arrays
+    return array_namespace(first).stack([first, *others], axis=0)
