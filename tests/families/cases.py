@@ -62,6 +62,7 @@ BART = {
     "decoder_start_token_id": 2,
 }
 MARIAN = {**BART, "pad_token_id": 60, "eos_token_id": 0, "bos_token_id": None, "decoder_start_token_id": 60}
+BLENDERBOT = {**BART, "pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 1}
 T5 = {
     "vocab_size": 61,
     "d_model": 24,
@@ -280,6 +281,8 @@ CASES = {
         {**BART, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "activation_function": "relu"},
     ),
     "m2m_100": ("M2M100Config", "M2M100ForConditionalGeneration", {**BART, "activation_function": "relu"}),
+    "blenderbot": ("BlenderbotConfig", "BlenderbotForConditionalGeneration", {**BLENDERBOT, "scale_embedding": True}),
+    "blenderbot_small": ("BlenderbotSmallConfig", "BlenderbotSmallForConditionalGeneration", BLENDERBOT),
     "t5": ("T5Config", "T5ForConditionalGeneration", T5),
     "t5_v1_1": (
         "T5Config",

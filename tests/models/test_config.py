@@ -66,6 +66,10 @@ def test_a_configuration_survives_json():
         ({"length_encoding": True, "pad_id": 2}, "length_encoding expects a pad_id that is neither"),
         ({"copy": True}, "copy is true and share_embeddings false"),
         ({"shared_norm": True}, "shared_norm is true and parallel_residual false; expected both, or no shared norm"),
+        (
+            {"decoder_norm_before_positions": True},
+            "decoder_norm_before_positions is true and embedding_norm false; expected both",
+        ),
         ({"norm_position": "middle"}, "norm_position is 'middle'; expected one of 'pre', 'post'"),
         (
             {"share_embeddings": True},

@@ -43,6 +43,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_softcap": (None,),
     "rope_scaling": (None,),
     "scale_positions": (False,),
+    "decoder_norm_before_positions": (False,),
     "copy": (False,),
     "length_encoding": (False,),
 }

@@ -161,12 +161,15 @@ class LayerFactory:
         scale = c.scale_embeddings and not c.scale_positions
         return Embedding(vocab_size, features or c.d_model, scale=scale, factor=c.embedding_scale, init=self.init)
 
-    def input_embedding(self, max_positions: int | None = None, features: int | None = None) -> InputEmbedding:
+    def input_embedding(
+        self, max_positions: int | None = None, features: int | None = None, *, norm_first: bool = False
+    ) -> InputEmbedding:
         """Make the layer between token vectors and the first layer.
 
         Args:
             max_positions: Number of learned positions, by default that of the configuration.
             features: Features of token vectors, by default d_model; if given, the layer projects them to d_model.
+            norm_first: Normalize before positions are added.
         """
         c = self.config
         positions: Sinusoidal | LearnedPositions | None = None
@@ -178,6 +181,7 @@ class LayerFactory:
             positions=positions,
             scale=c.scale_embeddings and c.scale_positions,
             norm=self.norm(features) if c.embedding_norm else None,
+            norm_first=norm_first,
             dropout=c.dropout,
             projection=None if features is None else Linear(features, c.d_model, init=self.init),
         )

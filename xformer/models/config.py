@@ -243,6 +243,10 @@ class TransformerConfig(ModelConfig):
     copy: bool = option(
         "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings.", default=False
     )
+    decoder_norm_before_positions: bool = option(
+        "In the decoder, normalize embeddings before positions are added (BlenderbotSmall); needs embedding_norm.",
+        default=False,
+    )
     length_encoding: bool = option(
         "Show the decoder how many tokens are still to come (Takase and Okazaki, 2019).", default=False
     )
@@ -256,6 +260,10 @@ class TransformerConfig(ModelConfig):
             )
         if self.copy and not self.share_embeddings:
             raise ConfigError("copy is true and share_embeddings false; copy expects a shared vocabulary")
+        if self.decoder_norm_before_positions and not self.embedding_norm:
+            raise ConfigError(
+                "decoder_norm_before_positions is true and embedding_norm false; expected both, or neither"
+            )
         if self.length_encoding and self.padding_id is None:
             raise ConfigError("length_encoding expects a pad_id that is neither bos_id nor eos_id")
         for name in ("pad_id", "bos_id", "eos_id"):

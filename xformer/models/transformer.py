@@ -92,7 +92,7 @@ class Transformer(BaseModel, init=False):
         self.output = Linear(c.d_model, c.target_vocab_size, bias=False, init=init) if untied else None
         self.output_bias = init.zeros((c.target_vocab_size,)) if has_decoder and c.output_bias else None
         self.encoder_input = self._make_encoder_input(make)
-        self.decoder_input = make.input_embedding()
+        self.decoder_input = make.input_embedding(norm_first=c.decoder_norm_before_positions)
         self.encoder_positions = make.relative_positions(bidirectional=True)
         self.decoder_positions = make.relative_positions(bidirectional=False) if has_decoder else None
         self.copy_head = CopyHead(c.d_model, init=init) if has_decoder and c.copy else None
