@@ -66,6 +66,7 @@ def test_a_configuration_survives_json():
         ({"length_encoding": True, "pad_id": 2}, "length_encoding expects a pad_id that is neither"),
         ({"copy": True}, "copy is true and share_embeddings false"),
         ({"shared_norm": True}, "shared_norm is true and parallel_residual false; expected both, or no shared norm"),
+        ({"share_relative_bias": False}, "share_relative_bias is false and positions 'sinusoidal'; expected 'rel"),
         (
             {"decoder_norm_before_positions": True},
             "decoder_norm_before_positions is true and embedding_norm false; expected both",

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 from xformer.backends import Array, Device, DType, dtype_name, is_floating
@@ -117,7 +117,7 @@ class BaseModel(Module):
         x: Array,
         *args: Array,
         rngs: Sequence[Rng | None],
-        options: Sequence[dict[str, Any]] | dict[str, Any],
+        options: Iterable[dict[str, Any]] | dict[str, Any],
     ) -> Array:
         """Apply layers in turn, with the same options or one each; recompute them if the configuration says so."""
         each = [options] * len(layers) if isinstance(options, dict) else options

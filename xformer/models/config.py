@@ -243,6 +243,10 @@ class TransformerConfig(ModelConfig):
     copy: bool = option(
         "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings.", default=False
     )
+    share_relative_bias: bool = option(
+        "Use the same bias of relative positions in all layers of a stack; false gives each layer its own (umT5).",
+        default=True,
+    )
     decoder_norm_before_positions: bool = option(
         "In the decoder, normalize embeddings before positions are added (BlenderbotSmall); needs embedding_norm.",
         default=False,
@@ -260,6 +264,8 @@ class TransformerConfig(ModelConfig):
             )
         if self.copy and not self.share_embeddings:
             raise ConfigError("copy is true and share_embeddings false; copy expects a shared vocabulary")
+        if not self.share_relative_bias and self.positions != "relative":
+            raise ConfigError(f"share_relative_bias is false and positions {self.positions!r}; expected 'relative'")
         if self.decoder_norm_before_positions and not self.embedding_norm:
             raise ConfigError(
                 "decoder_norm_before_positions is true and embedding_norm false; expected both, or neither"
