@@ -111,6 +111,8 @@ DEBERTA = {
 
 GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4}
 
+T5GEMMA = {**GEMMA, "bos_token_id": 2, "eos_token_id": 1}
+
 DINOV2 = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
@@ -291,6 +293,25 @@ CASES = {
     ),
     "mt5": ("MT5Config", "MT5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
     "umt5": ("UMT5Config", "UMT5ForConditionalGeneration", {**T5, "num_layers": 3, "num_decoder_layers": 2}),
+    "t5gemma": (
+        "T5GemmaConfig",
+        "T5GemmaForConditionalGeneration",
+        {
+            "vocab_size": 61,
+            "encoder": {**T5GEMMA, "num_hidden_layers": 1},
+            "decoder": {**T5GEMMA, "final_logit_softcapping": 8.0},
+        },
+    ),
+    "t5gemma_untied": (
+        "T5GemmaConfig",
+        "T5GemmaForConditionalGeneration",
+        {
+            "vocab_size": 61,
+            "encoder": {**T5GEMMA, "sliding_window": 3, "layer_types": FULL, "attn_logit_softcapping": 2.0},
+            "decoder": {**T5GEMMA, "num_hidden_layers": 1, "layer_types": FULL[:1], "attn_logit_softcapping": 2.0},
+            "tie_word_embeddings": False,
+        },
+    ),
     "bert": ("BertConfig", "BertModel", BERT),
     "bert_masked_lm": ("BertConfig", "BertForMaskedLM", BERT),
     "bert_classifier": ("BertConfig", "BertForSequenceClassification", {**BERT, "num_labels": 3}),

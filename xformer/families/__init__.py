@@ -31,6 +31,7 @@ from xformer.families.phi import PHI
 from xformer.families.stablelm import STABLELM
 from xformer.families.starcoder2 import STARCODER2
 from xformer.families.t5 import T5
+from xformer.families.t5gemma import T5GEMMA
 from xformer.families.vit import VIT
 from xformer.families.whisper import WHISPER
 
@@ -69,6 +70,7 @@ __all__ = [
     "STABLELM",
     "STARCODER2",
     "T5",
+    "T5GEMMA",
     "VIT",
     "WHISPER",
     "XLM_ROBERTA",

@@ -369,7 +369,7 @@ class Transformer(BaseModel, init=False):
         """Return the logits of states after the final norm."""
         x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self._target_table().unembed(x) if self.output is None else self.output(x)
-        return logits if self.output_bias is None else logits + self.output_bias
+        return self._softcap(logits if self.output_bias is None else logits + self.output_bias)
 
     def _logits(self, x: Array, memory: Memory) -> Array:
         """Return the logits of decoder states; with a copy head, log-probabilities."""
