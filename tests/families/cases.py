@@ -617,6 +617,19 @@ CASES = {
             "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0},
         },
     ),
+    "arcee": ("ArceeConfig", "ArceeForCausalLM", {**LLAMA, "rope_parameters": YARN}),
+    "arcee_tied_biases": (
+        "ArceeConfig",
+        "ArceeForCausalLM",
+        {
+            **LLAMA,
+            "head_dim": 8,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu",
+        },
+    ),
     "helium": ("HeliumConfig", "HeliumForCausalLM", {**LLAMA, "head_dim": 6}),
     "helium_tied_biases": (
         "HeliumConfig",

@@ -1,6 +1,7 @@
 """Public checkpoints in the Hugging Face format, read and written by one table for each family."""
 
 from xformer.families.albert import ALBERT
+from xformer.families.arcee import ARCEE
 from xformer.families.bart import BART
 from xformer.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from xformer.families.bloom import BLOOM
@@ -37,6 +38,7 @@ from xformer.families.whisper import WHISPER
 
 __all__ = [
     "ALBERT",
+    "ARCEE",
     "BART",
     "BERT",
     "BLOOM",
