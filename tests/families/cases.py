@@ -363,6 +363,11 @@ CASES = {
         "DebertaV2ForSequenceClassification",
         {**DEBERTA, "type_vocab_size": 2, "num_labels": 3},
     ),
+    "deberta_v2_convolution": (
+        "DebertaV2Config",
+        "DebertaV2Model",
+        {**DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu", "num_hidden_layers": 3},
+    ),
     "gemma2": (
         "Gemma2Config",
         "Gemma2ForCausalLM",

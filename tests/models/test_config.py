@@ -142,3 +142,6 @@ def test_names_of_classes_survive_json_and_are_counted():
     assert EncoderConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     with raises_line(ConfigError, "labels has 2 names; expected num_labels, 3"):
         EncoderConfig(vocab_size=8, num_labels=3, labels=("bad", "good"))
+    for options in ({"convolution_size": 2}, {"convolution_size": 3, "causal": True}):
+        with raises_line(ConfigError, "convolution_size is .*; expected an odd number without share_layers, parallel"):
+            EncoderConfig(vocab_size=8, **options)

@@ -347,6 +347,7 @@ def test_encoder(data):
     options |= {name: data.draw(st.booleans()) for name in ("pooler_norm", "head_bias", "first_norm", "share_layers")}
     options |= {"pooling": data.draw(st.sampled_from(["cls", "mean"])), "relative_bias": data.draw(st.booleans())}
     options |= {"embedding_dim": data.draw(st.sampled_from([None, None, 3]))}
+    options |= {"convolution_size": data.draw(st.sampled_from([0, 0, 1, 2, 3]))}
     if data.draw(st.booleans()):
         options["positions"] = "disentangled"
     model = outcome(lambda: xf.Encoder(xf.EncoderConfig(vocab_size=VOCABULARY, num_layers=layers, **options)))

@@ -427,6 +427,7 @@ def _effective_fields(config: ModelConfig | ImageTextEncoderConfig) -> dict[str,
         *(("d_ff",) if config.num_experts and not config.dense_layers else ()),
         *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
         *(() if fields.get("masked_lm") or fields.get("pooler") not in ("none", "attention") else ("head_bias",)),
+        *(() if fields.get("convolution_size") else ("convolution_activation",)),
     }
     bias, local_theta = config.attention_bias, config.rope_local_theta
     if local_theta is None and config.rope_scaling is None:

@@ -8,6 +8,8 @@ from typing import Any
 from xformer.layers import (
     ALiBi,
     ClampedFeedForward,
+    Conv1d,
+    ConvolutionEncoderLayer,
     DecoderLayer,
     Embedding,
     EncoderLayer,
@@ -34,7 +36,7 @@ from xformer.layers import (
 from xformer.layers.normalization import Norm, RMSNorm, norm_named
 from xformer.layers.positions import RelativePositions
 from xformer.layers.transformer import Residual
-from xformer.models.config import GATED, ModelConfig
+from xformer.models.config import GATED, EncoderConfig, ModelConfig
 
 
 class LayerFactory:
@@ -136,13 +138,22 @@ class LayerFactory:
                 feed_forward=self.feed_forward(index),
                 residual=self.residual(),
             )
-        cls = ParallelEncoderLayer if self.config.parallel_residual else EncoderLayer
-        return cls(
-            self_attention=self.attention(window=self.config.window_of(index)),
-            feed_forward=self.feed_forward(index),
-            self_attention_residual=self.residual(norm=first_norm),
-            feed_forward_residual=self.residual(),
-        )
+        cls: type[EncoderLayer] = ParallelEncoderLayer if self.config.parallel_residual else EncoderLayer
+        options: dict[str, Any] = {
+            "self_attention": self.attention(window=self.config.window_of(index)),
+            "feed_forward": self.feed_forward(index),
+            "self_attention_residual": self.residual(norm=first_norm),
+            "feed_forward_residual": self.residual(),
+        }
+        if index == 0 and isinstance(self.config, EncoderConfig) and self.config.convolution_size:
+            size, d_model = self.config.convolution_size, self.config.d_model
+            cls = ConvolutionEncoderLayer
+            options |= {
+                "convolution": Conv1d(d_model, d_model, kernel_size=size, padding=size // 2, init=self.init),
+                "convolution_norm": self.norm(),
+                "activation": self.config.convolution_activation,
+            }
+        return cls(**options)
 
     def decoder_layer(self, index: int = 0) -> DecoderLayer:
         """Make a layer of the decoder of an encoder-decoder; `index` counts from 0."""

@@ -400,11 +400,25 @@ class EncoderConfig(_EncoderConfig):
         "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
     )
     causal: bool = option("Let each token attend to those before it only (CLIP).", default=False)
+    convolution_size: int = option(
+        "Tokens that a convolution beside the first layer sees, an odd number (DeBERTa-v2); 0 for no convolution.",
+        default=0,
+        at_least=0,
+    )
+    convolution_activation: str = option(
+        "Activation of the convolution.", default="tanh", choices=("tanh", *ACTIVATIONS)
+    )
     masked_lm: bool = option("Add the head of masked language modeling.", default=False)
     masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        others = [name for name in ("share_layers", "parallel_residual", "causal") if getattr(self, name)]
+        if self.convolution_size and (others or self.convolution_size % 2 == 0):
+            raise ConfigError(
+                f"convolution_size is {self.convolution_size}{f' and {others[0]} true' if others else ''}; expected an "
+                "odd number without share_layers, parallel_residual and causal"
+            )
         if self.positions == "disentangled" and self.num_key_value_heads not in (None, self.num_heads):
             raise ConfigError(
                 f"positions is 'disentangled' and num_key_value_heads {self.num_key_value_heads}; "
