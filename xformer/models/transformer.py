@@ -35,6 +35,8 @@ from xformer.models.token_ids import (
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named, record
 
+Positions = RelativePositions | tuple[RelativePositions | None, ...] | None
+
 
 class Transformer(BaseModel, init=False):
     """Encoder-decoder Transformer: encode a source into a memory and decode a target from it (Vaswani et al., 2017).
@@ -73,8 +75,8 @@ class Transformer(BaseModel, init=False):
     output_bias: Array | None
     encoder_input: InputEmbedding
     decoder_input: InputEmbedding
-    encoder_positions: RelativePositions | tuple[RelativePositions | None, ...] | None
-    decoder_positions: RelativePositions | tuple[RelativePositions | None, ...] | None
+    encoder_positions: Positions
+    decoder_positions: Positions
     copy_head: CopyHead | None
     config: TransformerConfig
 
@@ -93,12 +95,8 @@ class Transformer(BaseModel, init=False):
         self.output_bias = init.zeros((c.target_vocab_size,)) if has_decoder and c.output_bias else None
         self.encoder_input = self._make_encoder_input(make)
         self.decoder_input = make.input_embedding(norm_first=c.decoder_norm_before_positions)
-        if c.share_relative_bias:
-            self.encoder_positions = make.relative_positions(bidirectional=True)
-            self.decoder_positions = make.relative_positions(bidirectional=False) if has_decoder else None
-        else:
-            self.encoder_positions = tuple(make.relative_positions(bidirectional=True) for _ in self.encoder)
-            self.decoder_positions = tuple(make.relative_positions(bidirectional=False) for _ in self.decoder)
+        self.encoder_positions = _positions(make, c, c.num_encoder_layers, bidirectional=True)
+        self.decoder_positions = _positions(make, c, c.num_decoder_layers, bidirectional=False) if has_decoder else None
         self.copy_head = CopyHead(c.d_model, init=init) if has_decoder and c.copy else None
 
     def _make_source_embedding(self, make: LayerFactory) -> Embedding:
@@ -382,9 +380,17 @@ class Transformer(BaseModel, init=False):
         return named(self, "logits", logits)
 
 
-def _with_positions(
-    positions: RelativePositions | tuple[RelativePositions | None, ...] | None, x: Array, **options: Any
-) -> dict[str, Any] | Iterable[dict[str, Any]]:
+def _positions(make: LayerFactory, config: TransformerConfig, num_layers: int, *, bidirectional: bool) -> Positions:
+    """Make the relative positions of a stack: those of all layers, or a tuple of those of each one if they differ."""
+    if not config.share_relative_bias:
+        return tuple(make.relative_positions(bidirectional=bidirectional) for _ in range(num_layers))
+    shared, local = make.relative_positions(bidirectional=bidirectional), make.local_positions()
+    if local is None or config.window is None:
+        return shared
+    return tuple(shared if config.window_of(i) is None else local for i in range(num_layers))
+
+
+def _with_positions(positions: Positions, x: Array, **options: Any) -> dict[str, Any] | Iterable[dict[str, Any]]:
     """Return the arguments of all layers for vectors (batch, length, d_model), or of each one if positions differ."""
 
     def arguments(each: RelativePositions | None) -> dict[str, Any]:
