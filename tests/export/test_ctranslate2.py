@@ -25,6 +25,7 @@ VARIANTS = {
     "no biases": {"attention_bias": False, "feed_forward_bias": False, "norm_bias": False, "output_bias": True},
     "no key bias": {"key_bias": False, "sinusoidal_layout": "halves", "scale_embeddings": False},
 }
+TRANSLATORS = {**VARIANTS, "umT5": {**T5, "share_relative_bias": False}}
 
 
 def make(cls, **settings):
@@ -40,7 +41,7 @@ def make(cls, **settings):
     return model
 
 
-@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("settings", TRANSLATORS.values(), ids=TRANSLATORS)
 def test_translators(settings, tmp_path):
     model = make(Transformer, **settings)
     before = [array.copy() for _, array in model.named_parameters()]

@@ -62,6 +62,7 @@ BART = {
     "decoder_start_token_id": 2,
 }
 MARIAN = {**BART, "pad_token_id": 60, "eos_token_id": 0, "bos_token_id": None, "decoder_start_token_id": 60}
+BLENDERBOT = {**BART, "pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 1}
 T5 = {
     "vocab_size": 61,
     "d_model": 24,
@@ -109,6 +110,8 @@ DEBERTA = {
 }
 
 GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4}
+
+T5GEMMA = {**GEMMA, "bos_token_id": 2, "eos_token_id": 1}
 
 DINOV2 = {
     "hidden_size": 24,
@@ -280,6 +283,8 @@ CASES = {
         {**BART, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "activation_function": "relu"},
     ),
     "m2m_100": ("M2M100Config", "M2M100ForConditionalGeneration", {**BART, "activation_function": "relu"}),
+    "blenderbot": ("BlenderbotConfig", "BlenderbotForConditionalGeneration", {**BLENDERBOT, "scale_embedding": True}),
+    "blenderbot_small": ("BlenderbotSmallConfig", "BlenderbotSmallForConditionalGeneration", BLENDERBOT),
     "t5": ("T5Config", "T5ForConditionalGeneration", T5),
     "t5_v1_1": (
         "T5Config",
@@ -287,6 +292,26 @@ CASES = {
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "mt5": ("MT5Config", "MT5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
+    "umt5": ("UMT5Config", "UMT5ForConditionalGeneration", {**T5, "num_layers": 3, "num_decoder_layers": 2}),
+    "t5gemma": (
+        "T5GemmaConfig",
+        "T5GemmaForConditionalGeneration",
+        {
+            "vocab_size": 61,
+            "encoder": {**T5GEMMA, "num_hidden_layers": 1},
+            "decoder": {**T5GEMMA, "final_logit_softcapping": 8.0},
+        },
+    ),
+    "t5gemma_untied": (
+        "T5GemmaConfig",
+        "T5GemmaForConditionalGeneration",
+        {
+            "vocab_size": 61,
+            "encoder": {**T5GEMMA, "sliding_window": 3, "layer_types": FULL, "attn_logit_softcapping": 2.0},
+            "decoder": {**T5GEMMA, "num_hidden_layers": 1, "layer_types": FULL[:1], "attn_logit_softcapping": 2.0},
+            "tie_word_embeddings": False,
+        },
+    ),
     "bert": ("BertConfig", "BertModel", BERT),
     "bert_masked_lm": ("BertConfig", "BertForMaskedLM", BERT),
     "bert_classifier": ("BertConfig", "BertForSequenceClassification", {**BERT, "num_labels": 3}),
@@ -337,6 +362,11 @@ CASES = {
         "DebertaV2Config",
         "DebertaV2ForSequenceClassification",
         {**DEBERTA, "type_vocab_size": 2, "num_labels": 3},
+    ),
+    "deberta_v2_convolution": (
+        "DebertaV2Config",
+        "DebertaV2Model",
+        {**DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu", "num_hidden_layers": 3},
     ),
     "gemma2": (
         "Gemma2Config",
@@ -592,6 +622,19 @@ CASES = {
             "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0},
         },
     ),
+    "arcee": ("ArceeConfig", "ArceeForCausalLM", {**LLAMA, "rope_parameters": YARN}),
+    "arcee_tied_biases": (
+        "ArceeConfig",
+        "ArceeForCausalLM",
+        {
+            **LLAMA,
+            "head_dim": 8,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu",
+        },
+    ),
     "helium": ("HeliumConfig", "HeliumForCausalLM", {**LLAMA, "head_dim": 6}),
     "helium_tied_biases": (
         "HeliumConfig",
@@ -608,6 +651,7 @@ GRADIENTS = (
     "granite",
     "phi",
     "marian",
+    "umt5",
     "bert_classifier",
     "albert_classifier",
     "deberta_v2_classifier",

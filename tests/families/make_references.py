@@ -96,6 +96,8 @@ def outputs_of(model) -> dict:
             positions, size = module.weight.shape
             angle = torch.arange(positions).double()[:, None] / 10000.0 ** (torch.arange(0, size, 2).double() / size)
             module.weight.data = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
+    if model.config.model_type == "t5gemma" and (c := model.model.encoder.config).sliding_window:
+        c.sliding_window -= 1  # transformers 5 counts one token more on each side
     functions = {"whisper": speech, "vit": images, "dinov2": images, "clip": pairs, "siglip": pairs}
     compute = functions.get(model.config.model_type)
     if compute is None and model.config.is_encoder_decoder:
@@ -154,7 +156,8 @@ def encoder_decoder(model) -> dict:
     source[:, -1] = c.eos_token_id
     source[1, 4:] = torch.tensor([c.eos_token_id, c.pad_token_id, c.pad_token_id])
     target = torch.randint(3, c.vocab_size - 1, (2, 9), generator=generator)
-    target[:, 0] = c.decoder_start_token_id
+    start = getattr(c, "decoder_start_token_id", None)
+    target[:, 0] = c.bos_token_id if start is None else start
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
     with torch.no_grad():
         outputs = model(source, attention_mask=mask, decoder_input_ids=target, output_hidden_states=True)

@@ -1,6 +1,7 @@
 """Checkpoints that are damaged, incomplete or unknown are refused in one line that names the cause."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import xformer as xf
 from xformer.errors import CheckpointError
+from xformer.families.tensor_files import _FP4_PAIRS, _POWERS, TensorFiles
 from xformer.tokenizers import load_tokenizer
 
 DATA = Path(__file__).parent / "data"
@@ -139,6 +141,75 @@ def test_a_truncated_file_is_refused(checkpoint):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     refuse(checkpoint, "is not a valid safetensors file")
+
+
+def write_mxfp4(directory):
+    """Write a random gpt-oss whose experts are stored in MXFP4, as in the files of OpenAI."""
+    config = dataclasses.replace(xf.load_pretrained(DATA / "gpt_oss").config, d_model=32, d_ff=64)
+    xf.save_pretrained(xf.LanguageModel(config, seed=1), directory, model_type="gpt_oss")
+    rng = np.random.default_rng(0)
+
+    def quantize(tensors):
+        for name in [name for name in tensors if name.endswith("_proj") and "experts" in name]:
+            matrices, in_features, out_features = tensors.pop(name).shape
+            shape = matrices, out_features, in_features // 32
+            tensors[f"{name}_blocks"] = rng.integers(0, 256, (*shape, 16), dtype=np.uint8)
+            tensors[f"{name}_scales"] = rng.integers(121, 128, shape, dtype=np.uint8)
+
+    change_tensors(directory, quantize)
+    change_config(directory, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+
+
+def test_mxfp4_tensors_are_dequantized(tmp_path):
+    def value(bits, scale):  # OCP Microscaling Formats, 5.3.3: one bit of sign, two of exponent, one of mantissa
+        exponent, mantissa = bits >> 1 & 3, bits & 1
+        size = (1.0 + mantissa / 2) * 2.0 ** (exponent - 1) if exponent else mantissa / 2
+        return (-size if bits & 8 else size) * 2.0 ** (scale - 127)
+
+    write_mxfp4(tmp_path)
+    tensors, name = TensorFiles(tmp_path), "model.layers.1.mlp.experts.gate_up_proj"
+    stored = load_file(tmp_path / "model.safetensors")
+    blocks, scales = stored[f"{name}_blocks"], stored[f"{name}_scales"]
+    matrices, out_features, num_blocks = scales.shape
+    expected = [
+        [value(bits, int(scale)) for byte in block.tolist() for bits in (byte & 15, byte >> 4)]
+        for block, scale in zip(blocks.reshape(-1, 16), scales.reshape(-1), strict=True)
+    ]
+    expected = np.reshape(expected, (matrices, out_features, 32 * num_blocks)).swapaxes(1, 2)
+    actual = tensors.read(name)
+    assert actual.dtype == np.float32
+    np.testing.assert_array_equal(actual, expected)
+    all_scales = [_FP4_PAIRS * power for power in _POWERS[:253]]  # larger ones overflow
+    expected = [[(value(b & 15, s), value(b >> 4, s)) for b in range(256)] for s in range(253)]
+    np.testing.assert_array_equal(all_scales, expected)
+
+    model = xf.load_pretrained(tmp_path)
+    xf.save_pretrained(model, tmp_path / "plain")
+    tokens = [[5, 4, 7, 9]]
+    np.testing.assert_array_equal(xf.load_pretrained(tmp_path / "plain")(tokens), model(tokens))
+    gate = model.layers[1].feed_forward.experts[2].gate.weight
+    np.testing.assert_array_equal(gate, actual[2][:, 0::2])
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change", "message"),
+    [
+        ("blocks", lambda x: x[..., :8], r"_blocks has dtype U8 and shape \(4, 128, 1, 8\).*; expected U8"),
+        ("scales", lambda x: x[0], r"_scales U8 and \(128, 1\); expected U8"),
+        ("scales", lambda x: x.astype("f4"), r"_scales F32 and \(4, 128, 1\); expected U8"),
+        ("scales", None, r"lacks the tensor model.layers.0.mlp.experts.gate_up_proj "),
+    ],
+)
+def test_mxfp4_tensors_that_do_not_fit_are_refused(suffix, change, message, tmp_path):
+    write_mxfp4(tmp_path)
+    name = f"model.layers.0.mlp.experts.gate_up_proj_{suffix}"
+
+    def damage(tensors):
+        x = tensors.pop(name)
+        tensors.update({} if change is None else {name: np.ascontiguousarray(change(x))})
+
+    change_tensors(tmp_path, damage)
+    refuse(tmp_path, message)
 
 
 def test_a_quantized_tensor_is_refused(checkpoint):

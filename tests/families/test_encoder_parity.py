@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from xformer.backends import from_host, resolve
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.families import load_pretrained, save_pretrained
-from xformer.layers import EncoderLayer
+from xformer.layers import ConvolutionEncoderLayer, EncoderLayer
 from xformer.models import Encoder, EncoderConfig
 
 DATA = Path(__file__).parent / "data"
@@ -48,10 +48,15 @@ def test_states_and_heads_equal_those_of_transformers(name, dtype, tolerance):
 
 @pytest.mark.parametrize("name", CASES)
 def test_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
-    outputs, call = [], EncoderLayer.__call__
-    monkeypatch.setattr(
-        EncoderLayer, "__call__", lambda *args, **options: outputs.append(call(*args, **options)) or outputs[-1]
-    )
+    outputs = []
+    for cls in (EncoderLayer, ConvolutionEncoderLayer):
+
+        def record(layer, *args, cls=cls, call=cls.__call__, **options):
+            y = call(layer, *args, **options)
+            outputs.extend([y] if type(layer) is cls else [])
+            return y
+
+        monkeypatch.setattr(cls, "__call__", record)
     model, _, reference = run(name, dtype="float64")
     is_token = reference["tokens"] != model.config.pad_id
     # If there is a final norm, transformers returns the last state after it.
@@ -145,11 +150,22 @@ def test_padding_that_no_file_names_is_that_of_transformers(name, pad_id, tmp_pa
     assert load_pretrained(tmp_path).config.pad_id == pad_id
 
 
+def test_a_convolution_needs_a_mask_of_keys():
+    model, states, reference = run("deberta_v2_convolution", dtype="float64")
+    is_token = reference["tokens"] != model.config.pad_id
+    again = model(reference["tokens"], mask=is_token[:, None, None, :])
+    np.testing.assert_allclose(again[is_token], states[is_token], rtol=0, atol=1e-12)
+    short = model(reference["tokens"][1:, :6])  # the padding of the second row has no effect
+    np.testing.assert_allclose(short[0], states[1, :6], rtol=0, atol=1e-12)
+    with pytest.raises(ShapeError, match=r"mask has shape \(9, 9\); .* convolution expects \(2, 1, 1, 9\)"):
+        model(reference["tokens"], mask=np.ones((9, 9), bool))
+
+
 def test_variants_of_deberta_that_xformer_does_not_compute_are_refused(tmp_path):
     shutil.copytree(DATA / "deberta_v2", tmp_path, dirs_exist_ok=True)
     values = json.loads((tmp_path / "config.json").read_text())
     for key, value in (
-        ("conv_kernel_size", 3),
+        ("conv_groups", 2),
         ("pos_att_type", "c2p"),
         ("share_att_key", None),
         ("position_buckets", -1),

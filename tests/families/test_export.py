@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,17 @@ def test_windows_in_any_layers_are_written(name, types, tmp_path):
         assert values["layer_types"] == [names[t] for t in types]
     if "qwen" in name:
         assert (values["use_sliding_window"], values["max_window_layers"]) == (types != "fff", f"{types}s".index("s"))
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_outputs_of_umt5_are_scaled_if_the_files_say_that_embeddings_are_tied(is_scaled, tmp_path):
+    shutil.copytree(DATA / "umt5", tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": is_scaled}))
+    model = xf.load_pretrained(tmp_path)
+    assert model.config.scale_output is is_scaled
+    xf.save_pretrained(model, tmp_path / "again")
+    assert xf.load_pretrained(tmp_path / "again").config == model.config
 
 
 @pytest.mark.parametrize(

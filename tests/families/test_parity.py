@@ -148,6 +148,25 @@ def test_opt_variants_with_another_computation_are_refused(key, value, tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 32}, "has an encoder with d_model 32 and a decoder with 24; expected the same"),
+        ({"layer_types": ["full_attention"]}, "has other windows in the encoder than in the decoder"),
+        ({"num_hidden_layers": 0}, "has encoder.num_hidden_layers 0; expected an integer from 1"),
+        ({"new_key": 3}, r"has the key 'new_key' \(3\), which xformer does not know"),
+        (None, "has no key 'vocab_size'"),
+    ],
+)
+def test_sides_of_t5gemma_that_do_not_fit_are_refused(changes, message, tmp_path):
+    shutil.copytree(DATA / "t5gemma", tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["encoder"] = None if changes is None else {**values["encoder"], **changes}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(xf.errors.CheckpointError, match=message):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("name", "key", "value", "message"),
     [
         ("olmoe", "clip_qkv", 8.0, "has the key 'clip_qkv'"),

@@ -37,6 +37,11 @@ def write(model_type, directory, **changes):
         a, b = 0.2 * rng.normal(size=(RANK, rows)), rng.normal(size=(columns, RANK))
         update = ALPHA / RANK * b @ a
         tensors[name] = weight + (update.T if model_type == "gpt2" else update)  # in float64
+        if changes.get("use_dora"):
+            magnitude = matrices[f"base_model.model.{module}.lora_magnitude_vector"] = rng.uniform(0.5, 2.0, columns)
+            magnitude = magnitude if model_type == "gpt2" else magnitude[:, None]
+            axis = 0 if model_type == "gpt2" else 1
+            tensors[name] *= magnitude / np.linalg.norm(tensors[name], axis=axis, keepdims=True)
         matrices |= {f"base_model.model.{module}.lora_{key}.weight": x for key, x in (("A", a), ("B", b))}
     save_file(tensors, merged / "model.safetensors", {"format": "pt"})
     save_file(matrices, adapters / "adapter_model.safetensors", {"format": "pt"})
@@ -50,9 +55,11 @@ def logits(model):
     return model(ids) if isinstance(model, xf.LanguageModel) else model(ids, ids[:, :4])
 
 
-@pytest.mark.parametrize("model_type", MODULES)
-def test_adapters_of_peft(model_type, tmp_path):
-    adapters, merged = write(model_type, tmp_path)
+@pytest.mark.parametrize(
+    ("model_type", "use_dora"), [*((each, False) for each in MODULES), ("gpt2", True), ("glm4", True), ("cohere", True)]
+)
+def test_adapters_of_peft(model_type, use_dora, tmp_path):
+    adapters, merged = write(model_type, tmp_path, use_dora=use_dora)
     base = xf.load_pretrained(DATA / model_type, dtype="float64")
     expected = logits(xf.load_pretrained(merged, dtype="float64"))
     model = xf.load_lora(base, adapters)
@@ -63,6 +70,7 @@ def test_adapters_of_peft(model_type, tmp_path):
     xf.save_lora(model, tmp_path / "again")
     again = xf.load_lora(base, tmp_path / "again")
     np.testing.assert_array_equal(logits(again), logits(model))
+    assert json.loads((tmp_path / "again" / "adapter_config.json").read_text())["use_dora"] is use_dora
     written, original = (load_file(path / "adapter_model.safetensors") for path in (tmp_path / "again", adapters))
     assert written.keys() == original.keys()
     for name, x in original.items():
@@ -83,13 +91,16 @@ def test_adapters_of_a_quantized_model(tmp_path):
     assert np.abs(logits(model) - expected).max() < 0.15 * np.abs(expected).max()
     with pytest.raises(ConfigError, match="the model is quantized; load it without quantize="):
         xf.merge_lora(model)
+    (tmp_path / "dora").mkdir()
+    adapters, _ = write("llama", tmp_path / "dora", use_dora=True)
+    with pytest.raises(ConfigError, match="the model is quantized; use_dora expects floating weights"):
+        xf.load_lora(base.quantize(), adapters)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "has adapters of type 'IA3'; expected 'LORA'"),
-        ({"use_dora": True}, "has use_dora True; expected False"),
         ({"bias": "all"}, "has bias 'all'; expected 'none'"),
         ({"modules_to_save": ["lm_head"]}, r"has modules_to_save \['lm_head'\]; expected None"),
         ({"r": 0}, "has r 0; expected a positive number"),
@@ -106,6 +117,28 @@ def test_settings_that_are_not_supported(changes, message, tmp_path):
     adapters, _ = write("llama", tmp_path, **changes)
     with pytest.raises(CheckpointError, match=message):
         xf.load_lora(xf.load_pretrained(DATA / "llama"), adapters)
+
+
+def test_magnitudes_that_do_not_fit(tmp_path):
+    adapters, _ = write("llama", tmp_path, use_dora=True)
+    base, path = xf.load_pretrained(DATA / "llama"), adapters / "adapter_config.json"
+    model = xf.load_lora(base, adapters)
+    plain = with_fields(model.layers[0].self_attention.query.weight, magnitude=None)
+    query = with_fields(model.layers[0].self_attention.query, weight=plain)
+    layer = with_fields(model.layers[0], self_attention=with_fields(model.layers[0].self_attention, query=query))
+    with pytest.raises(ConfigError, match=r"the adapter of .*query has no magnitude, and others have one"):
+        xf.save_lora(with_fields(model, layers=(layer, *model.layers[1:])), tmp_path / "out")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": False}))
+    with pytest.raises(
+        CheckpointError, match="has the tensors lora_A, lora_B, lora_magnitude_vector; expected lora_A, lo"
+    ):
+        xf.load_lora(base, adapters)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
+    tensors = load_file(adapters / "adapter_model.safetensors")
+    short = {name: x[:3] if "magnitude" in name else x for name, x in tensors.items()}
+    save_file(short, adapters / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has shapes \(3, \d+\) and \(\d+, 3\) and \(3,\); expected "):
+        xf.load_lora(base, adapters)
 
 
 def test_adapters_of_another_model(tmp_path):

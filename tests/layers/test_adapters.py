@@ -69,6 +69,38 @@ def test_gradients_are_those_of_the_product():
     assert found.base is None
 
 
+def test_gradients_of_magnitudes_are_those_of_constant_norms():
+    """The matrix is m V / |V|, where the norms |V| have no gradient (Liu et al., 2024, section 4.3)."""
+    layer, rng = xf.Linear(6, 5, init=0).to(dtype="float64"), np.random.default_rng(1)
+    a, b, m = rng.normal(size=(6, 2)), rng.normal(size=(2, 5)), rng.uniform(1, 2, 5)
+    weight = LoraWeight.make(layer.weight, a, b, 1.5, m)
+    v = layer.weight + 1.5 * a @ b
+    norms = np.linalg.norm(v, axis=0)
+    np.testing.assert_allclose(weight.merged(), m * v / norms, rtol=0, atol=1e-12)
+    x, g = rng.normal(size=(7, 6)), rng.normal(size=(7, 5))
+    layer, dense = with_fields(layer, weight=weight), x.T @ g
+    np.testing.assert_allclose(layer(x), x @ weight.merged() + layer.bias, rtol=0, atol=1e-12)
+    found = xf.grad(lambda layer: np_sum(layer(x) * g))(layer).weight
+    np.testing.assert_allclose(found.magnitude, np.sum(dense * v / norms, axis=0), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.lora_a, 1.5 * (dense * m / norms) @ b.T, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.lora_b, 1.5 * a.T @ (dense * m / norms), rtol=0, atol=1e-12)
+    assert found.base is None
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_magnitudes_are_trained(jit):
+    model = xf.lora(xf.LanguageModel(CONFIG, seed=0), 4, use_dora=True)
+    np.testing.assert_allclose(model(IDS), xf.LanguageModel(CONFIG, seed=0)(IDS), rtol=0, atol=1e-5)
+    before = arrays(model)
+    trained, history = xf.fit(model, loss_fn, [IDS], optimizer=xf.AdamW(), jit=jit, **OPTIONS)
+    assert history[-1].loss < history[0].loss
+    for name, x in arrays(trained).items():
+        assert np.array_equal(before[name], x) == (".lora_" not in name and "magnitude" not in name), name
+    np.testing.assert_allclose(xf.merge_lora(trained)(IDS), trained(IDS), rtol=0, atol=1e-5)
+    with pytest.raises(ConfigError, match="the model is quantized; use_dora expects floating weights"):
+        xf.lora(xf.LanguageModel(CONFIG).quantize(), use_dora=True)
+
+
 def np_sum(x):
     return array_namespace(x).sum(x)
 
@@ -105,6 +137,7 @@ def test_generation_and_files(tmp_path):
         ((2,), {"alpha": 0}, "alpha is 0; expected a positive number"),
         ((2,), {"alpha": float("nan")}, "alpha is nan; expected a positive number"),
         ((2,), {"targets": "q_proj"}, "no linear map is called 'q_proj'; "),
+        ((2,), {"use_dora": "yes"}, "use_dora is 'yes'; expected True or False"),
         ((2,), {"targets": []}, r"targets is \[\]; expected at least one name"),
         ((2,), {"targets": ["query", "valu"]}, "no linear map is called 'valu'; did you mean 'value'"),
     ],

@@ -66,6 +66,11 @@ def test_a_configuration_survives_json():
         ({"length_encoding": True, "pad_id": 2}, "length_encoding expects a pad_id that is neither"),
         ({"copy": True}, "copy is true and share_embeddings false"),
         ({"shared_norm": True}, "shared_norm is true and parallel_residual false; expected both, or no shared norm"),
+        ({"share_relative_bias": False}, "share_relative_bias is false and positions 'sinusoidal'; expected 'rel"),
+        (
+            {"decoder_norm_before_positions": True},
+            "decoder_norm_before_positions is true and embedding_norm false; expected both",
+        ),
         ({"norm_position": "middle"}, "norm_position is 'middle'; expected one of 'pre', 'post'"),
         (
             {"share_embeddings": True},
@@ -137,3 +142,6 @@ def test_names_of_classes_survive_json_and_are_counted():
     assert EncoderConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     with raises_line(ConfigError, "labels has 2 names; expected num_labels, 3"):
         EncoderConfig(vocab_size=8, num_labels=3, labels=("bad", "good"))
+    for options in ({"convolution_size": 2}, {"convolution_size": 3, "causal": True}):
+        with raises_line(ConfigError, "convolution_size is .*; expected an odd number without share_layers, parallel"):
+            EncoderConfig(vocab_size=8, **options)

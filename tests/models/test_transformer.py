@@ -61,6 +61,24 @@ def test_an_encoder_only_model_has_no_decoder_parameters(tmp_path):
         model.prefill(SOURCE)
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers_with_a_window_have_wavelengths_of_their_own(layers):
+    types = ("sliding_attention", "full_attention")[:layers]
+    sizes = {"positions": "rotary", "window": 3, "layer_types": types, "rope_theta": 50.0}
+    sizes |= {"num_encoder_layers": layers, "num_decoder_layers": layers}
+    model = small_model(rope_local_theta=7.0, **sizes)
+    for positions in (model.encoder_positions, model.decoder_positions):
+        assert [each.base for each in positions] == [7.0, 50.0][:layers]
+    full = model(SOURCE, TARGET)
+    assert np.abs(small_model(**sizes)(SOURCE, TARGET) - full).max() > 1e-4
+    assert_close(small_model(rope_local_theta=50.0, **sizes)(SOURCE, TARGET), small_model(**sizes)(SOURCE, TARGET))
+    cache = model.prefill(SOURCE)
+    first = model.decode_step(TARGET[:, :1], cache)
+    assert_close(first, full[:, 0])
+    cache = model.to_static(cache, 4)
+    assert_close(model.decode_step(TARGET[:, 1:2], cache), full[:, 1])
+
+
 def test_depths_and_vocabularies_may_differ():
     model = small_model(num_encoder_layers=3, num_decoder_layers=1)
     assert (len(model.encoder), len(model.decoder)) == (3, 1)

@@ -308,6 +308,91 @@ def test_windows_without_speech_have_no_text(transcriber, monkeypatch):
         assert transcriber(NOISE[:WINDOW], language="en") == expected
 
 
+@pytest.mark.parametrize(
+    ("outputs", "thresholds", "expected", "attempts"),
+    [  # outputs of three temperatures: tokens, and their mean log-probability
+        ([([1, 2], -0.9)], {}, "word1 word2", 1),
+        ([([1, 2], -1.1), ([3, 4], -0.9)], {}, "word3 word4", 2),
+        ([([1, 2], -1.1), ([3, 4], -1.2), ([5, 6], -1.3)], {}, "word5 word6", 3),
+        ([([1, 2] * 30, -0.1), ([3, 4], -0.1)], {}, "word3 word4", 2),
+        ([([1, 2], -1.1)], {"logprob_threshold": None}, "word1 word2", 1),
+        ([([1, 2], -1.1)], {"logprob_threshold": -2}, "word1 word2", 1),
+        ([([1, 2] * 4, -0.1)], {"compression_ratio_threshold": None}, " ".join(["word1 word2"] * 4), 1),
+        (
+            [([1, 2], -0.1), ([3, 4], -0.1)],
+            {"compression_ratio_threshold": 0.1, "temperature": [0, 1]},
+            "word3 word4",
+            2,
+        ),
+        ([([1, 2], -1.1)], {"temperature": 0.7}, "word1 word2", 1),
+    ],
+)
+def test_outputs_that_fail_a_threshold_are_sampled_again(
+    transcriber, monkeypatch, outputs, thresholds, expected, attempts
+):
+    calls = []
+
+    def generate(model, features, config, *, prefix, **options):
+        calls.append((config.method, config.temperature, config.num_beams, len(features)))
+        tokens, mean = outputs[len(calls) - 1]
+        good = Hypothesis([*prefix[0], 8, 9], -0.1, 0.0, True)
+        first = Hypothesis([*prefix[0], *tokens], mean * (len(tokens) + 1), 0.0, True)
+        return [[first]] if len(features) == 1 else [[good], [first]]
+
+    monkeypatch.setattr(transcription, "generate", generate)
+    monkeypatch.setattr(xf.Transcriber, "_start_logits", lambda *args: np.zeros(FIRST + POSITIONS + 1))
+    options = {"temperature": (0.0, 0.2, 0.4), **thresholds}
+    audio = [NOISE[:100], NOISE[:200]]
+    assert transcriber(audio, language="en", num_beams=3, **options)[1] == expected
+    temperatures = np.atleast_1d(options["temperature"]).tolist()
+    expected_calls = [("sampling", each, 1) if each else ("beam", 0, 3) for each in temperatures][:attempts]
+    assert [call[:3] for call in calls] == expected_calls
+    sizes = [2, 2] if options["temperature"] == [0, 1] else [2, 1, 1]
+    assert [call[3] for call in calls] == sizes[:attempts]
+
+
+def test_compression_ratios_are_those_of_transformers():
+    ratio = transcription._compression_ratio
+    words = [50364, 440, 3847, 281, 7042, 5510, 412, 1922, 3414, 3407, 13, 50257]
+    assert ratio(words, 51865) == 24 / 32
+    assert ratio([50364, *[440, 3847] * 30, 50257], 51865) == 124 / 18
+    assert ratio([*[4] * 40, 50], 61) == 41 / 13
+    assert ratio([], 61) == 0.0
+
+
+def test_windows_without_speech_are_not_sampled_again(transcriber, monkeypatch):
+    probable = np.zeros(FIRST + POSITIONS + 1)
+    probable[SPECIAL["<|nospeech|>"]] = 10.0
+    monkeypatch.setattr(xf.Transcriber, "_start_logits", lambda *args: probable)
+    for threshold, expected in ((0.6, ""), (None, "word2")):
+        scripted(monkeypatch, [[1], [2]], -9.0)
+        options = {"temperature": (0.0, 0.2), "no_speech_threshold": threshold}
+        assert transcriber(NOISE[:WINDOW], language="en", **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": ()}, r"temperature is \(\); expected at least one number"),
+        ({"temperature": (0.0, "hot")}, "temperature is 'hot'; expected a number"),
+        ({"temperature": (0.0, -0.5)}, "temperature is -0.5; expected"),
+        ({"logprob_threshold": "-1"}, "logprob_threshold is '-1'; expected a number or None"),
+        ({"no_speech_threshold": float("nan")}, "no_speech_threshold is nan; expected a number or None"),
+        ({"compression_ratio_threshold": [2.4]}, r"compression_ratio_threshold is \[2.4\]; expected a number or None"),
+    ],
+)
+def test_wrong_thresholds_are_errors(transcriber, options, message):
+    with raises_line(ConfigError, message):
+        transcriber(NOISE, **options)
+
+
+def test_sampling_at_several_temperatures_is_reproducible(transcriber):
+    options = {"language": "en", "temperature": (0.5, 1.0, 2.0), "logprob_threshold": 0.0}
+    text = transcriber(NOISE, **options)
+    assert transcriber(NOISE, batch_size=1, **options) == text
+    assert transcriber(NOISE, **{**options, "temperature": 2.0}) != text  # another stream of random numbers
+
+
 def test_words_have_the_times_and_probabilities_of_a_teacher_forced_pass(transcriber, monkeypatch):
     text = [1, 38, 36, 2]
     scripted(monkeypatch, [[FIRST, *text[:3], FIRST + 12, FIRST + 12, *text[3:], FIRST + 25]])

@@ -312,6 +312,8 @@ def test_transformer(data):
     options |= {"pad_id": data.draw(st.sampled_from([0, 0, None, 1, 2]))}
     options |= {"share_embeddings": data.draw(st.booleans()), "length_encoding": data.draw(st.booleans())}
     options |= {"copy": data.draw(st.sampled_from([False, False, True]))}
+    options |= {"share_relative_bias": options["positions"] != "relative" or data.draw(st.booleans())}
+    options |= {"decoder_norm_before_positions": options["embedding_norm"] and data.draw(st.booleans())}
     options |= {"num_encoder_layers": layers, "num_decoder_layers": data.draw(st.sampled_from([layers, 1, 1, 0]))}
     sizes = {"source_vocab_size": VOCABULARY, "target_vocab_size": VOCABULARY}
     model = outcome(lambda: xf.Transformer(xf.TransformerConfig(**sizes, **options)))
@@ -345,6 +347,7 @@ def test_encoder(data):
     options |= {name: data.draw(st.booleans()) for name in ("pooler_norm", "head_bias", "first_norm", "share_layers")}
     options |= {"pooling": data.draw(st.sampled_from(["cls", "mean"])), "relative_bias": data.draw(st.booleans())}
     options |= {"embedding_dim": data.draw(st.sampled_from([None, None, 3]))}
+    options |= {"convolution_size": data.draw(st.sampled_from([0, 0, 1, 2, 3]))}
     if data.draw(st.booleans()):
         options["positions"] = "disentangled"
     model = outcome(lambda: xf.Encoder(xf.EncoderConfig(vocab_size=VOCABULARY, num_layers=layers, **options)))

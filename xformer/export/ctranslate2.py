@@ -43,6 +43,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_softcap": (None,),
     "rope_scaling": (None,),
     "scale_positions": (False,),
+    "decoder_norm_before_positions": (False,),
     "copy": (False,),
     "length_encoding": (False,),
 }
@@ -210,8 +211,9 @@ class _Converter:
             _set_norm(spec.layernorm_embedding, inputs.norm)
         if norm is not None:
             _set_norm(spec.layer_norm, norm)
-        for layer_spec, layer in zip(spec.layer, layers, strict=True):
-            self._set_layer(layer_spec, layer, positions)
+        each = positions if isinstance(positions, tuple) else [positions] * len(layers)
+        for layer_spec, layer, own in zip(spec.layer, layers, each, strict=True):
+            self._set_layer(layer_spec, layer, own)
         if not is_encoder:
             output, bias = self._model.output, self._model.output_bias
             spec.projection.weight = np.array(embedding.weight if output is None else output.weight.T)

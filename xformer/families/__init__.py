@@ -1,6 +1,7 @@
 """Public checkpoints in the Hugging Face format, read and written by one table for each family."""
 
 from xformer.families.albert import ALBERT
+from xformer.families.arcee import ARCEE
 from xformer.families.bart import BART
 from xformer.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from xformer.families.bloom import BLOOM
@@ -31,11 +32,13 @@ from xformer.families.phi import PHI
 from xformer.families.stablelm import STABLELM
 from xformer.families.starcoder2 import STARCODER2
 from xformer.families.t5 import T5
+from xformer.families.t5gemma import T5GEMMA
 from xformer.families.vit import VIT
 from xformer.families.whisper import WHISPER
 
 __all__ = [
     "ALBERT",
+    "ARCEE",
     "BART",
     "BERT",
     "BLOOM",
@@ -69,6 +72,7 @@ __all__ = [
     "STABLELM",
     "STARCODER2",
     "T5",
+    "T5GEMMA",
     "VIT",
     "WHISPER",
     "XLM_ROBERTA",

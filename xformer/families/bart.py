@@ -1,7 +1,7 @@
-"""BART and encoder-decoders of similar architecture: mBART, Marian (OPUS-MT), Pegasus, M2M-100 and NLLB.
+"""BART and similar encoder-decoders: mBART, Marian (OPUS-MT), Pegasus, M2M-100, NLLB, Blenderbot and BlenderbotSmall.
 
 Lewis et al. (2020); Liu et al. (2020); Junczys-Dowmunt et al. (2018); Zhang et al. (2020); Fan et al. (2021); NLLB team
-(2022).
+(2022); Roller et al. (2021).
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "marian": {"norm_position": "post", "positions": "sinusoidal", "sinusoidal_layout": "halves"},
     "pegasus": {"norm_position": "pre", "positions": "sinusoidal", "sinusoidal_layout": "halves"},
     "m2m_100": {"norm_position": "pre", "positions": "sinusoidal", "sinusoidal_layout": "fairseq"},
+    "blenderbot": {"norm_position": "pre", "positions": "learned"},
+    "blenderbot-small": {
+        "norm_position": "post",
+        "positions": "learned",
+        "embedding_norm": True,
+        "decoder_norm_before_positions": True,
+    },
 }
+_DEFAULTS = {"embedding_norm": False, "decoder_norm_before_positions": False}
 _SIZES = {
     "num_encoder_layers": "encoder_layers",
     "num_decoder_layers": "decoder_layers",
@@ -36,6 +44,8 @@ _CLASSES = {
     "marian": "MarianMTModel",
     "pegasus": "PegasusForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
+    "blenderbot": "BlenderbotForConditionalGeneration",
+    "blenderbot-small": "BlenderbotSmallForConditionalGeneration",
 }
 
 
@@ -70,6 +80,7 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
     reader.skip("classifier_dropout", "classif_dropout", "extra_pos_embeddings", "tokenizer_class")
     reader.skip("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
     reader.skip("static_position_embeddings", "hidden_size", "num_attention_heads", "force_bos_token_to_be_generated")
+    reader.skip("do_blenderbot_90_layernorm", "layernorm_variant", "unk_token_id")
     fields = _FIELDS[reader.model_type]
     reader.require("add_bias_logits", False)  # this and the next three are keys of old files
     reader.require("add_final_layer_norm", fields["norm_position"] == "pre")
@@ -95,19 +106,25 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
     )
 
 
-def write_config(config: TransformerConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of the type that has its norms and positions."""
+def _model_type(config: TransformerConfig) -> str:
+    """Return the model type that has the norms and positions of a configuration."""
     model_types = [
         model_type
         for model_type, fields in _FIELDS.items()
-        if all(getattr(config, name) == value for name, value in {"embedding_norm": False, **fields}.items())
+        if all(getattr(config, name) == value for name, value in {**_DEFAULTS, **fields}.items())
     ]
     if not model_types:
         raise ConfigError(
             f"norm_position is {config.norm_position!r}, positions {config.positions!r} ({config.sinusoidal_layout}), "
-            f"embedding_norm {config.embedding_norm}; none of {', '.join(_FIELDS)} has this combination"
+            f"embedding_norm {config.embedding_norm}, decoder_norm_before_positions "
+            f"{config.decoder_norm_before_positions}; none of {', '.join(_FIELDS)} has this combination"
         )
-    model_type = model_types[0]
+    return model_types[0]
+
+
+def write_config(config: TransformerConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of the type that has its norms and positions."""
+    model_type = _model_type(config)
     if not config.share_embeddings and model_type != "marian":
         raise ConfigError(f"share_embeddings is false; {model_type} expects true")
     values = {
@@ -126,11 +143,14 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
     return values
 
 
-def stack(side: str) -> dict[str, Layout]:
-    """Return the layouts of one side, "encoder" or "decoder": its positions, layers and norms."""
+def stack(side: str, *, unused_positions: int = 0) -> dict[str, Layout]:
+    """Return the layouts of one side, "encoder" or "decoder": its positions, layers and norms.
+
+    The first rows of the table of positions may be unused.
+    """
     theirs, ours = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
     tensors = {
-        f"model.{side}.embed_positions.weight": skip_rows(2, f"{side}_input.positions.weight"),
+        f"model.{side}.embed_positions.weight": skip_rows(unused_positions, f"{side}_input.positions.weight"),
         **affine(f"model.{side}.layernorm_embedding", f"{side}_input.norm"),
         **attention(theirs + "self_attn", ours + "self_attention"),
         **affine(theirs + "self_attn_layer_norm", ours + "self_attention_residual.norm"),
@@ -153,10 +173,11 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
             "model.encoder.embed_tokens.weight": same("source_embedding.weight"),
             "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
         }
+    unused = 0 if _model_type(config).startswith("blenderbot") else 2
     return {
         **embeddings,
-        **stack("encoder"),
-        **stack("decoder"),
+        **stack("encoder", unused_positions=unused),
+        **stack("decoder", unused_positions=unused),
         "final_logits_bias": single_row("output_bias"),
         "lm_head.weight": transposed("output.weight"),
     }

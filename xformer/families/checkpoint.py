@@ -135,6 +135,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if gguf is None and (generation := path / "generation_config.json").exists():
             reader.generation = ConfigReader(read_json(generation, "generation settings"), generation, (), ())
         config = family.read_config(reader)
+        reader.skip("quantization_config")  # the tensors show it
         reader.finish()
         model = family.model(config, seed=None)
         model.model_type = reader.model_type
@@ -165,7 +166,8 @@ def load_pretrained(
             safetensors file that `BaseModel.save` wrote.
         xp: Array library, as a module or by name.
         dtype: Floating dtype of the parameters. Default: that of the file; float32 if the library lacks it, for
-            bfloat16 in NumPy, and for quantized tensors of GGUF files that are not packed.
+            bfloat16 in NumPy, and for quantized tensors of GGUF files that are not packed. MXFP4 tensors of gpt-oss
+            are dequantized.
         device: Device of the parameters, as the library names it.
         quantize: "int8" or "bfloat16" to quantize the weights for inference (`layers.quantize`), in place of `dtype`.
             On NumPy each weight is quantized as it is read, so the float32 model is never in memory as a whole.
@@ -311,7 +313,9 @@ def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> st
     """
     values = read_json(config_path, "configuration")
     family = family_of(values.get("model_type"), config_path)
-    _write(model, family, {key: value for key, value in values.items() if key != "torch_dtype"}, directory)
+    for key in ("torch_dtype", "quantization_config"):  # of the tensors that the model replaces
+        values.pop(key, None)
+    _write(model, family, values, directory)
     return str(values["model_type"])
 
 
@@ -423,6 +427,7 @@ def _effective_fields(config: ModelConfig | ImageTextEncoderConfig) -> dict[str,
         *(("d_ff",) if config.num_experts and not config.dense_layers else ()),
         *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
         *(() if fields.get("masked_lm") or fields.get("pooler") not in ("none", "attention") else ("head_bias",)),
+        *(() if fields.get("convolution_size") else ("convolution_activation",)),
     }
     bias, local_theta = config.attention_bias, config.rope_local_theta
     if local_theta is None and config.rope_scaling is None:
@@ -453,7 +458,10 @@ def _check_supported(values: dict[str, Any], path: Path) -> None:
     if "quantization_config" in values:
         settings = values["quantization_config"]
         method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
-        raise CheckpointError(f"{path} is quantized ({method}); expected float32, float16 or bfloat16 tensors")
+        if method != "mxfp4":
+            raise CheckpointError(
+                f"{path} is quantized ({method}); expected float32, float16, bfloat16 or mxfp4 tensors"
+            )
     if "auto_map" in values and values.get("model_type") not in FAMILIES:
         raise CheckpointError(f"{path} needs code of its own (auto_map in config.json), which xformer does not run")
 

@@ -1,4 +1,4 @@
-"""DeBERTa-v3 (He et al., 2021 and 2023; model type `deberta-v2`), without the replaced-token detection head."""
+"""DeBERTa-v2 and v3 (He et al., 2021 and 2023), without the replaced-token detection head."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NUM_SCORES = 3  # of contents, of contents and distances, and of distances and 
 
 
 def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of DeBERTa-v3; the names of the tensors determine the heads."""
+    """Translate the config.json of DeBERTa-v2 or v3; the names of the tensors determine the heads."""
     skip_dropout(reader)
     reader.skip("pooler_dropout", "cls_dropout", "legacy", "pos_att_type", *_FIXED)
     types = reader.values.get("pos_att_type")
@@ -46,7 +46,9 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
             raise CheckpointError(f"{reader.path} has {key} {value!r:.60}; expected {expected!r}")
     fields = read_fields(reader, SIZES_AND_EPSILON, max_positions=512, norm_epsilon=1e-7)
     d_model, head_dim = fields["d_model"], fields["d_model"] // fields["num_heads"]
-    reader.require("conv_kernel_size", 0)
+    reader.require("conv_groups", 1)
+    is_tanh = reader.values.get("conv_act") in (None, "tanh")
+    reader.skip("conv_act")
     reader.require("embedding_size", d_model)
     reader.require("pooler_hidden_size", d_model)
     reader.require("attention_head_size", head_dim)
@@ -63,6 +65,8 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         activation=activation,
         pooler=pooler if has_tensor(reader, "pooler.dense.weight") else "none",
         **read_labels(reader),
+        convolution_size=reader.count("conv_kernel_size", default=0, at_least=0),
+        convolution_activation="tanh" if is_tanh else read_activation(reader, "conv_act", default="gelu"),
         masked_lm=has_tensor(reader, "lm_predictions.lm_head.dense.weight"),
         masked_lm_activation=activation,
         **read_special_ids(reader, pad_id=0),
@@ -70,7 +74,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
 
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of DeBERTa-v3."""
+    """Translate a configuration into the config.json of DeBERTa-v2 or v3."""
     return {
         **write_heads(config, "DebertaV2", "deberta-v2"),
         **write_fields(config, SIZES_AND_EPSILON),
@@ -81,6 +85,8 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "max_relative_positions": config.relative_max_distance,
         "hidden_act": write_activation(config),
         "pooler_hidden_act": ACTIVATION_NAMES.get(config.pooler, "gelu"),
+        "conv_kernel_size": config.convolution_size,
+        "conv_act": ACTIVATION_NAMES.get(config.convolution_activation, "tanh"),
         "legacy": False,
     }
 
@@ -97,6 +103,8 @@ DEBERTA_V2 = register(
             **encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense"),
             "deberta.encoder.rel_embeddings.weight": same("distances.weight"),
             **affine("deberta.encoder.LayerNorm", "distances.norm"),
+            **linear("deberta.encoder.conv.conv", "layers.0.convolution"),
+            **affine("deberta.encoder.conv.LayerNorm", "layers.0.convolution_norm"),
             **linear("lm_predictions.lm_head.dense", "masked_lm.linear"),
             **affine("lm_predictions.lm_head.LayerNorm", "masked_lm.norm"),
             "lm_predictions.lm_head.bias": same("masked_lm.bias"),

@@ -23,9 +23,9 @@ from xformer.ops.quantized import QuantizedWeight
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 _PREFIX = "base_model.model."
-_KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B|magnitude_vector)(\.weight)?")
 # Settings of PEFT that change what an adapter computes, and the only values that are supported.
-_FIXED = {"use_dora": False, "bias": "none", "modules_to_save": None, "lora_bias": False, "target_parameters": None}
+_FIXED = {"bias": "none", "modules_to_save": None, "lora_bias": False, "target_parameters": None}
 _FIXED |= {
     "alora_invocation_tokens": None,
     "trainable_token_indices": None,
@@ -57,9 +57,12 @@ def save_lora(
     check_path(directory)
     adapters, family = adapters_of(model), _family(model, model_type)
     for name, _ in model.named_trainable_parameters():
-        if not name.endswith((".lora_a", ".lora_b")):
+        if not name.endswith((".lora_a", ".lora_b", ".magnitude")):
             raise ConfigError(f"{name} is trainable, which adapters do not include; use merge_lora and save_pretrained")
     tensors: dict[str, Any] = {}
+    use_dora = any(weight.magnitude is not None for weight in adapters.values())
+    if plain := sorted(name for name, weight in adapters.items() if use_dora and weight.magnitude is None):
+        raise ConfigError(f"the adapter of {plain[0]} has no magnitude, and others have one; expected all or none")
     table = _tensors(family, model, adapters)
     if missing := sorted(adapters.keys() - {name for _, names in table.values() for name in names}):
         raise ConfigError(
@@ -77,10 +80,14 @@ def save_lora(
             )
         a = np.empty_like(first)
         b = np.empty((sum(shape[1] for shape in shapes), len(a)), a.dtype)
+        magnitude = np.empty(len(b), a.dtype)
         for index, part in enumerate(parts):
             rows, columns = _places(layout, shapes, index)
             a[:, rows], b[columns] = first, to_host(part.lora_b).T
+            if part.magnitude is not None:
+                magnitude[columns] = to_host(part.magnitude)
         tensors |= {f"{_PREFIX}{tensor}.lora_A.weight": a, f"{_PREFIX}{tensor}.lora_B.weight": b}
+        tensors |= {f"{_PREFIX}{tensor}.lora_magnitude_vector": magnitude} if use_dora else {}
     ranks = {weight.lora_a.shape[1] for weight in adapters.values()}
     alphas = {weight.scaling * weight.lora_a.shape[1] for weight in adapters.values()}
     if len(ranks) > 1 or len(alphas) > 1:
@@ -94,7 +101,7 @@ def save_lora(
     names = sorted(name.removeprefix(_PREFIX).removesuffix(".lora_A.weight") for name in tensors if ".lora_A." in name)
     values = {"peft_type": "LORA", "r": ranks.pop(), "lora_alpha": alphas.pop(), "target_modules": names}
     task = {LanguageModel: "CAUSAL_LM", Transformer: "SEQ_2_SEQ_LM"}.get(type(model))
-    values |= {"lora_dropout": 0.0, "bias": "none", "task_type": task, "inference_mode": True}
+    values |= {"use_dora": use_dora, "lora_dropout": 0.0, "bias": "none", "task_type": task, "inference_mode": True}
     write_json(path / "adapter_config.json", values | {"base_model_name_or_path": base_model})
 
 
@@ -128,11 +135,14 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
         found.setdefault(match[1], {})[match[2]] = entry.read()
     family, layers = _family(model, model_type), linear_maps(model)
     table = _tensors(family, model, layers)
-    weights = {}
+    weights, kinds = {}, ["A", "B", "magnitude_vector"] if config.get("use_dora") else ["A", "B"]
     for tensor, matrices in found.items():
         name = family.canonical_name(f"{tensor}.weight", {f"{each}.weight" for each in table}).removesuffix(".weight")
-        if name not in table or set(matrices) != {"A", "B"}:
+        if name not in table:
             raise CheckpointError(f"{path} has an adapter of {tensor}, which the model does not have")
+        if sorted(matrices) != kinds:
+            names = (", ".join(f"lora_{kind}" for kind in each) for each in (sorted(matrices), kinds))
+            raise CheckpointError("{}: the adapter of {} has the tensors {}; expected {}".format(path, tensor, *names))
         layout, parameters = table[name]
         shapes = [tuple(layers[parameter].weight.shape) for parameter in parameters]
         rank = _setting(path, config, "r", "rank_pattern", tensor)
@@ -140,24 +150,27 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
         scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
         for index, parameter in enumerate(parameters):
             rows, columns = _places(layout, shapes, index)
-            a, b = matrices["A"], matrices["B"]
-            expected = (rank, shapes[0][0]), (sum(shape[1] for shape in shapes), rank)
-            if (a.shape, b.shape) != expected:
+            parts = [matrices[kind] for kind in kinds]
+            num_columns = sum(shape[1] for shape in shapes)
+            sizes = [(rank, shapes[0][0]), (num_columns, rank), (num_columns,)][: len(kinds)]
+            if [x.shape for x in parts] != sizes:
                 raise CheckpointError(
-                    f"{path}: the adapter of {tensor} has shapes {a.shape} and {b.shape}; expected {expected[0]} and "
-                    f"{expected[1]}"
+                    f"{path}: the adapter of {tensor} has shapes {' and '.join(str(x.shape) for x in parts)}; expected "
+                    f"{' and '.join(map(str, sizes))}"
                 )
-            weights[parameter] = _weight(layers[parameter].weight, a[:, rows].T, b[columns, :].T, scaling)
+            a, b, *magnitude = parts
+            arrays = a[:, rows].T, b[columns, :].T, *(x[columns] for x in magnitude)
+            weights[parameter] = _weight(layers[parameter].weight, scaling, *arrays)
     if not weights:
         raise CheckpointError(f"{path} has no adapters")
     return with_adapters(model, weights)
 
 
-def _weight(base: Any, lora_a: Any, lora_b: Any, scaling: float) -> LoraWeight:
+def _weight(base: Any, scaling: float, *arrays: Any) -> LoraWeight:
     like: Any = base.scales if isinstance(base, QuantizedWeight) else base
     options: dict[str, Any] = {"dtype": dtype_name(like.dtype), "device": device(like)}
-    first, second = (from_host(array_namespace(like), np.ascontiguousarray(x), **options) for x in (lora_a, lora_b))
-    return LoraWeight.make(base, first, second, scaling)
+    a, b, *magnitude = (from_host(array_namespace(like), np.ascontiguousarray(x), **options) for x in arrays)
+    return LoraWeight.make(base, a, b, scaling, *magnitude)
 
 
 def _setting(path: Path, config: dict[str, Any], name: str, pattern: str, tensor: str) -> float:

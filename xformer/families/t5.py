@@ -1,4 +1,4 @@
-"""T5, Flan-T5 and mT5 (Raffel et al., 2020; Xue et al., 2021)."""
+"""T5, Flan-T5, mT5 and umT5 (Raffel et al., 2020; Xue et al., 2021; Chung et al., 2023)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULTS = {"norm_epsilon": 1e-6, "relative_buckets": 32, "relative_max_distanc
 def read_config(reader: ConfigReader) -> TransformerConfig:
     """Translate the config.json of T5."""
     reader.skip("dropout_rate", "classifier_dropout", "n_positions", "output_past", "dense_act_fn", "is_gated_act")
-    default_activation = "gated-gelu" if reader.model_type == "mt5" else "relu"
+    default_activation = "relu" if reader.model_type == "t5" else "gated-gelu"
     activation = reader.choice("feed_forward_proj", known=_ACTIVATIONS, default=default_activation)
     num_layers, vocab_size = reader.count("num_layers"), reader.count("vocab_size")
     return TransformerConfig(
@@ -45,6 +45,7 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
         feed_forward_bias=False,
         attention_scale=1.0,
         positions="relative",
+        share_relative_bias=reader.model_type != "umt5",
         scale_embeddings=False,
         scale_output=_scales_output(reader),
         share_embeddings=True,
@@ -55,9 +56,9 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
 
 
 def _scales_output(reader: ConfigReader) -> bool:
-    """Return whether the output is scaled; in files older than transformers 5, if tie_word_embeddings is true."""
+    """Return whether the output is scaled: never in mT5, in umT5 and old files of T5 if tie_word_embeddings is true."""
     is_tied = reader.flag("tie_word_embeddings", default=True)
-    return reader.model_type == "t5" and reader.flag("scale_decoder_outputs", default=is_tied)
+    return reader.model_type != "mt5" and reader.flag("scale_decoder_outputs", default=is_tied)
 
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:
@@ -65,9 +66,10 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
     names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.activation not in names:
         raise ConfigError(f"activation is {config.activation!r}; expected one of {', '.join(names)}")
+    model_type = "t5" if config.share_relative_bias else "umt5"
     return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
+        "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
+        "model_type": model_type,
         "is_encoder_decoder": True,
         "vocab_size": config.source_vocab_size,
         "num_layers": config.num_encoder_layers,
@@ -95,9 +97,11 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
 def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
     """Return the layouts of one side, "encoder" or "decoder"."""
     theirs, ours = f"{side}.block.{{i}}.layer.", f"{side}.{{i}}."
+    bias = "SelfAttention.relative_attention_bias.weight"
     feed_forward = f"{theirs}{1 if side == 'encoder' else 2}."
     tensors = {
-        f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": same(f"{side}_positions.weight"),
+        f"{side}.block.0.layer.0.{bias}": same(f"{side}_positions.weight"),
+        f"{theirs}0.{bias}": same(f"{side}_positions.{{i}}.weight"),  # umT5
         f"{side}.final_layer_norm.weight": same(f"{side}_norm.weight"),
         f"{theirs}0.layer_norm.weight": same(f"{ours}self_attention_residual.norm.weight"),
         **attention(f"{theirs}0.SelfAttention", f"{ours}self_attention", "q k v o"),
@@ -114,7 +118,7 @@ def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
 
 T5 = register(
     Family(
-        model_types=("t5", "mt5"),
+        model_types=("t5", "mt5", "umt5"),
         model=Transformer,
         read_config=read_config,
         write_config=write_config,

@@ -43,6 +43,42 @@ class TensorEntry:
         return (x.astype("<u4") << np.uint32(16)).view("<f4") if self.code == "BF16" else x
 
 
+_FP4 = np.array([sign * x for sign in (1, -1) for x in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], "f4")  # by 4 bits
+_FP4_PAIRS = np.stack([np.tile(_FP4, 16), np.repeat(_FP4, 16)], axis=1)  # by byte: its lower, then its upper half
+_POWERS = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))  # by exponent
+
+
+@dataclass(frozen=True)
+class MXFP4Entry(TensorEntry):
+    """Matrices of 4 bits for each value (MXFP4): blocks of 32 values, with a power of two as scale (gpt-oss).
+
+    Attributes:
+        blocks: Bytes of the values, (matrices, out_features, blocks, 16).
+        scales: Exponents, biased by 127, (matrices, out_features, blocks).
+    """
+
+    blocks: TensorEntry
+    scales: TensorEntry
+
+    @classmethod
+    def of(cls, name: str, blocks: TensorEntry, scales: TensorEntry) -> MXFP4Entry:
+        """Return the entry of two tensors; raise CheckpointError if their dtypes and shapes do not fit."""
+        if (blocks.code, scales.code) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != (*scales.shape, 16):
+            raise CheckpointError(
+                f"{blocks.path}: {name}_blocks has dtype {blocks.code} and shape {blocks.shape}, {name}_scales "
+                f"{scales.code} and {scales.shape}; expected U8, (matrices, features, blocks, 16) and (..., blocks)"
+            )
+        matrices, features, num_blocks = scales.shape
+        return cls(blocks.path, "MXFP4", (matrices, 32 * num_blocks, features), blocks.offset, blocks, scales)
+
+    def read(self) -> Any:
+        """Return the values in float32, (matrices, in_features, out_features)."""
+        values = _FP4_PAIRS[self.blocks.read()]
+        values *= _POWERS[self.scales.read()][..., None, None]
+        matrices, in_features, out_features = self.shape
+        return values.reshape(matrices, out_features, in_features).swapaxes(1, 2)
+
+
 class TensorFiles:
     """The tensors of a directory, read one at a time; files are mapped into memory, never read as a whole.
 
@@ -70,12 +106,16 @@ class TensorFiles:
             self.entries = read_header(directory / "model.safetensors")
         else:
             raise CheckpointError(_describe_missing(directory))
+        for name in [name.removesuffix("_blocks") for name in self.entries if name.endswith("_blocks")]:
+            if f"{name}_scales" in self.entries:
+                parts = self.entries.pop(f"{name}_blocks"), self.entries.pop(f"{name}_scales")
+                self.entries[name] = MXFP4Entry.of(name, *parts)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
     def read(self, name: str) -> Any:
-        """Return a tensor as a NumPy array; bfloat16 is converted to float32."""
+        """Return a tensor as a NumPy array; bfloat16 and MXFP4 are converted to float32."""
         return self.entries[name].read()
 
     def read_blocks(self, name: str) -> Any:

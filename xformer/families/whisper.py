@@ -54,8 +54,6 @@ def _tensors() -> dict[str, Layout]:
         **stack("encoder"),
         **stack("decoder"),
     }
-    for side in ("encoder", "decoder"):  # in contrast to BART, all rows are positions
-        tensors[f"model.{side}.embed_positions.weight"] = same(f"{side}_input.positions.weight")
     for layer in ("conv1", "conv2"):
         tensors |= linear(f"model.encoder.{layer}", f"source_embedding.{layer}")
     return tensors

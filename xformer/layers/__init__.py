@@ -25,6 +25,7 @@ from xformer.layers.positions import (
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.layers.transformer import (
     ClampedFeedForward,
+    ConvolutionEncoderLayer,
     DecoderLayer,
     EncoderLayer,
     FeedForward,
@@ -42,6 +43,7 @@ __all__ = [
     "AudioEmbedding",
     "ClampedFeedForward",
     "Conv1d",
+    "ConvolutionEncoderLayer",
     "CopyHead",
     "DecoderLayer",
     "Dropout",

@@ -1,4 +1,7 @@
-"""Low-rank adaptation of linear maps (Hu et al., 2021, "LoRA: Low-rank adaptation of large language models")."""
+"""Low-rank adaptation of linear maps (Hu et al., 2021, "LoRA: Low-rank adaptation of large language models").
+
+Also with learned magnitudes (Liu et al., 2024, "DoRA: Weight-decomposed low-rank adaptation").
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Collection
 from numbers import Real
 from typing import Any, TypeVar
 
-from xformer.backends import Array, array_namespace, device
-from xformer.config import check_count
+from xformer.backends import Array, array_namespace, device, extra, is_half_precision
+from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, check_arguments, nearest_hint
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
@@ -18,31 +21,45 @@ from xformer.ops.linear import linear
 from xformer.ops.packed import PackedWeight
 from xformer.ops.quantized import QuantizedWeight
 from xformer.random import Rng
+from xformer.tracing.grad import stop_gradient
 from xformer.tree import Module, freeze, map_named_modules, unfreeze, with_fields, with_frozen
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
 
 class LoraWeight(InferenceWeight):
-    """A matrix `base + scaling * lora_a @ lora_b`, whose base is frozen.
+    """A matrix `base + scaling * lora_a @ lora_b`, whose base is frozen; with magnitudes, those are the column norms.
 
     Attributes:
         base: Matrix of shape (in_features, out_features), an array or a quantized weight.
         lora_a: Array of shape (in_features, rank).
         lora_b: Array of shape (rank, out_features).
         scaling: Factor of the product.
+        magnitude: Norms of the columns (DoRA), (out_features,), or None. The matrix is divided by its own norms, which
+            get no gradient (Liu et al., 2024, section 4.3).
     """
 
     base: Array | InferenceWeight
     lora_a: Array
     lora_b: Array
     scaling: float
+    magnitude: Array | None = None
 
     @classmethod
-    def make(cls, base: Array | InferenceWeight, lora_a: Array, lora_b: Array, scaling: float) -> LoraWeight:
-        """Return a weight with a frozen base."""
-        base = freeze(base) if isinstance(base, InferenceWeight) else base
-        return with_frozen(cls(base, lora_a, lora_b, scaling), frozenset({"base"}))
+    def make(
+        cls,
+        base: Array | InferenceWeight,
+        lora_a: Array,
+        lora_b: Array,
+        scaling: float,
+        magnitude: Array | None = None,
+    ) -> LoraWeight:
+        """Return a weight with a frozen base; raise ConfigError for magnitudes of a quantized base."""
+        if isinstance(base, InferenceWeight):
+            if magnitude is not None:
+                raise ConfigError("the model is quantized; use_dora expects floating weights")
+            base = freeze(base)
+        return with_frozen(cls(base, lora_a, lora_b, scaling, magnitude), frozenset({"base"}))
 
     @property
     def T(self) -> Any:
@@ -69,16 +86,38 @@ class LoraWeight(InferenceWeight):
         xp = array_namespace(rows, self.lora_a)
         low = linear(xp.astype(rows, self.lora_a.dtype, copy=False), self.lora_a)
         update = linear(low * self.scaling, self.lora_b)
-        output = linear(rows, self.base, bias)
-        return xp.add(output, xp.astype(update, output.dtype, copy=False))
+        output = linear(rows, self.base, bias if self.magnitude is None else None)
+        output = xp.add(output, xp.astype(update, output.dtype, copy=False))
+        if self.magnitude is None:
+            return output
+        output = extra.cast_like(output * _column_factors(self.magnitude, self._sum()), output)
+        return output if bias is None else xp.add(output, bias)
 
     def merged(self) -> Array:
         """Return the matrix as an array."""
         if isinstance(self.base, InferenceWeight):
             raise ConfigError("the model is quantized; load it without quantize= to merge its adapters")
+        matrix = self._sum()
+        if self.magnitude is None:
+            return matrix
+        return extra.cast_like(matrix * _column_factors(self.magnitude, matrix), matrix)
+
+    def _sum(self) -> Array:
         xp = array_namespace(self.base)
         update = xp.matmul(self.lora_a * self.scaling, self.lora_b)
         return self.base + xp.astype(update, self.base.dtype, copy=False)
+
+
+def _column_factors(magnitude: Array, matrix: Array) -> Array:
+    """Return the factors of the columns of a matrix that give them some norms, (out_features,)."""
+    return extra.cast_like(magnitude / extra.cast_like(column_norms(stop_gradient(matrix)), matrix), matrix)
+
+
+def column_norms(x: Array) -> Array:
+    """Return the Euclidean norms of the columns of a matrix, in at least float32."""
+    xp = array_namespace(x)
+    x = xp.astype(x, xp.float32) if is_half_precision(x.dtype) else x
+    return xp.sqrt(xp.sum(x * x, axis=0))
 
 
 @check_arguments(
@@ -90,6 +129,7 @@ def lora(
     *,
     alpha: float | None = None,
     targets: str | Collection[str] = "all-linear",
+    use_dora: bool = False,
     seed: int = 0,
 ) -> AnyModule:
     """Return a model whose linear maps have adapters of low rank; everything else is frozen.
@@ -103,13 +143,16 @@ def lora(
         alpha: The product of an adapter is multiplied by `alpha / rank`; default `rank`.
         targets: Names of the linear maps that get adapters, such as `("query", "value")`; default all of
             them except the output layer, `"all-linear"`. A name may have a prefix: "self_attention.query".
+        use_dora: Whether to learn the norms of the columns of the adapted weights, too (DoRA: Liu et al., 2024). Each
+            call then computes the adapted weights; `merge_lora` avoids that.
         seed: Seed of the initial adapters.
 
     Returns:
         The model with a `LoraWeight` as the weight of these maps.
 
     Raises:
-        ConfigError: If there is no linear map of a name, or the model is packed or has adapters.
+        ConfigError: If there is no linear map of a name, or the model is packed or has adapters; or if it is quantized
+            and `use_dora` true.
 
     Examples:
         >>> import xformer as xf
@@ -120,6 +163,7 @@ def lora(
          'layers.0.self_attention.value.weight.lora_a', 'layers.0.self_attention.value.weight.lora_b']
     """
     check_count("rank", rank)
+    use_dora = as_flag("use_dora", use_dora)
     scale = rank if alpha is None else alpha
     if isinstance(scale, bool) or not isinstance(scale, Real) or not 0.0 < scale < math.inf:
         raise ConfigError(f"alpha is {alpha!r}; expected a positive number")
@@ -135,7 +179,8 @@ def lora(
         init = Initializer(array_namespace(like), seed=source.fold_in(name), device=device(like))
         in_features, out_features = weight.shape
         lora_a = init.uniform((in_features, rank), 1.0 / math.sqrt(in_features))
-        return LoraWeight.make(weight, lora_a, init.zeros((rank, out_features)), float(scale) / rank)
+        magnitude = extra.cast_like(column_norms(like), like) if use_dora else None  # make refuses quantized weights
+        return LoraWeight.make(weight, lora_a, init.zeros((rank, out_features)), float(scale) / rank, magnitude)
 
     return with_adapters(model, {name: adapter(name, layers[name].weight) for name in chosen})
 

@@ -76,12 +76,14 @@ class InputEmbedding(Module):
         positions: Absolute positions to add.
         scale: Multiply by sqrt(d_model) after adding positions. Usually `Embedding` scales the token vectors alone.
         norm: Norm applied after that.
+        norm_first: Apply the norm before positions are added (BlenderbotSmall).
         dropout: Dropout rate on the result.
         projection: Linear layer to d_model (ALBERT, ELECTRA); None if the token vectors have d_model features.
     """
 
     positions: Sinusoidal | LearnedPositions | None
     norm: Norm | None
+    norm_first: bool
     dropout: Dropout
     scale: bool
     projection: Linear | None
@@ -92,11 +94,13 @@ class InputEmbedding(Module):
         positions: Sinusoidal | LearnedPositions | None = None,
         scale: bool = False,
         norm: Norm | None = None,
+        norm_first: bool = False,
         dropout: float = 0.0,
         projection: Linear | None = None,
     ):
         self.positions = positions
         self.norm = norm
+        self.norm_first = as_flag("norm_first", norm_first)
         self.dropout = Dropout(dropout)
         self.scale = as_flag("scale", scale)
         self.projection = projection
@@ -126,13 +130,15 @@ class InputEmbedding(Module):
             ShapeError: If `x` is not three-dimensional.
         """
         check_array(x, "x", "batch", "length", "d_model")
+        if self.norm is not None and self.norm_first:
+            x = self.norm(x)
         if position_embeddings is not None:
             x = x + position_embeddings
         elif self.positions is not None:
             x = self.positions(x, positions, start=start)
         if self.scale:
             x = extra.cast_like(x * math.sqrt(x.shape[-1]), x)
-        if self.norm is not None:
+        if self.norm is not None and not self.norm_first:
             x = self.norm(x)
         x = self.dropout(x, rng)
         return x if self.projection is None else self.projection(x)

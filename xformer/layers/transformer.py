@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xformer.backends import Array, array_namespace, extra
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, ShapeError
 from xformer.layers.attention import MultiHeadAttention
+from xformer.layers.convolution import Conv1d
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.kv_cache import LayerCache
@@ -276,6 +277,40 @@ class EncoderLayer(Module):
         x = named(self, "residual_mid", x)
         x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
         return named(self, "residual_out", x)
+
+
+class ConvolutionEncoderLayer(EncoderLayer):
+    """Encoder layer beside a convolution, `norm(layer(x) + activation(convolution(x)))` (He et al., 2021, DeBERTa-v2).
+
+    Padding is zero for the convolution. Other fields and arguments are those of `EncoderLayer`.
+
+    Attributes:
+        convolution: Convolution over the tokens.
+        convolution_norm: Norm of the sum.
+        activation: Function of the output of the convolution, "tanh" or one of a `FeedForward`.
+    """
+
+    convolution: Conv1d
+    convolution_norm: Norm
+    activation: str
+
+    def __call__(self, x: Array, *, mask: Array | None = None, rng: Rng | None = None, **options: Any) -> Array:
+        """Apply the layer; raise ShapeError for a mask of another shape than (batch, 1, 1, length)."""
+        xp, (batch, length, _) = array_namespace(x), x.shape
+        layer_rng, convolution_rng = split_rng(rng, 2)
+        y = super().__call__(x, mask=mask, rng=layer_rng, **options)
+        if mask is None:
+            convolved = self.convolution(x)
+        else:
+            if len(mask.shape) != 4 or tuple(mask.shape[1:]) != (1, 1, length):
+                raise ShapeError(
+                    f"mask has shape {tuple(mask.shape)}; a model with a convolution expects {(batch, 1, 1, length)}"
+                )
+            is_token = xp.astype(mask[:, 0, 0, :, None], x.dtype)
+            convolved = self.convolution(x * is_token) * is_token
+        convolved = self.feed_forward_residual.dropout(convolved, convolution_rng)
+        function = xp.tanh if self.activation == "tanh" else activation_named(self.activation)
+        return self.convolution_norm(_add(y, function(convolved)))
 
 
 class ParallelEncoderLayer(EncoderLayer):

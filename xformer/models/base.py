@@ -6,10 +6,10 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-from xformer.backends import Array, Device, DType, dtype_name, is_floating
+from xformer.backends import Array, Device, DType, array_namespace, dtype_name, is_floating
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.layers import Initializer
@@ -117,7 +117,7 @@ class BaseModel(Module):
         x: Array,
         *args: Array,
         rngs: Sequence[Rng | None],
-        options: Sequence[dict[str, Any]] | dict[str, Any],
+        options: Iterable[dict[str, Any]] | dict[str, Any],
     ) -> Array:
         """Apply layers in turn, with the same options or one each; recompute them if the configuration says so."""
         each = [options] * len(layers) if isinstance(options, dict) else options
@@ -127,6 +127,11 @@ class BaseModel(Module):
             function = remat(function) if self.config.rematerialize and not is_observing() else function
             x = function(layer, x, *args, **keywords, rng=rng)
         return x
+
+    def _softcap(self, logits: Array) -> Array:
+        """Limit logits smoothly if the configuration says so (Gemma 2)."""
+        cap = self.config.logits_softcap
+        return logits if cap is None else array_namespace(logits).tanh(logits * (1.0 / cap)) * cap
 
     def with_config(self, **changes: Any) -> Self:
         """Return the model with some fields of its configuration changed; the parameters are shared.

@@ -8,6 +8,8 @@ from typing import Any
 from xformer.layers import (
     ALiBi,
     ClampedFeedForward,
+    Conv1d,
+    ConvolutionEncoderLayer,
     DecoderLayer,
     Embedding,
     EncoderLayer,
@@ -34,7 +36,7 @@ from xformer.layers import (
 from xformer.layers.normalization import Norm, RMSNorm, norm_named
 from xformer.layers.positions import RelativePositions
 from xformer.layers.transformer import Residual
-from xformer.models.config import GATED, ModelConfig
+from xformer.models.config import GATED, EncoderConfig, ModelConfig
 
 
 class LayerFactory:
@@ -136,13 +138,22 @@ class LayerFactory:
                 feed_forward=self.feed_forward(index),
                 residual=self.residual(),
             )
-        cls = ParallelEncoderLayer if self.config.parallel_residual else EncoderLayer
-        return cls(
-            self_attention=self.attention(window=self.config.window_of(index)),
-            feed_forward=self.feed_forward(index),
-            self_attention_residual=self.residual(norm=first_norm),
-            feed_forward_residual=self.residual(),
-        )
+        cls: type[EncoderLayer] = ParallelEncoderLayer if self.config.parallel_residual else EncoderLayer
+        options: dict[str, Any] = {
+            "self_attention": self.attention(window=self.config.window_of(index)),
+            "feed_forward": self.feed_forward(index),
+            "self_attention_residual": self.residual(norm=first_norm),
+            "feed_forward_residual": self.residual(),
+        }
+        if index == 0 and isinstance(self.config, EncoderConfig) and self.config.convolution_size:
+            size, d_model = self.config.convolution_size, self.config.d_model
+            cls = ConvolutionEncoderLayer
+            options |= {
+                "convolution": Conv1d(d_model, d_model, kernel_size=size, padding=size // 2, init=self.init),
+                "convolution_norm": self.norm(),
+                "activation": self.config.convolution_activation,
+            }
+        return cls(**options)
 
     def decoder_layer(self, index: int = 0) -> DecoderLayer:
         """Make a layer of the decoder of an encoder-decoder; `index` counts from 0."""
@@ -161,12 +172,15 @@ class LayerFactory:
         scale = c.scale_embeddings and not c.scale_positions
         return Embedding(vocab_size, features or c.d_model, scale=scale, factor=c.embedding_scale, init=self.init)
 
-    def input_embedding(self, max_positions: int | None = None, features: int | None = None) -> InputEmbedding:
+    def input_embedding(
+        self, max_positions: int | None = None, features: int | None = None, *, norm_first: bool = False
+    ) -> InputEmbedding:
         """Make the layer between token vectors and the first layer.
 
         Args:
             max_positions: Number of learned positions, by default that of the configuration.
             features: Features of token vectors, by default d_model; if given, the layer projects them to d_model.
+            norm_first: Normalize before positions are added.
         """
         c = self.config
         positions: Sinusoidal | LearnedPositions | None = None
@@ -178,6 +192,7 @@ class LayerFactory:
             positions=positions,
             scale=c.scale_embeddings and c.scale_positions,
             norm=self.norm(features) if c.embedding_norm else None,
+            norm_first=norm_first,
             dropout=c.dropout,
             projection=None if features is None else Linear(features, c.d_model, init=self.init),
         )

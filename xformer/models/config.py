@@ -243,6 +243,14 @@ class TransformerConfig(ModelConfig):
     copy: bool = option(
         "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings.", default=False
     )
+    share_relative_bias: bool = option(
+        "Use the same bias of relative positions in all layers of a stack; false gives each layer its own (umT5).",
+        default=True,
+    )
+    decoder_norm_before_positions: bool = option(
+        "In the decoder, normalize embeddings before positions are added (BlenderbotSmall); needs embedding_norm.",
+        default=False,
+    )
     length_encoding: bool = option(
         "Show the decoder how many tokens are still to come (Takase and Okazaki, 2019).", default=False
     )
@@ -256,6 +264,12 @@ class TransformerConfig(ModelConfig):
             )
         if self.copy and not self.share_embeddings:
             raise ConfigError("copy is true and share_embeddings false; copy expects a shared vocabulary")
+        if not self.share_relative_bias and self.positions != "relative":
+            raise ConfigError(f"share_relative_bias is false and positions {self.positions!r}; expected 'relative'")
+        if self.decoder_norm_before_positions and not self.embedding_norm:
+            raise ConfigError(
+                "decoder_norm_before_positions is true and embedding_norm false; expected both, or neither"
+            )
         if self.length_encoding and self.padding_id is None:
             raise ConfigError("length_encoding expects a pad_id that is neither bos_id nor eos_id")
         for name in ("pad_id", "bos_id", "eos_id"):
@@ -386,11 +400,25 @@ class EncoderConfig(_EncoderConfig):
         "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
     )
     causal: bool = option("Let each token attend to those before it only (CLIP).", default=False)
+    convolution_size: int = option(
+        "Tokens that a convolution beside the first layer sees, an odd number (DeBERTa-v2); 0 for no convolution.",
+        default=0,
+        at_least=0,
+    )
+    convolution_activation: str = option(
+        "Activation of the convolution.", default="tanh", choices=("tanh", *ACTIVATIONS)
+    )
     masked_lm: bool = option("Add the head of masked language modeling.", default=False)
     masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        others = [name for name in ("share_layers", "parallel_residual", "causal") if getattr(self, name)]
+        if self.convolution_size and (others or self.convolution_size % 2 == 0):
+            raise ConfigError(
+                f"convolution_size is {self.convolution_size}{f' and {others[0]} true' if others else ''}; expected an "
+                "odd number without share_layers, parallel_residual and causal"
+            )
         if self.positions == "disentangled" and self.num_key_value_heads not in (None, self.num_heads):
             raise ConfigError(
                 f"positions is 'disentangled' and num_key_value_heads {self.num_key_value_heads}; "

@@ -204,6 +204,6 @@ class LanguageModel(BaseModel, init=False):
         x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self.embedding.unembed(x) if self.output is None else self.output(x)
         logits = logits if self.output_bias is None else logits + self.output_bias
-        scale, cap = self.config.logits_scale, self.config.logits_softcap
+        scale = self.config.logits_scale
         logits = logits if scale == 1.0 else extra.cast_like(logits * scale, logits)
-        return logits if cap is None else array_namespace(logits).tanh(logits * (1.0 / cap)) * cap
+        return self._softcap(logits)

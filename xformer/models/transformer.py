@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xformer.backends import Array, array_namespace, extra
@@ -34,6 +34,8 @@ from xformer.models.token_ids import (
 )
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named, record
+
+Positions = RelativePositions | tuple[RelativePositions | None, ...] | None
 
 
 class Transformer(BaseModel, init=False):
@@ -73,8 +75,8 @@ class Transformer(BaseModel, init=False):
     output_bias: Array | None
     encoder_input: InputEmbedding
     decoder_input: InputEmbedding
-    encoder_positions: RelativePositions | None
-    decoder_positions: RelativePositions | None
+    encoder_positions: Positions
+    decoder_positions: Positions
     copy_head: CopyHead | None
     config: TransformerConfig
 
@@ -92,9 +94,9 @@ class Transformer(BaseModel, init=False):
         self.output = Linear(c.d_model, c.target_vocab_size, bias=False, init=init) if untied else None
         self.output_bias = init.zeros((c.target_vocab_size,)) if has_decoder and c.output_bias else None
         self.encoder_input = self._make_encoder_input(make)
-        self.decoder_input = make.input_embedding()
-        self.encoder_positions = make.relative_positions(bidirectional=True)
-        self.decoder_positions = make.relative_positions(bidirectional=False) if has_decoder else None
+        self.decoder_input = make.input_embedding(norm_first=c.decoder_norm_before_positions)
+        self.encoder_positions = _positions(make, c, c.num_encoder_layers, bidirectional=True)
+        self.decoder_positions = _positions(make, c, c.num_decoder_layers, bidirectional=False) if has_decoder else None
         self.copy_head = CopyHead(c.d_model, init=init) if has_decoder and c.copy else None
 
     def _make_source_embedding(self, make: LayerFactory) -> Embedding:
@@ -207,9 +209,8 @@ class Transformer(BaseModel, init=False):
         source, target = self.source_ids(source), self.target_ids(target)
         memory = self._encode(source, source_mask)
         memory.lengths = self._lengths(lengths, target.shape[0])
-        x, options = self._decoder_inputs(target, memory)
         with record(self, "decoder.*.cross_attention.weights") as recorded:
-            self._apply_layers(self.decoder, x, memory.states, options=options, rngs=[None] * len(self.decoder))
+            self._decode(target, memory)
         return list(recorded.values())
 
     def _encode(self, source: Array, mask: Array | None, rng: Rng | None = None) -> Memory:
@@ -223,20 +224,20 @@ class Transformer(BaseModel, init=False):
         """Apply the encoder to source vectors (batch, source length, d_model)."""
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.encoder))
         x = self.encoder_input(named(self, "source_embeddings", x), positions, rng=input_rng)
-        terms = position_terms(self.encoder_positions, x.shape[1], x.shape[1], x)
-        x = self._apply_layers(self.encoder, x, options={"mask": mask, **terms._asdict()}, rngs=layer_rngs)
+        options = _with_positions(self.encoder_positions, x, mask=mask)
+        x = self._apply_layers(self.encoder, x, options=options, rngs=layer_rngs)
         x = x if self.encoder_norm is None else self.encoder_norm(x)
         return Memory(named(self, "memory", x), None, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))
-        x, options = self._decoder_inputs(target, memory, input_rng)
-        options["causal"] = causal
+        x, mask = self._decoder_inputs(target, memory, input_rng)
+        options = _with_positions(self.decoder_positions, x, mask=mask, memory_mask=memory.mask, causal=causal)
         x = self._apply_layers(self.decoder, x, memory.states, options=options, rngs=layer_rngs)
         return self._logits(x, memory)
 
-    def _decoder_inputs(self, target: Array, memory: Memory, rng: Rng | None = None) -> tuple[Array, dict[str, Any]]:
-        """Return the input of the first decoder layer, (batch, length, d_model), and the arguments of all layers."""
+    def _decoder_inputs(self, target: Array, memory: Memory, rng: Rng | None) -> tuple[Array, Array | None]:
+        """Return the input of the first decoder layer, (batch, length, d_model), and the mask of its self-attention."""
         ids, pad_id = ids_of(target), self.config.padding_id
         positions = positions_of(ids, pad_id)
         x = named(self, "target_embeddings", self._target_table()(target))
@@ -246,9 +247,7 @@ class Transformer(BaseModel, init=False):
                 # The bos of the inputs makes up for their missing eos.
                 lengths = xp.sum(xp.astype(ids != pad_id, ids.dtype), axis=1)
             x = x + remaining_length(xp.expand_dims(lengths, axis=1) - positions, self.config.d_model, x.dtype)
-        x = self.decoder_input(x, positions, rng=rng)
-        terms = position_terms(self.decoder_positions, ids.shape[1], ids.shape[1], x)
-        return x, {"mask": padding_mask(ids, pad_id), "memory_mask": memory.mask, **terms._asdict()}
+        return self.decoder_input(x, positions, rng=rng), padding_mask(ids, pad_id)
 
     # --- Token by token: decoding -------------------------------------------------------------------------------------
 
@@ -304,13 +303,10 @@ class Transformer(BaseModel, init=False):
             remaining = outputs[:, None] - cache.positions(num_tokens, outputs)
             x = x + remaining_length(remaining, self.config.d_model, x.dtype)
         x = cache.embed(self.decoder_input, x)
-        options: dict[str, Any] = {
-            "mask": cache.mask(num_tokens),
-            "memory_mask": memory.mask,
-            **cache.position_terms([self.decoder_positions], num_tokens, x, lengths)[0]._asdict(),
-        }
-        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
-            x = layer.decode_step(x, layer_cache, **options)
+        terms = cache.position_terms(self._all_positions, num_tokens, x, lengths)
+        options: dict[str, Any] = {"mask": cache.mask(num_tokens), "memory_mask": memory.mask}
+        for i, (layer, layer_cache) in enumerate(zip(self.decoder, cache.layers, strict=True)):
+            x = layer.decode_step(x, layer_cache, **options, **terms[i % len(terms)]._asdict())
         cache.advance(num_tokens, lengths)
         if all_logits:
             return self._logits(x, memory)
@@ -318,7 +314,12 @@ class Transformer(BaseModel, init=False):
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
-        return StaticCache(cache, max_length, self.decoder_input, [self.decoder_positions])
+        return StaticCache(cache, max_length, self.decoder_input, self._all_positions)
+
+    @property
+    def _all_positions(self) -> Sequence[RelativePositions | None]:
+        """Relative positions of the decoder: one for each layer, or one for all layers."""
+        return self.decoder_positions if isinstance(self.decoder_positions, tuple) else (self.decoder_positions,)
 
     # --- Inputs and outputs -------------------------------------------------------------------------------------------
 
@@ -366,7 +367,7 @@ class Transformer(BaseModel, init=False):
         """Return the logits of states after the final norm."""
         x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self._target_table().unembed(x) if self.output is None else self.output(x)
-        return logits if self.output_bias is None else logits + self.output_bias
+        return self._softcap(logits if self.output_bias is None else logits + self.output_bias)
 
     def _logits(self, x: Array, memory: Memory) -> Array:
         """Return the logits of decoder states; with a copy head, log-probabilities."""
@@ -377,3 +378,22 @@ class Transformer(BaseModel, init=False):
                 raise ConfigError("this model copies from the source; pass source=, the ids of the memory")
             logits = self.copy_head(x, logits, memory.states, memory.ids, memory.mask, memory.copy_key)
         return named(self, "logits", logits)
+
+
+def _positions(make: LayerFactory, config: TransformerConfig, num_layers: int, *, bidirectional: bool) -> Positions:
+    """Make the relative positions of a stack: those of all layers, or a tuple of those of each one if they differ."""
+    if not config.share_relative_bias:
+        return tuple(make.relative_positions(bidirectional=bidirectional) for _ in range(num_layers))
+    shared, local = make.relative_positions(bidirectional=bidirectional), make.local_positions()
+    if local is None or config.window is None:
+        return shared
+    return tuple(shared if config.window_of(i) is None else local for i in range(num_layers))
+
+
+def _with_positions(positions: Positions, x: Array, **options: Any) -> dict[str, Any] | Iterable[dict[str, Any]]:
+    """Return the arguments of all layers for vectors (batch, length, d_model), or of each one if positions differ."""
+
+    def arguments(each: RelativePositions | None) -> dict[str, Any]:
+        return {**options, **position_terms(each, x.shape[1], x.shape[1], x)._asdict()}
+
+    return map(arguments, positions) if isinstance(positions, tuple) else arguments(positions)

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from pathlib import Path
@@ -44,8 +45,7 @@ _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _ENGLISH_VOCABULARY = 51864  # of Whisper's models for English; all others have more tokens
 
 _POSITION_LENGTH = 2 * HOP_LENGTH  # samples for each position of the encoder, and between timestamps: 20 ms
-# A window without speech: <|nospeech|> is more probable than 0.6, and the mean log-probability of a token is below -1.
-_NO_SPEECH, _MAX_NO_SPEECH, _MIN_LOG_PROBABILITY = ("<|nospeech|>", "<|nocaptions|>"), 0.6, -1.0
+_NO_SPEECH = "<|nospeech|>", "<|nocaptions|>"
 
 AudioSource = str | os.PathLike[str] | Any
 
@@ -124,6 +124,10 @@ class Transcriber(Pipeline):
         language: str | None = None,
         task: str = "transcribe",
         timestamps: str | None = None,
+        temperature: float | Sequence[float] | None = None,
+        compression_ratio_threshold: float | None = 1.35,
+        logprob_threshold: float | None = -1.0,
+        no_speech_threshold: float | None = 0.6,
         batch_size: int = 8,
         seed: int = 0,
         progress: Callable[[float, float], None] | None = None,
@@ -139,6 +143,13 @@ class Transcriber(Pipeline):
                 seconds of each audio.
             task: "transcribe", or "translate" into English.
             timestamps: "segments" or "words": return a `Transcription` with the times of segments, or of words too.
+            temperature: Temperature of sampling, 0 for greedy search; or several, such as (0.0, 0.2, 0.4, 0.6, 0.8):
+                the next one is used for windows with speech whose output fails a threshold. Default: that of `config`.
+            compression_ratio_threshold: Largest factor by which zlib shrinks the tokens of an output, as in
+                transformers; repetitions have a larger one. None for any.
+            logprob_threshold: Least mean log-probability of the tokens of an output; None for any.
+            no_speech_threshold: Largest probability that nobody speaks. A window with a larger one, whose output fails
+                `logprob_threshold`, has no text. None for any.
             batch_size: Windows of 30 seconds that are transcribed at a time, with timestamps one of each audio. On
                 NumPy each core runs one batch.
             seed: Seed of sampling.
@@ -154,6 +165,8 @@ class Transcriber(Pipeline):
         """
         check_count("batch_size", batch_size)
         config = GenerationConfig.resolve(self.defaults if config is None else config, overrides)
+        configs = [config] if temperature is None else _with_temperatures(config, temperature)
+        thresholds = _Thresholds(compression_ratio_threshold, logprob_threshold, no_speech_threshold).checked()
         sources = list(audio) if isinstance(audio, list | tuple) else [audio]
         self._check_task(language, task)
         if timestamps not in (None, *TIMESTAMPS):
@@ -171,7 +184,7 @@ class Transcriber(Pipeline):
         done, total = 0, sum(map(len, signals))
         while windows:
             following = []
-            for window, found, end in self._decode(windows, config, timestamps, batch_size, seed):
+            for window, found, end in self._decode(windows, configs, thresholds, timestamps, batch_size, seed):
                 segments[window.audio] += found
                 done += end - window.start
                 if progress is not None:
@@ -213,7 +226,13 @@ class Transcriber(Pipeline):
     # --- Windows ------------------------------------------------------------------------------------------------------
 
     def _decode(
-        self, windows: list[_Window], config: GenerationConfig, timestamps: str | None, batch_size: int, seed: int
+        self,
+        windows: list[_Window],
+        configs: list[GenerationConfig],
+        thresholds: _Thresholds,
+        timestamps: str | None,
+        batch_size: int,
+        seed: int,
     ) -> Iterator[tuple[_Window, list[Segment], int]]:
         """Yield each window with its segments, and the sample at which the next window begins."""
         latest = self.max_initial_timestamp * SAMPLE_RATE / _POSITION_LENGTH
@@ -222,18 +241,28 @@ class Transcriber(Pipeline):
 
         def run(batch: list[_Window]) -> list[tuple[list[Segment], int]]:
             features = [self._features(window.samples) for window in batch]
-            outputs = generate(
-                self.model,
-                np.stack(features),
-                config,
-                prefix=[window.prefix if timestamps is None else window.prefix[:-1] for window in batch],
-                logits_processors=[] if timestamps is None else [rules],
-                rng=Rng(seed),
-                indices=[window.number for window in batch],
-            )
+            prefixes = [window.prefix if timestamps is None else window.prefix[:-1] for window in batch]
+            outputs: list[Any] = [None] * len(batch)
+            waiting = list(range(len(batch)))
+            for attempt, config in enumerate(configs):
+                found = generate(
+                    self.model,
+                    np.stack([features[i] for i in waiting]),
+                    config,
+                    prefix=[prefixes[i] for i in waiting],
+                    logits_processors=[] if timestamps is None else [rules],
+                    rng=Rng(seed).fold_in("temperature", attempt) if attempt else Rng(seed),
+                    indices=[batch[i].number for i in waiting],
+                )
+                for i, (output, *_) in zip(waiting, found, strict=True):
+                    outputs[i] = output._replace(tokens=output.tokens[len(prefixes[i]) :])
+                if attempt + 1 < len(configs):
+                    waiting = [i for i in waiting if self._fails(features[i], outputs[i], thresholds)]
+                if not waiting:
+                    break
             return [
-                self._segments(window, x, output, timestamps)
-                for window, x, (output, *_) in zip(batch, features, outputs, strict=True)
+                self._segments(window, x, output, thresholds, timestamps)
+                for window, x, output in zip(batch, features, outputs, strict=True)
             ]
 
         batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
@@ -242,12 +271,11 @@ class Transcriber(Pipeline):
                 yield window, *result
 
     def _segments(
-        self, window: _Window, features: Any, output: Hypothesis, timestamps: str | None
+        self, window: _Window, features: Any, output: Hypothesis, thresholds: _Thresholds, timestamps: str | None
     ) -> tuple[list[Segment], int]:
         """Return the segments of a window, and the sample at which the next window begins."""
-        end = window.start + len(window.samples)
-        tokens = output.tokens[len(window.prefix) - int(timestamps is not None) :]
-        if self._is_without_speech(features, output.log_probability / (len(tokens) + 1)):
+        end, tokens = window.start + len(window.samples), output.tokens
+        if self._is_without_speech(features, output, thresholds):
             return [], end
         if timestamps is None:
             text = self._text(tokens)
@@ -299,16 +327,27 @@ class Transcriber(Pipeline):
         words = shorten_pauses(words)
         return [merge_punctuation(words[first:last]) for first, last in itertools.pairwise([0, *ends])]
 
-    def _is_without_speech(self, features: Any, log_probability: float) -> bool:
-        """Return whether nobody speaks in a window, for the mean log-probability of the tokens of its output."""
+    def _is_without_speech(self, features: Any, output: Hypothesis, thresholds: _Thresholds) -> bool:
+        """Return whether nobody speaks in a window with an output, whose tokens have no prefix."""
         if features.min() == features.max():  # digital silence
             return True
         token = next(filter(None, map(self.tokenizer.token_to_id, _NO_SPEECH)), None)
-        if token is None or log_probability >= _MIN_LOG_PROBABILITY:
+        is_probable = thresholds.logprob is not None and _mean_log_probability(output) >= thresholds.logprob
+        if token is None or thresholds.no_speech is None or is_probable:
             return False
         logits = np.asarray(self._start_logits(features), np.float64)
         weights = np.exp(logits - logits.max())
-        return bool(weights[token] > _MAX_NO_SPEECH * weights.sum())
+        return bool(weights[token] > thresholds.no_speech * weights.sum())
+
+    def _fails(self, features: Any, output: Hypothesis, thresholds: _Thresholds) -> bool:
+        """Return whether a window with speech needs another output than this one, whose tokens have no prefix."""
+        tokens = [*output.tokens, *([self.model.config.eos_id] if output.finished else [])]
+        repeats = (
+            thresholds.compression_ratio is not None
+            and _compression_ratio(tokens, self.model.vocab_size) > thresholds.compression_ratio
+        )
+        is_improbable = thresholds.logprob is not None and _mean_log_probability(output) < thresholds.logprob
+        return (repeats or is_improbable) and not self._is_without_speech(features, output, thresholds)
 
     # --- Tokens -------------------------------------------------------------------------------------------------------
 
@@ -363,6 +402,41 @@ class _Window(NamedTuple):
     samples: Any
     prefix: list[int]
     has_spaces: bool
+
+
+class _Thresholds(NamedTuple):
+    """Thresholds of `Transcriber.__call__`; None for none."""
+
+    compression_ratio: float | None
+    logprob: float | None
+    no_speech: float | None
+
+    def checked(self) -> _Thresholds:
+        """Return the thresholds; raise ConfigError unless they are numbers or None."""
+        for name, value in self._asdict().items():
+            if value is not None and (not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value)):
+                raise ConfigError(f"{name}_threshold is {value!r:.80}; expected a number or None")
+        return self
+
+
+def _with_temperatures(config: GenerationConfig, temperature: Any) -> list[GenerationConfig]:
+    """Return the settings for each temperature."""
+    temperatures = list(temperature) if isinstance(temperature, list | tuple) else [temperature]
+    if not temperatures:
+        raise ConfigError(f"temperature is {temperature!r}; expected at least one number")
+    return [GenerationConfig.resolve(config, {"temperature": each}) for each in temperatures]
+
+
+def _mean_log_probability(output: Hypothesis) -> float:
+    """Return the mean log-probability of the tokens and eos; the tokens have no prefix."""
+    return output.log_probability / (len(output.tokens) + 1)
+
+
+def _compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
+    """Return the length of the tokens as bytes, divided by that of their compression."""
+    size = int(math.log2(vocab_size) / 8) + 1
+    content = b"".join(token.to_bytes(size, "little") for token in tokens)
+    return len(content) / len(zlib.compress(content))
 
 
 def _check_heads(heads: Any, config: SpeechTransformerConfig) -> list[tuple[int, int]]:
