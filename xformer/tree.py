@@ -99,7 +99,7 @@ class Module:
                 f"{type(self).__name__} has no field {name!r}; annotate it in the class, as `{name}: ...`"
             )
         if name in self.__dict__:
-            raise AttributeError(f"{type(self).__name__}.{name} is frozen; use replace() to make a changed copy")
+            raise AttributeError(f"{type(self).__name__}.{name} is frozen; xf.tree.with_fields() makes a changed copy")
         if name in self.__module_fields__ and isinstance(value, Real | str):  # as in EncoderLayer(512, 8, 2048)
             expected = self.__module_fields__[name].__name__
             raise ConfigError(f"{type(self).__name__} got {name}={value!r}; expected an instance of {expected}")
