@@ -68,7 +68,7 @@ def stack():
 
 def test_a_module_cannot_be_changed():
     module = norm(1)
-    with pytest.raises(AttributeError, match=r"Norm\.weight is frozen; use replace\(\)"):
+    with pytest.raises(AttributeError, match=r"Norm\.weight is frozen; xf\.tree\.with_fields\(\)"):
         module.weight = np.zeros(1)
     with pytest.raises(AttributeError, match=r"Norm\.epsilon is frozen"):
         module.epsilon = 0.1

@@ -444,7 +444,7 @@ def test_two_clicks_switch_a_head_off(open_page: Any, model: str) -> None:
     page.wait_for_selector(".change .token")
     page.hover(".output .token >> nth=2")
     title = page.locator(".change .bars").get_attribute("aria-label")
-    assert title == f"Probabilities in place of “{tokens_of(page)[2]}”"
+    assert title == f"“{tokens_of(page)[2]}” and its alternatives"
     page.click(".switch.wide >> nth=1")
     assert page.locator(".switch[aria-pressed=true]").count() == 2
     page.click("text=Switch everything on")

@@ -1,7 +1,7 @@
 """Analyses of what a model computes: plain functions of a model and tokens, on every array library.
 
-Each records activations (`xformer.record`), changes some (`xformer.intervene`), or differentiates with respect to them,
-in a few lines that are meant to be read and changed.
+Each records activations (`xformer.record`), changes them (`xformer.intervene`) or differentiates with respect to them.
+The code is short, so that you can copy and change it.
 """
 
 from xformer.interpret.attention import (

@@ -18,9 +18,9 @@ from xformer.tracing.activations import record
 def attention_rollout(model: LanguageModel | Encoder, tokens: Any, *, residual: float = 0.5) -> Array:
     """Compute how much each position receives from each input token, through the attention of all layers.
 
-    A layer mixes positions by its attention, averaged over heads, and keeps a share in the residual stream. The product
-    of these matrices follows the tokens from the input to the output (Abnar and Zuidema, 2020, "Quantifying Attention
-    Flow in Transformers", section 3).
+    A layer mixes positions by its attention weights, averaged over heads, and the residual connection keeps a share of
+    each position. The rollout is the product of these matrices over all layers (Abnar and Zuidema, 2020, "Quantifying
+    Attention Flow in Transformers", section 3).
 
     Args:
         model: Language model or encoder.
@@ -31,7 +31,7 @@ def attention_rollout(model: LanguageModel | Encoder, tokens: Any, *, residual: 
         Array (batch, length, length) whose rows sum to one.
 
     Raises:
-        ConfigError: For another share, or a model of another class.
+        ConfigError: If `residual` is out of range, or the model has another class.
     """
     if not 0.0 <= residual <= 1.0:
         raise ConfigError(f"residual is {residual!r}; expected a number from 0 to 1")
@@ -47,7 +47,7 @@ def attention_rollout(model: LanguageModel | Encoder, tokens: Any, *, residual: 
 def attention_entropy(model: LanguageModel | Encoder, tokens: Any) -> Array:
     """Compute the entropy of the attention weights of each head and query, in nats.
 
-    It is 0 if a query attends to one key, and log(n) if it attends to n keys alike (Ghader and Monz, 2017, "What does
+    It is 0 if a query attends to one key, and log(n) if it attends to n keys equally (Ghader and Monz, 2017, "What does
     Attention in Neural Machine Translation Pay Attention to?", section 5).
 
     Args:
@@ -58,7 +58,7 @@ def attention_entropy(model: LanguageModel | Encoder, tokens: Any) -> Array:
         Array (layers, batch, heads, length).
 
     Raises:
-        ConfigError: For a model of another class.
+        ConfigError: If the model has another class.
     """
     weights = _weights(model, tokens)
     xp = array_namespace(weights)
@@ -71,14 +71,14 @@ def previous_token_scores(model: LanguageModel | Encoder, tokens: Any) -> Array:
 
     Args:
         model: Language model or encoder.
-        tokens: Ids (batch, length), at least two a row.
+        tokens: Ids (batch, length), length at least 2.
 
     Returns:
         Array (layers, heads) of numbers from 0 to 1.
 
     Raises:
         ShapeError: If no query has a token before it.
-        ConfigError: For a model of another class.
+        ConfigError: If the model has another class.
     """
     ids = _host_ids(model, tokens)
     length = ids.shape[1]
@@ -88,7 +88,7 @@ def previous_token_scores(model: LanguageModel | Encoder, tokens: Any) -> Array:
 def duplicate_token_scores(model: LanguageModel | Encoder, tokens: Any) -> Array:
     """Compute the mean attention of each head to earlier occurrences of the query's token (Wang et al., 2022).
 
-    Only queries whose token has occurred before count. See "Interpretability in the Wild", section 3.
+    The mean is over queries whose token has occurred before. See "Interpretability in the Wild", section 3.
 
     Args:
         model: Language model or encoder.
@@ -99,7 +99,7 @@ def duplicate_token_scores(model: LanguageModel | Encoder, tokens: Any) -> Array
 
     Raises:
         ShapeError: If no token occurs twice.
-        ConfigError: For a model of another class.
+        ConfigError: If the model has another class.
     """
     ids = _host_ids(model, tokens)
     return _mean_attention(model, ids, _earlier_occurrences(ids))
@@ -111,12 +111,12 @@ def induction_scores(
     """Compute the mean attention of each head to the token after an earlier occurrence of the query's token.
 
     An induction head continues `A B ... A` with `B`. On repeated random tokens nothing else explains such attention
-    (Olsson et al., 2022, "In-context Learning and Induction Heads"). Only queries whose token has occurred before
-    count.
+    (Olsson et al., 2022, "In-context Learning and Induction Heads"). The mean is over queries whose token has occurred
+    before.
 
     Args:
         model: Language model.
-        tokens: Ids (batch, length); by default random ids and the same ids again, after bos_id if there is one.
+        tokens: Ids (batch, length). Default: random ids, repeated once, after bos_id if the model has one.
         length: Number of random ids.
         batch_size: Number of rows of random ids.
         seed: Seed of the random ids.
@@ -126,7 +126,7 @@ def induction_scores(
 
     Raises:
         ShapeError: If no token occurs twice.
-        ConfigError: For a model of another class.
+        ConfigError: If the model has another class.
     """
     if tokens is None:
         tokens = _repeated_tokens(model, length, batch_size, seed)

@@ -8,7 +8,7 @@ from xformer.errors import ConfigError
 
 
 def check_model(model: Any, *classes: type) -> None:
-    """Raise ConfigError for a model of another class, and for one without layers."""
+    """Raise ConfigError if a model has another class or no layers."""
     expected = " or ".join(each.__name__ for each in classes)
     if not isinstance(model, classes):
         raise ConfigError(f"model is a {type(model).__name__}; expected a {expected}")

@@ -18,20 +18,20 @@ from xformer.tree import is_array
 
 
 def logit_lens(model: LanguageModel, tokens: Any) -> Array:
-    """Compute the logits that the final norm and the output projection make of the residual stream of each layer.
+    """Apply the final norm and the output projection to the residual stream of each layer.
 
-    They show at which layer a prediction appears (nostalgebraist, 2020, "interpreting GPT: the logit lens").
+    The logits show at which layer a prediction appears (nostalgebraist, 2020, "interpreting GPT: the logit lens").
 
     Args:
         model: Language model.
         tokens: Ids (batch, length).
 
     Returns:
-        Array (layers + 1, batch, length, vocab_size): of the input of each layer, and of the output of the last one,
-        which are the logits of the model.
+        Array (layers + 1, batch, length, vocab_size): the logits of the input of each layer, and of the output of the
+        last one, which are the logits of the model.
 
     Raises:
-        ConfigError: For a model of another class.
+        ConfigError: If the model has another class.
     """
     check_model(model, LanguageModel)
     with record(model, ["layers.*.residual_in", f"layers.{len(model.layers) - 1}.residual_out"]) as activations:
@@ -41,14 +41,14 @@ def logit_lens(model: LanguageModel, tokens: Any) -> Array:
 
 
 class LogitAttribution(NamedTuple):
-    """The parts of a logit, or of a difference of logits, which is their sum.
+    """The parts that add up to a logit, or to a difference of two logits.
 
     Attributes:
-        embeddings: Part of the input of the first layer, (batch,).
-        heads: Part of each head, (layers, batch, heads).
-        attention_bias: Part of the bias of each output projection, (layers, batch).
-        feed_forward: Part of each feed-forward network, (layers, batch).
-        constant: Part that does not depend on the input: biases of the final norm and of the logits, (batch,).
+        embeddings: Contribution of the input of the first layer, (batch,).
+        heads: Contribution of each head, (layers, batch, heads).
+        attention_bias: Contribution of the bias of each output projection, (layers, batch).
+        feed_forward: Contribution of each feed-forward network, (layers, batch).
+        constant: Contribution of the biases of the final norm and of the logits, (batch,).
     """
 
     embeddings: Array
@@ -59,24 +59,24 @@ class LogitAttribution(NamedTuple):
 
 
 def direct_logit_attribution(model: LanguageModel, tokens: Any, targets: Any, others: Any = None) -> LogitAttribution:
-    """Split the logit of a token after the last position into the direct parts of all heads and layers.
+    """Split the logit of a token after the last position into the direct contributions of all heads and layers.
 
-    The residual stream is the sum of what the layers write. The final norm is linear once its scale is taken as given,
-    so a logit is a sum, too (Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al.,
+    The residual stream is the sum of the outputs of all parts. With a fixed scale, the final norm is linear, so a logit
+    is a sum, too (Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al.,
     2022, section 3.1).
 
     Args:
         model: Language model with pre-norm layers.
         tokens: Ids (batch, length).
-        targets: Token whose logit is split, for each row, integers (batch,).
-        others: Tokens (batch,) whose logits are subtracted.
+        targets: For each row, the token whose logit is split, integers (batch,).
+        others: For each row, a token whose logit is subtracted, integers (batch,). Default: none.
 
     Returns:
         The parts; they add up to the logit, or to the difference.
 
     Raises:
-        ConfigError: For a model of another class, or one whose residual stream is no sum.
-        DataError: For a number of targets that is not that of rows, or ids out of range.
+        ConfigError: If the model has another class, or its logits are not a sum of parts.
+        DataError: If the number of targets differs from the number of rows, or an id is out of range.
     """
     check_model(model, LanguageModel)
     model = model.unpack()  # packed weights have no derivative
@@ -123,11 +123,11 @@ def direct_logit_attribution(model: LanguageModel, tokens: Any, targets: Any, ot
 
 
 def logit_difference(targets: Any, others: Any) -> Callable[[Array], Array]:
-    """Return a metric: the logits of targets minus those of other tokens after the last position, as mean of the rows.
+    """Return a metric: the mean over rows of a target's logit minus another token's, after the last position.
 
     Args:
-        targets: Tokens, one for each row, or one for all.
-        others: The same for the other tokens.
+        targets: Tokens whose logits count positively, one for each row or one for all rows.
+        others: Tokens whose logits count negatively, one for each row or one for all rows.
 
     Returns:
         Function of logits (batch, length, vocab_size) that returns a scalar array.

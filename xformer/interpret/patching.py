@@ -1,4 +1,4 @@
-"""Analyses that change activations, and look at the change of a metric."""
+"""Analyses that change activations and compute the change of a metric."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def head_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *
         model: Language model or encoder.
         tokens: Ids (batch, length).
         metric: Function of the output of the model that returns a scalar array, e.g. `logit_difference(...)`.
-        value: "zero", or "mean" for the mean of all positions and rows, which keeps what is the same everywhere.
+        value: "zero", or "mean" for the mean over all positions and rows.
 
     Returns:
         Array (layers, heads): the metric without the head minus the metric of the model.
 
     Raises:
-        ConfigError: For another value, a model of another class, or a metric that returns no scalar array.
+        ConfigError: If `value` is unknown, the model has another class, or the metric returns no scalar array.
     """
     check_model(model, LanguageModel, Encoder)
     clean = _evaluate(model, tokens, metric)
@@ -74,12 +74,12 @@ def activation_patching(
     """Compute how a metric changes when an activation is replaced by that of another input.
 
     Typically `source` is a prompt that the model answers well, and `tokens` a corrupted one: the patches that restore
-    the answer show where the information is (Meng et al., 2022, section 2; Zhang and Nanda, 2024).
+    the answer show where the model keeps the information (Meng et al., 2022, section 2; Zhang and Nanda, 2024).
 
     Args:
         model: Language model or encoder.
-        tokens: Ids (batch, length) of the input that is patched.
-        source: Ids of the input whose activations are taken, of the same shape.
+        tokens: Ids (batch, length) of the input whose activations are replaced.
+        source: Ids of the input that provides the new activations, of the same shape.
         metric: Function of the output of the model that returns a scalar array, e.g. `logit_difference(...)`.
         part: "residual", the input of a layer at one position; "feed_forward", the output of the network at one
             position; or "heads", the output of one head at all positions.
@@ -88,8 +88,8 @@ def activation_patching(
         Array (layers, length), or (layers, heads): the metric with the patch minus the metric of `tokens`.
 
     Raises:
-        ConfigError: For another part, a model of another class, or a metric that returns no scalar array.
-        ShapeError: If the inputs differ in shape.
+        ConfigError: If `part` is unknown, the model has another class, or the metric returns no scalar array.
+        ShapeError: If `tokens` and `source` differ in shape.
     """
     values = _recorded(model, source, part)
     before = _evaluate(model, tokens, metric)
@@ -104,7 +104,7 @@ def activation_patching(
 def attribution_patching(
     model: LanguageModel | Encoder, tokens: Any, source: Any, metric: Metric, *, part: str = "residual"
 ) -> Array:
-    """Estimate `activation_patching` for all patches at once, by the gradient of the metric.
+    """Estimate the results of `activation_patching` for all patches at once, from the gradient of the metric.
 
     The estimate is the first-order change, (value of `source` - value of `tokens`) * gradient (Nanda, 2023,
     "Attribution Patching"; Syed et al., 2023). Arguments, result and errors are those of `activation_patching`.

@@ -1,6 +1,6 @@
 """Named activations: `record` returns those of a model, `intervene` changes them.
 
-A layer names an activation in one line, `x = named(self, "hidden", x)`, and lists its names in `__activations__`.
+A layer names an activation in one line, `x = named(self, "hidden", x)`, and lists the names in `__activations__`.
 Outside of blocks of `record` and `intervene`, `named` returns its argument.
 """
 
@@ -50,24 +50,24 @@ class Activations(dict[str, Any]):
 def record(model: Module, names: str | Iterable[str] = "*", *, every_call: bool = False) -> Iterator[Activations]:
     """Record activations of a model by name while the block runs.
 
-    The block sees calls of this model, not of other models or copies, in its own thread and in parallel loops. In a
-    function that is differentiated or compiled, it also sees traced models of the same class and configuration, as
-    `value_and_grad` makes them. Meanwhile functions for `xf.jit` are called without their programs, and layers whose
-    attention scores or weights are recorded compute them explicitly. Around a function for `jax.jit`, a block does
-    nothing or JAX reports leaked tracers: open it inside the function, and return the arrays.
+    The block records calls of this model, not of other models or copies, in its own thread and in parallel loops. In a
+    function that is differentiated or compiled, it also records traced models of the same class and configuration, as
+    `value_and_grad` makes them. While a block is open, functions of `xf.jit` run their Python code, and layers whose
+    attention scores or weights are recorded compute them explicitly. With `jax.jit`, open the block inside the function
+    and return the arrays; around the function, it records nothing, or JAX reports leaked tracers.
 
-    In a differentiated function, activations recorded by a block inside it can be differentiated; a block around
+    Activations recorded by a block inside a differentiated function can be differentiated; a block around
     `value_and_grad` records plain arrays.
 
     Args:
-        model: Model; or a layer, whose activations then have the names without those of the layers around it.
+        model: Model, or a layer. The names of activations then start at this layer.
         names: Names of activations, or patterns such as "layers.*.residual_out", in which `*` stands for any
             characters; see `activation_names`. By default all.
-        every_call: Record lists with the arrays of all calls, such as the steps of `generate`, instead of those of the
-            last one.
+        every_call: If true, record a list of the arrays of all calls, such as the steps of `generate`, instead of the
+            array of the last call.
 
     Yields:
-        A dict of activations by name, empty until the model is called. Interventions have been applied to them.
+        A dict of activations by name, empty until the model is called. Interventions are applied before recording.
 
     Raises:
         ConfigError: If `model` has no activations, or none that match a name.
@@ -90,18 +90,19 @@ def record(model: Module, names: str | Iterable[str] = "*", *, every_call: bool 
 def intervene(model: Module, interventions: Mapping[str, Any]) -> Iterator[None]:
     """Change activations of a model while the block runs.
 
-    It sees the calls that `record` sees. If several blocks change an activation, the outermost block does first.
+    It affects the calls that `record` records. If several blocks change an activation, the outermost is applied first.
 
     Args:
         model: Model, or a layer.
-        interventions: For names or patterns, as for `record`: a function of the activation that returns the new one, of
-            the same shape and dtype; or an array in its place. A function gets a copy, in which it may write.
+        interventions: Dict of changes by name or pattern, as for `record`. A change is an array that replaces the
+            activation, or a function that takes the activation and returns a new one of the same shape and dtype. The
+            function gets a copy that it may write into.
 
     Raises:
-        ConfigError: If `model` has no activations, or none that match a name, or a value is no function and no array;
-            and at the end of a block that changed nothing.
-        ShapeError: When the model is called, if the new activation has another shape or dtype, or is no array.
-        BackendError: When the model is called, if it is an array of another library or device.
+        ConfigError: If `model` has no activations, or none that match a name, if a value is neither a function nor an
+            array, and at the end of a block that changed nothing.
+        ShapeError: When the model is called, if the new activation has another shape or dtype, or is not an array.
+        BackendError: When the model is called, if the new activation is an array of another library or device.
 
     Examples:
         >>> import xformer as xf
@@ -133,7 +134,7 @@ def activation_names(model: Module) -> list[str]:
         model: Model, or a layer.
 
     Raises:
-        ConfigError: If it has no activations.
+        ConfigError: If `model` has no activations.
 
     Examples:
         >>> import xformer as xf

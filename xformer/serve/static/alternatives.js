@@ -26,8 +26,8 @@ export function alternativesCard({ token, state, name, width, onselect }) {
     figure.update(tempered(shown, alternatives, state.temperature));
     value.textContent = state.temperature.toFixed(2);
     note.textContent = state.temperature === 1
-      ? "Select another token to see how the output continues with it."
-      : `Probabilities among the ${alternatives.length} most probable tokens, which have ${percent(covered)} of the probability at temperature 1.`;
+      ? "Click another token to continue the output with it."
+      : `Computed from the ${alternatives.length} most probable tokens only; at temperature 1 they have ${percent(covered)} of the probability.`;
   };
   const slider = html("input", {
     type: "range", min: 0.1, max: 3, step: 0.05, value: state.temperature,

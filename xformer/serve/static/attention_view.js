@@ -72,7 +72,7 @@ export class AttentionView {
     const name = `${this.name}-${this.title}`;
     this.element.replaceChildren(
       figureCard({ title: this.title, name, figure: this.figures[0], controls }),
-      figureCard({ title: "The same as lines", name: `${name}-lines`, figure: this.figures[1], note: html("p", { class: "hint" }, "Left: tokens that attend. Right: tokens that they attend to.") }),
+      figureCard({ title: "The same weights as lines", name: `${name}-lines`, figure: this.figures[1], note: html("p", { class: "hint" }, "Left: tokens that attend. Right: tokens that they attend to.") }),
       this.overview(numHeads),
       ...(this.editor ? [this.editor] : []),
     );
@@ -126,7 +126,7 @@ export class AttentionView {
     const order = html("label", {}, "Order",
       html("select", { "data-field": "order", onchange: (event) => this.set({ order: event.target.value }) },
         orders.map(([value, text]) => html("option", { value, selected: value === selection.order }, text))));
-    const hint = isSorted ? "layer.head; focused: low entropy of the weights" : "rows: layers, columns: heads";
+    const hint = isSorted ? "labels: layer.head; focused: low entropy of the weights" : "rows: layers, columns: heads";
     return html("section", { class: "figure-card", "aria-label": "All heads" },
       html("header", {}, html("h4", {}, "All heads"), html("p", { class: "hint" }, hint)),
       html("div", { class: "controls" }, order),

@@ -250,7 +250,7 @@ export class Column {
 
   draw_tokens(show) {
     const token = this.tokens[this.token ?? 0];
-    if (!token?.alternatives?.length) return show(html("p", { class: "empty" }, "No probabilities."));
+    if (!token?.alternatives?.length) return show(html("p", { class: "empty" }, "No probabilities were recorded for this token."));
     const position = this.token ?? 0;
     show(alternativesCard({
       token, state: this.sampling, name: `${this.model.name}-alternatives-${position + 1}`, width: Math.min(620, this.width),
@@ -308,7 +308,7 @@ export class Column {
     const weights = map.weights[map.only == null ? selection.layer : 0][selection.head][query].slice(0, numKeys);
     const part = { kind: selection.kind === "self" ? "decoder" : selection.kind, layer: selection.layer, head: selection.head, query };
     const rest = map.keys.slice(numKeys).map(() => 0);
-    const hint = `Attention of “${visible(map.queries[query])}” in ${partName({ ...part, part: "attention" })}. Click a row of the map for another token.`;
+    const hint = `Attention of “${visible(map.queries[query])}” in ${partName({ ...part, part: "attention" })}. Click a row of the map to choose another token.`;
     show(html("p", { class: "hint" }, hint), rowEditor({
       keys: map.keys.slice(0, numKeys), weights,
       onchange: async (values) => {

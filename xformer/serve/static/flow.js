@@ -1,4 +1,4 @@
-// The way of one token through the layers: what each part adds to its vector, and what it predicts there.
+// One token through the layers: the lengths of the vectors that the parts add to it, and the next token it predicts.
 
 import { format, percent, shorten, svg, visible } from "./dom.js";
 

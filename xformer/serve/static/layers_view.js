@@ -15,7 +15,7 @@ export class LayersView {
     Object.assign(this, { layers, columns, name, width });
     this.lens = lensTable({ layers, columns, title: "What each layer would predict", onselect });
     this.flow = html("div", { class: "flow-slot" });
-    const hint = "Rows: layers. Columns: the tokens so far. Each cell is the most probable next token if the model ended after this layer (logit lens); the stronger its color, the more probable it is.";
+    const hint = "Rows: layers. Columns: the tokens so far. Each cell shows the most probable next token if the model ended after this layer (logit lens); a stronger color means a higher probability.";
     this.element = html("div", {},
       figureCard({ title: "What each layer would predict", name: `${name}-lens`, figure: this.lens, note: html("p", { class: "hint" }, hint) }),
       this.flow);
@@ -31,12 +31,12 @@ export class LayersView {
       name, norm: norms[column], ...cells[column],
       parts: Object.entries(parts).map(([part, values]) => ({ name: part, norm: values[column] })),
     }));
-    const title = `The way of “${visible(this.columns[column])}” through the layers`;
+    const title = `“${visible(this.columns[column])}” through the layers`;
     const figure = flowChart({ layers, title, width: Math.min(560, this.width) });
     const parts = Object.keys(this.layers.at(-1).parts);
     const note = html("div", {},
       html("p", { class: "legend" }, parts.map((part, index) => html("span", { class: `key part-key-${index}` }, part))),
-      html("p", { class: "hint" }, "From bottom to top: the length of the token's vector, how much each part adds to it, and the next token it predicts."));
+      html("p", { class: "hint" }, "From bottom to top, for each layer: the length of the token's vector, the lengths of the vectors that the parts add to it, and the most probable next token."));
     this.flow.replaceChildren(figureCard({ title, name: `${this.name}-way`, figure, note }));
   }
 }

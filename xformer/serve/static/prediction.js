@@ -15,9 +15,9 @@ export function predictionCard({ before, after, name, width }) {
       label: text, value: changed.get(id)?.probability ?? least, isBound: !changed.has(id), before: known.get(id)?.probability, marked: id === before.id,
     }))
     .sort((a, b) => Math.max(b.value, b.before ?? 0) - Math.max(a.value, a.before ?? 0));
-  const title = `Probabilities in place of “${visible(before.text)}”`;
+  const title = `“${visible(before.text)}” and its alternatives`;
   return figureCard({
     title, name: `${name}-change`, figure: barChart({ bars, title, width }),
-    note: html("p", { class: "hint" }, "Bars: with the change. Lines: without it."),
+    note: html("p", { class: "hint" }, "Bars: probabilities with the change. Vertical lines: without it."),
   });
 }

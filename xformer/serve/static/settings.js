@@ -6,7 +6,7 @@ import { html } from "./dom.js";
 const BEAM = [
   { name: "num_beams", label: "Beam size", type: "number", min: 2, max: 32, step: 1, value: 4 },
   { name: "length_penalty", label: "Length penalty", type: "number", min: 0, max: 10, step: 0.1, value: 1 },
-  { name: "num_beam_groups", label: "Diverse groups", type: "number", min: 1, max: 16, step: 1, value: 1 },
+  { name: "num_beam_groups", label: "Beam groups", type: "number", min: 1, max: 16, step: 1, value: 1 },
 ];
 const SAMPLING = [
   { name: "temperature", label: "Temperature", type: "number", min: 0.05, max: 5, step: 0.05, value: 1 },

@@ -50,7 +50,7 @@ export class SwitchView {
     const names = state.off.map((part) => (model.isEncoderDecoder ? `${KINDS[part.kind].toLowerCase()}, ` : "") + partName(part));
     this.status.textContent = state.off.length
       ? `Off: ${names.join("; ")}`
-      : "Click a head, an attention or a feed-forward network to switch it off, and see what changes.";
+      : "Click a head, “attention” or “feed-forward” to switch it off and see what changes.";
     if (!state.off.length) for (const place of [this.output, this.prediction]) place.replaceChildren();
   }
 }
