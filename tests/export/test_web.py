@@ -20,7 +20,7 @@ from xformer.errors import ConfigError, XformerError
 pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
-from tests.export.test_onnx import LANGUAGE_MODEL, TRANSLATOR, Session, empty_past, random_model
+from tests.export.test_onnx import LANGUAGE_MODEL, LANGUAGE_MODELS, TRANSLATOR, Session, empty_past, random_model
 from tests.pipelines.test_checkpoints import llama, marian  # noqa: F401
 from tests.serve.test_explorer import STATIC, browser, tokens_of  # noqa: F401
 from xformer.export import export_web, find_runtime
@@ -30,6 +30,11 @@ from xformer.pipelines.export import export_run
 
 # Directory of `npm install onnxruntime-web @huggingface/tokenizers`.
 NPM = os.environ.get("XFORMER_TEST_NPM", ".")
+GENERATE = """async ([text, ablations]) => {
+  const api = await import(new URL("static/api.js", location));
+  return (await api.generate({}, text, {}, { signal: {}, ablations })).outputs[0].tokens;
+}"""
+PARTS = ["self_attention", "cross_attention", "feed_forward"]
 
 
 @pytest.mark.parametrize("is_translator", [False, True])
@@ -39,8 +44,10 @@ def test_a_step_has_the_attention_and_the_states_of_all_layers(is_translator: bo
     assert export_web(model, tmp_path, {}, {}).difference < 1e-4
     step, source, tokens = Session(tmp_path / "model/step.onnx"), np.asarray([[5, 6, 7, 2]]), np.asarray([[1, 9, 4, 8]])
     fixed: dict[str, Any] = {"source": source} if is_translator else {}
+    on = np.ones((2, 3 if is_translator else 2, 5), np.float32)
     if is_translator:
-        fixed |= Session(tmp_path / "model/encoder.onnx")(source=source)
+        fixed |= Session(tmp_path / "model/encoder.onnx")(source=source, switches=on[:1, :2])
+    fixed["switches"] = on
     states = np.zeros((1, 0, 24), np.float32)
     outputs = step(tokens=tokens, lens=states, **fixed, **empty_past(step, 1))
     maps = attention_maps(model, *([source] if is_translator else []), tokens)
@@ -55,12 +62,45 @@ def test_a_step_has_the_attention_and_the_states_of_all_layers(is_translator: bo
     np.testing.assert_allclose(again["lens_logits"][:, -1], outputs["logits"], rtol=0, atol=1e-4)
 
 
+def without_head(x: np.ndarray) -> np.ndarray:
+    x[:, 1] = 0
+    return x
+
+
+@pytest.mark.parametrize("is_translator", [False, True])
+def test_heads_and_parts_are_switched_off(is_translator: bool, tmp_path: Path) -> None:
+    gpt_oss = xf.LanguageModelConfig(**LANGUAGE_MODEL, **LANGUAGE_MODELS["gpt_oss"])
+    model = random_model(xf.TransformerConfig(**TRANSLATOR) if is_translator else gpt_oss).quantize()
+    export_web(model, tmp_path, {}, {})
+    step, source, tokens = Session(tmp_path / "model/step.onnx"), np.asarray([[5, 6, 7, 2]]), np.asarray([[1, 9, 4, 8]])
+    encode = Session(tmp_path / "model/encoder.onnx") if is_translator else None
+    name, parts = ("decoder", PARTS) if is_translator else ("layers", PARTS[::2])
+
+    def check(activation: str, change: Any, where: tuple[int, ...]) -> None:
+        switches = {"encoder": np.ones((1, 2, 5), np.float32), name: np.ones((2, len(parts), 5), np.float32)}
+        switches[activation.partition(".")[0]][where] = 0
+        fixed = {"source": source, **encode(source=source, switches=switches["encoder"])} if encode else {}
+        states = np.zeros((1, 0, 24), np.float32)
+        actual = step(tokens=tokens, lens=states, switches=switches[name], **fixed, **empty_past(step, 1))["logits"]
+        with xf.intervene(model, {activation: change}):
+            expected = model(*([source] if is_translator else []), tokens)[:, -1]
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+        assert np.max(np.abs(actual - model(*([source] if is_translator else []), tokens)[:, -1])) > 1e-3
+
+    for index, part in enumerate(parts):
+        check(f"{name}.1.{part}.output", lambda x: 0 * x, (1, index, 4))
+    check(f"{name}.0.{parts[-2]}.heads", without_head, (0, len(parts) - 2, 1))
+    if is_translator:
+        check("encoder.0.self_attention.heads", without_head, (0, 0, 1))
+        check("encoder.0.feed_forward.output", lambda x: 0 * x, (0, 1, 4))
+
+
 def test_the_page_has_the_functions_that_the_explorer_calls() -> None:
     api = (Path(xf.__file__).parent / "export" / "web_api.js").read_text(encoding="utf-8")
     defined = set(re.findall(r"^export (?:async function|const) (\w+)", api, re.MULTILINE))
     scripts = [path.read_text(encoding="utf-8") for path in STATIC.glob("*.js") if path.name != "api.js"]
     called = {name for script in scripts for name in re.findall(r"\bapi\.(?!js)(\w+)", script)}
-    assert defined == called - {"generateWithout"}  # the page hides what needs it
+    assert defined == called - {"changesAttention"}  # the page hides what needs it
 
 
 @pytest.mark.parametrize(
@@ -136,6 +176,21 @@ def test_a_translator_in_the_browser(browser: Any, serve: Any, marian: Path) -> 
     cells = page.locator(".lens .token-text").all_text_contents()
     assert len(cells) == (1 + pipeline.model.config.num_decoder_layers) * len(output.tokens)
     assert cells[: len(output.tokens)] == tokens_of(page)  # the last layer, in the first row, predicts the output
+    page.click("[data-tab=switches]")
+    for kind, switch in {"encoder": 1, "cross": 8}.items():  # head 2 of layer 1, and the attention of layer 2
+        page.select_option("[data-field=switches]", kind)
+        page.click(f".switch >> nth={switch}")
+    page.wait_for_selector(".change .bars")
+    parts = [("encoder", 0, 1), ("cross", 1, None)]
+    off = [{"kind": kind, "layer": layer, "part": "attention", "head": head} for kind, layer, head in parts]
+    found = page.evaluate(GENERATE, ["two man a", off])
+    model, c = pipeline.model.unpack(), pipeline.model.config
+    changes = {"encoder.0.self_attention.heads": without_head, "decoder.1.cross_attention.output": lambda x: 0 * x}
+    with xf.intervene(model, changes):
+        logits = model(pipeline.token_ids(["two man a"]), [[c.bos_id, *(token["id"] for token in found[:-1])]])[0]
+    logits[:, list({60, *c.suppressed_ids})] = -np.inf
+    expected = np.max(np.exp(logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))), axis=-1)
+    np.testing.assert_allclose([token["probability"] for token in found], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

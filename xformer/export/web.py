@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from importlib.resources import files
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from xformer.export import onnx
 from xformer.export.onnx import Arrays, Graph, Input, OnnxExport
 from xformer.io import atomic_write, write_json
 from xformer.models import BaseModel, LanguageModel, SpeechTransformer, Transformer
-from xformer.tracing.activations import record
+from xformer.tracing.activations import intervene, record
 
 # Files of npm packages, and their names in the page.
 _RUNTIME = {
@@ -110,22 +113,46 @@ def _graphs(model: BaseModel) -> dict[str, Graph]:
     """Return the graphs of a page: those of the ONNX files of a loop, with attention weights and states."""
     graphs = onnx.graphs(model)
     step = graphs["step.onnx"].inputs | {"lens": Input(("batch", "rows", model.config.d_model))}
-    encoder = {name: Graph(each.inputs, _encoder(each.function)) for name, each in graphs.items() if "enc" in name}
-    return {**encoder, "step.onnx": Graph(step, _step)}
+    found = {"step.onnx": Graph(step | _switches(model, _decoder(model)[1]), _step)}
+    if isinstance(model, Transformer):
+        encoder = graphs["encoder.onnx"]
+        if model.encoder:
+            encoder = Graph(encoder.inputs | _switches(model, model.encoder), _encoder(encoder.function))
+        found["encoder.onnx"] = encoder
+    return found
+
+
+def _switches(model: Any, layers: tuple[Any, ...]) -> dict[str, Input]:
+    """Return the input with a factor of each head, and after the heads one of the output, by layer and part."""
+    return {"switches": Input((len(layers), len(_parts(layers[0])), model.config.num_heads + 1))}
+
+
+def _parts(layer: Any) -> list[str]:
+    return [part for part in ("self_attention", "cross_attention", "feed_forward") if hasattr(layer, part)]
+
+
+def _switched(model: Any, name: str, switches: Array) -> AbstractContextManager[None]:
+    """Multiply the heads and the outputs of the parts of layers by `switches`: 0 leaves one out, 1 keeps it."""
+    changes = {}
+    for i, layer in enumerate(getattr(model, name)):
+        for j, part in enumerate(_parts(layer)):
+            heads, output = switches[i, j, :-1, None, None], switches[i, j, -1]
+            changes[f"{name}.{i}.{part}.output"] = partial(mul, output)
+            if part != "feed_forward":
+                changes[f"{name}.{i}.{part}.heads"] = partial(mul, heads)
+    return intervene(model, changes)
 
 
 def _encoder(function: Callable[..., Arrays]) -> Callable[..., Arrays]:
-    def encode(model: Transformer, **inputs: Any) -> Arrays:
-        if not model.encoder:
-            return function(model, **inputs)
-        with record(model, "encoder.*.self_attention.weights") as found:
+    def encode(model: Transformer, switches: Array, **inputs: Any) -> Arrays:
+        with _switched(model, "encoder", switches), record(model, "encoder.*.self_attention.weights") as found:
             outputs = function(model, **inputs)
         return outputs | {"encoder_attention": _stack(found.values())}
 
     return encode
 
 
-def _step(model: Any, tokens: Array, lens: Array, **inputs: Any) -> Arrays:
+def _step(model: Any, tokens: Array, lens: Array, switches: Array, **inputs: Any) -> Arrays:
     """Return the outputs of a step with attention weights (layers, batch, heads, queries, keys) and states of layers.
 
     The states are those of the last token before the first layer and after each one, (batch, 1 + layers, d_model).
@@ -133,11 +160,10 @@ def _step(model: Any, tokens: Array, lens: Array, **inputs: Any) -> Arrays:
     2020). The norms are those of the outputs of the parts of each layer, (batch, layers, parts).
     """
     name, layers = _decoder(model)
-    cache, is_cross = onnx.cache_of(model, inputs), isinstance(model, Transformer)
-    parts = ["self_attention", *(["cross_attention"] if is_cross else []), "feed_forward"]
+    cache, parts = onnx.cache_of(model, inputs), _parts(layers[0])
     names = [f"{name}.{i}.{part}.output" for i in range(len(layers)) for part in parts]
     names += [f"{name}.*attention.weights", f"{name}.0.residual_in", f"{name}.*.residual_out"]
-    with record(model, names) as found:
+    with _switched(model, name, switches), record(model, names) as found:
         outputs = onnx.step(model, tokens, cache)
     xp = array_namespace(tokens)
     for part in parts[:-1]:

@@ -115,11 +115,23 @@ function generator(seed) {
 const emptyPast = () =>
   Object.fromEntries(step.inputNames.filter((name) => name.startsWith("past_")).map((name) => [name, empty(1, settings.key_value_heads, 0, settings.head_dim)]));
 
+/** Factors of the heads, and after them of the output, of each part by layer: 0 for what is switched off, else 1. */
+function switches(ablations, isEncoder = false) {
+  const parts = ["attention", ...(encoder && !isEncoder ? ["cross"] : []), "feed_forward"];
+  const dims = [settings[isEncoder ? "encoder_layers" : "decoder_layers"], parts.length, settings.heads + 1];
+  const values = new Float32Array(dims[0] * dims[1] * dims[2]).fill(1);
+  for (const { kind, layer, part, head } of ablations.filter((each) => (each.kind === "encoder") === isEncoder)) {
+    const column = parts.indexOf(kind === "cross" ? "cross" : part);
+    values[(layer * dims[1] + column) * dims[2] + (head ?? settings.heads)] = 0;
+  }
+  return new ort.Tensor("float32", values, dims);
+}
+
 /**
- * Generate from a text. The output begins with the tokens of `forced`. The listeners are called while tokens arrive:
- * `onsource(tokens)`, `ontoken(token)`.
+ * Generate from a text. The output begins with the tokens of `forced`; `ablations` are parts that are switched off.
+ * The listeners are called while tokens arrive: `onsource(tokens)`, `ontoken(token)`.
  */
-export async function generate(model, text, options, { signal, forced = [], onsource, ontoken }) {
+export async function generate(model, text, options, { signal, forced = [], ablations = [], onsource = () => {}, ontoken = () => {} }) {
   const [before, after] = settings.templates[options.prompt ?? "text"];
   const add_special_tokens = settings.adds_special_tokens && options.prompt !== "chat";
   const encoded = source.encode(before + text + after, { add_special_tokens }).ids.map((id) => id ?? unknown);
@@ -130,7 +142,8 @@ export async function generate(model, text, options, { signal, forced = [], onso
   const sourceTokens = describeAll(source, sourceIds);
   onsource(sourceTokens);
   await pause(0);
-  const memory = encoder ? { source: ids(sourceIds), ...(await run(encoder, { source: ids(sourceIds) })) } : {};
+  const memory = { switches: switches(ablations) };
+  if (encoder) Object.assign(memory, { source: ids(sourceIds) }, await run(encoder, { source: ids(sourceIds), switches: switches(ablations, true) }));
   const numTokens = encoded.filter((id) => !settings.ends.includes(id)).length;
   const maximum = Math.min(limit, options.max_new_tokens ?? settings.max_new_tokens ?? 2 * numTokens + 20);
   const random = generator(options.seed ?? 0);
@@ -148,14 +161,17 @@ export async function generate(model, text, options, { signal, forced = [], onso
     const context = [...(encoder ? [] : sourceIds), ...tokens.map((token) => token.id)];
     const probabilities = softmax(logits.data);
     const named = (id) => describe(target, context, id, { probability: probabilities[id], log_probability: Math.log(probabilities[id]) });
-    tokens.push(forced[tokens.length] ?? { ...named(id), alternatives: Array.from(order.subarray(0, NUM_ALTERNATIVES), named) });
+    tokens.push({ ...forced[tokens.length], ...named(id), alternatives: Array.from(order.subarray(0, NUM_ALTERNATIVES), named) });
     ontoken(tokens.at(-1));
     fed = [id];
     await pause(0); // lets the page draw
   }
   const output = { tokens, text: decode(target, tokens.map(({ id }) => id)) };
-  return { input: { text }, source: sourceTokens, outputs: [output], beam: null, trace: { memory, steps, prompt } };
+  return { input: { text }, source: sourceTokens, outputs: [output], beam: null, trace: { memory, steps, prompt, options } };
 }
+
+/** The output that the model generates with some parts switched off. */
+export const generateWithout = async (...request) => (await generate(...request)).outputs[0];
 
 /** Attention of the output by kind, as the server's: one layer, `only`, if there are too many weights to be shown. */
 export async function attention(model, { source: sourceTokens, outputs: [{ tokens }], trace }, index, layer = null) {
@@ -191,8 +207,14 @@ function rows(tensors, layer, head, numKeys) {
     }));
 }
 
-/** The layers, as the server's: lengths of vectors, and the logit lens, at the positions that predict the output. */
-export async function layers(model, { source: { length }, outputs: [{ tokens }], trace: { memory, steps, prompt } }) {
+/**
+ * The output with its probabilities after changes, and with `lens` the layers, as the server's: lengths of vectors, and
+ * the logit lens, at the positions that predict the output.
+ */
+export async function layers(model, result, index, { lens = false, ablations = [], signal = null } = {}) {
+  const { input, source: { length }, outputs: [output], trace: { memory, steps, prompt, options } } = result;
+  const { tokens } = output;
+  if (!lens) return ablations.length ? generateWithout(model, input.text, { ...options, max_new_tokens: tokens.length }, { signal, forced: tokens, ablations }) : output;
   const skipped = Math.max(0, tokens.length - MAX_POSITIONS);
   const all = [...prompt, ...tokens.map(({ id }) => id)];
   const names = ["embedding", ...range(model.numLayers).map((layer) => `layer ${layer + 1}`)];

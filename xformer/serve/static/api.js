@@ -204,6 +204,9 @@ export async function layers(model, result, index, { lens = false, signal = null
   };
 }
 
+/** Whether requests may have `attention_rows`. */
+export const changesAttention = true;
+
 /** The output that the model generates with some parts switched off; it begins with the tokens of `forced`. */
 export async function generateWithout(model, text, options, { ablations, forced, signal }) {
   const { prompt, ...settings } = options;

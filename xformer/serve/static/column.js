@@ -275,7 +275,7 @@ export class Column {
     const result = this.result;
     const maps = await this.maps();
     if (result !== this.result) return;
-    this.editor = this.changes ? html("section", { class: "figure-card editor" }) : null;
+    this.editor = this.changes && this.api.changesAttention ? html("section", { class: "figure-card editor" }) : null;
     this.edited = null;
     this.view = new AttentionView({
       maps, selection: this.selection, name: this.model.name, editor: this.editor,
