@@ -54,6 +54,19 @@ def install_if_available(session: nox.Session, *requirements: str) -> None:
         session.warn(f"{' '.join(requirements)} cannot be installed here; tests that need it are skipped")
 
 
+def npm_directory(session: nox.Session) -> str:
+    """Return the directory of npm packages, which sessions share."""
+    return str(Path(session.cache_dir, "npm").resolve())
+
+
+def install_npm_packages(session: nox.Session) -> None:
+    """Install what exported pages run on, if npm is there."""
+    if shutil.which("npm"):
+        with contextlib.suppress(CommandFailed):
+            options = ["--no-audit", "--no-fund", "--prefer-offline"]
+            session.run("npm", "install", "--prefix", npm_directory(session), *options, *NPM_PACKAGES, external=True)
+
+
 def with_paths(session: nox.Session, *default: str) -> list[str]:
     """Return the session's arguments, with default paths if none of them names a file or directory."""
     paths = [argument for argument in session.posargs if argument and Path(argument.split("::")[0]).exists()]
@@ -68,8 +81,7 @@ def tests(session: nox.Session) -> None:
     install_if_available(session, "mlx[cpu]")
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
-        with contextlib.suppress(CommandFailed):  # tests of exported pages are skipped without the packages
-            session.run("npm", "install", "--prefix", session.virtualenv.location, *NPM_PACKAGES, external=True)
+        install_npm_packages(session)  # tests of exported pages are skipped without them
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
         install_if_available(session, TORCH)
     # One file per worker at a time, so that module-scoped fixtures are computed once.
@@ -80,7 +92,7 @@ def tests(session: nox.Session) -> None:
     for name in ("array_api_strict", "cupy_namespace", "jax", "mlx", "mlx_namespace", "ndonnx", "torch"):
         doctests += ["--ignore", f"xformer/backends/{name}.py"]
     arguments = with_paths(session, "xformer", "tests")
-    environment = {**ONE_THREAD, **QUICK_JAX, "XFORMER_TEST_NPM": session.virtualenv.location}
+    environment = {**ONE_THREAD, **QUICK_JAX, "XFORMER_NPM": npm_directory(session)}
     session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=environment)
 
 
@@ -276,7 +288,9 @@ def run_on_gpu(session: nox.Session, suite: str) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation into site/ with warnings as errors; `-- serve` shows it while you write."""
     session.install("-e", ".[cli,docs]")
-    session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env=ONE_THREAD)
+    install_npm_packages(session)  # part 1 of the tutorial shows a picture without them
+    env = {**ONE_THREAD, "XFORMER_NPM": npm_directory(session)}
+    session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env=env)
 
 
 @nox.session(reuse_venv=True)

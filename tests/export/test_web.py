@@ -29,7 +29,7 @@ from xformer.pipelines import TextGenerator, Translator
 from xformer.pipelines.export import export_run
 
 # Directory of `npm install onnxruntime-web @huggingface/tokenizers`.
-NPM = os.environ.get("XFORMER_TEST_NPM", ".")
+NPM = os.environ.get("XFORMER_NPM", ".")
 GENERATE = """async ([text, ablations]) => {
   const api = await import(new URL("static/api.js", location));
   return (await api.generate({}, text, {}, { signal: {}, ablations })).outputs[0].tokens;

@@ -54,8 +54,30 @@ def find_runtime(directory: str | os.PathLike[str] | None = None) -> dict[str, P
     return found
 
 
+def write_explorer(directory: str | os.PathLike[str], runtime: dict[str, Path]) -> None:
+    """Write the files of a page that do not depend on the model.
+
+    Args:
+        directory: Directory of the page; created if necessary.
+        runtime: Files that `find_runtime` returned.
+    """
+    package = files("xformer")
+    contents: dict[str, Any] = {f"runtime/{name}": path for name, path in runtime.items()}
+    for file in package.joinpath("serve", "static").iterdir():
+        contents[file.name if file.name == "index.html" else f"static/{file.name}"] = file
+    contents["static/api.js"] = package.joinpath("export", "web_api.js")  # the browser instead of a server
+    for name, source in contents.items():
+        with atomic_write(Path(directory) / name) as target:
+            target.write(source.read_bytes())
+
+
 def export_web(
-    model: BaseModel, directory: str | os.PathLike[str], settings: dict[str, Any], runtime: dict[str, Path]
+    model: BaseModel,
+    directory: str | os.PathLike[str],
+    settings: dict[str, Any],
+    runtime: dict[str, Path],
+    *,
+    max_length: int | None = None,
 ) -> OnnxExport:
     """Write a static page that generates text, and shows attention, alternatives and the states of each layer.
 
@@ -64,6 +86,8 @@ def export_web(
         directory: Directory to write to; created if necessary.
         settings: What the page needs to know about texts: tokenizers, special tokens, defaults.
         runtime: Files that `find_runtime` returned.
+        max_length: Maximum tokens of a text, which determines the size of tables of positions. Default: the number of
+            learned positions, or 512, and fewer in a model with many heads.
 
     Raises:
         ConfigError: For a model of another class. Other errors are those of `export_onnx`.
@@ -75,16 +99,9 @@ def export_web(
     if getattr(c, "length_encoding", False):
         raise ConfigError("the model has a length encoding; a page expects a model that ends outputs by itself")
     longest = min(_MAX_TOKENS, math.isqrt(_MAX_WEIGHTS // max(1, layers * c.num_heads)))
-    max_length = min(onnx.limits_of(model, None)["target"], longest)
+    max_length = min(onnx.limits_of(model, max_length)["target"], longest)
     exported = onnx.write_graphs(model, _graphs(model), directory / "model", onnx.limits_of(model, max_length))
-    package = files("xformer")
-    contents: dict[str, Any] = {f"runtime/{name}": path for name, path in runtime.items()}
-    for file in package.joinpath("serve", "static").iterdir():
-        contents[file.name if file.name == "index.html" else f"static/{file.name}"] = file
-    contents["static/api.js"] = package.joinpath("export", "web_api.js")  # the browser instead of a server
-    for name, source in contents.items():
-        with atomic_write(directory / name) as target:
-            target.write(source.read_bytes())
+    write_explorer(directory, runtime)
     heads = {"key_value_heads": c.num_key_value_heads or c.num_heads, "head_dim": c.features_per_head}
     write_json(
         directory / "model" / "settings.json",

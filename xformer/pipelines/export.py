@@ -36,6 +36,7 @@ def export_run(
     *,
     quantization: str | None = None,
     runtime: str | os.PathLike[str] | None = None,
+    max_length: int | None = None,
 ) -> str:
     """Write the best model of a run, and its tokenizer, in the format of another library.
 
@@ -47,6 +48,7 @@ def export_run(
         quantization: Type of the weights: for "ctranslate2" see `export_ctranslate2`; for "onnx" and "web" float32 or
             int8, which is the default of "web".
         runtime: Directory in which the npm packages of "web" are installed; see `export.find_runtime`.
+        max_length: Maximum tokens of a text in a page of "web"; see `export_web`.
 
     Returns:
         A phrase about the result, e.g. "as a model of type pegasus".
@@ -56,7 +58,7 @@ def export_run(
     """
     if target not in FORMATS:
         raise ConfigError(f"the format is {target!r}; expected one of {', '.join(FORMATS)}")
-    given = {"quantization": quantization, "runtime": runtime}
+    given = {"quantization": quantization, "runtime": runtime, "max_length": max_length}
     options = {name: value for name, value in given.items() if value is not None}
     known = inspect.signature(FORMATS[target]).parameters
     if unknown := options.keys() - known:
@@ -154,7 +156,11 @@ def _described(exported: OnnxExport) -> str:
 
 
 def _to_web(
-    directory: Path, output: Path, quantization: str = "int8", runtime: str | os.PathLike[str] | None = None
+    directory: Path,
+    output: Path,
+    quantization: str = "int8",
+    runtime: str | os.PathLike[str] | None = None,
+    max_length: int | None = None,
 ) -> str:
     quantize, found, pipeline_type = _quantizes(quantization), find_runtime(runtime), pipeline_class(directory)
     if not issubclass(pipeline_type, TextToText | TextGenerator):
@@ -165,7 +171,8 @@ def _to_web(
     example = run.get("example") or ("Once upon a time" if isinstance(pipeline, TextGenerator) else "")
     settings = {"name": directory.resolve().stem, "example": example, **_settings(pipeline)}
     model = pipeline.model.unpack()
-    exported = export_web(model.quantize() if quantize else model, output, settings, found)
+    model = model.quantize() if quantize else model
+    exported = export_web(model, output, settings, found, max_length=max_length)
     for side, content in tokenizers.items():
         with atomic_write(output / "model" / f"{side}.json") as file:
             file.write(content.encode())
