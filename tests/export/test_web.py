@@ -30,6 +30,7 @@ from xformer.pipelines.export import export_run
 
 # Directory of `npm install onnxruntime-web @huggingface/tokenizers`.
 NPM = os.environ.get("XFORMER_NPM", ".")
+DOCS = Path(__file__).parents[2] / "docs"
 GENERATE = """async ([text, ablations]) => {
   const api = await import(new URL("static/api.js", location));
   return (await api.generate({}, text, {}, { signal: {}, ablations })).outputs[0].tokens;
@@ -47,6 +48,8 @@ def test_a_step_has_the_attention_and_the_states_of_all_layers(is_translator: bo
     on = np.ones((2, 3 if is_translator else 2, 5), np.float32)
     if is_translator:
         fixed |= Session(tmp_path / "model/encoder.onnx")(source=source, switches=on[:1, :2])
+        documented = Session(DOCS / "assets/translator/model/step.onnx")  # docs/translator.py makes it again
+        assert (documented.inputs, documented.outputs) == (step.inputs, step.outputs)
     fixed["switches"] = on
     states = np.zeros((1, 0, 24), np.float32)
     outputs = step(tokens=tokens, lens=states, **fixed, **empty_past(step, 1))
@@ -123,6 +126,8 @@ def test_models_that_no_page_shows(tmp_path: Path) -> None:
     model = random_model(xf.TransformerConfig(**TRANSLATOR, length_encoding=True))
     with pytest.raises(ConfigError, match="the model has a length encoding; a page expects"):
         export_web(model, tmp_path, {}, {})
+    with pytest.raises(ConfigError, match="max_length is 3; expected more than 5"):
+        export_web(random_model(xf.TransformerConfig(**TRANSLATOR)), tmp_path, {}, {}, max_length=3)
     with pytest.raises(XformerError, match="expects none"):
         export_run("run", tmp_path / "page", "onnx", runtime=".")
 

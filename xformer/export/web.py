@@ -98,9 +98,11 @@ def export_web(
     directory, layers = Path(directory), len(_decoder(model)[1])
     if getattr(c, "length_encoding", False):
         raise ConfigError("the model has a length encoding; a page expects a model that ends outputs by itself")
-    longest = min(_MAX_TOKENS, math.isqrt(_MAX_WEIGHTS // max(1, layers * c.num_heads)))
-    max_length = min(onnx.limits_of(model, max_length)["target"], longest)
-    exported = onnx.write_graphs(model, _graphs(model), directory / "model", onnx.limits_of(model, max_length))
+    limits = onnx.limits_of(model, max_length)
+    if max_length is None:
+        longest = min(limits["target"], _MAX_TOKENS, math.isqrt(_MAX_WEIGHTS // max(1, layers * c.num_heads)))
+        limits = onnx.limits_of(model, longest)
+    exported = onnx.write_graphs(model, _graphs(model), directory / "model", limits)
     write_explorer(directory, runtime)
     heads = {"key_value_heads": c.num_key_value_heads or c.num_heads, "head_dim": c.features_per_head}
     write_json(
@@ -113,7 +115,7 @@ def export_web(
             "heads": c.num_heads,
             **heads,
             "d_model": c.d_model,
-            "max_length": max_length,
+            "max_length": limits["target"],
             **settings,
         },
     )
