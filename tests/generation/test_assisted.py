@@ -125,6 +125,8 @@ def test_speculative_decoding(steps):
         assert_equal(xf.generate(model, PROMPTS[:1], **options), expected)
         if draft is model:  # all draft tokens are right: the first token is that of the prompt, then 5 a step
             assert steps.count(5) == 5
+        with xf.record(model, "logits"):  # without programs of steps
+            assert_equal(xf.generate(model, PROMPTS[:1], **options), expected)
     short = language_model(2, positions="learned", max_positions=10)  # proposes nothing beyond its positions
     assert_equal(xf.generate(model, PROMPTS[:1], **options | {"draft_model": short}), expected)
 

@@ -16,14 +16,14 @@ from xformer.serve.jobs import Job, JobError, Worker, public_error
 MODEL = LanguageModel(LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1))
 
 
-def searching(worker, length, *, timeout=60.0, before=None, **options):
+def searching(worker, length, *, timeout=60.0, before=None, model=MODEL, **options):
     """Submit a search with so many new tokens."""
     job = Job(timeout, **options)
 
     def task():
         if before is not None:
             before()
-        batch = make_batch(MODEL, [[5, 4]], None, max_new_tokens=length, stopping_criteria=[job.check])
+        batch = make_batch(model, [[5, 4]], None, max_new_tokens=length, stopping_criteria=[job.check])
         return (yield from search(batch))
 
     job.task = task()
@@ -47,9 +47,10 @@ def test_searches_end_with_results_and_errors():
 
     async def test(worker):
         jobs = [searching(worker, length, is_alone=length == 7) for length in (5, 7, 3)]
+        jobs.append(searching(worker, 2, model=MODEL.to("array_api_strict")))
         failing = searching(worker, 5, before=fail)
         late = searching(worker, 10**5, timeout=0.2)
-        for job, length in zip(jobs, (5, 7, 3), strict=True):
+        for job, length in zip(jobs, (5, 7, 3, 2), strict=True):
             ((output,),) = await job.result()
             assert len(output.tokens) <= length
         with pytest.raises(JobError, match=r"^no$"):

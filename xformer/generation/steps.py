@@ -179,7 +179,7 @@ class DecodingSteps:
         """Make a step with a static cache, by a program if there is one or the step should be traced."""
         self._fit(tokens.shape[1])
         if is_observing():
-            return self._model.decode_step(tokens, self.cache)
+            return self._decode(tokens, options)
         if not self._programs:
             key = self._key()
             kept = _kept.take(self._model, key)

@@ -73,13 +73,13 @@ class Job:
         """Stop the job at the next token."""
         self._error = error or stopping()
 
-    def check(self, tokens: Any = (), lengths: Sequence[int] = ()) -> list[bool]:
+    def check(self, tokens: Any = None, lengths: Any = None) -> list[bool]:
         """Raise JobError after `cancel` or the timeout; a stopping criterion that ends no row otherwise."""
         if self._error is None and time.monotonic() > self._deadline:
             self._error = JobError("the request took too long; ask for fewer tokens or beams", 504, "timeout")
         if self._error is not None:
             raise self._error
-        return [False] * len(lengths)
+        return [] if lengths is None else [False] * lengths.shape[0]
 
     def emit(self, name: str, data: Any) -> None:
         """Send an event at the end of the step; the last one is "result" or "error"."""
