@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import threading
+from contextvars import copy_context
 
 import numpy as np
 import pytest
@@ -57,6 +58,10 @@ def test_every_name_is_recorded_and_the_output_stays(kind):
     assert_close(output, model(*inputs))
     last = activations["logits" if "logits" in activations else "states"]
     assert_close(last, output, tolerance=0.0)
+    for name in xf.activation_names(model):
+        with xf.record(model, name) as single:
+            model(*inputs)
+        assert_close(single[name], activations[name])
     for name, weights in activations.items():
         if name.endswith(".weights") and kind != "shared norm":
             np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-6)
@@ -341,6 +346,26 @@ def test_other_models_threads_and_errors():
             shared(TOKENS)
         shared(TOKENS)
     assert {name: len(x) for name, x in calls.items()} == {f"layers.{i}.feed_forward.hidden": 1 for i in range(2)}
+    seen.clear()
+    barrier = threading.Barrier(2)
+
+    def wait(x):
+        barrier.wait(5)
+        return x
+
+    changes = {
+        "embeddings": wait,
+        "layers.0.residual_mid": wait,
+        "layers.1.*.hidden": lambda x: seen.append(x) or x,
+    }
+    with xf.intervene(shared, changes):  # each thread counts the calls of a layer
+        both = [threading.Thread(target=copy_context().run, args=(shared, TOKENS)) for _ in range(2)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+    assert len(seen) == 2
+    assert_close(*seen)
     with pytest.raises(KeyError, match=r"'layers.0.feed_forward.hide' was not recorded; did you mean 'layers.0"):
         activations["layers.0.feed_forward.hide"]
     with xf.record(model) as empty, pytest.raises(KeyError, match="was not recorded: the model was not called"):

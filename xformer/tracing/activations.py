@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections import Counter
+import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
@@ -185,9 +186,7 @@ class _Block:
         self._models = [(name, x) for name, x in model.called_modules() if x is model or hasattr(x, "config")]
         self._matches = {pattern: _matching(pattern, known, model) for pattern in _as_patterns(patterns)}
         self._selected = {name for names in self._matches.values() for name in names}
-        # For each layer: its names, several if it is applied several times, and the number of its activations so far.
-        self._layers: WeakKeyDictionary[Module, tuple[list[str], Counter[str]]] = WeakKeyDictionary()
-        self._enter(model, "")
+        self._model, self._of_thread = model, threading.local()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -209,29 +208,37 @@ class _Block:
         for prefix, model in self._models:
             if module is model or _is_traced_copy(module, model):
                 self._enter(module, prefix)
+        if module in self._layers and name == module.__activations__[0]:  # a call begins
+            self._layers[module].rotate(-1)
         full_name = self._full_name(module, name)
-        if full_name is None:
-            return x
-        self._layers[module][1][name] += 1
         return self._apply(full_name, x) if full_name in self._selected else x
 
     def _apply(self, name: str, x: Array) -> Array:
         raise NotImplementedError
 
+    @property
+    def _layers(self) -> WeakKeyDictionary[Module, deque[str]]:
+        """Names of each layer, several if it is applied several times: first that of its last call in this thread."""
+        if not hasattr(self._of_thread, "layers"):
+            self._of_thread.layers = WeakKeyDictionary()
+            self._enter(self._model, "")
+        layers: WeakKeyDictionary[Module, deque[str]] = self._of_thread.layers
+        return layers
+
     def _enter(self, model: Module, prefix: str) -> None:
-        """Note the names of the layers of a model, and that none of them has computed anything."""
-        layers: dict[Module, tuple[list[str], Counter[str]]] = {}
+        """Note the names of the layers of a model, and that none of them has been called."""
+        layers: dict[Module, deque[str]] = {}
         for name, module in model.called_modules(prefix):
             if module.__activations__:
-                layers.setdefault(module, ([], Counter()))[0].append(name)
+                layers.setdefault(module, deque()).append(name)
+        for names in layers.values():
+            names.rotate(1)
         self._layers.update(layers)
 
     def _full_name(self, module: Module, name: str) -> str | None:
-        """Return the name of the next activation of a layer, or None for a layer outside the model."""
-        if module not in self._layers:
-            return None
-        names, counts = self._layers[module]
-        return _joined(names[min(counts[name], len(names) - 1)], name)
+        """Return the name of an activation of the last call of a layer, or None for a layer outside the model."""
+        names = self._layers.get(module)
+        return None if names is None else _joined(names[0], name)
 
 
 class _Recording(_Block):
