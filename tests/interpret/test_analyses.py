@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,11 @@ def test_encoders_quantized_models_and_derivatives():
     assert interpret.attention_rollout(encoder, TOKENS).shape == (2, 4, 4)
     assert interpret.head_ablation(encoder, TOKENS, mean).shape == (2, 2)
     assert interpret.activation_patching(encoder, TOKENS, SOURCE, mean, part="feed_forward").shape == (2, 4)
+    shared = xf.Encoder(dataclasses.replace(encoder.config, share_layers=True))
+    assert interpret.head_ablation(shared, TOKENS, mean).shape == (2, 2)
+    assert len(np.unique(interpret.feed_forward_ablation(shared, TOKENS, mean))) == 2
+    for analysis in (interpret.activation_patching, interpret.attribution_patching):
+        assert analysis(shared, TOKENS, SOURCE, mean, part="heads").shape == (2, 2)
     model = small_language_model(dtype="float32", d_model=64, bos_id=None)
     for other in (model.pack(), model.quantize()):
         for name, analysis in ANALYSES.items():
@@ -124,10 +131,19 @@ def test_wrong_calls():
         interpret.logit_lens(model, [[99]])
     with raises_line(ConfigError, r"the logits are no sum of parts \(norm 'layer', norm_position 'post'"):
         interpret.direct_logit_attribution(small_language_model(norm_position="post"), TOKENS, [1, 2])
-    with raises_line(DataError, "targets has 1 tokens for 2 rows; expected one each"):
-        interpret.direct_logit_attribution(model, TOKENS, [1])
-    with raises_line(DataError, "target ids range from 1 to 13"):
-        interpret.direct_logit_attribution(model, TOKENS, [1, 13])
+
+    def difference(model, tokens, targets):
+        return interpret.logit_difference(targets, 2)(model(tokens))
+
+    for function in (interpret.direct_logit_attribution, difference):
+        with raises_line(DataError, r"targets has shape \(1,\) for 2 rows; expected one token for each"):
+            function(model, TOKENS, [1])
+        with raises_line(DataError, "target ids range from 1 to 13"):
+            function(model, TOKENS, [1, 13])
+        with raises_line(DataError, "target ids range from -1 to -1"):
+            function(model, TOKENS, -1)
+        with raises_line(ShapeError, "target ids have dtype float64"):
+            function(model, TOKENS, 1.5)
     with raises_line(ConfigError, "value is 'median'; expected 'zero' or 'mean'"):
         interpret.head_ablation(model, TOKENS, METRIC, value="median")
     for metric, received in ((lambda y: 1.0, "a float"), (lambda y: y, r"an array of shape \(2, 4, 13\)")):

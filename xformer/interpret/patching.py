@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from xformer.errors import ConfigError, ShapeError
 from xformer.interpret.layers import check_model
 from xformer.models import Encoder, LanguageModel
 from xformer.tracing import grad
-from xformer.tracing.activations import intervene, record
+from xformer.tracing.activations import activation_names, intervene, record
 from xformer.tree import is_array
 
 Metric = Callable[[Array], Array]
@@ -37,15 +38,12 @@ def head_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *
     Raises:
         ConfigError: If `value` is unknown, the model has another class, or the metric returns no scalar array.
     """
-    check_model(model, LanguageModel, Encoder)
+    names, ablated = _names(model, "heads"), partial(_ablated, value, (0, 2))
     clean = _evaluate(model, tokens, metric)
     rows = []
-    for i, layer in enumerate(model.layers):
-        name = f"layers.{i}.self_attention.heads"
-        effects = [
-            _evaluate(model, tokens, metric, {name: _replaced(head, lambda x: _ablated(x, value, (0, 2)))}) - clean
-            for head in range(layer.self_attention.num_heads)
-        ]
+    for name in names:
+        patches = [replaced(head, ablated) for head in range(model.config.num_heads)]
+        effects = [_evaluate(model, tokens, metric, {name: patch}) - clean for patch in patches]
         rows.append(array_namespace(clean).stack(effects))
     return array_namespace(clean).stack(rows)
 
@@ -59,12 +57,9 @@ def feed_forward_ablation(model: LanguageModel | Encoder, tokens: Any, metric: M
     Returns:
         Array (layers,): the metric without the network minus the metric of the model.
     """
-    check_model(model, LanguageModel, Encoder)
+    names, ablated = _names(model, "feed_forward"), partial(_ablated, value, (0, 1))
     clean = _evaluate(model, tokens, metric)
-    effects = [
-        _evaluate(model, tokens, metric, {f"layers.{i}.feed_forward.output": lambda x: _ablated(x, value, (0, 1))})
-        for i in range(len(model.layers))
-    ]
+    effects = [_evaluate(model, tokens, metric, {name: ablated}) for name in names]
     return array_namespace(clean).stack(effects) - clean
 
 
@@ -95,7 +90,7 @@ def activation_patching(
     before = _evaluate(model, tokens, metric)
     rows = []
     for name, value in values.items():
-        patches = [_replaced(i, partial(_same_shape, value)) for i in range(value.shape[1])]
+        patches = [replaced(i, partial(_same_shape, value)) for i in range(value.shape[1])]
         effects = [_evaluate(model, tokens, metric, {name: patch}) - before for patch in patches]
         rows.append(array_namespace(before).stack(effects))
     return array_namespace(before).stack(rows)
@@ -124,17 +119,21 @@ def attribution_patching(
     return xp.stack([xp.sum(effect, axis=axes) for effect in effects])
 
 
-def _recorded(model: LanguageModel | Encoder, tokens: Any, part: str) -> dict[str, Array]:
-    """Return the activations of a part in all layers, by name."""
+def _names(model: LanguageModel | Encoder, part: str) -> list[str]:
+    """Return the names of the activations of a part in all layers."""
     check_model(model, LanguageModel, Encoder)
     if part not in _PARTS:
         raise ConfigError(f"part is {part!r}; expected one of {', '.join(_PARTS)}")
-    with record(model, [f"layers.{i}.{_PARTS[part]}" for i in range(len(model.layers))]) as activations:
+    return [name for name in activation_names(model) if fnmatchcase(name, f"layers.*.{_PARTS[part]}")]
+
+
+def _recorded(model: LanguageModel | Encoder, tokens: Any, part: str) -> dict[str, Array]:
+    with record(model, _names(model, part)) as activations:
         model(tokens)
     return dict(activations)
 
 
-def _replaced(index: int, function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def replaced(index: int, function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return an intervention that replaces slice `index` along axis 1 by that of `function(x)`."""
 
     def intervention(x: Array) -> Array:
@@ -145,7 +144,7 @@ def _replaced(index: int, function: Callable[[Array], Array]) -> Callable[[Array
     return intervention
 
 
-def _ablated(x: Array, value: str, axes: tuple[int, ...]) -> Array:
+def _ablated(value: str, axes: tuple[int, ...], x: Array) -> Array:
     xp = array_namespace(x)
     if value not in ("zero", "mean"):
         raise ConfigError(f"value is {value!r}; expected 'zero' or 'mean'")
