@@ -27,7 +27,8 @@ def searching(worker, length, *, timeout=60.0, before=None, model=MODEL, **optio
         return (yield from search(batch))
 
     job.task = task()
-    return worker.submit(job)
+    worker.submit(job)
+    return job
 
 
 def run(test):

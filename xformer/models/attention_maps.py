@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from xformer.backends import Array
@@ -35,15 +36,11 @@ def attention_maps(model: BaseModel, *inputs: Any, **options: Any) -> dict[str, 
         >>> print(*(weights.shape for weights in maps["decoder"]))
         (1, 2, 3, 3) (1, 2, 3, 3) (1, 2, 3, 3)
     """
-    parts = {"encoder": "encoder.*.self_", "decoder": "decoder.*.self_", "cross": "decoder.*.cross_"}
+    parts = {"encoder": "encoder.*.self_*", "decoder": "decoder.*.self_*", "cross": "decoder.*.cross_*"}
     if not isinstance(model, Transformer):
         if not isinstance(model, LanguageModel | Encoder):
             raise ConfigError(f"model is a {type(model).__name__}; expected a Transformer, LanguageModel or Encoder")
-        parts = {"decoder" if isinstance(model, LanguageModel) else "encoder": "layers.*.self_"}
+        parts = {"decoder" if isinstance(model, LanguageModel) else "encoder": "layers.*.self_*"}
     with record(model, "*attention.weights") as recorded:
         model(*inputs, **options)
-    names = {part: pattern.split("*") for part, pattern in parts.items()}
-    return {
-        part: [x for name, x in recorded.items() if name.startswith(first) and last in name]
-        for part, (first, last) in names.items()
-    }
+    return {part: [x for name, x in recorded.items() if fnmatchcase(name, pattern)] for part, pattern in parts.items()}

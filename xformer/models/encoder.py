@@ -63,12 +63,12 @@ class Pooler(Module):
             raise ConfigError("this model pools the mean of all tokens; pass a mask, True = token")
         if self.pooling == "cls":
             x = states[:, 0, :]
-        elif self.pooling == "last":
-            x = states[:, -1, :] if mask is None else mean_of_tokens(states, last_tokens(as_token_mask(mask, states)))
+        elif self.pooling == "last" and mask is None:
+            x = states[:, -1, :]
         else:
-            x = mean_of_tokens(states, mask)
-        x = self.linear(x)
-        x = apply_activation(self.activation, x)
+            mask = as_token_mask(mask, states)
+            x = mean_of_tokens(states, last_token_mask(mask) if self.pooling == "last" else mask)
+        x = apply_activation(self.activation, self.linear(x))
         return x if self.norm is None else self.norm(x)
 
 
@@ -109,7 +109,7 @@ def mean_of_tokens(states: Array, mask: Any) -> Array:
     return xp.sum(states * is_token, axis=1) / xp.clip(xp.sum(is_token, axis=1), min=1)
 
 
-def last_tokens(is_token: Array) -> Array:
+def last_token_mask(is_token: Array) -> Array:
     """Return the mask of the last token of each row of a mask (batch, length)."""
     xp = array_namespace(is_token)
     has_next = xp.concat([is_token[:, 1:], xp.zeros_like(is_token[:, :1])], axis=1)

@@ -18,7 +18,7 @@ from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json
 from xformer.layers import Linear
 from xformer.models import BaseModel, Encoder, EncoderConfig, ImageEncoderConfig, LanguageModel
-from xformer.models.encoder import apply_activation, last_tokens, mean_of_tokens, normalized
+from xformer.models.encoder import apply_activation, last_token_mask, mean_of_tokens, normalized
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Pipeline, check_class
 from xformer.pipelines.batching import run_batches
@@ -339,7 +339,7 @@ class Embedder(EncoderPipeline):
         if self.pooling == "cls":
             vectors = states[:, 0, :]
         else:
-            vectors = mean_of_tokens(states, last_tokens(is_token) if self.pooling == "lasttoken" else is_token)
+            vectors = mean_of_tokens(states, last_token_mask(is_token) if self.pooling == "lasttoken" else is_token)
         for dense in self.dense:
             vectors = dense(vectors)
         return normalized(vectors) if self.normalize else vectors

@@ -9,6 +9,7 @@ import numpy as np
 
 from xformer.backends import array_namespace, device, from_host
 from xformer.errors import ConfigError, DataError
+from xformer.interpret.patching import replaced
 from xformer.pipelines.base import Pipeline
 from xformer.serve import schema
 
@@ -30,7 +31,7 @@ def interventions(
     changes: dict[str, list[Callable[[Any], Any]]] = {}
     for ablation in ablations:
         name, number = _module(pipeline, ablation), ablation.head
-        change = _zeros if number is None else _without_head(number)
+        change = _zeros if number is None else replaced(number, _zeros)
         changes.setdefault(f"{name}.{'output' if number is None else 'heads'}", []).append(change)
     for row in rows:
         changes.setdefault(f"{_module(pipeline, row)}.weights", []).append(_with_row(row))
@@ -69,15 +70,6 @@ def _module(pipeline: Pipeline, part: schema.Ablation | schema.AttentionRow) -> 
 
 def _zeros(x: Any) -> Any:
     return array_namespace(x).zeros_like(x)
-
-
-def _without_head(head: int) -> Callable[[Any], Any]:
-    def change(x: Any) -> Any:
-        xp, kept = array_namespace(x), np.arange(x.shape[1]) != head
-        kept = from_host(xp, kept[None, :, None, None], device=device(x))
-        return xp.where(kept, x, xp.zeros_like(x))
-
-    return change
 
 
 def _with_row(row: schema.AttentionRow) -> Callable[[Any], Any]:

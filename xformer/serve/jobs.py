@@ -173,14 +173,13 @@ class Worker:
         """Number of jobs that have not begun."""
         return len(self._waiting)
 
-    def submit(self, job: Job) -> Job:
-        """Append a job to the queue, and return it."""
+    def submit(self, job: Job) -> None:
+        """Append a job to the queue."""
         with self._condition:
             if self._is_closed:
                 raise stopping()
             self._waiting.append(job)
             self._condition.notify_all()
-        return job
 
     async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a function, in the thread for other computations."""

@@ -144,7 +144,9 @@ class ServedModel:
         check_source_lengths(encoded, MAX_SOURCE_LENGTH)
         return encoded
 
-    def encode_request(self, request: schema.ExploreRequest | schema.AttentionRequest) -> list[int]:
+    def encode_request(
+        self, request: schema.ExploreRequest | schema.AttentionRequest | schema.LayersRequest
+    ) -> list[int]:
         """Return the token ids of the text or the chat of a request.
 
         Raises:
@@ -189,7 +191,7 @@ class ServedModel:
             message = f"{name} is {value}; expected at most {self.max_tokens}, the limit of this server"
             raise JobError(message, param=name)
 
-    async def search(
+    async def make_job(
         self,
         server: Server,
         request: Any,
@@ -197,10 +199,9 @@ class ServedModel:
         encode: Callable[[], list[list[int]]],
         finish: Callable[[Job, list[list[int]], Task[list[list[Output]]]], Task[Any]],
         seed: int | None = None,
-        submit: bool = True,
         **options: Any,
     ) -> Job:
-        """Begin a search and return its job.
+        """Return the job of a search, for the worker.
 
         Args:
             server: The server.
@@ -209,7 +210,6 @@ class ServedModel:
             encode: Returns token ids; called in another thread.
             finish: Function of the job, the token ids and the task of the search, which returns the task of the job.
             seed: Seed of sampling. Default: that of the request, or a new one.
-            submit: Whether the worker runs the job; otherwise the caller does.
             **options: Arguments of `search_task`; `on_text` with the job as its first argument.
         """
         for phrase in request.sequence_bias:
@@ -243,7 +243,7 @@ class ServedModel:
             return finish(job, ids, self.pipeline.search_task(ids, config, sequence_bias=bias, **options))
 
         job.task = await server.in_thread(prepare)
-        return self.worker.submit(job) if submit else job
+        return job
 
 
 def _example(pipeline: AnyPipeline) -> str:

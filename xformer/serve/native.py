@@ -126,9 +126,10 @@ async def _text_to_text(
         job.emit("token", {"text": text})
 
     options: dict[str, Any] = {"on_text": on_text} if request.stream else {}
-    job = await model.search(
+    job = await model.make_job(
         server, request, config, lambda: model.token_ids(texts), finish, stop=request.stop, **options
     )
+    model.worker.submit(job)
     return await stream(job.events(), _write) if request.stream else await job.result()
 
 
@@ -233,13 +234,13 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
     changes = interventions(model.pipeline, request.ablations)
     if changes and request.stream:
         raise DataError("stream is true with ablations; expected one of them")
-    options |= {"seed": request.seed or 0, "submit": not changes}
-    job = await model.search(server, request, config, encode, finish, **options)
+    job = await model.make_job(server, request, config, encode, finish, seed=request.seed or 0, **options)
     if changes:
         try:
             return await model.worker.compute(_run_changed, model, job, changes)
         finally:
             job.cancel()  # if the client has disconnected
+    model.worker.submit(job)
     return await stream(job.events(), _write) if request.stream else await job.result()
 
 

@@ -166,9 +166,9 @@ class _Response:
         request, options = self.request, dict[str, Any](logits_processors=self.processors)
         if request.stream and self.config.method != "beam":
             options["on_text"] = lambda job, *part: job.emit("text", part)
-        job = await self.model.search(
-            server, request, self.config, self._encode, self._run, stop=request.stop, logprobs=self.logprobs, **options
-        )
+        options |= {"stop": request.stop, "logprobs": self.logprobs}
+        job = await self.model.make_job(server, request, self.config, self._encode, self._run, **options)
+        self.model.worker.submit(job)
         if request.stream:
             return await stream(job.events(), self._write, b"data: [DONE]\n\n")
         return self.answer(await job.result())
