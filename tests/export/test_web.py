@@ -128,6 +128,9 @@ def test_models_that_no_page_shows(tmp_path: Path) -> None:
         export_web(model, tmp_path, {}, {})
     with pytest.raises(ConfigError, match="max_length is 3; expected more than 5"):
         export_web(random_model(xf.TransformerConfig(**TRANSLATOR)), tmp_path, {}, {}, max_length=3)
+    model = random_model(xf.TransformerConfig(**TRANSLATOR | {"num_decoder_layers": 0}))
+    with pytest.raises(ConfigError, match="the model has no layers that compute logits"):
+        export_web(model, tmp_path, {}, {})
     with pytest.raises(XformerError, match="expects none"):
         export_run("run", tmp_path / "page", "onnx", runtime=".")
 

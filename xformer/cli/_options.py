@@ -72,7 +72,7 @@ QuantizeOption = Annotated[
     Literal["int8", "bfloat16"] | None, value_option("--quantize", "int8|bfloat16", _QUANTIZE_HELP, COMPUTING)
 ]
 ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]
-_DRAFT_HELP = "Smaller model with the same vocabulary, whose tokens the model checks: the same outputs in fewer steps."
+_DRAFT_HELP = "Smaller model with the same vocabulary that proposes tokens: the same outputs in fewer steps."
 DraftModelOption = Annotated[Path | None, _model_option(_DRAFT_HELP, "--draft-model")]
 CheckpointOption = Annotated[Path, _model_option("Directory of a public checkpoint.")]
 BatchTokensOption = Annotated[
@@ -147,7 +147,7 @@ def config_options(
     declared = {option[0]: option for config in (*variants.values(), *configs) for option in options_of(config)}
 
     def defaults_of(name: str) -> list[str]:
-        """Return what help says about the default of a field."""
+        """Return the defaults of a field, as the help shows them."""
         default = declared[name][-1].default
         own = [] if default in (None, False, ()) else [f"{'or ' if default_of else ''}{default}"]
         others = [

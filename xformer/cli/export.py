@@ -41,7 +41,7 @@ web: a page that generates text in the browser and shows attention, alternatives
 any static host serves it. RUN may also be a public checkpoint. Needs the extra "onnx" and two npm packages: \
 npm install onnxruntime-web @huggingface/tokenizers. docs/how-to/export-web.md describes the page.
 """
-_TYPE_HELP = "Type of the weights, float32 or int8, for web (default int8), onnx or ctranslate2, which has others, too."
+_TYPE_HELP = "Type of the weights: float32 or int8 for onnx and web (default int8); ctranslate2 has more types."
 _RUNTIME_HELP = "Directory in which the npm packages of web are installed; default the current one."
 
 

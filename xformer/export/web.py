@@ -28,7 +28,7 @@ _RUNTIME = {
     },
     "@huggingface/tokenizers": {"dist/tokenizers.min.mjs": "tokenizers.js", "LICENSE": "tokenizers.LICENSE"},
 }
-_MAX_TOKENS, _MAX_WEIGHTS = 512, 2**25  # of a text, and attention weights of all heads, which limit its length, too
+_MAX_TOKENS, _MAX_WEIGHTS = 512, 2**25  # of a text, and of all heads; both limit its length
 
 
 def find_runtime(directory: str | os.PathLike[str] | None = None) -> dict[str, Path]:
@@ -84,7 +84,7 @@ def export_web(
     Args:
         model: Language model or encoder-decoder. Weights of `model.quantize()` stay in int8.
         directory: Directory to write to; created if necessary.
-        settings: What the page needs to know about texts: tokenizers, special tokens, defaults.
+        settings: Further settings of the page: special tokens, templates and defaults.
         runtime: Files that `find_runtime` returned.
         max_length: Maximum tokens of a text, which determines the size of tables of positions. Default: the number of
             learned positions, or 512, and fewer in a model with many heads.
@@ -98,13 +98,14 @@ def export_web(
     directory, layers = Path(directory), len(_decoder(model)[1])
     if getattr(c, "length_encoding", False):
         raise ConfigError("the model has a length encoding; a page expects a model that ends outputs by itself")
+    if not layers:
+        raise ConfigError("the model has no layers that compute logits; a page expects at least one")
     limits = onnx.limits_of(model, max_length)
     if max_length is None:
-        longest = min(limits["target"], _MAX_TOKENS, math.isqrt(_MAX_WEIGHTS // max(1, layers * c.num_heads)))
+        longest = min(limits["target"], _MAX_TOKENS, math.isqrt(_MAX_WEIGHTS // (layers * c.num_heads)))
         limits = onnx.limits_of(model, longest)
     exported = onnx.write_graphs(model, _graphs(model), directory / "model", limits)
     write_explorer(directory, runtime)
-    heads = {"key_value_heads": c.num_key_value_heads or c.num_heads, "head_dim": c.features_per_head}
     write_json(
         directory / "model" / "settings.json",
         {
@@ -113,7 +114,8 @@ def export_web(
             "encoder_layers": len(model.encoder) if isinstance(model, Transformer) else 0,
             "decoder_layers": layers,
             "heads": c.num_heads,
-            **heads,
+            "key_value_heads": c.num_key_value_heads or c.num_heads,
+            "head_dim": c.features_per_head,
             "d_model": c.d_model,
             "max_length": limits["target"],
             **settings,

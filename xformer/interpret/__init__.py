@@ -1,4 +1,4 @@
-"""Analyses of what a model computes: plain functions of a model and tokens, on every array library.
+"""Analyses of models: plain functions of a model and tokens, on every array library.
 
 Each records activations (`xformer.record`), changes them (`xformer.intervene`) or differentiates with respect to them.
 The code is short, so that you can copy and change it.

@@ -338,7 +338,7 @@ class _EncoderConfig(ModelConfig):
         choices=("none", "attention", "identity", "tanh", *ACTIVATIONS),
     )
     pooling: str = option(
-        "What a linear pooler gets: the vector of the first or the last token, or the mean of all tokens.",
+        "Input of a linear pooler: the vector of the first or the last token, or the mean of all tokens.",
         default="cls",
         choices=("cls", "mean", "last"),
     )

@@ -180,7 +180,7 @@ def _to_web(
 
 
 def _settings(pipeline: TextToText | TextGenerator) -> dict[str, Any]:
-    """Return what a page needs to know to encode texts and to search as the pipeline does."""
+    """Return settings with which a page encodes texts and searches as the pipeline does."""
     c, source, target = pipeline.model.config, pipeline.source_tokenizer, pipeline.target_tokenizer
     if source.sep_id is not None and not source.adds_special_tokens:
         raise ConfigError("the model expects sentences that are separated by <sep>; a page encodes whole texts only")

@@ -177,7 +177,7 @@ class ZeroShotImageClassifier(Pipeline):
         return encoded
 
     def _encode_labels(self, labels: Sequence[str], template: str) -> tuple[list[list[int]], Any]:
-        """Return the padded token ids of labels, and the mask of what transformers lets tokens attend to, or None."""
+        """Return the padded token ids of labels, and the mask that transformers would pass, or None."""
         encoded = self.token_ids([template.replace("{}", label) for label in labels])
         length = self.max_length if self._pads_to_max_length else max(map(len, encoded))
         tokens = [[*ids, *[self._fill] * (length - len(ids))] for ids in encoded]

@@ -1,4 +1,4 @@
-"""The route that shows the inside of a model: probabilities, what each layer adds, and the logit lens."""
+"""The route that describes the layers of a model: probabilities, lengths of vectors, and the logit lens."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _layers(
 
 
 def _layer(pipeline: Any, index: int, found: Mapping[str, Any], parts: Mapping[str, str], first: int) -> schema.Layer:
-    """Return what a layer, or the embedding (index -1), computes from a position on."""
+    """Describe the results of a layer, or of the embedding (index -1), from a position on."""
     name, model, tokenizer = layers_name(pipeline, "decoder"), pipeline.model, pipeline.target_tokenizer
     state = found[f"{name}.0.residual_in" if index < 0 else f"{name}.{index}.residual_out"][:, first:, :]
     logits = model.readout(state)[0, ...]

@@ -1,4 +1,4 @@
-"""What a request changes in a model: parts that are switched off, and rows of attention weights."""
+"""Changes that requests make in a model: parts that are switched off, and rows of attention weights."""
 
 from __future__ import annotations
 

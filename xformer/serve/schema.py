@@ -136,7 +136,7 @@ class AttentionRequest(_Request, kw_only=True, forbid_unknown_fields=True):
 
 
 class LayersRequest(_Request, kw_only=True, forbid_unknown_fields=True):
-    """A text or a chat and its output, and what is changed in the model."""
+    """A text or a chat, its output, and changes of the model."""
 
     text: Annotated[str | None, about("Source text or prompt.")] = None
     messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
@@ -146,7 +146,7 @@ class LayersRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     attention_rows: Annotated[list[AttentionRow], about("Attention to replace.", max_length=MAX_CHANGES)] = (
         msgspec.field(default_factory=list)
     )
-    lens: Annotated[bool, about("Describe each layer, too.")] = False
+    lens: Annotated[bool, about("Also describe each layer.")] = False
 
 
 class ClassifyRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -569,7 +569,7 @@ class AttentionMaps(Struct):
 
 
 class Layer(Struct):
-    """What a layer computes at each position.
+    """Results of a layer at each position.
 
     `norms` are the lengths of the vectors after the layer, `parts` those of the vectors that attention and feed-forward
     compute, and `tokens` the most probable ones if the model ended here (the logit lens).
