@@ -9,7 +9,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, from_host
 from xformer.config import check_count
 from xformer.errors import ConfigError, ShapeError
-from xformer.interpret.layers import check_model
+from xformer.interpret.checks import check_model
 from xformer.models import Encoder, LanguageModel
 from xformer.models.token_ids import as_token_ids
 from xformer.tracing.activations import record

@@ -9,7 +9,7 @@ import numpy as np
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.errors import ConfigError, DataError
-from xformer.interpret.layers import check_model
+from xformer.interpret.checks import check_model
 from xformer.layers import LayerNorm, RMSNorm
 from xformer.models import LanguageModel
 from xformer.models.token_ids import as_token_ids

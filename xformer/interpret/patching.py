@@ -9,7 +9,7 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, device, is_floating
 from xformer.errors import ConfigError, ShapeError
-from xformer.interpret.layers import check_model
+from xformer.interpret.checks import check_model
 from xformer.models import Encoder, LanguageModel
 from xformer.tracing import grad
 from xformer.tracing.activations import activation_names, intervene, record
