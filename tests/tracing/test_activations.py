@@ -190,6 +190,25 @@ def test_models_in_a_model():
     assert list(activations) == list(expected)
     for name, x in activations.items():
         assert_close(x, expected[name])
+    first, second = small_language_model(), small_language_model(seed=1)
+    pair = Pair(first, second)
+    with xf.record(pair, "*.logits") as both:
+        pair(TOKENS)
+    assert_close(both["first.logits"], first(TOKENS))
+    assert_close(both["second.logits"], second(TOKENS))
+    message = "a called LanguageModel may be 'first' or 'second' of the model; pass one of them"
+    with raises_line(ConfigError, message), xf.record(pair):
+        xf.grad(lambda pair: total(pair(TOKENS)))(pair)
+    with raises_line(ConfigError, message), xf.record(Pair(first, first)):
+        Pair(first, first)(TOKENS)
+
+
+class Pair(xf.Module):
+    first: xf.LanguageModel
+    second: xf.LanguageModel
+
+    def __call__(self, tokens):
+        return self.first(tokens) + self.second(tokens)
 
 
 def test_torch_differentiates_recorded_activations():

@@ -71,7 +71,8 @@ def record(model: Module, names: str | Iterable[str] = "*", *, every_call: bool 
         A dict of activations by name, empty until the model is called. Interventions are applied before recording.
 
     Raises:
-        ConfigError: If `model` has no activations, or none that match a name.
+        ConfigError: If `model` has no activations, or none that match a name; and when it is called, if it contains
+            a model twice, or if it is traced and contains models of equal configurations.
 
     Examples:
         >>> import xformer as xf
@@ -205,9 +206,14 @@ class _Block:
 
     def see(self, module: Module, name: str, x: Array) -> Array:
         """Return an activation of a layer, or a new one in its place."""
-        for prefix, model in self._models:
-            if module is model or _is_traced_copy(module, model):
-                self._enter(module, prefix)
+        prefixes = [prefix for prefix, each in self._models if module is each or _is_traced_copy(module, each)]
+        if len(prefixes) > 1:
+            raise ConfigError(
+                f"a called {type(module).__name__} may be {' or '.join(map(repr, prefixes))} of the model; pass one of "
+                "them to the block, or open it in the function that is differentiated or compiled"
+            )
+        for prefix in prefixes:
+            self._enter(module, prefix)
         if module in self._layers and name == module.__activations__[0]:  # a call begins
             self._layers[module].rotate(-1)
         full_name = self._full_name(module, name)
