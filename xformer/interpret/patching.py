@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import add
 from typing import Any
 
 from xformer.backends import Array, array_namespace, device, is_floating
@@ -108,7 +109,7 @@ def attribution_patching(
     differentiable = model.unpack()  # packed weights have no derivative
 
     def shifted(shifts: dict[str, Array]) -> Array:
-        with intervene(differentiable, {name: partial(_sum, shift) for name, shift in shifts.items()}):
+        with intervene(differentiable, {name: partial(add, shift) for name, shift in shifts.items()}):
             return _scalar(metric(differentiable(tokens)))
 
     changes = {name: _same_shape(value, own[name]) - own[name] for name, value in values.items()}
@@ -149,10 +150,6 @@ def _ablated(value: str, axes: tuple[int, ...], x: Array) -> Array:
     if value not in ("zero", "mean"):
         raise ConfigError(f"value is {value!r}; expected 'zero' or 'mean'")
     return xp.zeros_like(x) if value == "zero" else xp.broadcast_to(xp.mean(x, axis=axes, keepdims=True), x.shape)
-
-
-def _sum(shift: Array, x: Array) -> Array:
-    return array_namespace(x, shift).add(x, shift)
 
 
 def _same_shape(value: Array, x: Array) -> Array:
