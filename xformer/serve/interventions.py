@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -35,16 +36,7 @@ def interventions(
         changes.setdefault(f"{name}.{'output' if number is None else 'heads'}", []).append(change)
     for row in rows:
         changes.setdefault(f"{_module(pipeline, row)}.weights", []).append(_with_row(row))
-
-    def all_of(functions: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-        def change(x: Any) -> Any:
-            for function in functions:
-                x = function(x)
-            return x
-
-        return change
-
-    return {name: all_of(functions) for name, functions in changes.items()}
+    return {name: partial(reduce, lambda x, change: change(x), each) for name, each in changes.items()}
 
 
 def layers_name(pipeline: Pipeline, kind: str) -> str:
