@@ -111,9 +111,9 @@ def intervene(model: Module, interventions: Mapping[str, Any]) -> Iterator[None]
         >>> with intervene(model, {"layers.0.feed_forward.output": lambda x: 0 * x}):
         ...     logits = model([[5, 4, 7]])
     """
-    if not isinstance(interventions, Mapping):
-        received = type(interventions).__name__
-        raise ConfigError(f"interventions is a {received}; expected a dict such as {{name: function}}")
+    if not isinstance(interventions, Mapping) or not interventions:
+        received = "an empty dict" if isinstance(interventions, dict) else f"a {type(interventions).__name__}"
+        raise ConfigError(f"interventions is {received}; expected a dict such as {{name: function}}")
     for name, value in interventions.items():
         if not is_array(value) and not callable(value):
             raise ConfigError(f"the intervention at {name!r} is {value!r:.60}; expected a function or an array")
@@ -329,7 +329,14 @@ def _matching(pattern: str, known: list[str], model: Module) -> list[str]:
 
 
 def _hint(name: str, known: list[str]) -> str:
-    """Name the closest match, and all names with `*` in place of numbers."""
+    """Name those with other numbers, or the closest match and all names with `*` in place of numbers."""
+    same = [each for each in known if _kind(each) == _kind(name)]
+    if same:
+        return f"expected one of {', '.join(same if len(same) < 6 else [*same[:2], '...', same[-1]])}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    kinds = dict.fromkeys(re.sub(r"\b\d+\b", "*", each) for each in known)
+    kinds = dict.fromkeys(_kind(each) for each in known)
     return (f"did you mean {near[0]!r}? Expected" if near else "expected") + f" one of {', '.join(kinds)}"
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"-?\b\d+\b", "*", name)
