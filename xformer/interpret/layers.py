@@ -11,6 +11,7 @@ def check_model(model: Any, *classes: type) -> None:
     """Raise ConfigError if a model has another class or no layers."""
     expected = " or ".join(each.__name__ for each in classes)
     if not isinstance(model, classes):
-        raise ConfigError(f"model is a {type(model).__name__}; expected a {expected}")
+        model_of = " (pass its .model)" if isinstance(getattr(model, "model", None), classes) else ""
+        raise ConfigError(f"model is a {type(model).__name__}{model_of}; expected a {expected}")
     if not model.layers:  # type: ignore[attr-defined]
         raise ConfigError(f"the model has no layers; expected a {expected} with at least one")

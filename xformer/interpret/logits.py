@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.interpret.layers import check_model
 from xformer.layers import LayerNorm, RMSNorm
 from xformer.models import LanguageModel
-from xformer.models.token_ids import as_token_ids
+from xformer.models.token_ids import check_tokens
 from xformer.ops.linear.definition import merge_heads
 from xformer.tracing import vjp
 from xformer.tracing.activations import record
@@ -68,8 +71,8 @@ def direct_logit_attribution(model: LanguageModel, tokens: Any, targets: Any, ot
     Args:
         model: Language model with pre-norm layers.
         tokens: Ids (batch, length).
-        targets: For each row, the token whose logit is split, integers (batch,).
-        others: For each row, a token whose logit is subtracted, integers (batch,). Default: none.
+        targets: For each row, the token whose logit is split, or one integer for all rows.
+        others: The same for tokens whose logits are subtracted. Default: none.
 
     Returns:
         The parts; they add up to the logit, or to the difference.
@@ -92,9 +95,9 @@ def direct_logit_attribution(model: LanguageModel, tokens: Any, targets: Any, ot
     x = {name: array[..., -1, :] for name, array in activations.items()}  # at the last position
     final = x[f"layers.{last}.residual_out"]
     xp, zeros = array_namespace(final), array_namespace(final).zeros_like(final)
-    chosen = _one_hot(model, targets, "targets", final)
+    chosen = _one_hot(targets, "targets", model.vocab_size, final)
     if others is not None:
-        chosen = chosen - _one_hot(model, others, "others", final)
+        chosen = chosen - _one_hot(others, "others", model.vocab_size, final)
 
     def logits(residual: Array) -> Array:
         return model.readout(residual, norm=_with_scale_of(norm, final))
@@ -126,22 +129,18 @@ def logit_difference(targets: Any, others: Any) -> Callable[[Array], Array]:
     """Return a metric: the mean over rows of a target's logit minus another token's, after the last position.
 
     Args:
-        targets: Tokens whose logits count positively, one for each row or one for all rows.
-        others: Tokens whose logits count negatively, one for each row or one for all rows.
+        targets: Tokens whose logits count positively, one for each row, or one integer for all rows.
+        others: The same for tokens whose logits count negatively.
 
     Returns:
-        Function of logits (batch, length, vocab_size) that returns a scalar array.
+        Function of logits (batch, length, vocab_size) that returns a scalar array. It raises DataError if the
+        number of tokens differs from the number of rows, or an id is out of range.
     """
 
     def metric(logits: Array) -> Array:
-        xp, (batch, _, vocab_size) = array_namespace(logits), logits.shape
-        ids = xp.arange(vocab_size, device=device(logits))
-        signs = xp.zeros((batch, vocab_size), dtype=logits.dtype, device=device(logits))
-        for tokens, sign in ((targets, 1.0), (others, -1.0)):
-            host = to_host(tokens) if is_array(tokens) else tokens
-            chosen = from_host(xp, host, dtype=ids.dtype, device=device(logits))
-            signs = signs + sign * xp.astype(ids == xp.reshape(chosen, (-1, 1)), logits.dtype)
-        return xp.sum(logits[:, -1, :] * signs) / batch
+        last, vocab_size = logits[:, -1, :], logits.shape[-1]
+        signs = _one_hot(targets, "targets", vocab_size, last) - _one_hot(others, "others", vocab_size, last)
+        return array_namespace(last).sum(last * signs) / last.shape[0]
 
     return metric
 
@@ -166,10 +165,13 @@ def _residuals(layer: Any) -> tuple[Any, Any]:
     return layer.self_attention_residual, layer.feed_forward_residual
 
 
-def _one_hot(model: LanguageModel, tokens: Any, name: str, like: Array) -> Array:
-    """Return rows (batch, vocab_size) of tokens (batch,)."""
-    xp = array_namespace(like)
-    ids = as_token_ids([[int(token)] for token in tokens], name[:-1], model.vocab_size, like)
-    if ids.shape[0] != like.shape[0]:
-        raise DataError(f"{name} has {ids.shape[0]} tokens for {like.shape[0]} rows; expected one each")
-    return xp.astype(ids == xp.arange(model.vocab_size, dtype=ids.dtype, device=device(like)), like.dtype)
+def _one_hot(tokens: Any, name: str, vocab_size: int, like: Array) -> Array:
+    """Return rows (batch, vocab_size) of tokens, one for each row of `like` or one integer for all."""
+    xp, num_rows = array_namespace(like), like.shape[0]
+    host = to_host(tokens) if is_array(tokens) else tokens
+    is_single = isinstance(host, Integral) or getattr(host, "shape", None) == ()
+    ids = check_tokens(name, [host] * num_rows if is_single else host, vocab_size)
+    if len(ids) != num_rows:
+        raise DataError(f"{name} has {len(ids)} tokens for {num_rows} rows; expected one each, or an integer for all")
+    rows = np.asarray(ids, dtype=np.int64).reshape(-1, 1) == np.arange(vocab_size)
+    return xp.astype(from_host(xp, rows, device=device(like)), like.dtype)
