@@ -26,7 +26,7 @@ from xformer.backends import (
     is_trace,
     trace_level,
 )
-from xformer.errors import BackendError, ConfigError, ShapeError
+from xformer.errors import BackendError, ConfigError, ShapeError, describe_type
 from xformer.tracing.namespace import innermost_trace
 from xformer.tracing.tracer import Tracer
 from xformer.tree import Module, is_array
@@ -305,8 +305,7 @@ def _names_of(model: Any, function: str) -> list[str]:
         for path, module in model.called_modules():
             names.update((_joined(path, name), None) for name in module.__activations__)
     if not names:
-        model_of = " (pass its .model)" if isinstance(getattr(model, "model", None), Module) else ""
-        raise ConfigError(f"{function} got a {type(model).__name__}{model_of}; expected a model, e.g. a LanguageModel")
+        raise ConfigError(f"{function} got {describe_type(model)}; expected a model, e.g. a LanguageModel")
     return list(names)
 
 
