@@ -111,6 +111,8 @@ def abbreviate(text: str, limit: int = 800) -> str:
 
 def describe_type(value: Any) -> str:
     """Name the class of what was received in place of a model, with a hint for a pipeline, which has one."""
+    if value is None or isinstance(value, type):
+        return "None" if value is None else f"the class {value.__name__}"
     return f"a {type(value).__name__}{' (pass its .model)' if hasattr(value, 'model') else ''}"
 
 
