@@ -109,6 +109,13 @@ def abbreviate(text: str, limit: int = 800) -> str:
     return f"{text[: limit - end - 5].rstrip()} ... {text[-end:].lstrip()}"
 
 
+def describe_type(value: Any) -> str:
+    """Name the class of what was received in place of a model, with a hint for a pipeline, which has one."""
+    if value is None or isinstance(value, type):
+        return "None" if value is None else f"the class {value.__name__}"
+    return f"a {type(value).__name__}{' (pass its .model)' if hasattr(value, 'model') else ''}"
+
+
 # Names in PyTorch, Keras and Hugging Face, and those of xformer.
 _SYNONYMS = {
     **dict.fromkeys(("attention_mask", "attn_mask", "key_padding_mask", "src_mask", "tgt_mask"), ("mask",)),

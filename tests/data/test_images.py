@@ -109,8 +109,9 @@ def test_what_is_no_image_is_refused(tmp_path):
     text.write_text("no image")
     with raises_line(DataError, "a.txt is no image that Pillow reads"):
         make([text])
-    with pytest.raises(FileNotFoundError):
-        make([tmp_path / "missing.png"])
+    for missing in (tmp_path / "missing.png", "https://example.com/cat.png"):
+        with pytest.raises(FileNotFoundError, match=str(missing)):
+            make([missing])
     for images in ("a.png", PICTURE, Image.fromarray(PICTURE), None):
         with raises_line(DataError, "images is .*; expected a list of images"):
             make(images)

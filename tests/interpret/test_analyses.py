@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -38,6 +39,12 @@ def test_every_library_gives_the_same(xp):
     plain = model.to("numpy")
     for analysis in ANALYSES.values():
         assert_close(analysis(model), analysis(plain), xp=xp)
+    tokens, targets = xp.asarray(TOKENS), xp.asarray([5, 3])
+    assert_close(interpret.induction_scores(model, tokens), interpret.induction_scores(plain, TOKENS), xp=xp)
+    parts = interpret.direct_logit_attribution(model, tokens, targets, 6)
+    assert_close(parts.heads, interpret.direct_logit_attribution(plain, TOKENS, [5, 3], [6, 6]).heads, xp=xp)
+    effects = interpret.head_ablation(model, tokens, interpret.logit_difference(targets, 6))
+    assert_close(effects, interpret.head_ablation(plain, TOKENS, METRIC), xp=xp)
 
 
 @pytest.mark.slow
@@ -131,19 +138,23 @@ def test_wrong_calls():
         interpret.logit_lens(model, [[99]])
     with raises_line(ConfigError, r"the logits are no sum of parts \(norm 'layer', norm_position 'post'"):
         interpret.direct_logit_attribution(small_language_model(norm_position="post"), TOKENS, [1, 2])
-
-    def difference(model, tokens, targets):
-        return interpret.logit_difference(targets, 2)(model(tokens))
-
-    for function in (interpret.direct_logit_attribution, difference):
-        with raises_line(DataError, r"targets has shape \(1,\) for 2 rows; expected one token for each"):
-            function(model, TOKENS, [1])
-        with raises_line(DataError, "target ids range from 1 to 13"):
-            function(model, TOKENS, [1, 13])
-        with raises_line(DataError, "target ids range from -1 to -1"):
-            function(model, TOKENS, -1)
-        with raises_line(ShapeError, "target ids have dtype float64"):
-            function(model, TOKENS, 1.5)
+    for targets, message in (
+        ([1], "targets has 1 tokens for 2 rows; expected one each, or an integer for all"),
+        ([1, 13], "targets has token id 13; expected 0 to 12"),
+        (-1, "targets has token id -1; expected 0 to 12"),
+        ("ab", "targets is 'ab'; expected a list of integers"),
+        (1.5, "targets is 1.5; expected a list of integers"),
+    ):
+        with raises_line(DataError, message):
+            interpret.direct_logit_attribution(model, TOKENS, targets)
+        with raises_line(DataError, message):
+            interpret.head_ablation(model, TOKENS, interpret.logit_difference(targets, 3))
+    with raises_line(ShapeError, r"token ids are text; expected integers \(batch, length\), e.g. \[tokenizer.encode"):
+        interpret.logit_lens(model, "A text")
+    with raises_line(ConfigError, r"model is a \w+ \(pass its .model\); expected a LanguageModel or Encoder"):
+        interpret.attention_entropy(Mock(model=model), TOKENS)
+    with raises_line(ConfigError, r"metric is a ndarray; expected a function, e.g. logit_difference\(...\)"):
+        interpret.head_ablation(model, TOKENS, np.ones(3))
     with raises_line(ConfigError, "value is 'median'; expected 'zero' or 'mean'"):
         interpret.head_ablation(model, TOKENS, METRIC, value="median")
     for metric, received in ((lambda y: 1.0, "a float"), (lambda y: y, r"an array of shape \(2, 4, 13\)")):
@@ -158,8 +169,9 @@ def test_wrong_calls():
         message = r"source has activations of shape \(2, 3, 8\), tokens of shape \(2, 4, 8\); expected the same"
         with raises_line(ShapeError, message):
             analysis(model, TOKENS, np.asarray(SOURCE)[:, :3], METRIC)
-    with raises_line(ConfigError, "residual is 2; expected a number from 0 to 1"):
-        interpret.attention_rollout(model, TOKENS, residual=2)
+    for residual in (2, "half"):
+        with raises_line(ConfigError, f"residual is {residual!r}; expected a number from 0 to 1"):
+            interpret.attention_rollout(model, TOKENS, residual=residual)
     for analysis in (interpret.duplicate_token_scores, interpret.induction_scores):
         with raises_line(ShapeError, r"tokens of shape \(1, 3\) have no such pair of positions; expected at least one"):
             analysis(model, [[1, 2, 3]])

@@ -47,7 +47,7 @@ def test_jax_ids_out_of_range_are_refused_too():
         (np.zeros((2, 0), dtype=int), ShapeError, r"source ids have shape \(2, 0\)"),
         ([[1.0, 2.0]], ShapeError, "source ids have dtype float64; expected integers"),
         ([[True]], ShapeError, "source ids have dtype bool; expected integers"),
-        ([["a"]], ShapeError, "source ids have dtype str32; expected integers"),
+        ([["a"]], ShapeError, "source ids are text; expected integers"),
         ([[2**70]], ShapeError, "source ids have dtype object; expected integers"),
     ],
 )

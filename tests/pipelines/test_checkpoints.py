@@ -1,6 +1,7 @@
 """Pipelines on directories in the Hugging Face format: tiny random models with word-level tokenizers."""
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.numpy import save_file
 from tokenizers.processors import TemplateProcessing
 
 import xformer as xf
+from tests.reference import raises_line
 from xformer.cli.main import exit_code
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.pipelines import pipeline_class
@@ -134,6 +136,18 @@ def test_vectors_are_means_of_the_states_of_all_tokens(bert):
         embedder("a man")
     with pytest.raises(DataError, match="texts has type generator; expected a list of texts"):
         embedder(text for text in texts)
+    with raises_line(ConfigError, r"Embedder got 'MiniLM'; expected a model, or use from_pretrained\('MiniLM'\)"):
+        xf.Embedder("MiniLM")
+    assert pickle.loads(pickle.dumps(embedder)).max_length == embedder.max_length
+    for use in (
+        lambda: xf.generate(embedder, [[1]]),
+        lambda: xf.lora(embedder),
+        lambda: xf.save_pretrained(embedder, bert),
+        lambda: xf.record(embedder).__enter__(),
+        lambda: xf.fit(embedder, len, [], num_tokens=len, optimizer=xf.SGD(), learning_rate=1.0, steps=1),
+    ):
+        with raises_line(ConfigError, r"(model is|record got) a Embedder \(pass its .model\); expected a"):
+            use()
 
 
 def test_padding_changes_no_vector_of_a_model_without_a_padding_id(bert):

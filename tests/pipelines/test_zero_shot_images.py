@@ -106,6 +106,7 @@ def test_zero_shot_classifiers_run_on_other_libraries(classifiers):
         ({"labels": None}, DataError, "labels has type NoneType; expected a list of texts"),
         ({"labels": ["cat", 3]}, DataError, r"got something that is not text \(3 in labels\)"),
         ({"labels": ["cat " * 9]}, DataError, "has 17 tokens; expected at most 10"),
+        ({"labels": PICTURES}, DataError, r"got something that is not text \(array\(.{,60} in labels\)"),
         ({"template": "a photo"}, ConfigError, r"template is 'a photo'; expected a text with {} where a label goes"),
         ({"template": ["a {}"]}, ConfigError, r"template is \['a {}'\]; expected a text with {}"),
         ({"images": "a.png"}, DataError, "images is 'a.png'; expected a list of images"),

@@ -111,10 +111,10 @@ def generate(
     _io.check_output(output, source, RunDirectory(model).files())
     if draft_model is not None:
         if settings.get("num_beams", 1) != 1 or "prompt_lookup_num_tokens" in settings:
-            raise ConfigError("--draft-model is given with num_beams or prompt_lookup_num_tokens; expected one of them")
+            raise ConfigError("--draft-model is given with --num-beams or --prompt-lookup-num-tokens; expected one")
         loading["draft_model"] = os.path.abspath(draft_model)
     elif "num_draft_tokens" in settings:
-        raise ConfigError("num_draft_tokens is given without --draft-model; expected both")
+        raise ConfigError("--num-draft-tokens is given without --draft-model; expected both")
     form: dict[str, Any] = {"chat": inputs.chat, "system": inputs.system, "as_json": inputs.json}
     if corpus.corpus_out is not None:
         arguments = {"generation": settings, "options": options, **form}

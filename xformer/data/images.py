@@ -150,7 +150,7 @@ def read_image(image: ImageSource) -> Any:
     """
     pil, operations = require("PIL.Image"), require("PIL.ImageOps")
     if isinstance(image, str | os.PathLike):
-        with Path(image).open("rb") as file:
+        with open(image, "rb") as file:
             try:
                 return operations.exif_transpose(pil.open(file)).convert("RGB")
             except Exception as error:  # Pillow has many for damaged files

@@ -26,7 +26,7 @@ from xformer.backends import (
     to_host,
 )
 from xformer.config import as_flag
-from xformer.errors import CheckpointError, ConfigError, ShapeError, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, ShapeError, describe_type, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
@@ -296,6 +296,8 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
             names the field.
         CheckpointError: If the directory cannot be written.
     """
+    if not isinstance(model, BaseModel):
+        raise ConfigError(f"model is {describe_type(model)}; expected a model, e.g. a LanguageModel")
     check_no_adapters(model)
     if dtype := quantized_dtype(model):
         raise ConfigError(f"the model is quantized to {dtype}; expected floating weights, or use model.save(path)")

@@ -12,7 +12,7 @@ import numpy as np
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import integers
-from xformer.errors import ConfigError, DataError, ShapeError
+from xformer.errors import ConfigError, DataError, ShapeError, describe_type
 from xformer.generation.assisted import Drafter, DraftModel, PromptLookup, assisted_search, check_draft_model
 from xformer.generation.batch import GenerationBatch, Sources, check_prefixes
 from xformer.generation.beams import BeamHistory, beam_search
@@ -82,7 +82,7 @@ def make_batch(
     config = GenerationConfig.resolve(config, overrides)
     model_config = getattr(model, "config", None)
     if model_config is None or not hasattr(model, "decode_step"):
-        raise ConfigError(f"model is {model!r}; expected a Transformer or LanguageModel")
+        raise ConfigError(f"model is {describe_type(model)}; expected a Transformer or LanguageModel")
     if prefix_cache is not None and not isinstance(prefix_cache, PrefixCache):
         raise ConfigError(f"prefix_cache is {prefix_cache!r:.100}; expected a PrefixCache")
     for processor in logits_processors:

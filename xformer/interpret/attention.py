@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host
+from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import check_count
 from xformer.errors import ConfigError, ShapeError
 from xformer.interpret.checks import check_model
 from xformer.models import Encoder, LanguageModel
-from xformer.models.token_ids import as_token_ids
+from xformer.models.token_ids import as_token_ids, ids_of
 from xformer.tracing.activations import record
 
 
@@ -33,7 +34,7 @@ def attention_rollout(model: LanguageModel | Encoder, tokens: Any, *, residual: 
     Raises:
         ConfigError: If `residual` is out of range, or the model has another class.
     """
-    if not 0.0 <= residual <= 1.0:
+    if not isinstance(residual, Real) or not 0.0 <= residual <= 1.0:
         raise ConfigError(f"residual is {residual!r}; expected a number from 0 to 1")
     weights = _weights(model, tokens)
     xp, length = array_namespace(weights), weights.shape[-1]
@@ -167,13 +168,15 @@ def _earlier_occurrences(ids: Any) -> Any:
 def _host_ids(model: Any, tokens: Any) -> Any:
     """Return token ids as a NumPy array (batch, length)."""
     check_model(model, LanguageModel, Encoder)
-    return as_token_ids(tokens, "token", model.vocab_size, np.zeros(1, np.float32))
+    _, parameter = next(model.named_arrays())
+    return to_host(ids_of(as_token_ids(tokens, "token", model.vocab_size, parameter)))
 
 
 def _repeated_tokens(model: LanguageModel, length: int, batch_size: int, seed: int) -> Any:
     check_model(model, LanguageModel)
     check_count("length", length)
     check_count("batch_size", batch_size)
+    check_count("seed", seed, 0)
     config = model.config
     special = (config.pad_id, config.bos_id, config.eos_id)
     usual = [token for token in range(config.vocab_size) if token not in special]

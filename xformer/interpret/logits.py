@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from xformer.errors import ConfigError, DataError
 from xformer.interpret.checks import check_model
 from xformer.layers import LayerNorm, RMSNorm
 from xformer.models import LanguageModel
-from xformer.models.token_ids import as_token_ids
+from xformer.models.token_ids import check_tokens
 from xformer.ops.linear.definition import merge_heads
 from xformer.tracing import vjp
 from xformer.tracing.activations import record
@@ -70,8 +71,8 @@ def direct_logit_attribution(model: LanguageModel, tokens: Any, targets: Any, ot
     Args:
         model: Language model with pre-norm layers.
         tokens: Ids (batch, length).
-        targets: The token whose logit is split: integers (batch,), or one for all rows.
-        others: The token whose logit is subtracted, as for targets. Default: none.
+        targets: For each row, the token whose logit is split, or one integer for all rows.
+        others: The same for tokens whose logits are subtracted. Default: none.
 
     Returns:
         The parts; they add up to the logit, or to the difference.
@@ -128,18 +129,18 @@ def logit_difference(targets: Any, others: Any) -> Callable[[Array], Array]:
     """Return a metric: the mean over rows of a target's logit minus another token's, after the last position.
 
     Args:
-        targets: Tokens whose logits count positively: integers (batch,), or one for all rows.
-        others: Tokens whose logits count negatively, as for targets.
+        targets: Tokens whose logits count positively, one for each row, or one integer for all rows.
+        others: The same for tokens whose logits count negatively.
 
     Returns:
-        Function of logits (batch, length, vocab_size) that returns a scalar array, and raises the errors of
-        `direct_logit_attribution` for tokens.
+        Function of logits (batch, length, vocab_size) that returns a scalar array. It raises DataError if the
+        number of tokens differs from the number of rows, or an id is out of range.
     """
 
     def metric(logits: Array) -> Array:
-        last = logits[:, -1, :]
-        signs = [_one_hot(ids, name, last.shape[1], last) for ids, name in ((targets, "targets"), (others, "others"))]
-        return array_namespace(last).sum(last * (signs[0] - signs[1])) / last.shape[0]
+        last, vocab_size = logits[:, -1, :], logits.shape[-1]
+        signs = _one_hot(targets, "targets", vocab_size, last) - _one_hot(others, "others", vocab_size, last)
+        return array_namespace(last).sum(last * signs) / last.shape[0]
 
     return metric
 
@@ -165,10 +166,12 @@ def _residuals(layer: Any) -> tuple[Any, Any]:
 
 
 def _one_hot(tokens: Any, name: str, vocab_size: int, like: Array) -> Array:
-    """Return rows (batch, vocab_size) of tokens, (batch,) or one for all rows of `like`, (batch, features)."""
-    host, batch = np.asarray(to_host(tokens) if is_array(tokens) else tokens), like.shape[0]
-    if host.shape not in ((), (batch,)):
-        raise DataError(f"{name} has shape {host.shape} for {batch} rows; expected one token for each")
-    ids = as_token_ids(host.reshape(-1, 1), name[:-1], vocab_size, np.zeros(1))
-    rows = np.broadcast_to(ids == np.arange(vocab_size), (batch, vocab_size))
-    return from_host(array_namespace(like), rows, dtype=like.dtype, device=device(like))
+    """Return rows (batch, vocab_size) of tokens, one for each row of `like` or one integer for all."""
+    xp, num_rows = array_namespace(like), like.shape[0]
+    host = to_host(tokens) if is_array(tokens) else tokens
+    is_single = isinstance(host, Integral) or getattr(host, "shape", None) == ()
+    ids = check_tokens(name, [host] * num_rows if is_single else host, vocab_size)
+    if len(ids) != num_rows:
+        raise DataError(f"{name} has {len(ids)} tokens for {num_rows} rows; expected one each, or an integer for all")
+    rows = np.asarray(ids, dtype=np.int64).reshape(-1, 1) == np.arange(vocab_size)
+    return xp.astype(from_host(xp, rows, device=device(like)), like.dtype)

@@ -110,7 +110,7 @@ def attribution_patching(
 
     def shifted(shifts: dict[str, Array]) -> Array:
         with intervene(differentiable, {name: partial(add, shift) for name, shift in shifts.items()}):
-            return _scalar(metric(differentiable(tokens)))
+            return _scalar(metric, differentiable(tokens))
 
     changes = {name: _same_shape(value, own[name]) - own[name] for name, value in values.items()}
     gradients = grad(shifted)({name: array_namespace(x).zeros_like(x) for name, x in changes.items()})
@@ -123,7 +123,7 @@ def attribution_patching(
 def _names(model: LanguageModel | Encoder, part: str) -> list[str]:
     """Return the names of the activations of a part in all layers."""
     check_model(model, LanguageModel, Encoder)
-    if part not in _PARTS:
+    if part not in tuple(_PARTS):
         raise ConfigError(f"part is {part!r}; expected one of {', '.join(_PARTS)}")
     return [name for name in activation_names(model) if fnmatchcase(name, f"layers.*.{_PARTS[part]}")]
 
@@ -163,12 +163,15 @@ def _evaluate(
     model: LanguageModel | Encoder, tokens: Any, metric: Metric, interventions: dict[str, Any] | None = None
 ) -> Array:
     if interventions is None:
-        return _scalar(metric(model(tokens)))
+        return _scalar(metric, model(tokens))
     with intervene(model, interventions):
-        return _scalar(metric(model(tokens)))
+        return _scalar(metric, model(tokens))
 
 
-def _scalar(value: Any) -> Array:
+def _scalar(metric: Metric, output: Array) -> Array:
+    if not callable(metric):
+        raise ConfigError(f"metric is a {type(metric).__name__}; expected a function, e.g. logit_difference(...)")
+    value = metric(output)
     if not is_array(value) or tuple(value.shape) != () or not is_floating(value.dtype):
         received = f"an array of shape {tuple(value.shape)}" if is_array(value) else f"a {type(value).__name__}"
         raise ConfigError(f"the metric returned {received}; expected a floating scalar array, e.g. of xp.mean")

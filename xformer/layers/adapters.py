@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from xformer.backends import Array, array_namespace, device, extra, is_half_precision
 from xformer.config import as_flag, check_count
-from xformer.errors import ConfigError, check_arguments, nearest_hint
+from xformer.errors import ConfigError, check_arguments, describe_type, nearest_hint
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
 from xformer.ops.blocks import BlockWeight
@@ -204,7 +204,7 @@ def linear_maps(model: Any) -> dict[str, Linear]:
 
     map_named_modules(find, model)
     if not layers:
-        raise ConfigError(f"model is {type(model).__name__}; expected a Module with linear maps")
+        raise ConfigError(f"model is {describe_type(model)}; expected a Module with linear maps")
     return layers
 
 

@@ -178,6 +178,8 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> list[list[int]]:
 
 
 def _check_ids(ids: Array, name: str) -> None:
+    if getattr(ids.dtype, "kind", None) == "U":
+        raise ShapeError(f"{name} ids are text; expected integers (batch, length), e.g. [tokenizer.encode(text)]")
     if len(ids.shape) != 2:
         raise ShapeError(f"{name} ids have shape {tuple(ids.shape)}; expected (batch, length): a list of lists")
     if ids.shape[1] == 0:

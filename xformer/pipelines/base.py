@@ -59,6 +59,13 @@ class Pipeline:
     model: Any
     tokenizer: Any
 
+    def __new__(cls, model: Any = None, *_arguments: Any, **_settings: Any) -> Self:
+        """Refuse a path in place of a model."""
+        if isinstance(model, str | os.PathLike):
+            path = os.fspath(model)
+            raise ConfigError(f"{cls.__name__} got {path!r}; expected a model, or use from_pretrained({path!r})")
+        return super().__new__(cls)
+
     def __init__(self, model: Any, tokenizer: Any, **settings: Any) -> None:
         raise NotImplementedError
 

@@ -252,7 +252,8 @@ class Embedder(EncoderPipeline):
         batch_size="use batch_tokens",
         normalize_embeddings="use normalize, an argument of Embedder",
         output_value="use token_ids for token ids",
-        **dict.fromkeys(("show_progress_bar", "convert_to_numpy", "convert_to_tensor"), "the result is a NumPy array"),
+        show_progress_bar="nothing is printed: omit it",
+        **dict.fromkeys(("convert_to_numpy", "convert_to_tensor"), "the result is a NumPy array"),
     )
     def __call__(
         self,

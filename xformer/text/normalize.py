@@ -67,4 +67,4 @@ def check_texts(texts: Any, name: str = "texts") -> None:
     if isinstance(texts, type | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
         raise DataError(f"{name} has type {type(texts).__name__}; expected a list of texts")
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise DataError(f"got something that is not text ({wrong[0]!r} in {name}); expected a list of str")
+        raise DataError(f"got something that is not text ({wrong[0]!r:.60} in {name}); expected a list of str")

@@ -27,7 +27,7 @@ from xformer.backends import (
     is_trace,
     trace_level,
 )
-from xformer.errors import BackendError, ConfigError, ShapeError
+from xformer.errors import BackendError, ConfigError, ShapeError, describe_type
 from xformer.tracing.namespace import innermost_trace
 from xformer.tracing.tracer import Tracer
 from xformer.tree import Module, is_array
@@ -113,9 +113,9 @@ def intervene(model: Module, interventions: Mapping[str, Any]) -> Iterator[None]
         >>> with intervene(model, {"layers.0.feed_forward.output": lambda x: 0 * x}):
         ...     logits = model([[5, 4, 7]])
     """
-    if not isinstance(interventions, Mapping):
-        received = type(interventions).__name__
-        raise ConfigError(f"interventions is a {received}; expected a dict such as {{name: function}}")
+    if not isinstance(interventions, Mapping) or not interventions:
+        received = "an empty dict" if isinstance(interventions, dict) else f"a {type(interventions).__name__}"
+        raise ConfigError(f"interventions is {received}; expected a dict such as {{name: function}}")
     for name, value in interventions.items():
         if not is_array(value) and not callable(value):
             raise ConfigError(f"the intervention at {name!r} is {value!r:.60}; expected a function or an array")
@@ -318,8 +318,7 @@ def _names_of(model: Any, function: str) -> list[str]:
         for path, module in model.called_modules():
             names.update((_joined(path, name), None) for name in module.__activations__)
     if not names:
-        model_of = " (pass its .model)" if isinstance(getattr(model, "model", None), Module) else ""
-        raise ConfigError(f"{function} got a {type(model).__name__}{model_of}; expected a model, e.g. a LanguageModel")
+        raise ConfigError(f"{function} got {describe_type(model)}; expected a model, e.g. a LanguageModel")
     return list(names)
 
 
@@ -342,7 +341,14 @@ def _matching(pattern: str, known: list[str], model: Module) -> list[str]:
 
 
 def _hint(name: str, known: list[str]) -> str:
-    """Name the closest match, and all names with `*` in place of numbers."""
+    """Name those with other numbers, or the closest match and all names with `*` in place of numbers."""
+    same = [each for each in known if _kind(each) == _kind(name)]
+    if same:
+        return f"expected one of {', '.join(same if len(same) < 6 else [*same[:2], '...', same[-1]])}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    kinds = dict.fromkeys(re.sub(r"\b\d+\b", "*", each) for each in known)
+    kinds = dict.fromkeys(_kind(each) for each in known)
     return (f"did you mean {near[0]!r}? Expected" if near else "expected") + f" one of {', '.join(kinds)}"
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"-?\b\d+\b", "*", name)

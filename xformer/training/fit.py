@@ -21,7 +21,15 @@ import numpy as np
 from xformer.backends import array_namespace, backend_of, device, from_host, to_host_together
 from xformer.config import check_count
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
-from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, check_arguments, out_of_memory
+from xformer.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    TrainingError,
+    check_arguments,
+    describe_type,
+    out_of_memory,
+)
 from xformer.layers.quantization import is_packed
 from xformer.ops.inference_weight import inference_weights
 from xformer.ops.quantized import quantized_dtype
@@ -536,7 +544,7 @@ def _check_arguments(
     num_tokens: Any,
 ) -> None:
     if isinstance(model, type) or not flatten(model)[0]:
-        raise ConfigError(f"model is {model!r}; expected an instance of a Module with at least one array")
+        raise ConfigError(f"model is {describe_type(model)}; expected an instance of a Module with at least one array")
     if dtype := quantized_dtype([weight for weight in inference_weights(model) if not is_frozen(weight)]):
         raise ConfigError(
             f"the model is quantized to {dtype}; expected floating weights: train before quantize(), or train adapters "
