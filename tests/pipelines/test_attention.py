@@ -80,7 +80,8 @@ def test_a_plot_has_the_source_on_x(translator):
     pytest.importorskip("matplotlib")
     attention = show_attention(translator, *LINES)
     weights, queries, keys = attention.maps["cross"]
-    axes = attention.plot(layer=1, head=0, title="pair").axes[0]
+    axes, scale = attention.plot(layer=1, head=0, title="pair").axes
+    assert scale.get_ylabel() == "attention, layer 1, head 0"
     assert [label.get_text() for label in axes.get_xticklabels()] == keys
     assert [label.get_text() for label in axes.get_yticklabels()] == queries
     np.testing.assert_array_equal(axes.images[0].get_array(), weights[1, 0])

@@ -88,7 +88,9 @@ class Attention:
         axes.set_yticks([y + 0.5 for y in range(len(rows) - 1)], minor=True)
         axes.grid(which="minor", color="white", linewidth=1.0)
         axes.tick_params(which="minor", length=0)
-        figure.colorbar(image, ax=axes, label="attention")
+        which_layer = "last layer" if layer in (-1, num_layers - 1) else f"layer {layer % num_layers}"
+        which_head = "mean of all heads" if head is None else f"head {head % num_heads}"
+        figure.colorbar(image, ax=axes, label=f"attention, {which_layer}, {which_head}")
         if title:
             figure.suptitle(title)
         return figure
