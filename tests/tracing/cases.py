@@ -351,6 +351,7 @@ row("relu", lambda xp, x: ops.relu(x) * x, (3, 4))
 row("gelu", lambda xp, x: ops.gelu(x), (3, 4))
 row("gelu_tanh", lambda xp, x: ops.gelu_tanh(x), (3, 4))
 row("relu_squared", lambda xp, x: ops.relu_squared(x), (3, 4))
+row("quick_gelu", lambda xp, x: ops.quick_gelu(x), (3, 4))
 for _name in ("relu", "gelu", "gelu_tanh", "silu", "relu_squared", "quick_gelu"):
     row("activation", lambda xp, x, f=_name: ops.activation(f)(x), (3, 4))
 row("dropout", lambda xp, x: ops.dropout(x * x, xp.asarray(KEPT), 0.8), (3, 3))
