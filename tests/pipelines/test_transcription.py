@@ -160,6 +160,13 @@ def test_the_command_writes_one_line_per_file(whisper, transcriber, tmp_path, ca
     assert exit_code(["transcribe", "--model", str(whisper), *map(str, paths), *options]) == 0
     texts = [transcriber(path, language="de", task="translate", num_beams=2) for path in paths]
     assert capsys.readouterr().out.splitlines() == texts
+    hot = ["--language", "de", "--temperature", "0", "--temperature", "0.9"]  # random weights give improbable outputs
+    assert exit_code(["transcribe", "--model", str(whisper), str(paths[0]), *hot]) == 0
+    expected = transcriber(paths[0], language="de", temperature=(0.0, 0.9))
+    assert capsys.readouterr().out == f"{expected}\n"
+    assert expected != transcriber(paths[0], language="de")
+    assert exit_code(["transcribe", "--model", str(whisper), str(paths[0]), "--temperature", "-1"]) == 2
+    assert "temperature is -1.0; expected" in capsys.readouterr().err
     output = tmp_path / "texts"
     assert exit_code(["transcribe", "--model", str(whisper), str(paths[0]), *options, "--output", str(output)]) == 0
     assert output.read_text() == f"{texts[0]}\n"

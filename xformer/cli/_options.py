@@ -25,6 +25,7 @@ _TYPES: dict[str, Any] = {
     "bool": bool,
     "str": str,
     "tuple[int, ...]": list[int],
+    "tuple[float, ...]": list[float],
     "tuple[str, ...]": list[str],
 }
 _BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
@@ -199,7 +200,7 @@ def _parameter(
     names = [option_name(name)]
     if type_name == "bool" and defaults:
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
-    metavar = {"tuple[str, ...]": "TEXT", "tuple[int, ...]": "N"}.get(type_name)
+    metavar = {"tuple[str, ...]": "TEXT", "tuple[int, ...]": "N", "tuple[float, ...]": "X"}.get(type_name)
     option = typer.Option(
         *names,
         help=f"{metadata['help']}{note}",

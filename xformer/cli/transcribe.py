@@ -28,6 +28,7 @@ Into English    xformer transcribe --model whisper-small --task translate rede.w
 Several files   xformer transcribe --model whisper-tiny --output texts.txt *.wav
 Subtitles       xformer transcribe --model whisper-tiny --format srt --output speech.srt speech.wav
 Times of words  xformer transcribe --model whisper-tiny --format json --timestamps words speech.wav
+Noisy speech    xformer transcribe --model whisper-tiny --temperature 0 --temperature 0.4 --temperature 0.8 speech.wav
 
 Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. For txt, audio is split at pauses into \
 windows of at most 30 seconds, which several cores transcribe at a time. With times, a window begins where the last \
@@ -45,10 +46,17 @@ class SpeechOptions(Config):
     timestamps: str | None = option(
         "Times in subtitles and JSON: of segments, the default, or of words too.", default=None, choices=TIMESTAMPS
     )
+    temperature: tuple[float, ...] = option(
+        "Temperature of sampling, 0 for the most probable tokens. Repeat it: the next one is used where the output "
+        "repeats itself or is improbable.",
+        default=(),
+    )
 
 
 @config_options(
-    SpeechOptions, GenerationConfig, names=["language", "task", "timestamps", "num_beams", "max_new_tokens"]
+    GenerationConfig,
+    SpeechOptions,
+    names=["language", "task", "timestamps", "temperature", "num_beams", "max_new_tokens"],
 )
 def transcribe(
     audio: Annotated[list[Path], typer.Argument(metavar="AUDIO.wav", help="WAV files.", show_default=False)],
