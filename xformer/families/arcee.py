@@ -8,7 +8,14 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import register
 from xformer.families.llama import LLAMA
-from xformer.families.values import SIZES, read_activation, read_fields, read_rotary_decoder, write_rotary_decoder
+from xformer.families.values import (
+    SIZES,
+    read_activation,
+    read_fields,
+    read_heads,
+    read_rotary_decoder,
+    write_rotary_decoder,
+)
 from xformer.models import LanguageModelConfig
 
 _FIELDS = {
@@ -27,8 +34,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
     return LanguageModelConfig(
         **fields,
-        num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
-        head_dim=reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
+        **read_heads(reader, fields),
         activation=read_activation(reader, "hidden_act", default="relu2"),
         norm="rms",
         **read_rotary_decoder(reader),

@@ -12,6 +12,7 @@ from xformer.families.llama import LLAMA
 from xformer.families.values import (
     SIZES,
     read_fields,
+    read_heads,
     read_rotary_decoder,
     write_rotary_decoder,
 )
@@ -34,8 +35,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
     return LanguageModelConfig(
         **fields,
-        num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
-        head_dim=reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
+        **read_heads(reader, fields),
         attention_output_bias=False,
         activation="swiglu",
         norm="rms",

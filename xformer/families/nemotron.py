@@ -13,6 +13,7 @@ from xformer.families.values import (
     SIZES,
     read_activation,
     read_fields,
+    read_heads,
     read_rotary_decoder,
     write_rotary_decoder,
 )
@@ -35,8 +36,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
     return LanguageModelConfig(
         **fields,
-        num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
-        head_dim=reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
+        **read_heads(reader, fields),
         activation=read_activation(reader, "hidden_act", default="relu2"),
         **read_rotary_decoder(reader, fraction=0.5),
     )

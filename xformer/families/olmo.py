@@ -13,6 +13,7 @@ from xformer.families.values import (
     SIZES,
     every_nth_full,
     read_fields,
+    read_heads,
     read_rotary_decoder,
     read_windows,
     read_windows_without_positions,
@@ -40,8 +41,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         windows = _read_exaone4(reader, fields["num_layers"])
     return LanguageModelConfig(
         **fields,
-        num_key_value_heads=reader.count("num_key_value_heads", default=fields["num_heads"]),
-        head_dim=reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
+        **read_heads(reader, fields),
         activation="swiglu",
         norm="rms",
         norm_position="output",

@@ -205,6 +205,14 @@ def _write_special_ids(config: ModelConfig) -> dict[str, Any]:
     return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
 
 
+def read_heads(reader: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of heads of keys and values and their size; the defaults are those of the queries in fields."""
+    return {
+        "num_key_value_heads": reader.count("num_key_value_heads", default=fields["num_heads"]),
+        "head_dim": reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
+    }
+
+
 def read_rotary_decoder(
     reader: ConfigReader, *, theta: float = 10000.0, fraction: float | None = None
 ) -> dict[str, Any]:
