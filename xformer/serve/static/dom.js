@@ -53,6 +53,30 @@ export function roving(elements, columns = 0, current = 0) {
   });
 }
 
+/**
+ * Let the pointer and the arrow keys read the cells of a picture.
+ *
+ * Pairs are of the vertical and the horizontal axis, in units of the picture, which is `picture` units wide: `origin` of
+ * the first cell, `size` of a cell, and `counts` of rows and columns. `current()` is the selected cell, `show(row, column)`
+ * selects one and returns its description, and `hide()` is called for the pointer beside all cells.
+ */
+export function readCells(figure, { picture, origin, size, counts, current, show, hide = () => {} }) {
+  figure.addEventListener("pointermove", (event) => {
+    const box = figure.getBoundingClientRect();
+    const scale = picture / box.width;
+    const pointer = [event.clientY - box.top, event.clientX - box.left];
+    const cell = pointer.map((value, axis) => Math.floor((value * scale - origin[axis]) / size[axis]));
+    if (cell.every((value, axis) => value >= 0 && value < counts[axis])) show(...cell);
+    else hide();
+  });
+  figure.addEventListener("keydown", (event) => {
+    const step = STEPS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    announce(show(...current().map((value, axis) => Math.max(0, Math.min(counts[axis] - 1, value + step[1 - axis])))));
+  });
+}
+
 /** Text of a token in which white space can be seen. */
 export function visible(text) {
   const shown = text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^▁+$/, " ").trim();

@@ -1,6 +1,6 @@
 // Heat maps of attention and alignment.
 
-import { announce, format, shorten, svg, visible } from "./dom.js";
+import { format, readCells, shorten, svg, visible } from "./dom.js";
 
 /**
  * Cells as one path per level of shading: few elements, however many cells.
@@ -95,24 +95,12 @@ export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = f
     cursor.setAttribute("display", "none");
     caption.textContent = "";
   };
-  figure.addEventListener("pointermove", (event) => {
-    const box = figure.getBoundingClientRect();
-    const scale = width / box.width;
-    const column = Math.floor(((event.clientX - box.left) * scale - left) / size);
-    const row = Math.floor(((event.clientY - box.top) * scale - top) / size);
-    if (row >= 0 && row < rows.length && column >= 0 && column < columns.length) show(row, column);
-    else hide();
+  readCells(figure, {
+    picture: width, origin: [top, left], size: [size, size], counts: [rows.length, columns.length], current: () => cell, show, hide,
   });
   figure.addEventListener("click", () => onpick(cell[0]));
   figure.addEventListener("pointerleave", hide);
   figure.addEventListener("blur", hide);
-  figure.addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const clamp = (value, limit) => Math.max(0, Math.min(limit - 1, value));
-    announce(show(clamp(cell[0] + step[0], rows.length), clamp(cell[1] + step[1], columns.length)));
-  });
   figure.select = (row) => {
     if (row == null || row < 0 || row >= rows.length) return mark.setAttribute("display", "none");
     mark.setAttribute("y", top + row * size);

@@ -1,6 +1,6 @@
 // The logit lens: what the model would predict if it ended after each layer.
 
-import { announce, percent, shorten, svg, visible } from "./dom.js";
+import { percent, readCells, shorten, svg, visible } from "./dom.js";
 
 const [WIDTH, HEIGHT, LEFT, LETTERS] = [78, 26, 84, 9];
 
@@ -50,18 +50,8 @@ export function lensTable({ layers, columns, title, onselect = () => {} }) {
     onselect(column);
     return caption.textContent;
   };
-  figure.addEventListener("pointermove", (event) => {
-    const box = figure.getBoundingClientRect();
-    const scale = width / box.width;
-    const [row, column] = [((event.clientY - box.top) * scale - HEIGHT) / HEIGHT, ((event.clientX - box.left) * scale - LEFT) / WIDTH].map(Math.floor);
-    if (row >= 0 && row < rows.length && column >= 0 && column < columns.length) show(row, column);
-  });
-  figure.addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const clamp = (value, limit) => Math.max(0, Math.min(limit - 1, value));
-    announce(show(clamp(cell[0] + step[0], rows.length), clamp(cell[1] + step[1], columns.length)));
+  readCells(figure, {
+    picture: width, origin: [HEIGHT, LEFT], size: [HEIGHT, WIDTH], counts: [rows.length, columns.length], current: () => cell, show,
   });
   figure.select = (column) => {
     if (column == null || column < 0 || column >= columns.length) return mark.setAttribute("display", "none");
