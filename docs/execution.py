@@ -75,7 +75,7 @@ def take_figures() -> str:
     elements = []
     for number in plt.get_fignums():
         svg = io.StringIO()
-        # A salt of its own for every figure keeps the ids in one page distinct.
+        # A different salt for every figure keeps the ids in one page distinct.
         with mpl.rc_context({"svg.hashsalt": f"figure {next(figure_ids)}"}):
             plt.figure(number).savefig(svg, format="svg", metadata={"Date": None})
         element = svg.getvalue()[svg.getvalue().index("<svg") :].replace(TEXT_COLOR, "currentColor")
@@ -159,7 +159,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **arguments: Any) -> str:
-    """Give every page a session of its own and fold the code of its figures: a hook of MkDocs."""
+    """Give every page a separate session and fold the code of its figures: a hook of MkDocs."""
     global session
     session = Session(page.file.src_uri)
     return FOLDED.sub(UNFOLDED, markdown)
