@@ -1,5 +1,27 @@
 """The native library: compiled kernels for arrays of NumPy, and programs of their calls. It is optional."""
 
-from xformer.native.library import WHY_NOT, Program, call, can_copy, contiguous, is_available, level, record, zeros
+from xformer.native.library import (
+    WHY_NOT,
+    Program,
+    aligned_empty,
+    call,
+    can_copy,
+    contiguous,
+    is_available,
+    level,
+    record,
+    zeros,
+)
 
-__all__ = ["WHY_NOT", "Program", "call", "can_copy", "contiguous", "is_available", "level", "record", "zeros"]
+__all__ = [
+    "WHY_NOT",
+    "Program",
+    "aligned_empty",
+    "call",
+    "can_copy",
+    "contiguous",
+    "is_available",
+    "level",
+    "record",
+    "zeros",
+]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer import native
 from xformer.tracing.graph import Call, root_of
 
 _ALIGNMENT = 64  # bytes: a cache line
@@ -33,8 +34,7 @@ def share_memory(calls: Sequence[Call], kept: Iterable[Any]) -> tuple[list[Call]
     roots = {id(root): root for root in written if id(root) not in kept_roots}
     lifetimes = _lifetimes(calls, roots)
     offsets, size = _assign_offsets(lifetimes, {key: roots[key].nbytes for key in lifetimes})
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    memory = memory[-memory.ctypes.data % _ALIGNMENT :][:size]
+    memory = native.aligned_empty((size,), np.uint8)
     shifts = {key: offset - roots[key].ctypes.data for key, offset in offsets.items()}
 
     def move(array: Any) -> Any:

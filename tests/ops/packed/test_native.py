@@ -116,6 +116,11 @@ def test_unpacking_restores_the_matrix(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_panels_begin_at_a_cache_line(dtype):
+    assert PackedWeight.pack(matrix(24, 60, dtype)).panels.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_an_embedding(dtype):
     table = QuantizedWeight.quantize(single(101, 7), dtype) if dtype != "float32" else single(101, 7)
     ids = np.array([[0, 100, 47], [48, 95, 96]])

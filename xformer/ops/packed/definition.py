@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from xformer import native
 from xformer.backends import Array, array_namespace, device, dtype_name, index_dtype
 from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
@@ -53,6 +56,10 @@ class PackedWeight(InferenceWeight):
         panels = xp.permute_dims(xp.reshape(matrix, (matrix.shape[0], matrix.shape[1] // PANEL, PANEL)), (1, 0, 2))
         if is_int8:
             panels = _with_axes_swapped(panels, (INTERLEAVED, PANEL))
+        if isinstance(panels, np.ndarray):
+            memory = native.aligned_empty(panels.shape, panels.dtype)
+            memory[...] = panels
+            return cls(scales, memory, rows, columns, False)
         panels = xp.asarray(panels, copy=True) if panels.shape[0] == 1 else panels  # reshaping would not copy it
         return cls(scales, _contiguous(panels), rows, columns, False)
 
