@@ -32,6 +32,8 @@ def torch_specs(function: str) -> list[Any]:
 @pytest.mark.parametrize("sizes", ENCODERS, ids=lambda sizes: f"{sizes['batch']}x{sizes['length']}")
 def test_encoder(benchmark: Any, recorder: Recorder, sizes: dict[str, int]) -> None:
     specs = [*xformer_specs("workloads.stacks:build_encoder"), *torch_specs("build_encoder")]
+    packed = {"backend": "numpy", "packed": True}
+    specs.insert(1, Spec("xformer numpy, packed, jit", "workloads.stacks:build_encoder", packed))
     recorder.measure(benchmark, "encoder", stacks.encoder_workload(sizes), specs, ROUNDS)
 
 

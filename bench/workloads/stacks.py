@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from xformer import jit
 from xformer.benchmarks.computation import Backend, Computation
 from xformer.benchmarks.interleaved import Workload, name_with_dtype
 from xformer.layers import EncoderLayer, Initializer
+from xformer.layers.quantization import pack
 from xformer.models import TransformerConfig
 from xformer.models.builder import LayerFactory
 
@@ -79,7 +81,7 @@ def features(settings: dict[str, Any]) -> Any:
 
 
 def build_encoder(settings: dict[str, Any]) -> Computation:
-    """Build the stack by xformer on settings["backend"]."""
+    """Build the stack by xformer on settings["backend"]; with settings["packed"], pack its weights and use jit."""
     backend = Backend.from_settings(settings)
 
     def forward(layers: tuple[EncoderLayer, ...], x: Any) -> tuple[Any]:
@@ -88,4 +90,6 @@ def build_encoder(settings: dict[str, Any]) -> Computation:
         return (x,)
 
     layers = encoder_layers(settings, backend.xp, backend.dtype)
+    if settings.get("packed"):
+        return backend.computation(jit(forward), tuple(map(pack, layers)), backend.array(features(settings)))
     return backend.computation(forward, layers, backend.array(features(settings)))
