@@ -23,7 +23,7 @@ constexpr int PANEL = 48;                            // columns that are packed 
 constexpr int DEPTH = 256, STEP = DEPTH + LANES;     // rows of x a power of two apart would share cache lines
 constexpr int PANEL_DEPTH = VECTORS * LANES < PANEL ? 64 : DEPTH;  // rows of a panel that stay in the L1 cache
 constexpr int GROUP = 32;                            // rows of w that are read at a time if it is not packed
-constexpr int MAX_ROWS = 48, MAX_ROWS_TRANSPOSED = 12;  // up to which packing w would cost more than it saves
+constexpr int MAX_ROWS = 12, MAX_ROWS_TRANSPOSED = 12;  // up to which packing w would cost more than it saves
 
 // The threads of the BLAS library keep polling after a product, and compete with ours for the processors.
 constexpr int64_t MIN_BLAS = 1 << 26;                // multiplications, above which this does not matter
@@ -466,16 +466,18 @@ static void set_plan(Record& r, const Plan& plan) {
 }
 static int64_t parts_of(int64_t count, int64_t step) { return (count + step - 1) / step; }
 
-// Columns of a part that reads about 64 K elements of w, in multiples of a panel.
-static int64_t columns_of_part(int64_t depth) {
-    return round_up(std::max<int64_t>(PANEL, 65536 / std::max<int64_t>(1, depth)), PANEL);
+// Columns of a part that reads about 64 K elements of w, in multiples of a panel. Each part packs x, which takes a tenth of
+// the time for many rows and a single panel.
+static int64_t columns_of_part(int64_t depth, int64_t rows = 1) {
+    const int64_t least = rows > MAX_ROWS ? 2 * PANEL : PANEL;
+    return round_up(std::max<int64_t>(least, 65536 / std::max<int64_t>(1, depth)), PANEL);
 }
 
 // `Product` of the first matrices decides how all of them are computed.
 template <class T> static Plan plan_of(const Record& r) {
     const Array& out = r.arrays[2];
     const Product<T> p = product<T>(r, 0, MATRIX);
-    const int64_t step = columns_of_part(p.depth);
+    const int64_t step = columns_of_part(p.depth, p.rows);
     Plan plan{PANELS, 1, 240, 0, 1, 1};
     for (int i = 0; i < out.ndim - 2; i++) plan.batch *= out.shape[i];
     if (p.w.row == 1 && p.rows <= MAX_ROWS_TRANSPOSED) plan = {COLUMNS_OF_W, plan.batch, p.rows, step, 1, 1};
@@ -484,7 +486,7 @@ template <class T> static Plan plan_of(const Record& r) {
              p.rows * p.depth * p.columns >= MIN_BLAS && fits_blas(p.x, p.rows, p.depth) &&
              fits_blas(p.w, p.depth, p.columns) && p.out.row >= p.columns)
         plan = {BLAS, 1, p.rows, p.columns, 1, 1};
-    else plan.column_step = 240;
+    else plan.column_step = p.rows <= plan.row_step ? step : 240;
     plan.row_parts = parts_of(p.rows, plan.row_step);
     plan.column_parts = parts_of(p.columns, plan.column_step);
     return plan;
@@ -529,9 +531,7 @@ static const char* check_matmul_packed(Record& r) {
     const Array &x = r.arrays[0], &panels = r.arrays[1], &out = r.arrays[2];
     REQUIRE(out.ndim == 2 && are_panels(panels, x.shape[1], out.shape[1]), "the panels are of another matrix");
     if (out.size() == 0) return r.parts = 0, nullptr;
-    const int64_t rows = out.shape[0], columns = out.shape[1];
-    // Each part packs x, which takes a tenth of the time for a single panel and many rows.
-    const int64_t step = std::max<int64_t>(columns_of_part(x.shape[1]), rows > MAX_ROWS ? 2 * PANEL : PANEL);
+    const int64_t rows = out.shape[0], columns = out.shape[1], step = columns_of_part(x.shape[1], rows);
     const int64_t row_step = rows <= 384 ? rows : 240;
     set_plan(r, {PANELS, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
     return nullptr;
