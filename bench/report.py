@@ -1,7 +1,7 @@
 """Write a report of benchmark runs: `python bench/report.py DIR [--results bench/results]`.
 
 DIR contains the JSON files of `pytest bench --benchmark-only --results DIR` or `xformer bench --out`. The report is
-RESULTS/<date>-<machine>.md, with its plots next to it.
+RESULTS/<date>-<machine>.md. Its tables are marked for the page of benchmarks, which draws them (docs/benchmarks.py).
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from xformer.benchmarks.report import format_cells, format_label, machine_line
-from xformer.cli._plots import save
-from xformer.text.extras import new_figure
 
 RESULTS = Path(__file__).with_name("results")
+TOPICS = {  # the suites by their heading on the page of benchmarks
+    "Attention": ("attention", "memory", "multi-head-attention"),
+    "Layers and small models": ("encoder", "small-model"),
+    "Training steps": ("language-model", "multi30k-recipe", "train-step"),
+    "Decoding": ("decoding", "language-model-decoding"),
+    "Size and start-up": ("import",),
+    "GPU": ("gpu",),
+}
 HEAD = (
-    "| workload | implementation | time | quartiles | tokens/s | GFLOP/s | of GEMM | memory | ratio | quartiles |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| workload | implementation | time (quartiles) | tokens/s | GFLOP/s | of GEMM | memory | ratio (quartiles) |\n"
+    "|---|---|---|---|---|---|---|---|"
 )
 METHOD = (
     "Each implementation runs in a process of its own, on the same cores, and the processes take turns. Times are "
@@ -30,15 +36,17 @@ METHOD = (
 )
 
 
-def make_report(runs: list[dict[str, Any]], plots: dict[str, str]) -> str:
-    """Return the report in Markdown; plots maps suites to file names."""
-    parts = [f"# Benchmarks, {runs[0]['date']}", machine_line(runs[0]), METHOD]
+def make_report(runs: list[dict[str, Any]]) -> str:
+    """Return the report in Markdown."""
+    processor = f"{runs[0]['machine']['processor']}, {runs[0]['machine']['threads']} threads"
+    parts = [f"# {processor}, {runs[0]['date']}", machine_line(runs[0]), METHOD]
     for run in runs:
-        parts.append(f"## {run['suite'].capitalize().replace('-', ' ')}")
-        if run["suite"] in plots:
-            parts.append(f"![time of each implementation relative to the first]({plots[run['suite']]})")
+        name = run["suite"].capitalize().replace("-", " ")
+        parts.append(f"## {name}")
         if run["results"]:
-            parts.append("\n".join([HEAD, *rows(run)]))
+            topic = next((topic for topic, suites in TOPICS.items() if run["suite"] in suites), None)
+            mark = [f"<!-- benchmarks: {topic} | {name}, {processor} -->"] if topic else []
+            parts.append("\n".join([*mark, HEAD, *rows(run)]))
         missing = sorted({reason for result in run["results"] for reason in result["unavailable"].values()})
         parts += [f"- {line}" for line in (*run["notes"], *missing)]
     return "\n\n".join(parts) + "\n"
@@ -50,8 +58,9 @@ def rows(run: dict[str, Any]) -> list[str]:
     for result in run["results"]:
         for index, measurements in enumerate(result["implementations"]):
             workload = f"{result['workload']} ({result['rounds']} rounds)" if index == 0 else ""
-            cells = format_cells(measurements, run["gemm_flops_per_second"])
-            lines.append("| " + " | ".join([workload, format_label(measurements), *cells]) + " |")
+            time, times, *cells, ratio, ratios = format_cells(measurements, run["gemm_flops_per_second"])
+            row = [workload, format_label(measurements), f"{time} ({times})", *cells, f"{ratio} ({ratios})"]
+            lines.append("| " + " | ".join(row) + " |")
     return lines
 
 
@@ -62,56 +71,14 @@ def report_name(run: dict[str, Any]) -> str:
 
 
 def write(folder: Path, results: Path) -> Path:
-    """Write report and plots; return the path of the report."""
+    """Write the report; return its path."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     runs = [run for run in files if "suite" in run]
     if not runs:
         sys.exit(f"error: {folder} contains no results; expected those of `pytest bench --benchmark-only --results`")
-    name = report_name(runs[0])
-    plots = {run["suite"]: f"{name}-{run['suite']}.png" for run in runs if run["results"]}
-    for run in runs:
-        if run["suite"] in plots:
-            draw_ratios(run, results / plots[run["suite"]])
-    written = results / f"{name}.md"
-    written.write_text(make_report(runs, plots), encoding="utf-8")
+    written = results / f"{report_name(runs[0])}.md"
+    written.write_text(make_report(runs), encoding="utf-8")
     return written
-
-
-def draw_ratios(run: dict[str, Any], path: Path) -> None:
-    """Plot the time of each implementation divided by that of the first one, with quartiles.
-
-    Args:
-        run: As returned by `xformer.benchmarks.make_run`.
-        path: The PNG file to write.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
-    results = run["results"][::-1]  # the first workload at the top
-    names = list(dict.fromkeys(each["name"] for result in run["results"] for each in result["implementations"][1:]))
-    figure = new_figure(8.5, 1.3 + 0.32 * len(results) + 0.05 * len(names))
-    axes = figure.subplots()
-    for index, name in enumerate(names):
-        offset = 0.3 * (index / max(1, len(names) - 1) - 0.5)  # separates the implementations of a workload
-        points = [
-            (row - offset, each)
-            for row, result in enumerate(results)
-            for each in result["implementations"]
-            if each["name"] == name
-        ]
-        ratios = [each["ratio"] for _, each in points]
-        errors = [[abs(each["ratio"] - each["ratio_quartiles"][side]) for _, each in points] for side in (0, 1)]
-        rows = [row for row, _ in points]
-        axes.errorbar(ratios, rows, xerr=errors, fmt="o", markersize=4, elinewidth=0.8, color=f"C{index}", label=name)
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yticks(range(len(results)), [result["workload"] for result in results], fontsize="small")
-    reference = run["results"][0]["implementations"][0]["name"]
-    axes.set_xlabel(f"time / time of {reference} (above 1: {reference} is faster)", fontsize="small")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=3)
-    save(figure, path)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -39,16 +40,58 @@ def test_pages_name_files_that_exist(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
-def test_tables_of_libraries_are_those_of_the_reports() -> None:
-    spec = importlib.util.spec_from_file_location("library_tables", ROOT / "docs" / "library_tables.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_of_libraries_are_those_of_the_reports() -> None:
+    tables = load("library_tables")
     for name in tables.PAGES.values():
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert tables.with_tables(page) == page, f"run: python docs/library_tables.py, which changes {name}"
         assert "| --- |" in page
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return load("benchmarks")
+
+
+def test_every_topic_of_the_benchmarks_has_a_table_with_ratios(benchmarks: ModuleType) -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    topics = [match[1] for match in benchmarks.MARK.finditer(page)]
+    tables = benchmarks.measurements()
+    assert {table.topic for table in tables} == {*topics}
+    for table in tables:
+        assert {len(row) for row in table.rows} == {len(table.rows[0])}, f"{table.name}: {table.title}"
+        assert all(0.01 < benchmarks.number(ratio) < 1000 for *_, ratio in table.ratios)
+    for topic in topics:
+        drawn = [table.ratios or "minutes" in table.rows[0] for table in tables if table.topic == topic]
+        assert any(drawn), f"no figure of {topic}"
+
+
+def test_a_newer_result_replaces_the_one_of_the_same_title(benchmarks: ModuleType, monkeypatch, tmp_path) -> None:
+    rows = (
+        "| work | xformer | ratio: torch | ratio: JAX |\n|---|---|---|---|\n| `a` | 1 ms | **0.82** (0.8 to 0.9) | |\n"
+    )
+    text = f"# Machine, date\n\nVersions.\n\n## One\n\n<!-- benchmarks: Speed | Layers -->\nText.\n\n{rows}\n## Two\n"
+    (tmp_path / "2026-01-02-b.md").write_text(text)
+    (tmp_path / "2026-01-01-a.md").write_text(text.replace("0.82", "0.11"))
+    monkeypatch.setattr(benchmarks, "RESULTS", tmp_path)
+    (table,) = benchmarks.measurements()
+    assert (table.heading, table.introduction, table.text) == ("Machine, date", "Versions.", f"Text.\n\n{rows.strip()}")
+    assert table.ratios == [("a", "torch", "0.82")]
+    with pytest.raises(ValueError, match="expected a number"):
+        benchmarks.number("0.6, 0.8")
+    with pytest.raises(ValueError, match="no table of the topic 'Size'"):
+        benchmarks.section("Size")
 
 
 def test_the_logo_is_the_icon_of_the_explorer() -> None:

@@ -59,7 +59,7 @@ def run():
     }
 
 
-def test_a_report_with_a_plot(run, tmp_path):
+def test_a_report_is_marked_for_the_page_of_benchmarks(run, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "attention.json").write_text(json.dumps(run))
     command = [sys.executable, str(BENCH / "report.py"), str(tmp_path / "runs"), "--results", str(tmp_path)]
@@ -69,40 +69,17 @@ def test_a_report_with_a_plot(run, tmp_path):
     text = page.read_text()
     assert "Quick(R) CPU @ 3 GHz, 2 of 4 cores, openblas, native library avx2, Python 3.11, numpy 2.4, GEMM 200" in text
     assert "GFLOP/s, load 0.1" in text
-    row = "| attention 16 (3 rounds) | xformer numpy | 10.0 ms | 9.00-11.0 | 10,000 | 100.0 | 50% | 2.0 MiB | 1.00 |"
-    assert row in text
     assert (
-        "|  | torch (differs by 12.5%) | 25.0 ms | 22.5-27.5 | 4,000 | 40.0 | 20% | 2.0 MiB | 2.50 | 2.40-2.60 |"
-        in text
+        "| attention 16 (3 rounds) | xformer numpy | 10.0 ms (9.00-11.0) | 10,000 | 100.0 | 50% | 2.0 MiB | 1.0" in text
     )
+    row = "|  | torch (differs by 12.5%) | 25.0 ms (22.5-27.5) | 4,000 | 40.0 | 20% | 2.0 MiB | 2.50 (2.40-2.60) |"
+    assert row in text
     assert text.count("- baseline failed: no compiler") == 1
     assert "- the wheel has 1 kB" in text
-    (plot,) = tmp_path.glob("*.png")
-    assert f"({plot.name})" in text
+    assert "<!-- benchmarks: Attention | Attention, Quick(R) CPU @ 3 GHz, 2 threads -->\n| workload |" in text
 
 
 def test_an_empty_directory_is_refused(tmp_path):
     report = importlib.import_module("report")
     with pytest.raises(SystemExit, match="contains no results"):
         report.write(tmp_path, tmp_path)
-
-
-def test_ratios_of_every_implementation(monkeypatch, tmp_path):
-    def timed(name, ratio):
-        return {"name": name, "ratio": ratio, "ratio_quartiles": [0.9 * ratio, 1.2 * ratio]}
-
-    results = [
-        {
-            "workload": "first",
-            "implementations": [timed("ours", 1.0), timed("torch", 0.5), timed("jax", 3.0)],
-        },
-        {"workload": "second", "implementations": [timed("ours", 1.0), timed("jax", 2.0)]},
-    ]
-    report, drawn = importlib.import_module("report"), []
-    monkeypatch.setattr(report, "save", lambda figure, path: drawn.append(figure))
-    report.draw_ratios({"suite": "attention", "results": results}, tmp_path / "ratios.png")
-    (axes,) = drawn[0].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["second", "first"]
-    torch, jax = (points.get_xdata().tolist() for points, _, _ in axes.containers)
-    assert (torch, jax) == ([0.5], [2.0, 3.0])
-    assert "above 1: ours is faster" in axes.get_xlabel()
