@@ -32,7 +32,8 @@ METHOD = (
     "Each implementation runs in a process of its own, on the same cores, and the processes take turns. Times are "
     "medians. A ratio is the median, over the rounds, of the time of an implementation divided by the time of the "
     'first one: above 1, the first one is faster. "of GEMM" is relative to the fastest matrix product measured on this '
-    "machine. Memory is the peak beyond inputs and weights. Results were compared before anything was timed."
+    "machine. Memory is the peak beyond inputs and weights. Results were compared before anything was timed.\n\n"
+    "    pytest bench --benchmark-only -s --results DIR"
 )
 
 
