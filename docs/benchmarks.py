@@ -19,11 +19,8 @@ from execution import TEXT_COLOR, take_figures
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 MARK = re.compile(r"<!-- benchmarks: (.+?)(?: \| (.+?))? -->\n")
 TABLE = re.compile(r"((?:^\|.*\n?)+)", re.MULTILINE)
-RATIOS = (
-    "Speed of xformer relative to the others, on a logarithmic axis. Right of 1, in blue, xformer is faster or "
-    "smaller; left of 1, in orange, the other is."
-)
-CURVE = "Each point is a validation during training; higher is better."
+RATIOS = """Speed of xformer relative to the others, on a logarithmic axis. Right of 1, in blue, xformer is faster or
+smaller; left of 1, in orange, the other is."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ def measurements() -> list[Measurement]:
         for part in parts:
             if match := MARK.match(part):
                 key = match[1], match[2] or ""
-                text = part[match.end() :].strip()
-                found[key] = Measurement(*key, text, path.name, heading, introduction.strip())
+                found[key] = Measurement(*key, part[match.end() :].strip(), path.name, heading, introduction.strip())
     return sorted(found.values(), key=lambda each: each.name, reverse=True)
 
 
@@ -102,10 +98,10 @@ def draw(measurement: Measurement) -> str:
 
     names, *rows = measurement.rows
     if measurement.ratios:
-        caption = RATIOS
         draw_ratios(measurement.ratios)
+        caption = RATIOS
     elif "minutes" in names:
-        caption = CURVE
+        caption = "Each point is a validation during training; higher is better."
         axes = plt.figure(figsize=(4.4, 2.4)).subplots()
         axes.plot([number(row[names.index("minutes")]) for row in rows], [number(row[-1]) for row in rows], "o-")
         axes.set(xlabel="minutes", title=names[-1])
