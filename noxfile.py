@@ -323,7 +323,10 @@ def build(session: nox.Session) -> None:
     session.run(python, "-m", "pip", "check", external=True)
     session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools", external=True)
     name = "-".join(wheel.name.split("-")[:2])
-    bill = ["--pyproject", "pyproject.toml", "--output-reproducible", "--output-file", f"dist/{name}.cdx.json"]
+    project = Path(session.create_tmp(), "pyproject.toml")  # of which the bill of materials takes the version
+    version = f'version = "{name.split("-")[1]}"'
+    project.write_text(Path("pyproject.toml").read_text(encoding="utf-8").replace('dynamic = ["version"]', version))
+    bill = ["--pyproject", str(project), "--output-reproducible", "--output-file", f"dist/{name}.cdx.json"]
     session.run("cyclonedx-py", "environment", *bill, python)
 
 

@@ -1,4 +1,6 @@
-"""The public API stands in public_api.txt, so that a change of a signature shows in review.
+"""The public API stands in public_api.txt, so that a change of a signature or an option shows in review.
+
+It is what docs/reference documents, and the command line.
 
 `python tests/test_api.py` writes the file.
 """
@@ -12,9 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from typer.main import get_command
+
+from xformer.cli.main import COMMANDS, _make_app
+
 FILE = Path(__file__).parent / "public_api.txt"
-PACKAGES = ("data", "distributed", "export", "families", "generation", "interpret", "layers", "masks", "models", "ops")
-PACKAGES += ("pipelines", "random", "runs", "testing", "text", "tokenizers", "tracing", "training", "tree")
+REFERENCE = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
+MODULES = sorted({name for page in REFERENCE for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)})
 
 
 def signature(value: Any) -> str:
@@ -31,8 +37,9 @@ def signature(value: Any) -> str:
 def lines_of(module_name: str) -> list[str]:
     """Return a line for each public name of a module, and for each public method of its classes."""
     module = importlib.import_module(module_name)
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
     lines = []
-    for name in sorted(module.__all__):
+    for name in sorted(getattr(module, "__all__", [name for name in own if not name.startswith("_")])):
         value, path = getattr(module, name), f"{module_name}.{name}"
         lines.append(f"{path}{signature(value)}" if callable(value) else path)
         if inspect.isclass(value) and value.__module__.startswith("xformer"):
@@ -42,15 +49,19 @@ def lines_of(module_name: str) -> list[str]:
     return lines
 
 
+def options_of(command: str) -> list[str]:
+    """Return a line for each option of a command."""
+    parameters = get_command(_make_app([command])).commands[command].params  # type: ignore[attr-defined]
+    return sorted(f"xformer {command} {'/'.join([*each.opts, *each.secondary_opts])}" for each in parameters)
+
+
 def public_api() -> str:
     """Return the public API; names that the top level repeats from a package stand at the top level only."""
-    top = lines_of("xformer")
-    known = {line.removeprefix("xformer.") for line in top}
-    lines = list(top)
-    for package in PACKAGES:
-        path = f"xformer.{package}"
-        if hasattr(importlib.import_module(path), "__all__"):
-            lines += [line for line in lines_of(path) if line.removeprefix(f"{path}.") not in known]
+    lines = lines_of("xformer")
+    known = {line.removeprefix("xformer.") for line in lines}
+    for path in MODULES:
+        lines += [line for line in lines_of(path) if line.removeprefix(f"{path}.") not in known]
+    lines += [line for command in COMMANDS for line in options_of(command)]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -33,12 +33,14 @@ def parse(path: Path) -> ast.Module:
 
 
 def test_one_version_everywhere():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    citation = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
-    changelog = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert citation == [project["version"]]
-    assert changelog[0] == project["version"]
-    assert importlib.import_module("xformer").__version__ == project["version"]
+    """pyproject.toml reads it from xformer/__init__.py."""
+    release = r"^version: (\S+)\ndate-released: (\S+)$"
+    citation = re.findall(release, (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[([\d.]+)\] - (\S+)$", changelog, re.MULTILINE)
+    assert citation == versions[:1]
+    assert importlib.import_module("xformer").__version__ == versions[0][0]
+    assert re.findall(r"^## .*", changelog, re.MULTILINE)[0] == "## [Unreleased]"
 
 
 def test_one_distribution_name_everywhere():

@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from xformer.training.fit import fit
     from xformer.tree import Module, freeze, unfreeze
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "SGD",

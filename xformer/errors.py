@@ -128,15 +128,22 @@ _SYNONYMS = {
     **dict.fromkeys(("clipnorm", "max_norm"), ("max_grad_norm",)),
     **dict.fromkeys(("dropout_p", "p"), ("dropout", "rate")),
     **dict.fromkeys(("eps", "layer_norm_eps"), ("epsilon", "norm_epsilon")),
+    "beam_size": ("num_beams",),
     "betas": ("beta1",),
     "ignore_index": ("pad_id",),
     "is_causal": ("causal",),
+    "long_lines": ("truncation",),
     "lr": ("learning_rate",),
     "max_length": ("max_new_tokens",),
+    "max_updates": ("max_steps",),
+    "n_best": ("num_return_sequences",),
     "num_embeddings": ("vocab_size",),
     "num_training_steps": ("total_steps", "max_steps", "steps"),
     "num_warmup_steps": ("warmup_steps",),
     "output_dir": ("run_dir",),
+    "select_by": ("metric_for_best",),
+    "shards": ("data_parallel",),
+    "topic_strength": ("sequence_bias_strength",),
 }
 
 

@@ -1,5 +1,7 @@
 import hashlib
 import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,11 +80,33 @@ def test_a_directory_without_a_configuration(run):
 
 
 def test_a_configuration_of_another_program_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"task": "translation", "xformer": "0.1.0"}))
+    (tmp_path / "config.json").write_text(json.dumps({"task": "translation"}))
     with pytest.raises(
         CheckpointError, match=r"config\.json has neither model_type .* nor format 2 .*; expected one of them$"
     ):
         RunDirectory(tmp_path).read_config()
+
+
+@pytest.mark.parametrize("name", ["translation", "language_model"])
+def test_a_run_of_0_1_can_be_converted(name, tmp_path):
+    """The runs, and the outputs, are those of xformer 0.1.0."""
+    old, new = Path(__file__).parent / "runs_0_1" / name, tmp_path / "new"
+    with raises_line(CheckpointError, r"is a run of xformer 0\.1\.0, .* as docs/how-to/upgrade\.md says"):
+        RunDirectory(old).read_config()
+    with raises_line(CheckpointError, r"is a model of xformer 0\.1; convert it as docs/how-to/upgrade\.md says"):
+        xf.load(old / "model.safetensors")
+    script = Path(__file__).parents[2] / "docs" / "examples" / "upgrade" / "convert_run.py"
+    names = runpy.run_path(str(script))
+    names["convert_run"](old, new)
+    if name == "translation":  # it was trained with long_lines = "cut" and max_length = 5
+        outputs = xf.Translator.from_pretrained(new).outputs(["five six three"], num_beams=3, num_return_sequences=2)[0]
+        assert [each.text for each in outputs] == ["drei drei drei", "sieben drei drei"]
+        np.testing.assert_allclose([each.score for each in outputs], [-4.788747, -4.806201], rtol=1e-5)
+        long = "one two three four five six seven one two"
+        assert xf.Translator.from_pretrained(new)([long]) == ["vier eins drei vier"]
+    else:
+        outputs = xf.TextGenerator.from_pretrained(new)(["the c"], top_k=1, max_new_tokens=20, context="slide")
+        assert outputs == ["at on  t t the t t a"]
 
 
 def test_a_checkpoint_is_not_a_run(tmp_path):

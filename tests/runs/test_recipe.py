@@ -60,6 +60,7 @@ def test_changed_settings():
     ("tables", "message"),
     [
         ({"trainin": {}}, r"unknown key 'trainin' in here; did you mean 'training'"),
+        ({"training": {"max_updates": 3}}, r"unknown key 'max_updates' in .* of here; did you mean 'max_steps'"),
         ({"model": {"d_modle": 3}}, r"unknown key 'd_modle' in \[model\] of here; did you mean 'd_model'"),
         ({"model": {"source_vocab_size": 3}}, r"unknown key 'source_vocab_size' in \[model\] of here"),
         ({"model": {"eos_id": 3}}, r"unknown key 'eos_id'"),

@@ -136,6 +136,11 @@ class RunDirectory:
             )
         if config.get("format") == "onnx":
             raise CheckpointError(f"{self.path} is a model in the ONNX format; expected the directory of a run")
+        if "xformer" in config and config.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{self.path} is a run of xformer {config['xformer']}, which this version cannot read; use that "
+                "version, or convert the run as docs/how-to/upgrade.md says"
+            )
         if config.get("format") != FORMAT:
             raise CheckpointError(
                 f"{self.config} has neither model_type (a checkpoint in the Hugging Face format) nor format {FORMAT} "
