@@ -17,7 +17,7 @@ from typing import Any, Self, dataclass_transform
 
 import numpy as np
 
-from xformer.errors import ConfigError, DataError, nearest_hint
+from xformer.errors import ConfigError, DataError, describe_type, nearest_hint
 
 _TYPES: dict[str, tuple[Any, str]] = {
     "int": (int, "an integer"),
@@ -120,7 +120,7 @@ class Config(metaclass=_ConfigType):
         """
         name = name or cls.__name__
         if not isinstance(values, dict):
-            raise ConfigError(f"{name} is a {type(values).__name__}; expected a table of names and values")
+            raise ConfigError(f"{name} is {describe_type(values)}; expected a table of names and values")
         _check_names(cls, values, name)
         try:
             return cls(**values)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from xformer.data.packing import Documents
 from xformer.data.token_rows import TokenWriter
-from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.errors import CheckpointError, ConfigError, DataError, describe_type
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.models import LanguageModel
@@ -70,7 +70,7 @@ def _parse(place: str, line: str) -> Conversation:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not JSON ({error}); expected {_EXPECTED}") from error
     if not isinstance(row, dict):
-        raise DataError(f"{place} has a {type(row).__name__}; expected {_EXPECTED}")
+        raise DataError(f"{place} has {describe_type(row)}; expected {_EXPECTED}")
     messages, tools = row.get("messages"), row.get("tools")
     if "messages" not in row:
         raise DataError(f"{place} has the keys {', '.join(row) or 'none'}; expected {_EXPECTED}")

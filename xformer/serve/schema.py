@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from xformer.config import check_keys, field_names, options_of
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.generation import GenerationConfig
 from xformer.serve.jobs import JobError
 
@@ -655,7 +655,7 @@ def read(body: Any, request: type[Structure]) -> Structure:
         JobError: For unknown, missing or invalid fields.
     """
     if not isinstance(body, dict):
-        raise JobError(f"the body is a {type(body).__name__}; expected a JSON object")
+        raise JobError(f"the body is {describe_type(body)}; expected a JSON object")
     try:
         check_keys(body, request.__struct_fields__, "the request")
     except ConfigError as error:

@@ -17,7 +17,7 @@ from xformer import tracing
 from xformer.backends import array_namespace, backend_name
 from xformer.distributed import Communicator, SingleProcess, tree_sum
 from xformer.distributed.overlapped_sum import OverlappedSum
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.random import Rng, split_rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.tracing.jit import jit_repeated
@@ -59,9 +59,7 @@ def data_parallel(
                 return differentiate(loss_fn, model, shards[0], split_rng(rng, 1)[0], *args)
             items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
             if ranks.size > 1 and not can_split(batch):
-                raise ConfigError(
-                    f"a batch is a {type(batch).__name__}; several ranks expect one with a method split(n)"
-                )
+                raise ConfigError(f"a batch is {describe_type(batch)}; several ranks expect one with a method split(n)")
             per_rank = _shards_per_rank(len(items), count, ranks.size) if ranks.size > 1 else len(items)
             own = items[ranks.rank * per_rank : (ranks.rank + 1) * per_rank]
             with blas_threads(1):
