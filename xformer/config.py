@@ -141,6 +141,14 @@ def options_of(config: type[Config]) -> Iterator[tuple[str, str, str, dataclasse
         yield field.name, _type_name(field).removesuffix(" | None"), panel, field
 
 
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, with names such as "recipe.training.seed"."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
 def check_keys(
     keys: Collection[str], known: Collection[str], name: str, hints: Mapping[str, str] | None = None
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def data_parallel(
                 if ranks.size > 1 and ranks.overlaps:
                     return _differentiate_and_sum(loss_fn, model, own, items[:1], args, ranks)
                 results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), own or items[:1])
-            total = tree_sum(results, _add)
+            total = tree_sum(results, partial(map_arrays, operator.add))
             loss, grads = total if own else map_arrays(_nothing, total)
             leaves, rebuild = flatten(grads)
             return ranks.all_reduce([loss], exact=True)[0], rebuild(ranks.all_reduce(leaves))
@@ -91,10 +92,6 @@ def _shards_per_rank(available: int, count: int, size: int) -> int:
     These are divided by a power of two, so that each rank computes a subtree of `tree_sum`.
     """
     return min(count // size, 2 ** math.ceil(math.log2(-(-available // size))))
-
-
-def _add(left: Any, right: Any) -> Any:
-    return map_arrays(operator.add, left, right)
 
 
 def _nothing(array: Any) -> Any:
@@ -146,11 +143,7 @@ def default_num_workers(model: Any, communicator: Communicator | None = None) ->
     """
     if not is_numpy(model):
         return 1 if communicator is None else communicator.size
-    return num_threads() if communicator is None else _shards_of_ranks(communicator)
-
-
-def _shards_of_ranks(communicator: Communicator) -> int:
-    return math.ceil(8 / communicator.size) * communicator.size
+    return num_threads() if communicator is None else math.ceil(8 / communicator.size) * communicator.size
 
 
 def is_numpy(model: Any) -> bool:
