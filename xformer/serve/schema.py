@@ -62,10 +62,13 @@ else:
     )
 
 
+_Phrase = Annotated[str, Meta(max_length=MAX_PHRASE_CHARACTERS)]
+
+
 class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int | None, about("Seed of sampling. Default: a new one for each request.")] = None
-    sequence_bias: Annotated[list[str], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = msgspec.field(
-        default_factory=list
+    sequence_bias: Annotated[list[_Phrase], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = (
+        msgspec.field(default_factory=list)
     )
 
     def settings(self) -> Json:

@@ -280,12 +280,7 @@ class WeightsAndBiases(_RunLogger):
     def open(self, step: int) -> None:
         """Create the run, or continue it: steps that it has are not written again."""
         self._run = self._module.init(
-            project=self.project,
-            name=self.run_name,
-            dir=self.directory,
-            mode=self.mode,
-            id=self.run_id,
-            resume="allow",
+            project=self.project, name=self.run_name, dir=self.directory, mode=self.mode, id=self.run_id, resume="allow"
         )
         self.run_id = self._run.id
         self._last_step = max(self._last_step, step, self._run.step - 1)

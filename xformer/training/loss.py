@@ -9,13 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, TypeVar
 
-from xformer.backends import (
-    Array,
-    array_namespace,
-    base_namespace,
-    device,
-    to_library_of,
-)
+from xformer.backends import Array, array_namespace, base_namespace, device, to_library_of
 from xformer.data.chunks import TextChunks
 from xformer.data.packing import IGNORE_INDEX, PackedBatch
 from xformer.data.pairs import Batch
