@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from xformer.cli.demo import DEMOS
 from xformer.errors import ConfigError
 from xformer.export import find_runtime
@@ -37,15 +35,8 @@ def train_small(run: Path) -> None:
     model = demo.model | {"d_model": 64, "d_ff": 128}
     training = demo.training | {"max_steps": 4000, "learning_rate_factor": 0.5, "validate_every": 500}
     text = demo.task(seed=0)
-    train(
-        replace(demo, model=model, training=training).recipe(text, seconds=600.0, seed=0),
-        source=text.train.source,
-        target=text.train.target,
-        valid_source=text.valid.source,
-        valid_target=text.valid.target,
-        out=run,
-        xp=np,
-    )
+    recipe = replace(demo, model=model, training=training).recipe(text, seconds=600.0, seed=0)
+    train(recipe, **text.texts, out=run)
 
 
 def runtime() -> dict[str, Path] | None:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -26,6 +23,7 @@ from tests.pipelines.test_checkpoints import checkpoint
 from tests.pipelines.test_transcription import NOISE, make_whisper, write_wav
 from tests.pipelines.test_zero_shot_images import write_checkpoint
 from xformer import threads
+from xformer.cli.main import exit_code
 from xformer.data.demo_tasks import numbers_task
 
 ROOT = Path(__file__).parents[1]
@@ -131,14 +129,12 @@ def make_gguf(path: Path, template: str) -> None:
     convert("llama", path, change=add_tokenizer)
 
 
-def run_line(line: str, folder: Path) -> None:
+def run_line(line: str) -> None:
     for original, replacement in SHORTER.items():
         line = line.replace(original, replacement)
     words = shlex.split(line)
     if words[0] == "xformer":
-        words = [sys.executable, "-m", "xformer", *words[1:]]
-        process = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ})
-        assert process.returncode == 0, f"{line}\n{process.stdout}\n{process.stderr}"
+        assert exit_code(words[1:]) == 0, line
         return
     for command in line.split(" && "):
         check_setup(shlex.split(command))
@@ -158,6 +154,7 @@ def check_setup(words: list[str]) -> None:
 
 def test_every_block_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(threads, "_explicit", [])
     names: dict[str, object] = {}
     languages = []
     for language, text in BLOCKS:
@@ -169,7 +166,7 @@ def test_every_block_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         else:
             assert language == "sh", f"the README has a code block in {language!r}; expected sh or python"
             for line in filter(None, map(str.strip, text.split("\n"))):
-                run_line(line, folder)
+                run_line(line)
     assert {"sh", "python"} == set(languages)
 
 

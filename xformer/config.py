@@ -17,7 +17,7 @@ from typing import Any, Self, dataclass_transform
 
 import numpy as np
 
-from xformer.errors import ConfigError, DataError, nearest_hint
+from xformer.errors import ConfigError, DataError, describe_type, nearest_hint
 
 _TYPES: dict[str, tuple[Any, str]] = {
     "int": (int, "an integer"),
@@ -120,7 +120,7 @@ class Config(metaclass=_ConfigType):
         """
         name = name or cls.__name__
         if not isinstance(values, dict):
-            raise ConfigError(f"{name} is a {type(values).__name__}; expected a table of names and values")
+            raise ConfigError(f"{name} is {describe_type(values)}; expected a table of names and values")
         _check_names(cls, values, name)
         try:
             return cls(**values)
@@ -139,6 +139,14 @@ def options_of(config: type[Config]) -> Iterator[tuple[str, str, str, dataclasse
     for field in _fields(config):
         panel = field.metadata["panel"] or panel
         yield field.name, _type_name(field).removesuffix(" | None"), panel, field
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, with names such as "recipe.training.seed"."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def check_keys(

@@ -113,7 +113,10 @@ def describe_type(value: Any) -> str:
     """Name the class of what was received in place of a model, with a hint for a pipeline, which has one."""
     if value is None or isinstance(value, type):
         return "None" if value is None else f"the class {value.__name__}"
-    return f"a {type(value).__name__}{' (pass its .model)' if hasattr(value, 'model') else ''}"
+    name = type(value).__name__
+    article = "an" if name[0] in "AEIOaeio" else "a"
+    has_model = not isinstance(getattr(value, "model", ""), str)  # a tokenizer has the name of its model
+    return f"{article} {name}{' (pass its .model)' if has_model else ''}"
 
 
 # Names in PyTorch, Keras and Hugging Face, and those of xformer.

@@ -59,11 +59,12 @@ def details(summary: str, *contents: str, is_open: bool = False) -> Markup:
     return Markup(f"{start}{tag('summary', summary)}{indented}</details>")
 
 
-def curve(x: Sequence[float], y: Sequence[float], label: str, *, width: int = 480, height: int = 160) -> Markup:
+def curve(x: Sequence[float], y: Sequence[float], label: str) -> Markup:
     """Return a curve as SVG, with the extremes of both axes; values that are not finite are left out."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if not points:
         return Markup()
+    width, height = 480, 160
     points = [*points[: -1 : math.ceil(len(points) / (2 * width))], points[-1]]
     (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
     margin, inner_width, inner_height = 60, width - 70, height - 40

@@ -28,7 +28,7 @@ from xformer.backends import (
     resolve,
     to_host,
 )
-from xformer.errors import BackendError, CheckpointError, ConfigError
+from xformer.errors import BackendError, CheckpointError, ConfigError, describe_type
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # first line of the text file
 
@@ -216,7 +216,7 @@ def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
             f"{description} {path} is not valid JSON ({error}); the file is truncated or in another format"
         ) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{description} {path} contains a {type(value).__name__}; expected a JSON object")
+        raise CheckpointError(f"{description} {path} contains {describe_type(value)}; expected a JSON object")
     return value
 
 

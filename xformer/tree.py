@@ -41,7 +41,7 @@ from xformer.backends import (
 )
 from xformer.backends.backend import loaded_backends, on_load
 from xformer.backends.namespaces import load_imported_backends
-from xformer.errors import ConfigError, ShapeError, check_arguments, nearest_hint
+from xformer.errors import ConfigError, ShapeError, check_arguments, describe_type, nearest_hint
 from xformer.html import Markup, details, tag
 
 _SEQUENCES = (tuple, list)
@@ -426,7 +426,7 @@ def freeze(tree: Any) -> Any:
         ConfigError: If it has no Module.
     """
     if not _has_modules(tree):
-        raise ConfigError(f"freeze got a {type(tree).__name__}; expected a Module, or a container of Modules")
+        raise ConfigError(f"freeze got {describe_type(tree)}; expected a Module, or a container of Modules")
     return map_modules(lambda module: with_frozen(module, frozenset(module.__fields__)), tree)
 
 
@@ -468,7 +468,7 @@ def check_array(x: Any, name: str, *axes: str | int) -> tuple[int, ...]:
         *axes: Sizes of the axes, or names of those of any size; by default it may have any shape.
     """
     if not is_array(x):
-        raise ShapeError(f"{name} is a {type(x).__name__}; expected an array, e.g. xp.asarray(...)")
+        raise ShapeError(f"{name} is {describe_type(x)}; expected an array, e.g. xp.asarray(...)")
     shape = tuple(x.shape)
     sizes = zip(shape, axes, strict=False)
     if axes and (len(shape) != len(axes) or any(size != axis for size, axis in sizes if not isinstance(axis, str))):

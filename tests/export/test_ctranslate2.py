@@ -102,7 +102,7 @@ def test_what_ctranslate2_cannot_compute_is_refused_by_name(settings, message, t
 
 def test_other_models_vocabularies_and_directories_are_refused(tmp_path):
     model, encoder = make(LanguageModel), Encoder(EncoderConfig(vocab_size=40, num_layers=1, **SIZES))
-    with pytest.raises(ConfigError, match="the model is a Encoder; expected a Transformer or a LanguageModel"):
+    with pytest.raises(ConfigError, match="the model is an Encoder; expected a Transformer or a LanguageModel"):
         export_ctranslate2(encoder, tmp_path / "out", source_tokens=TOKENS)
     with pytest.raises(ConfigError, match="got 40 tokens, 39 of them different; expected 40"):
         export_ctranslate2(model, tmp_path / "out", source_tokens=[*TOKENS[:-1], "t4"])

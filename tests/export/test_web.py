@@ -121,7 +121,7 @@ def test_wrong_calls(llama: Path, tmp_path: Path, options: dict[str, Any], messa
 
 def test_models_that_no_page_shows(tmp_path: Path) -> None:
     encoder = xf.Encoder(xf.EncoderConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=8, num_layers=1))
-    with pytest.raises(ConfigError, match="model is a Encoder; a page expects a LanguageModel or a Transformer"):
+    with pytest.raises(ConfigError, match="model is an Encoder; a page expects a LanguageModel or a Transformer"):
         export_web(encoder, tmp_path, {}, {})
     model = random_model(xf.TransformerConfig(**TRANSLATOR, length_encoding=True))
     with pytest.raises(ConfigError, match="the model has a length encoding; a page expects"):

@@ -79,10 +79,10 @@ def test_encoder_decoders(options):
 
 
 def test_on_any_library(xp):
-    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES)).to(xp)
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
     prompts, options = [[[3, 4, 5]], [[6, 7]]], [{"max_new_tokens": 5}, {"max_new_tokens": 3}]
-    for outputs, inputs, each in zip(run_staggered(model, prompts, options), prompts, options, strict=True):
-        assert_alike(outputs, xf.generate(model, inputs, **each))
+    for outputs, inputs, each in zip(run_staggered(model.to(xp), prompts, options), prompts, options, strict=True):
+        assert_alike(outputs, xf.generate(model, inputs, **each))  # on NumPy: jax compiles every length
 
 
 @pytest.mark.parametrize("num_new", [1, 2, 5])

@@ -25,8 +25,9 @@ def outputs(model, prompts, indices, **options):
     return [[(each.tokens, each.log_probability) for each in row] for row in xf.generate(model, prompts, **options)]
 
 
-def assert_independent(model, prompts, **options):
-    together = outputs(model, prompts, range(len(prompts)), **options)
+def assert_independent(model, prompts, xp=np, **options):
+    """Compare the outputs of all prompts, on any library, with those of each prompt on NumPy."""
+    together = outputs(model.to(xp), prompts, range(len(prompts)), **options)
     for index, prompt in enumerate(prompts):
         each = {name: [value[index]] if name == "prefix" else value for name, value in options.items()}
         (alone,) = outputs(model, [prompt], [index], **each)
@@ -47,7 +48,7 @@ def test_a_prompt_does_not_depend_on_longer_ones(positions, window, options):
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_on_any_library(positions, xp):
     config = xf.LanguageModelConfig(vocab_size=23, num_layers=1, positions=positions, **SIZES)
-    assert_independent(xf.LanguageModel(config).to(xp), PROMPTS[:3], max_new_tokens=3)
+    assert_independent(xf.LanguageModel(config), PROMPTS[:3], xp, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)

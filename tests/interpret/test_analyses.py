@@ -132,7 +132,7 @@ def test_encoders_quantized_models_and_derivatives():
 def test_wrong_calls():
     model = small_language_model()
     for analysis in ANALYSES.values():
-        with raises_line(ConfigError, "model is a Transformer; expected a LanguageModel"):
+        with raises_line(ConfigError, "model is a Transformer; expected LanguageModel"):
             analysis(small_model())
     with raises_line(DataError, "token ids range from 99 to 99"):
         interpret.logit_lens(model, [[99]])
@@ -151,7 +151,7 @@ def test_wrong_calls():
             interpret.head_ablation(model, TOKENS, interpret.logit_difference(targets, 3))
     with raises_line(ShapeError, r"token ids are text; expected integers \(batch, length\), e.g. \[tokenizer.encode"):
         interpret.logit_lens(model, "A text")
-    with raises_line(ConfigError, r"model is a \w+ \(pass its .model\); expected a LanguageModel or Encoder"):
+    with raises_line(ConfigError, r"model is an? \w+ \(pass its .model\); expected LanguageModel or Encoder"):
         interpret.attention_entropy(Mock(model=model), TOKENS)
     with raises_line(ConfigError, r"metric is a ndarray; expected a function, e.g. logit_difference\(...\)"):
         interpret.head_ablation(model, TOKENS, np.ones(3))
@@ -177,5 +177,5 @@ def test_wrong_calls():
             analysis(model, [[1, 2, 3]])
     with raises_line(ConfigError, "length is 0; expected"):
         interpret.induction_scores(model, length=0)
-    with raises_line(ConfigError, "the model has no layers; expected a LanguageModel or Encoder with at least one"):
+    with raises_line(ConfigError, "the model has no layers; expected LanguageModel or Encoder with at least one"):
         interpret.attention_entropy(small_language_model(num_layers=0), TOKENS)

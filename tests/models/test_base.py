@@ -13,7 +13,7 @@ from tests.conftest import assert_close, library_or_skip
 from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, raises_line, small_language_model, small_model
 from xformer import LanguageModelConfig, Transformer
 from xformer.backends import dtype_name, resolve, to_host
-from xformer.errors import BackendError, CheckpointError, ConfigError
+from xformer.errors import BackendError, CheckpointError, ConfigError, describe_type
 from xformer.io import load_arrays, save_arrays
 from xformer.models.base import load
 from xformer.tree import flatten
@@ -94,11 +94,11 @@ def test_load_reads_a_model_of_any_class(path):
     model = small_language_model()
     model.save(path)
     assert isinstance(load(path), type(model))
-    with raises_line(CheckpointError, r"contains a LanguageModel; use LanguageModel\.load\(path\)"):
+    with raises_line(CheckpointError, r"contains the model LanguageModel; use LanguageModel\.load\(path\)"):
         Transformer.load(path)
     arrays, metadata = load_arrays(path)
     save_arrays(path, arrays, {**metadata, "model": "OtherModel"})
-    with raises_line(CheckpointError, "contains a OtherModel, which is not defined; import its class first"):
+    with raises_line(CheckpointError, "contains the model OtherModel, which is not defined; import its class first"):
         load(path)
 
 
@@ -158,6 +158,6 @@ def test_a_missing_library_or_dtype_is_not_blamed_on_the_file(path):
 
 @pytest.mark.parametrize("config", [{"vocab_size": 9}, None, LanguageModelConfig(vocab_size=9)])
 def test_configurations_of_other_classes_are_refused(config):
-    name = type(config).__name__
-    with raises_line(ConfigError, rf"^Transformer got a {name} as config; expected TransformerConfig\(\.\.\.\)$"):
+    received = describe_type(config)
+    with raises_line(ConfigError, rf"^Transformer got {received} as config; expected TransformerConfig\(\.\.\.\)$"):
         Transformer(config)

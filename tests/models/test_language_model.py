@@ -156,7 +156,7 @@ def test_save_and_load_are_the_identity(tmp_path, settings):
     for name, array in found.items():
         assert_close(array, expected[name], tolerance=0.0)
     assert_close(loaded(TOKENS), model(TOKENS), tolerance=0.0)
-    with raises_line(CheckpointError, r"contains a LanguageModel; use LanguageModel\.load\(path\)"):
+    with raises_line(CheckpointError, r"contains the model LanguageModel; use LanguageModel\.load\(path\)"):
         Transformer.load(tmp_path / "m.safetensors", xp="numpy")
 
 

@@ -187,7 +187,7 @@ def test_invalid_arguments_raise(generator):
         TextGenerator(generator.model, generator.tokenizer, context_length="8")
     with raises_line(ConfigError, r"model is a Tokenizer; expected an instance of LanguageModel"):
         TextGenerator(generator.tokenizer, generator.model)
-    with raises_line(ConfigError, r"tokenizer is a NoneType; expected an instance of BaseTokenizer"):
+    with raises_line(ConfigError, r"tokenizer is None; expected an instance of BaseTokenizer"):
         TextGenerator(generator.model, None)
     with raises_line(ConfigError, r"the context has 1 tokens; expected at least 2"):
         make(positions="learned", max_positions=1, context_length=2)

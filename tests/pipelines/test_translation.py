@@ -185,7 +185,7 @@ def test_a_directory_that_is_no_run_is_named_as_such(tmp_path):
 def test_arguments_of_other_classes_are_refused(translator):
     with pytest.raises(ConfigError, match=r"^tokenizers is a Tokenizer; expected an instance of Tokenizers"):
         Translator(translator.model, translator.tokenizers.source)
-    with pytest.raises(ConfigError, match=r"^model is a NoneType; expected an instance of Transformer$"):
+    with pytest.raises(ConfigError, match=r"^model is None; expected an instance of Transformer$"):
         Translator(None, translator.tokenizers)
 
 

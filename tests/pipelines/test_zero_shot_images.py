@@ -127,7 +127,7 @@ def test_checkpoints_that_do_not_fit_are_refused(classifiers, tmp_path):
     classifier = classifiers["siglip"]
     with raises_line(ConfigError, r"processor makes images of the size \(8, 8\); the model expects \(15, 15\)"):
         xf.ZeroShotImageClassifier(classifier.model, classifier.processor._replace(size=(8, 8)), classifier.tokenizer)
-    with raises_line(ConfigError, "model is a ImageEncoder; expected an instance of ImageTextEncoder"):
+    with raises_line(ConfigError, "model is an ImageEncoder; expected an instance of ImageTextEncoder"):
         xf.ZeroShotImageClassifier(classifier.model.image, classifier.processor, classifier.tokenizer)
     directory = write_checkpoint("siglip", tmp_path)
     with raises_line(CheckpointError, "has an encoder of images and texts; Embedder expects .*; use ZeroShotImageC"):

@@ -165,7 +165,7 @@ def test_arguments_that_conflict(base, tmp_path):
             xf.train_lm(out=out, **arguments)
     for chats, message in [
         (LINES[0], "chats line 1 has the keys role, content; expected"),
-        ([3], "chats has a int at index 0; expected"),
+        ([3], "chats has an int at index 0; expected"),
         ({"messages": LINES[0]}, "chats is a dict; expected"),
         ([[{"role": "user", "content": {1}}]], "a conversation has a value that is not JSON"),
         ([], "chats is empty"),

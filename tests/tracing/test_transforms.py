@@ -712,7 +712,7 @@ def test_recurrences_write_elements():
         (lambda x: x, r"returned float64 of shape \(3,\); expected a floating scalar"),
         (lambda x: array_namespace(x).argmax(x), r"returned int64 of shape \(\); expected a floating scalar"),
         (lambda x: 1.0, "returned a float; expected a floating scalar array"),
-        (lambda x: None, "returned a NoneType; expected a floating scalar array"),
+        (lambda x: None, "returned None; expected a floating scalar array"),
     ],
 )
 def test_a_result_that_is_no_floating_scalar_raises(result, message):

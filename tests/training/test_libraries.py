@@ -89,12 +89,7 @@ def test_batches_of_numpy_arrays_and_lists(name, jit):
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
 def test_losses_of_batches_in_numpy(name):
-    xp, numpy_batch = library_or_skip(name), Batch.make(PAIRS, [0, 1], xp=np)
-    losses = [
-        float(translation_loss(Transformer(CONFIG, xp=library, seed=0), batch))
-        for library, batch in ((xp, numpy_batch), (xp, Batch.make(PAIRS, [0, 1], xp=xp)))
-    ]
-    assert losses[0] == losses[1]
+    xp = library_or_skip(name)
     config = LanguageModelConfig(vocab_size=24, d_model=8, num_heads=2, d_ff=12, num_layers=1, dropout=0.0)
     losses = [
         float(

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import library_or_skip
 from tests.reference import raises_line, small_language_model
 from xformer.backends import array_namespace, dtype_name, from_host, to_host
-from xformer.errors import BackendError, ConfigError, DataError, ShapeError
+from xformer.errors import BackendError, ConfigError, DataError, ShapeError, describe_type
 from xformer.layers import load_balancing_loss, record_routing
 from xformer.models import Transformer, TransformerConfig
 from xformer.ops import cross_entropy
@@ -200,9 +200,7 @@ def test_a_mean_over_batches_ends_after_the_current_one():
 @pytest.mark.parametrize("batch", [None, [1, 2, 3], (np.ones((1, 3), int), np.ones((1, 3), int))])
 @pytest.mark.parametrize("loss", [translation_loss, language_model_loss])
 def test_batches_of_other_classes_are_refused(batch, loss):
-    with raises_line(
-        DataError, f"^the loss got a {type(batch).__name__} as batch; expected a batch with .* and labels"
-    ):
+    with raises_line(DataError, f"^the loss got {describe_type(batch)} as batch; expected a batch with .* and labels"):
         loss(small_language_model(), batch)
 
 

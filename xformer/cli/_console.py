@@ -70,8 +70,7 @@ def corpus_progress() -> Iterator[Callable[[CorpusProgress], None]]:
     console = make_console(stderr=True)
     start_time = last_line_time = time.monotonic()
     columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading ...", total=None)
+    with progress_bar(*columns, text="reading ...") as update:
 
         def show(progress: CorpusProgress) -> None:
             nonlocal last_line_time
@@ -83,8 +82,9 @@ def corpus_progress() -> Iterator[Callable[[CorpusProgress], None]]:
                 )
             if progress.num_failed:
                 text += f"  {plural(progress.num_failed, 'chunk')} failed"
-            bar.update(task, description=text, completed=progress.num_done, total=progress.num_lines)
-            if not console.is_terminal and time.monotonic() - last_line_time >= SECONDS_BETWEEN_LINES:
+            if update is not None:
+                update(description=text, completed=progress.num_done, total=progress.num_lines)
+            elif time.monotonic() - last_line_time >= SECONDS_BETWEEN_LINES:
                 last_line_time = time.monotonic()
                 console.print(text)
 

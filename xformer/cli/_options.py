@@ -91,8 +91,7 @@ RecipeOption = Annotated[
 ]
 _LOGGER_HELP = "Also log scalars, samples and attention to this tool; repeatable. `xformer resume` continues the log."
 LoggerOption = Annotated[
-    list[str] | None,
-    value_option("--logger", "tensorboard|mlflow|wandb", _LOGGER_HELP, "Validation and checkpoints"),
+    list[str] | None, value_option("--logger", "tensorboard|mlflow|wandb", _LOGGER_HELP, "Validation and checkpoints")
 ]
 _DISTRIBUTED_HELP = "Train with all processes that mpiexec has started; nccl: with one NVIDIA GPU each."
 DistributedOption = Annotated[

@@ -75,16 +75,7 @@ def demo(
 
     console = make_console()
     console.print(f"task: {text.description}, for example {text.test.source[0]} -> {text.test.target[0]}")
-    trained = train(
-        recipe,
-        source=text.train.source,
-        target=text.train.target,
-        valid_source=text.valid.source,
-        valid_target=text.valid.target,
-        out=out,
-        xp=xp,
-        callbacks=[mark],
-    )
+    trained = train(recipe, **text.texts, out=out, xp=xp, callbacks=[mark])
     if code := exit_code(trained):
         console.print(f"the demo was interrupted; start it again with: {program()} demo --task {task}")
         return code

@@ -42,6 +42,13 @@ class DemoTask:
     tokenizer_model: str
     vocab_size: int
 
+    @property
+    def texts(self) -> dict[str, Any]:
+        """The texts as arguments of `xformer.train`."""
+        train, valid = self.train, self.valid
+        names = ("source", "target", "valid_source", "valid_target")
+        return dict(zip(names, (train.source, train.target, valid.source, valid.target), strict=True))
+
 
 def numbers_task(
     seed: int = 0, num_train: int = 20_000, num_valid: int = 200, num_test: int = 1000, largest: int = LARGEST

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.errors import BackendError, ConfigError
+from xformer.errors import BackendError, ConfigError, describe_type
 from xformer.io import atomic_directory
 from xformer.layers.adapters import check_no_adapters
 from xformer.models import BaseModel, LanguageModel, Transformer
@@ -114,7 +114,7 @@ def export_ctranslate2(
 def _check_supported(model: BaseModel) -> None:
     """Raise ConfigError for models that CTranslate2 does not compute."""
     if type(model) not in (Transformer, LanguageModel):
-        raise ConfigError(f"the model is a {type(model).__name__}; expected a Transformer or a LanguageModel")
+        raise ConfigError(f"the model is {describe_type(model)}; expected a Transformer or a LanguageModel")
     check_no_adapters(model)
     if dtype := quantized_dtype(model):
         raise ConfigError(f"the model is quantized to {dtype}; export the original model with a quantization")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import Array
-from xformer.errors import BackendError, ConfigError, how_to_install
+from xformer.errors import BackendError, ConfigError, describe_type, how_to_install
 from xformer.families.checkpoint import generation_config
 from xformer.io import atomic_write, write_json
 from xformer.layers import KVCache, LayerCache
@@ -207,7 +207,7 @@ def graphs(model: BaseModel) -> dict[str, Graph]:
             "image.onnx": Graph(images, lambda model, images: {"vectors": model.encode_image(images)}),
             "text.onnx": Graph(tokens, lambda model, tokens: {"vectors": model._encode_ids(tokens)}),
         }
-    raise ConfigError(f"a {type(model).__name__} cannot be exported to ONNX; expected a model class of xformer")
+    raise ConfigError(f"{describe_type(model)} cannot be exported to ONNX; expected a model class of xformer")
 
 
 def _transformer_graphs(model: Transformer) -> dict[str, Graph]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.backends import Array, array_namespace
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.export import onnx
 from xformer.export.onnx import Arrays, Graph, Input, OnnxExport
 from xformer.io import atomic_write, write_json
@@ -93,7 +93,7 @@ def export_web(
         ConfigError: For a model of another class. Other errors are those of `export_onnx`.
     """
     if not isinstance(model, LanguageModel | Transformer) or isinstance(model, SpeechTransformer):
-        raise ConfigError(f"model is a {type(model).__name__}; a page expects a LanguageModel or a Transformer")
+        raise ConfigError(f"model is {describe_type(model)}; a page expects a LanguageModel or a Transformer")
     c: Any = model.config
     directory, layers = Path(directory), len(_decoder(model)[1])
     if getattr(c, "length_encoding", False):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from xformer.backends import Array, array_namespace, device, from_host, index_dtype, to_host
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.generation.batch import Choice, GenerationBatch, Move
 from xformer.generation.results import Hypothesis
 from xformer.generation.sampling import greedy_or_sample
@@ -119,8 +119,8 @@ class DraftModel:
 def check_draft_model(draft_model: Any, model: Any) -> None:
     """Raise ConfigError unless both are language models with vocabularies of the same size."""
     if not isinstance(model, LanguageModel) or not isinstance(draft_model, LanguageModel):
-        names = type(model).__name__, type(draft_model).__name__
-        raise ConfigError(f"the model is a {names[0]} and draft_model a {names[1]}; expected language models")
+        received = f"the model is {describe_type(model)} and draft_model {describe_type(draft_model)}"
+        raise ConfigError(f"{received}; expected language models")
     if draft_model.vocab_size != model.vocab_size:
         raise ConfigError(
             f"draft_model has {draft_model.vocab_size} tokens and the model {model.vocab_size}; expected the "

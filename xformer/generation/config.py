@@ -159,10 +159,7 @@ class GenerationConfig(Config):
         at_most=256,
     )
     num_draft_tokens: int = option(
-        "Tokens that a draft model proposes at a time. Only with draft_model.",
-        default=5,
-        at_least=1,
-        at_most=256,
+        "Tokens that a draft model proposes at a time. Only with draft_model.", default=5, at_least=1, at_most=256
     )
 
     do_sample: bool | None = option(

@@ -354,7 +354,9 @@ def _new_drafter(
     model: Any, config: GenerationConfig, draft_model: LanguageModel | None
 ) -> Callable[[], Drafter] | None:
     """Return a function that makes the drafter of an output; None without one."""
-    num_lookup = config.prompt_lookup_num_tokens
+    num_lookup, num_draft = config.prompt_lookup_num_tokens, config.num_draft_tokens
+    if draft_model is None and num_draft != GenerationConfig.num_draft_tokens:
+        raise ConfigError(f"num_draft_tokens is {num_draft} and no draft_model is used; expected both, or neither")
     if draft_model is None and num_lookup is None:
         return None
     if not hasattr(model, "to_static"):
@@ -368,7 +370,7 @@ def _new_drafter(
     if num_lookup is not None:
         raise ConfigError("prompt_lookup_num_tokens and draft_model are both given; expected one of them")
     check_draft_model(draft_model, model)
-    return functools.partial(DraftModel, draft_model, config.num_draft_tokens)
+    return functools.partial(DraftModel, draft_model, num_draft)
 
 
 def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[int]:

@@ -12,12 +12,7 @@ from xformer.interpret.attention import (
     previous_token_scores,
 )
 from xformer.interpret.logits import LogitAttribution, direct_logit_attribution, logit_difference, logit_lens
-from xformer.interpret.patching import (
-    activation_patching,
-    attribution_patching,
-    feed_forward_ablation,
-    head_ablation,
-)
+from xformer.interpret.patching import activation_patching, attribution_patching, feed_forward_ablation, head_ablation
 
 __all__ = [
     "LogitAttribution",

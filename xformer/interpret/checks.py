@@ -11,6 +11,6 @@ def check_model(model: Any, *classes: type) -> None:
     """Raise ConfigError if a model has another class or no layers."""
     expected = " or ".join(each.__name__ for each in classes)
     if not isinstance(model, classes):
-        raise ConfigError(f"model is {describe_type(model)}; expected a {expected}")
+        raise ConfigError(f"model is {describe_type(model)}; expected {expected}")
     if not model.layers:  # type: ignore[attr-defined]
-        raise ConfigError(f"the model has no layers; expected a {expected} with at least one")
+        raise ConfigError(f"the model has no layers; expected {expected} with at least one")

@@ -9,7 +9,7 @@ from operator import add
 from typing import Any
 
 from xformer.backends import Array, array_namespace, device, is_floating
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import ConfigError, ShapeError, describe_type
 from xformer.interpret.checks import check_model
 from xformer.models import Encoder, LanguageModel
 from xformer.tracing import grad
@@ -170,9 +170,9 @@ def _evaluate(
 
 def _scalar(metric: Metric, output: Array) -> Array:
     if not callable(metric):
-        raise ConfigError(f"metric is a {type(metric).__name__}; expected a function, e.g. logit_difference(...)")
+        raise ConfigError(f"metric is {describe_type(metric)}; expected a function, e.g. logit_difference(...)")
     value = metric(output)
     if not is_array(value) or tuple(value.shape) != () or not is_floating(value.dtype):
-        received = f"an array of shape {tuple(value.shape)}" if is_array(value) else f"a {type(value).__name__}"
+        received = f"an array of shape {tuple(value.shape)}" if is_array(value) else describe_type(value)
         raise ConfigError(f"the metric returned {received}; expected a floating scalar array, e.g. of xp.mean")
     return value

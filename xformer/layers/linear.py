@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xformer.backends import Array, array_namespace, dtype_name
 from xformer.config import as_flag
-from xformer.errors import ShapeError
+from xformer.errors import ShapeError, describe_type
 from xformer.layers.initializer import Init, initializer
 from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.linear import linear
@@ -57,7 +57,7 @@ def as_dtype_of(x: Array, parameter: Array | InferenceWeight) -> Array:
     if getattr(x, "dtype", None) == parameter.dtype:
         return x
     own = parameter.elements if isinstance(parameter, InferenceWeight) else parameter
-    xp, name = array_namespace(x, own), dtype_name(x.dtype) if is_array(x) else f"a {type(x).__name__}"
+    xp, name = array_namespace(x, own), dtype_name(x.dtype) if is_array(x) else describe_type(x)
     if not name.startswith(("float", "bfloat", "int", "uint", "bool")):
         raise ShapeError(f"the input is {name}; expected an array of floating numbers")
     return xp.astype(x, parameter.dtype)

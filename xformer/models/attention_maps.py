@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from xformer.backends import Array
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.models.base import BaseModel
 from xformer.models.encoder import Encoder
 from xformer.models.language_model import LanguageModel
@@ -39,7 +39,7 @@ def attention_maps(model: BaseModel, *inputs: Any, **options: Any) -> dict[str, 
     parts = {"encoder": "encoder.*.self_*", "decoder": "decoder.*.self_*", "cross": "decoder.*.cross_*"}
     if not isinstance(model, Transformer):
         if not isinstance(model, LanguageModel | Encoder):
-            raise ConfigError(f"model is a {type(model).__name__}; expected a Transformer, LanguageModel or Encoder")
+            raise ConfigError(f"model is {describe_type(model)}; expected a Transformer, LanguageModel or Encoder")
         parts = {"decoder" if isinstance(model, LanguageModel) else "encoder": "layers.*.self_*"}
     with record(model, "*attention.weights") as recorded:
         model(*inputs, **options)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 from xformer.backends import Array, Device, DType, array_namespace, dtype_name, is_floating
-from xformer.errors import CheckpointError, ConfigError, ShapeError
+from xformer.errors import CheckpointError, ConfigError, ShapeError, describe_type
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.layers import Initializer
 from xformer.layers.adapters import check_no_adapters
@@ -60,8 +60,8 @@ class BaseModel(Module):
         device: Device = None,
     ):
         if not isinstance(config, self.config_class):
-            name, received = self.config_class.__name__, type(config).__name__
-            raise ConfigError(f"{type(self).__name__} got a {received} as config; expected {name}(...)")
+            received, expected = describe_type(config), f"{self.config_class.__name__}(...)"
+            raise ConfigError(f"{type(self).__name__} got {received} as config; expected {expected}")
         self.config = config
         init = seed if isinstance(seed, Initializer) else Initializer(xp, seed=seed, dtype=dtype, device=device)
         self._build(LayerFactory(config, init))
@@ -203,9 +203,9 @@ class BaseModel(Module):
             )
         name = metadata.get("model", "Transformer")
         if name not in _MODELS:
-            raise CheckpointError(f"{path} contains a {name}, which is not defined; import its class first")
+            raise CheckpointError(f"{path} contains the model {name}, which is not defined; import its class first")
         if not issubclass(_MODELS[name], cls):
-            raise CheckpointError(f"{path} contains a {name}; use {name}.load(path)")
+            raise CheckpointError(f"{path} contains the model {name}; use {name}.load(path)")
         if any(".feed_forward.expand." in key for key in arrays):
             raise CheckpointError(f"{path} is a model of xformer 0.1; convert it as docs/how-to/upgrade.md says")
         try:

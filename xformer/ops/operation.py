@@ -46,7 +46,7 @@ from xformer.backends import (
     trace_level,
 )
 from xformer.environment import clear_cache, env_flag, env_value, on_clear
-from xformer.errors import ConfigError, DataError, DifferentiationError, ShapeError, nearest_hint
+from xformer.errors import ConfigError, DataError, DifferentiationError, ShapeError, describe_type, nearest_hint
 from xformer.ops.kernel_check import checked
 from xformer.ops.self_check import guarded
 from xformer.threads import Collector, apply_thread_limits, fork_safe_lock
@@ -149,7 +149,7 @@ class Signature:
                 known = _DTYPES.get(type(dtype))
                 own_kind, dtype = (known.get(dtype) if known else None) or _kind_and_name(dtype)
             except AttributeError:
-                received = "None" if array is None else f"a {type(array).__name__}"
+                received = describe_type(array)
                 raise ShapeError(
                     f"{operation} got {received} as {name}; expected an array of shape {argument.expected()}"
                 ) from None

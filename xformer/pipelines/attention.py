@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import to_host
-from xformer.errors import ConfigError, DataError
+from xformer.errors import ConfigError, DataError, describe_type
 from xformer.generation.generate import generate
 from xformer.html import HeatMap, details, heat_maps, join
 from xformer.models import Transformer, attention_maps
@@ -149,7 +149,7 @@ def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
     source_tokens = _labels(getattr(model, "source_tokenizer", None), ids)
     if not isinstance(network, Transformer) or not network.decoder:
         if target is not None:
-            raise ConfigError(f"target was passed to a {type(network).__name__} without cross-attention; expected None")
+            raise ConfigError(f"target was passed to {describe_type(network)} without cross-attention; expected None")
         return _attention(attention_maps(network, [ids]), {"encoder": (source_tokens, source_tokens)})
     config = network.config
     output = _generate(model, ids) if target is None else _target_ids(model, target)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from xformer.backends import array_namespace, backend_of, dtype_name
-from xformer.errors import CheckpointError, ConfigError, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, describe_type, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, for_inference, is_public
 from xformer.families.run_directory import RunDirectory
@@ -221,7 +221,7 @@ def check_class(name: str, value: Any, *classes: type) -> None:
     """Raise ConfigError unless an argument of a pipeline is an instance of one of the classes."""
     if not isinstance(value, classes):
         expected = " or ".join(each.__name__ for each in classes)
-        raise ConfigError(f"{name} is a {type(value).__name__}; expected an instance of {expected}")
+        raise ConfigError(f"{name} is {describe_type(value)}; expected an instance of {expected}")
 
 
 def check_vocabulary(name: str, tokenizer: BaseTokenizer, vocab_size: int) -> None:

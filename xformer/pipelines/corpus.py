@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.config import check_count
+from xformer.config import check_count, dotted
 from xformer.errors import CheckpointError, ConfigError, CorpusError, XformerError, is_out_of_memory
 from xformer.io import atomic_write, lock_directory, read_json, write_json
 from xformer.text.line_chunks import LineChunk, LineChunks
@@ -352,7 +352,7 @@ def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, 
             raise ConfigError(f"{directory} is not empty and has no manifest.json; choose a new directory")
         write_json(path, manifest)
         return
-    old, new = _flatten(read_json(path, "manifest")), _flatten(manifest)
+    old, new = dotted(read_json(path, "manifest")), dotted(manifest)
     for name in {**new, **old}:
         if old.get(name) != new.get(name):
             before, now = ("unset" if values.get(name) is None else values[name] for values in (old, new))
@@ -360,11 +360,3 @@ def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, 
                 f"{directory} was started with {name.removeprefix('settings.')} {before}, not {now}; repeat the first "
                 "command, or choose a new directory"
             )
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one, with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat

@@ -257,7 +257,7 @@ class Embedder(EncoderPipeline):
     )
     def __call__(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
@@ -267,17 +267,19 @@ class Embedder(EncoderPipeline):
         """Return the vectors of texts, a NumPy array (texts, features); also called `encode`, as elsewhere.
 
         Args:
-            texts: Texts.
+            texts: Texts; for a single text, the result is its vector, (features,).
             prompt: Text to put before each text. Default: that of prompt_name, or of the default prompt.
             prompt_name: Name of one of the prompts.
             truncate_dim: Number of features to keep. Default: that of the embedder.
             batch_tokens: Maximum tokens of a batch, padding included. On NumPy each core runs one batch.
 
         Raises:
-            DataError: For a single text, or an iterator, instead of a list.
+            DataError: For an iterator instead of a list.
             ConfigError: For an unknown name of a prompt, a prompt that leaves no space for a text, or a truncate_dim
                 above the features of vectors.
         """
+        if isinstance(texts, str):
+            return self([texts], prompt=prompt, prompt_name=prompt_name, truncate_dim=truncate_dim)[0]
         check_texts(texts)
         truncate_dim = self.truncate_dim if truncate_dim is None else self._check_dim(truncate_dim)
         prompt, num_skipped = self._prompt(prompt, prompt_name), 0

@@ -164,7 +164,7 @@ def _to_web(
 ) -> str:
     quantize, found, pipeline_type = _quantizes(quantization), find_runtime(runtime), pipeline_class(directory)
     if not issubclass(pipeline_type, TextToText | TextGenerator):
-        raise ConfigError(f"{directory} is for a {pipeline_type.__name__}; a page expects a model that generates text")
+        raise ConfigError(f"{directory} is for {pipeline_type.__name__}; a page expects a model that generates text")
     pipeline = pipeline_type.from_pretrained(directory)
     tokenizers = {"source": pipeline.source_tokenizer.to_json(), "target": pipeline.target_tokenizer.to_json()}
     run = {} if is_public(directory) else RunDirectory(directory).read_config()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from xformer.errors import CheckpointError
+from xformer.errors import CheckpointError, describe_type
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, sha256
@@ -47,7 +47,7 @@ def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
         tasks = read_json(path / "config.json", "configuration").get("task_specific_params") or {}
         is_summarizer = any("summarization" in name for name in tasks) and not any("trans" in name for name in tasks)
         return Summarizer if is_summarizer else Translator
-    raise CheckpointError(f"{path} has a {type(model).__name__}; expected a model of texts")
+    raise CheckpointError(f"{path} has {describe_type(model)}; expected a model of texts")
 
 
 def model_digests(directory: str | os.PathLike[str]) -> dict[str, str]:

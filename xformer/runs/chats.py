@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from xformer.data.packing import Documents
 from xformer.data.token_rows import TokenWriter
-from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.errors import CheckpointError, ConfigError, DataError, describe_type
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.models import LanguageModel
@@ -70,7 +70,7 @@ def _parse(place: str, line: str) -> Conversation:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not JSON ({error}); expected {_EXPECTED}") from error
     if not isinstance(row, dict):
-        raise DataError(f"{place} has a {type(row).__name__}; expected {_EXPECTED}")
+        raise DataError(f"{place} has {describe_type(row)}; expected {_EXPECTED}")
     messages, tools = row.get("messages"), row.get("tools")
     if "messages" not in row:
         raise DataError(f"{place} has the keys {', '.join(row) or 'none'}; expected {_EXPECTED}")
@@ -120,9 +120,6 @@ class ChatJob(LanguageModelJob):
     unit = "tokens of answers"
     task_class = PackedTask
 
-    tokenizer: PretrainedTokenizer
-    train: Documents
-    valid: Documents
     num_dropped: int
 
     @classmethod
@@ -157,14 +154,13 @@ class ChatJob(LanguageModelJob):
         """Return the sizes of the data."""
         counts: dict[str, int] = {}
         for name, documents in (("train", self.train), ("valid", self.valid)):
-            tokens, masks = _rows(documents)
-            counts |= {f"{name}_conversations": len(tokens), f"{name}_tokens": len(tokens.ids)}
-            counts[f"{name}_answer_tokens"] = int(masks.ids.sum())
+            counts |= {f"{name}_conversations": len(documents), f"{name}_tokens": len(documents.tokens.ids)}
+            counts[f"{name}_answer_tokens"] = int(documents.loss_masks.ids.sum())
         return {**counts, "conversations_dropped_long": self.num_dropped}
 
     def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
         """Return the answer of the model to the beginning of the first validation conversation."""
-        ids, mask = (rows[0] for rows in _rows(self.valid))
+        ids, mask = self.valid.tokens[0], self.valid.loss_masks[0]
         start = mask.index(1)
         end = [*mask, 0].index(0, start)
         ((output,),) = self._generator(model).outputs([ids[:start]], max_new_tokens=NUM_SAMPLED, context="slide")
@@ -173,7 +169,7 @@ class ChatJob(LanguageModelJob):
 
     def attention(self, model: LanguageModel) -> Attention:
         """Return the attention of the model for the beginning of the first validation conversation."""
-        return show_attention(self._generator(model), _rows(self.valid)[0][0][:MAX_SHOWN])
+        return show_attention(self._generator(model), self.valid.tokens[0][:MAX_SHOWN])
 
     def _generator(self, model: LanguageModel) -> TextGenerator:
         length = max(2, self.recipe.training.context_length)
@@ -187,11 +183,6 @@ class ChatJob(LanguageModelJob):
             yield f"{name}: {', '.join(sizes)}, {counts[f'{key}_answer_tokens']:,} of them in answers"
         if self.num_dropped:
             yield f"dropped: {plural(self.num_dropped, 'conversation')} longer than context_length"
-
-
-def _rows(documents: Documents) -> tuple[Any, Any]:
-    """Return the `TokenRows` of the tokens and of the masks."""
-    return documents.tokens, documents.loss_masks
 
 
 def _encode(

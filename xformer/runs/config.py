@@ -151,8 +151,7 @@ class BaseTrainingConfig(Config):
         choices=("float32", "bfloat16"),
     )
     overlap_communication: bool = option(
-        "Exchange gradients between ranks during the backward pass, without jit; the bits stay the same.",
-        default=False,
+        "Exchange gradients between ranks during the backward pass, without jit; the bits stay the same.", default=False
     )
     shard_optimizer: bool = option(
         "Keep the optimizer state of each parameter on one rank only (ZeRO stage 1); the bits stay the same.",

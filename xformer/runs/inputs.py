@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from xformer.errors import CheckpointError, DataError
+from xformer.errors import CheckpointError, DataError, describe_type
 from xformer.families.run_directory import RunDirectory, sha256
 
 Text = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -93,7 +93,7 @@ def _list_files(name: str, text: Any) -> list[Path]:
     if isinstance(text, str | os.PathLike):
         return [Path(text)]
     if isinstance(text, bytes | Mapping) or (not isinstance(text, Iterable) and not hasattr(text, "__getitem__")):
-        raise DataError(f"{name} is a {type(text).__name__}; expected {_EXPECTED}")
+        raise DataError(f"{name} is {describe_type(text)}; expected {_EXPECTED}")
     if isinstance(text, list | tuple) and text:
         if all(isinstance(each, os.PathLike) for each in text):
             return [Path(each) for each in text]
@@ -108,7 +108,7 @@ def _write_lines(name: str, lines: Any, directory: Path) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, str):
-                raise DataError(f"{name} has a {type(line).__name__} at index {number - 1}; expected {_EXPECTED}")
+                raise DataError(f"{name} has {describe_type(line)} at index {number - 1}; expected {_EXPECTED}")
             if "\n" in line[:-1] and "text" not in name:
                 raise DataError(
                     f"{name} has a line break inside the text at index {number - 1}; expected one line each; replace "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.backends import resolve_known
+from xformer.config import dotted
 from xformer.distributed import Communicator, abort_on_error, connect
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
@@ -336,20 +337,11 @@ def _lock(run: RunDirectory, ranks: Communicator) -> contextlib.AbstractContextM
 
 def _check_agreement(communicator: Communicator, config: dict[str, Any]) -> None:
     """Raise ConfigError unless all ranks have the same configuration, which has the digests of their data."""
-    first, *others = (dict(_items(each)) for each in communicator.all_gather(config))
+    first, *others = map(dotted, communicator.all_gather(config))
     for rank, other in enumerate(others, start=1):
         for name, value in first.items():
             if other.get(name) != value:
                 raise ConfigError(f"{name} is {other.get(name)!r} on rank {rank}; expected {value!r}, as on rank 0")
-
-
-def _items(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested dicts with their names, e.g. ("recipe.training.seed", 1)."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _items(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _read_run(

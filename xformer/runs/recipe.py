@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.config import check_keys, field_names
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.runs.config import BaseTrainingConfig, InitConfig, TokenizerConfig, TrainingConfig
 from xformer.runs.initial_model import InitialModel, check_init_settings
 from xformer.runs.tasks import TASKS, TaskSpec
@@ -138,7 +138,7 @@ def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequen
         ConfigError: For unknown keys, invalid values, and settings that conflict.
     """
     if not isinstance(source, Recipe | str | os.PathLike | Mapping | None):
-        raise ConfigError(f"recipe is a {type(source).__name__}; expected a Recipe, a TOML file or a dictionary")
+        raise ConfigError(f"recipe is {describe_type(source)}; expected a Recipe, a TOML file or a dictionary")
     if isinstance(source, str | os.PathLike):
         name, tables = str(source), read_tables(source)
     else:

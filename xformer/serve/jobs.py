@@ -69,9 +69,9 @@ class Job:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    def cancel(self, error: JobError | None = None) -> None:
+    def cancel(self) -> None:
         """Stop the job at the next token."""
-        self._error = error or stopping()
+        self._error = stopping()
 
     def check(self, tokens: Any = None, lengths: Any = None) -> list[bool]:
         """Raise JobError after `cancel` or the timeout; a stopping criterion that ends no row otherwise."""

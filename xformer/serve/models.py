@@ -212,10 +212,6 @@ class ServedModel:
             seed: Seed of sampling. Default: that of the request, or a new one.
             **options: Arguments of `search_task`; `on_text` with the job as its first argument.
         """
-        for phrase in request.sequence_bias:
-            if len(phrase) > schema.MAX_PHRASE_CHARACTERS:
-                message = f"sequence_bias has {len(phrase)} characters; expected {schema.MAX_PHRASE_CHARACTERS} each"
-                raise JobError(message, param="sequence_bias")
         seed = request.seed if seed is None else seed
         # A search with a seed shares no steps, so that rounding cannot change its samples.
         job = Job(server.config.timeout, is_alone=config.method == "sampling" and seed is not None)

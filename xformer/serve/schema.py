@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from xformer.config import check_keys, field_names, options_of
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.generation import GenerationConfig
 from xformer.serve.jobs import JobError
 
@@ -62,10 +62,13 @@ else:
     )
 
 
+_Phrase = Annotated[str, Meta(max_length=MAX_PHRASE_CHARACTERS)]
+
+
 class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int | None, about("Seed of sampling. Default: a new one for each request.")] = None
-    sequence_bias: Annotated[list[str], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = msgspec.field(
-        default_factory=list
+    sequence_bias: Annotated[list[_Phrase], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = (
+        msgspec.field(default_factory=list)
     )
 
     def settings(self) -> Json:
@@ -655,7 +658,7 @@ def read(body: Any, request: type[Structure]) -> Structure:
         JobError: For unknown, missing or invalid fields.
     """
     if not isinstance(body, dict):
-        raise JobError(f"the body is a {type(body).__name__}; expected a JSON object")
+        raise JobError(f"the body is {describe_type(body)}; expected a JSON object")
     try:
         check_keys(body, request.__struct_fields__, "the request")
     except ConfigError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from xformer.errors import ConfigError, DataError
+from xformer.errors import ConfigError, DataError, describe_type
 from xformer.text.extras import require
 from xformer.text.normalize import check_form
 from xformer.tokenizers.base import PACKAGE, raise_not_text
@@ -35,7 +35,7 @@ def learn(
     if vocab_size > _MAX_TOKENS:
         raise ConfigError(f"vocab_size is {vocab_size}; expected at most {_MAX_TOKENS}; 4000 to 50000 are usual")
     if isinstance(lines, str) or not isinstance(lines, Iterable):
-        received = "one string" if isinstance(lines, str) else f"a {type(lines).__name__}"
+        received = "one string" if isinstance(lines, str) else describe_type(lines)
         raise DataError(f"lines is {received}; expected a list of lines, such as read_lines(path) gives")
     package = require(PACKAGE)
     steps = [getattr(package.normalizers, unicode_form)()]

@@ -114,7 +114,7 @@ def intervene(model: Module, interventions: Mapping[str, Any]) -> Iterator[None]
         ...     logits = model([[5, 4, 7]])
     """
     if not isinstance(interventions, Mapping) or not interventions:
-        received = "an empty dict" if isinstance(interventions, dict) else f"a {type(interventions).__name__}"
+        received = "an empty dict" if isinstance(interventions, dict) else describe_type(interventions)
         raise ConfigError(f"interventions is {received}; expected a dict such as {{name: function}}")
     for name, value in interventions.items():
         if not is_array(value) and not callable(value):
@@ -298,7 +298,7 @@ def _check_same_kind(name: str, x: Array, new: Any) -> None:
     """Raise an error unless an array may take the place of an activation."""
     received, expected = f"the intervention at {name!r} returned", f"expected an array like {_described(x)}"
     if not is_array(new):
-        raise ShapeError(f"{received} {'None' if new is None else f'a {type(new).__name__}'}; {expected}")
+        raise ShapeError(f"{received} {describe_type(new)}; {expected}")
     libraries = [backend_name(array_namespace(array)) for array in (new, x)]
     if libraries[0] != libraries[1]:
         raise BackendError(f"{received} an array of {libraries[0]}; expected one of {libraries[1]}, as the activation")

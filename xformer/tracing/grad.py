@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_floating, trace_level
-from xformer.errors import ConfigError, DifferentiationError, ShapeError
+from xformer.errors import ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.namespace import GradTrace, active, base_for, tracing
 from xformer.tracing.record import base_function
@@ -288,7 +288,7 @@ def _belongs(value: Any, trace: GradTrace) -> bool:
 
 def _check_scalar(value: Any) -> None:
     if not is_array(value):
-        raise ShapeError(f"the function returned a {type(value).__name__}; expected a floating scalar array")
+        raise ShapeError(f"the function returned {describe_type(value)}; expected a floating scalar array")
     if tuple(value.shape) != () or not is_floating(value.dtype):
         raise ShapeError(
             f"the function returned {dtype_name(value.dtype)} of shape {tuple(value.shape)}; "

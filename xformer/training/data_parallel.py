@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from xformer import tracing
 from xformer.backends import array_namespace, backend_name
 from xformer.distributed import Communicator, SingleProcess, tree_sum
 from xformer.distributed.overlapped_sum import OverlappedSum
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.random import Rng, split_rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.tracing.jit import jit_repeated
@@ -59,16 +60,14 @@ def data_parallel(
                 return differentiate(loss_fn, model, shards[0], split_rng(rng, 1)[0], *args)
             items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
             if ranks.size > 1 and not can_split(batch):
-                raise ConfigError(
-                    f"a batch is a {type(batch).__name__}; several ranks expect one with a method split(n)"
-                )
+                raise ConfigError(f"a batch is {describe_type(batch)}; several ranks expect one with a method split(n)")
             per_rank = _shards_per_rank(len(items), count, ranks.size) if ranks.size > 1 else len(items)
             own = items[ranks.rank * per_rank : (ranks.rank + 1) * per_rank]
             with blas_threads(1):
                 if ranks.size > 1 and ranks.overlaps:
                     return _differentiate_and_sum(loss_fn, model, own, items[:1], args, ranks)
                 results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), own or items[:1])
-            total = tree_sum(results, _add)
+            total = tree_sum(results, partial(map_arrays, operator.add))
             loss, grads = total if own else map_arrays(_nothing, total)
             leaves, rebuild = flatten(grads)
             return ranks.all_reduce([loss], exact=True)[0], rebuild(ranks.all_reduce(leaves))
@@ -93,10 +92,6 @@ def _shards_per_rank(available: int, count: int, size: int) -> int:
     These are divided by a power of two, so that each rank computes a subtree of `tree_sum`.
     """
     return min(count // size, 2 ** math.ceil(math.log2(-(-available // size))))
-
-
-def _add(left: Any, right: Any) -> Any:
-    return map_arrays(operator.add, left, right)
 
 
 def _nothing(array: Any) -> Any:
@@ -148,11 +143,7 @@ def default_num_workers(model: Any, communicator: Communicator | None = None) ->
     """
     if not is_numpy(model):
         return 1 if communicator is None else communicator.size
-    return num_threads() if communicator is None else _shards_of_ranks(communicator)
-
-
-def _shards_of_ranks(communicator: Communicator) -> int:
-    return math.ceil(8 / communicator.size) * communicator.size
+    return num_threads() if communicator is None else math.ceil(8 / communicator.size) * communicator.size
 
 
 def is_numpy(model: Any) -> bool:

@@ -199,7 +199,7 @@ class TrainingLoop:
         if run_dir is not None and (not isinstance(run_dir, str | os.PathLike) or "\0" in os.fspath(run_dir)):
             raise ConfigError(f"run_dir is {run_dir!r}; expected the path of a directory")
         if run_dir is not None and not isinstance(model, Module):
-            raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
+            raise ConfigError(f"model is {describe_type(model)}; run_dir requires a Module")
         if isinstance(optimizer, ShardedOptimizer) and optimizer.communicator is not communicator:
             raise ConfigError(
                 "optimizer is divided among other ranks than communicator; expected the same communicator"
@@ -525,7 +525,7 @@ def _steps_of_one_pass(batches: Any, grad_accumulation: int) -> int:
         count = len(batches)
     except TypeError:
         raise ConfigError(
-            f"steps is None, and batches is a {type(batches).__name__} without a length; pass the number of steps, or "
+            f"steps is None, and batches is {describe_type(batches)} without a length; pass the number of steps, or "
             "math.inf to train until the batches, a callback or a signal end training"
         ) from None
     if not count:

@@ -26,7 +26,7 @@ class Logger(ABC):
 
     Scalars are "step/loss", "step/learning_rate", "step/grad_norm", "step/tokens_per_second", "validation/loss",
     "validation/perplexity" and the score, e.g. "validation/BLEU". A resumed run continues the log, and no step occurs
-    twice. A subclass defines `open`, `write_scalars`, `write_table`, `write_figure`, `flush` and `end`.
+    twice. A subclass defines `open`, `write_scalars`, `write_table`, `write_figure` and `end`.
 
     Args:
         samples: (model) -> a table of texts, e.g. `[{"source": ..., "output": ..., "reference": ...}]`.
@@ -105,9 +105,8 @@ class Logger(ABC):
     def write_figure(self, step: int, name: str, figure: Any) -> None:
         """Write a matplotlib figure as an image."""
 
-    @abstractmethod
-    def flush(self) -> None:
-        """Write what is buffered."""
+    def flush(self) -> None:  # noqa: B027
+        """Write what is buffered; nothing unless a subclass defines it."""
 
     @abstractmethod
     def end(self, event: End | None) -> None:
@@ -172,9 +171,6 @@ class _RunLogger(Logger):
     """
 
     run_id: str | None = None
-
-    def flush(self) -> None:
-        """Do nothing: the tool buffers nothing in this process."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
@@ -284,12 +280,7 @@ class WeightsAndBiases(_RunLogger):
     def open(self, step: int) -> None:
         """Create the run, or continue it: steps that it has are not written again."""
         self._run = self._module.init(
-            project=self.project,
-            name=self.run_name,
-            dir=self.directory,
-            mode=self.mode,
-            id=self.run_id,
-            resume="allow",
+            project=self.project, name=self.run_name, dir=self.directory, mode=self.mode, id=self.run_id, resume="allow"
         )
         self.run_id = self._run.id
         self._last_step = max(self._last_step, step, self._run.step - 1)

@@ -9,18 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, TypeVar
 
-from xformer.backends import (
-    Array,
-    array_namespace,
-    base_namespace,
-    device,
-    to_library_of,
-)
+from xformer.backends import Array, array_namespace, base_namespace, device, to_library_of
 from xformer.data.chunks import TextChunks
 from xformer.data.packing import IGNORE_INDEX, PackedBatch
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
-from xformer.errors import ConfigError, DataError, ShapeError
+from xformer.errors import ConfigError, DataError, ShapeError, describe_type
 from xformer.layers import RecordedRouting, load_balancing_loss, record_routing
 from xformer.models import LanguageModel, Transformer
 from xformer.ops import cross_entropy
@@ -171,7 +165,7 @@ def _balanced(
 def _check_batch(batch: Any, *names: str) -> None:
     if not all(hasattr(batch, name) for name in names):
         expected = f"a batch with {' and '.join(names)}, e.g. of TokenPairs or TextChunks"
-        raise DataError(f"the loss got a {type(batch).__name__} as batch; expected {expected}")
+        raise DataError(f"the loss got {describe_type(batch)} as batch; expected {expected}")
 
 
 def mean_loss(

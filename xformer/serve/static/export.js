@@ -21,8 +21,8 @@ function standaloneSvg(figure) {
   const [, , width, height] = figure.getAttribute("viewBox").split(" ");
   copy.setAttribute("width", width);
   copy.setAttribute("height", height);
-  const background = getComputedStyle(document.documentElement).getPropertyValue("--surface").trim();
-  copy.prepend(svg("rect", { width: "100%", height: "100%", fill: background }));
+  const { backgroundColor } = getComputedStyle(figure.closest(".column"));
+  copy.prepend(svg("rect", { width: "100%", height: "100%", fill: backgroundColor }));
   return new XMLSerializer().serializeToString(copy);
 }
 
