@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
-from xformer.families.layouts import Layout, attention, feed_forward, same, transposed
-from xformer.families.llama import LLAMA
+from xformer.families.decoder import decoder_family, interleaved_decoder
 from xformer.families.values import (
     SIZES,
     every_nth_full,
@@ -26,7 +23,6 @@ _FIELDS = {
     "attention_bias": "attention_bias",
     "logits_scale": "logit_scale",
 }
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
@@ -73,24 +69,9 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
-    head_dim, names = config.features_per_head, "q_proj k_proj v_proj o_proj"
-    return {
-        "model.embed_tokens.weight": same("embedding.weight"),
-        **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=(head_dim, head_dim)),
-        _LAYER + "input_layernorm.weight": same(_OURS + "residual.norm.weight"),
-        **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
-        "model.norm.weight": same("norm.weight"),
-        "lm_head.weight": transposed("output.weight"),
-    }
-
-
-COHERE = register(
-    replace(
-        LLAMA,
-        model_types=("cohere", "cohere2"),
-        read_config=read_config,
-        write_config=write_config,
-        tensors=_tensors,
-    )
+COHERE = decoder_family(
+    model_types=("cohere", "cohere2"),
+    read_config=read_config,
+    write_config=write_config,
+    tensors=lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"}),
 )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
-from xformer.families.layouts import attention, feed_forward, plus_one, same, transposed
-from xformer.families.llama import LLAMA
+from xformer.families.decoder import RMS_SIZES, SANDWICH_NORMS, decoder, decoder_family
+from xformer.families.layouts import Layout, plus_one
 from xformer.families.values import (
-    SIZES,
     every_nth_full,
     read_activation,
     read_fields,
@@ -24,7 +21,7 @@ from xformer.families.values import (
 )
 from xformer.models import LanguageModelConfig
 
-_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
+_FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
@@ -89,25 +86,13 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
-GEMMA = register(
-    replace(
-        LLAMA,
-        model_types=("gemma2", "gemma3_text"),
-        read_config=read_config,
-        write_config=write_config,
-        tensors={
-            "model.embed_tokens.weight": same("embedding.weight"),
-            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
-            _LAYER + "self_attn.q_norm.weight": plus_one(_OURS + "self_attention.query_norm.weight"),
-            _LAYER + "self_attn.k_norm.weight": plus_one(_OURS + "self_attention.key_norm.weight"),
-            _LAYER + "input_layernorm.weight": plus_one(_OURS + "self_attention_residual.norm.weight"),
-            _LAYER + "post_attention_layernorm.weight": plus_one(_OURS + "self_attention_residual.norm_after.weight"),
-            _LAYER + "pre_feedforward_layernorm.weight": plus_one(_OURS + "feed_forward_residual.norm.weight"),
-            _LAYER + "post_feedforward_layernorm.weight": plus_one(_OURS + "feed_forward_residual.norm_after.weight"),
-            **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
-            "model.norm.weight": plus_one("norm.weight"),
-            "lm_head.weight": transposed("output.weight"),
-        },
-    )
+def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
+    return {f"{tensor}.weight": plus_one(f"{parameter}.weight")}
+
+
+GEMMA = decoder_family(
+    model_types=("gemma2", "gemma3_text"),
+    read_config=read_config,
+    write_config=write_config,
+    tensors=decoder(SANDWICH_NORMS, _norm),
 )

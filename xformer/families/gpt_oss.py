@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
+from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder, decoder_family
 from xformer.families.layouts import Layout, same, stacked_experts, transposed
-from xformer.families.llama import LLAMA, TENSORS
 from xformer.families.values import (
-    SIZES,
     read_fields,
     read_rotary_decoder,
     read_windows,
@@ -21,8 +18,7 @@ from xformer.families.values import (
 from xformer.models import LanguageModelConfig
 
 _FIELDS = {
-    **SIZES,
-    "norm_epsilon": "rms_norm_eps",
+    **RMS_SIZES,
     "num_experts": "num_local_experts num_experts",
     "num_experts_per_token": "num_experts_per_tok experts_per_token",
     "attention_bias": "attention_bias",
@@ -63,7 +59,6 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         raise ConfigError("num_experts is 0; expected experts")
     return {
         **write_rotary_decoder(config, "gpt_oss", "GptOssForCausalLM", _FIELDS, gated=True),
-        "head_dim": config.features_per_head,
         "intermediate_size": config.expert_d_ff or config.d_ff,
         **_CLAMPED,
         **write_windows(config),
@@ -72,9 +67,9 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     """Return the table of tensors; one has the weights of all experts."""
-    layer, ours = "model.layers.{i}.", "layers.{i}."
+    layer, ours = LAYER, OURS
     table = {
-        **TENSORS,
+        **decoder(),
         f"{layer}self_attn.sinks": same(f"{ours}self_attention.sinks"),
         f"{layer}mlp.router.weight": transposed(f"{ours}feed_forward.router"),
         f"{layer}mlp.router.bias": same(f"{ours}feed_forward.router_bias"),
@@ -87,12 +82,4 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     return table
 
 
-GPT_OSS = register(
-    replace(
-        LLAMA,
-        model_types=("gpt_oss",),
-        read_config=read_config,
-        write_config=write_config,
-        tensors=_tensors,
-    )
-)
+GPT_OSS = decoder_family(model_types=("gpt_oss",), read_config=read_config, write_config=write_config, tensors=_tensors)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
-from xformer.families.layouts import attention, feed_forward, same, transposed
-from xformer.families.llama import LLAMA
+from xformer.families.decoder import RMS_SIZES, decoder, decoder_family
 from xformer.families.values import (
-    SIZES,
     every_nth_full,
     read_fields,
     read_heads,
@@ -25,7 +21,7 @@ from xformer.families.values import (
 )
 from xformer.models import LanguageModelConfig
 
-_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
+_FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}
 _ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
 
 
@@ -101,23 +97,14 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return values | windows | {"rope_parameters": rope}
 
 
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
-OLMO = register(
-    replace(
-        LLAMA,
-        model_types=tuple(_ARCHITECTURES),
-        read_config=read_config,
-        write_config=write_config,
-        tensors={
-            "model.embed_tokens.weight": same("embedding.weight"),
-            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
-            _LAYER + "self_attn.q_norm.weight": same(_OURS + "self_attention.query_norm.weight"),
-            _LAYER + "self_attn.k_norm.weight": same(_OURS + "self_attention.key_norm.weight"),
-            _LAYER + "post_attention_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
-            _LAYER + "post_feedforward_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
-            **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
-            "model.norm.weight": same("norm.weight"),
-            "lm_head.weight": transposed("output.weight"),
-        },
-    )
+OLMO = decoder_family(
+    model_types=tuple(_ARCHITECTURES),
+    read_config=read_config,
+    write_config=write_config,
+    tensors=decoder(
+        {
+            "post_attention_layernorm": "self_attention_residual.norm",
+            "post_feedforward_layernorm": "feed_forward_residual.norm",
+        }
+    ),
 )

@@ -248,6 +248,7 @@ def write_rotary_decoder(
         "model_type": model_type,
         **write_fields(config, keys),
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "head_dim": config.features_per_head,
         "hidden_act": write_activation(config, gated=gated),
         **write_rope(config, writes_fraction=writes_fraction),
         **write_output(config),
