@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from spox import Tensor, Var, argument
 
 from xformer.backends.array_types import Array, Device, DType, Namespace
-from xformer.backends.backend import Backend, register_backend
+from xformer.backends.backend import Backend, Table, compute, register_backend
 from xformer.errors import BackendError
 from xformer.tracing.tracer import Tracer
 
@@ -527,17 +527,9 @@ class OnnxBackend(Backend):
         """Return a constant of the graph."""
         return NAMESPACE.asarray(data, dtype=dtype)
 
-    def rows_of_table(
-        self,
-        xp: Namespace,
-        table: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        rows: slice,
-        dtype: DType,
-        device: Device,
-    ) -> Array:
+    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Let the whole table be a constant, so that the graph takes rows of any number."""
-        return NAMESPACE.asarray(table(*arguments), dtype=dtype)[rows]
+        return NAMESPACE.asarray(compute(table), dtype=dtype)[rows]
 
 
 register_backend(OnnxBackend("onnx"))
