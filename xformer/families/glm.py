@@ -7,11 +7,7 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder_family, embedding_and_norms
 from xformer.families.layouts import Layout, attention, fused, transposed
-from xformer.families.values import (
-    read_fields,
-    read_rotary_decoder,
-    write_rotary_decoder,
-)
+from xformer.families.values import read_fields, read_rotary_decoder, write_rotary_decoder
 from xformer.models import LanguageModelConfig
 
 _FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}

@@ -8,13 +8,7 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder, decoder_family
 from xformer.families.layouts import Layout, same, stacked_experts, transposed
-from xformer.families.values import (
-    read_fields,
-    read_rotary_decoder,
-    read_windows,
-    write_rotary_decoder,
-    write_windows,
-)
+from xformer.families.values import read_fields, read_rotary_decoder, read_windows, write_rotary_decoder, write_windows
 from xformer.models import LanguageModelConfig
 
 _FIELDS = {

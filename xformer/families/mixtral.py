@@ -11,13 +11,7 @@ from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder, decoder_family
 from xformer.families.layouts import Layout, transposed
-from xformer.families.values import (
-    read_fields,
-    read_rotary_decoder,
-    read_windows,
-    write_rotary_decoder,
-    write_windows,
-)
+from xformer.families.values import read_fields, read_rotary_decoder, read_windows, write_rotary_decoder, write_windows
 from xformer.models import LanguageModelConfig
 
 _ARCHITECTURES = {
