@@ -543,13 +543,7 @@ class RelativeBias(Module):
     max_distance: int
 
     def __init__(
-        self,
-        num_heads: int,
-        *,
-        bidirectional: bool,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        init: Init = None,
+        self, num_heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128, init: Init = None
     ):
         exact = num_buckets // (4 if bidirectional else 2)
         if not 0 < exact < max_distance:
