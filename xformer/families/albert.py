@@ -11,8 +11,7 @@ from xformer.families.layouts import affine, attention, feed_forward, linear, sa
 from xformer.models import Encoder, EncoderConfig
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of ALBERT; the names of the tensors determine the heads."""
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("position_embedding_type", "absolute")
     reader.require("num_hidden_groups", 1)
     reader.require("inner_group_num", 1)
@@ -32,8 +31,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of ALBERT."""
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
     return {**write_encoder(config, "Albert", "albert", BERT_FIELDS), "embedding_size": config.embedding_dim}
 
 
@@ -42,8 +40,8 @@ ALBERT = register(
     Family(
         model_types=("albert",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="albert.",
         tied={
             "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",

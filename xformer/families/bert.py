@@ -87,8 +87,7 @@ def write_encoder(config: EncoderConfig, name: str, model_type: str, keys: Mappi
     return {**heads, **write_fields(config, keys), "hidden_act": activation}
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of BERT."""
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("position_embedding_type", "absolute")
     reader.skip("output_hidden_size", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
     reader.skip("pooler_size_per_head", "pooler_type", "directionality")
@@ -97,8 +96,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     return EncoderConfig(**fields, masked_lm_activation=fields["activation"])
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of BERT."""
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
     return write_encoder(config, "Bert", "bert", BERT_FIELDS)
 
 
@@ -131,8 +129,8 @@ BERT = register(
     Family(
         model_types=("bert",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="bert.",
         tied={
             "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",

@@ -25,8 +25,7 @@ _FIELDS = {
 }
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Command R, R+ or R7B."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "tie_word_embeddings", "use_embedding_sharing", "use_parallel_embedding")
     reader.skip("model_max_length", "cache_implementation")
     reader.require("hidden_act", "silu", "swish")
@@ -58,7 +57,7 @@ def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     return read_windows_without_positions(reader, every_nth_full(num_layers, pattern))
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of `cohere` or, with windows, `cohere2`."""
     windows = write_windows(config)
     is_cohere2 = bool(windows["sliding_window"] or config.layers_without_positions)
@@ -71,7 +70,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 COHERE = decoder_family(
     model_types=("cohere", "cohere2"),
-    read_config=read_config,
-    write_config=write_config,
+    read_config=_read_config,
+    write_config=_write_config,
     tensors=lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"}),
 )

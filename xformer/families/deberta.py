@@ -22,8 +22,7 @@ _FIXED = {
 _NUM_SCORES = 3  # of contents, of contents and distances, and of distances and contents
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of DeBERTa-v2 or v3; the names of the tensors determine the heads."""
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.skip("pooler_dropout", "cls_dropout", "legacy", "pos_att_type", *_FIXED)
     types = reader.values.get("pos_att_type")
     types = types.lower().replace(" ", "").split("|") if isinstance(types, str) else types
@@ -56,8 +55,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of DeBERTa-v2 or v3."""
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
     return {
         **write_encoder(config, "DebertaV2", "deberta-v2", SIZES_AND_EPSILON),
         **_FIXED,
@@ -76,8 +74,8 @@ DEBERTA_V2 = register(
     Family(
         model_types=("deberta-v2",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="deberta.",
         ignored=("*.position_ids", "*.embeddings.position_embeddings.weight", "mask_predictions.*"),
         tensors={

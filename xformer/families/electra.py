@@ -11,8 +11,7 @@ from xformer.families.layouts import affine, linear, same
 from xformer.models import Encoder, EncoderConfig
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of ELECTRA; the names of the tensors determine the heads."""
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("position_embedding_type", "absolute")
     reader.skip("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
     fields = read_encoder(
@@ -27,8 +26,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     return EncoderConfig(**fields, embedding_dim=None if embedding_dim == fields["d_model"] else embedding_dim)
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of ELECTRA."""
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
     embedding_dim = config.embedding_dim or config.d_model
     return {**write_encoder(config, "Electra", "electra", BERT_FIELDS), "embedding_size": embedding_dim}
 
@@ -37,8 +35,8 @@ ELECTRA = register(
     Family(
         model_types=("electra",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="electra.",
         tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
         ignored=("*.position_ids", "discriminator_predictions.*"),

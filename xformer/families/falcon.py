@@ -31,8 +31,7 @@ _FIELDS = {
 _LAYER, _OURS = "transformer.h.{i}.", "layers.{i}."
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Falcon."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "hidden_dropout", "tie_word_embeddings", "auto_map")
     reader.skip("ff_factor")  # ffn_hidden_size replaces it
     reader.require("apply_residual_connection_post_layernorm", False)
@@ -60,8 +59,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of Falcon."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     num_groups = config.num_key_value_heads or config.num_heads
     has_two_norms = config.parallel_residual and not config.shared_norm
     is_new = has_two_norms or num_groups not in (1, config.num_heads)
@@ -105,8 +103,8 @@ FALCON = register(
     Family(
         model_types=("falcon",),
         model=LanguageModel,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="transformer.",
         tied={"lm_head.weight": "transformer.word_embeddings.weight"},
         ignored=("*.inv_freq",),

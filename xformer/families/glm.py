@@ -19,8 +19,7 @@ _NORMS = {
 }
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of GLM 4."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "tie_word_embeddings")
     reader.require("hidden_act", "silu", "swish")
     return LanguageModelConfig(
@@ -36,7 +35,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of `glm` or, with norms on both sides of sublayers, `glm4`."""
     is_glm4 = config.norm_position == "sandwich"
     model_type, architecture = ("glm4", "Glm4ForCausalLM") if is_glm4 else ("glm", "GlmForCausalLM")
@@ -55,4 +54,6 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     }
 
 
-GLM = decoder_family(model_types=("glm", "glm4"), read_config=read_config, write_config=write_config, tensors=_tensors)
+GLM = decoder_family(
+    model_types=("glm", "glm4"), read_config=_read_config, write_config=_write_config, tensors=_tensors
+)

@@ -22,8 +22,7 @@ _FIELDS = {
 _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # as in ClampedFeedForward
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of gpt-oss."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "output_router_logits", "router_aux_loss_coef", "initial_context_length")
     reader.skip("tie_word_embeddings")  # the tensors determine it
     reader.require("hidden_act", "silu", "swish")
@@ -47,8 +46,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of gpt-oss."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     if config.num_experts == 0:
         raise ConfigError("num_experts is 0; expected experts")
     return {
@@ -76,4 +74,6 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     return table
 
 
-GPT_OSS = decoder_family(model_types=("gpt_oss",), read_config=read_config, write_config=write_config, tensors=_tensors)
+GPT_OSS = decoder_family(
+    model_types=("gpt_oss",), read_config=_read_config, write_config=_write_config, tensors=_tensors
+)

@@ -41,8 +41,7 @@ _SCALES = {
 }
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Phi 3, Seed-OSS, SmolLM 3, or Granite."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map", "max_window_layers")
     reader.skip("use_sliding_window", "tie_word_embeddings")  # the tensors determine the latter
     reader.require("hidden_act", "silu", "swish")
@@ -109,7 +108,7 @@ def _read_smollm3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     return {"layers_without_positions": [i for i, each in enumerate(has_rope) if not each], **windows}
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into a config.json of one of these models, but not of Phi 3."""
     model_type = _model_type(config)
     values = write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], RMS_SIZES, gated=True)
@@ -182,12 +181,12 @@ def write_phi3_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 LLAMA = decoder_family(
-    model_types=tuple(_ARCHITECTURES), read_config=read_config, write_config=write_config, tensors=decoder()
+    model_types=tuple(_ARCHITECTURES), read_config=_read_config, write_config=_write_config, tensors=decoder()
 )
 
 PHI3 = decoder_family(
     model_types=("phi3",),
-    read_config=read_config,
+    read_config=_read_config,
     write_config=write_phi3_config,
     tensors={
         **embedding_and_norms(),

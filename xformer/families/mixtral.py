@@ -54,8 +54,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _KEY_VALUE_HEADS = {"mixtral": 8, "qwen2_moe": 16, "qwen3_moe": 4}
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Mixtral, Qwen 2 or 3 MoE, or OLMoE."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "router_jitter_noise", "output_router_logits", "router_aux_loss_coef")
     reader.skip("use_sliding_window", "max_window_layers", "tie_word_embeddings")  # the tensors determine the latter
     reader.require("hidden_act", "silu", "swish")
@@ -121,8 +120,7 @@ def _read_dense_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]
     return tuple(i for i in range(num_layers) if i in without or (i + 1) % step)
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of one of these models."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     if config.num_experts == 0:
         raise ConfigError("num_experts is 0; expected experts")
     model_type = _model_type(config)
@@ -158,5 +156,5 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
 
 
 MIXTRAL = decoder_family(
-    model_types=tuple(_ARCHITECTURES), read_config=read_config, write_config=write_config, tensors=_tensors
+    model_types=tuple(_ARCHITECTURES), read_config=_read_config, write_config=_write_config, tensors=_tensors
 )

@@ -36,8 +36,7 @@ _FIELDS = {
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of ModernBERT; the names of the tensors determine the heads."""
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("decoder_bias", True)
     reader.skip("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout", "tie_word_embeddings")
     reader.skip("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "reference_compile")
@@ -74,8 +73,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of ModernBERT."""
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
     activation = config.pooler if config.num_labels else config.masked_lm_activation
     return {
@@ -117,8 +115,8 @@ MODERNBERT = register(
     Family(
         model_types=("modernbert",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="model.",
         tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
         ignored=("*.rotary_emb.inv_freq",),

@@ -11,15 +11,13 @@ from xformer.families.layouts import Layout, same
 from xformer.models import Encoder, EncoderConfig
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of MPNet; the names of the tensors determine the heads."""
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("relative_attention_num_buckets", 32)
     fields = read_roberta(reader, SIZES_AND_EPSILON, max_positions=512, norm_epsilon=1e-12)
     return EncoderConfig(**fields, relative_bias=True)
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of MPNet."""
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
     return {**write_roberta(config, "MPNet", "mpnet", SIZES_AND_EPSILON), "relative_attention_num_buckets": 32}
 
 
@@ -35,8 +33,8 @@ MPNET = register(
     Family(
         model_types=("mpnet",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="mpnet.",
         tied={
             "lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight",

@@ -25,8 +25,7 @@ _FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}
 _ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of OLMo 2 or 3, or EXAONE 4."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "tie_word_embeddings")
     reader.require("hidden_act", "silu", "swish")
     fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, attention_bias=False)
@@ -71,7 +70,7 @@ def _read_exaone4(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     return read_windows_without_positions(reader, layer_types) if has_window else read_windows(reader, layer_types)
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of OLMo 2, OLMo 3 if it has windows, or EXAONE 4."""
     windows = write_windows(config)
     if config.qk_norm and not config.qk_norm_all_heads:
@@ -99,8 +98,8 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 OLMO = decoder_family(
     model_types=tuple(_ARCHITECTURES),
-    read_config=read_config,
-    write_config=write_config,
+    read_config=_read_config,
+    write_config=_write_config,
     tensors=decoder(
         {
             "post_attention_layernorm": "self_attention_residual.norm",

@@ -21,7 +21,7 @@ from xformer.models import LanguageModel, LanguageModelConfig
 _FIELDS = {**SIZES, "d_ff": "ffn_dim"}
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     """Translate the config.json of OPT; refuse models with projected embeddings or post-norm (350M)."""
     fields = read_fields(reader, _FIELDS)
     reader.require("word_embed_proj_dim", fields["d_model"])
@@ -39,8 +39,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of OPT."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
@@ -57,8 +56,8 @@ OPT = register(
     Family(
         model_types=("opt",),
         model=LanguageModel,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="model.",
         tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
         tensors={

@@ -25,8 +25,7 @@ _FIELDS = {
 }
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of StarCoder 2."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "residual_dropout", "embedding_dropout", "tie_word_embeddings")
     reader.skip("activation_function", "layer_norm_epsilon")  # hidden_act and norm_epsilon replace them
     reader.skip("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
@@ -46,8 +45,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of StarCoder 2."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
         **write_rotary_decoder(config, "starcoder2", "Starcoder2ForCausalLM", _FIELDS, gated=False),
         "sliding_window": write_windows(config)["sliding_window"],  # of all layers
@@ -56,7 +54,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 STARCODER2 = decoder_family(
     model_types=("starcoder2",),
-    read_config=read_config,
-    write_config=write_config,
+    read_config=_read_config,
+    write_config=_write_config,
     tensors=decoder(names="c_fc c_proj"),
 )
