@@ -7,7 +7,7 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, affine, feed_forward, fused_attention, linear, same, transposed
-from xformer.families.values import read_fields, read_output, write_fields, write_output
+from xformer.families.values import read_fields, read_output, write_decoder
 from xformer.models import LanguageModel, LanguageModelConfig
 
 _FIELDS = {
@@ -39,12 +39,7 @@ def _read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 
 def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["BloomForCausalLM"],
-        "model_type": "bloom",
-        **write_fields(config, _FIELDS),
-        **write_output(config),
-    }
+    return write_decoder(config, "bloom", "BloomForCausalLM", _FIELDS)
 
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:

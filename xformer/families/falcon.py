@@ -13,8 +13,7 @@ from xformer.families.values import (
     read_output,
     read_rope,
     write_activation,
-    write_fields,
-    write_output,
+    write_decoder,
     write_rope,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -64,9 +63,7 @@ def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     has_two_norms = config.parallel_residual and not config.shared_norm
     is_new = has_two_norms or num_groups not in (1, config.num_heads)
     return {
-        "architectures": ["FalconForCausalLM"],
-        "model_type": "falcon",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, "falcon", "FalconForCausalLM", _FIELDS),
         "new_decoder_architecture": is_new,
         "num_ln_in_parallel_attn": (2 if has_two_norms else 1) if is_new else None,
         "parallel_attn": config.parallel_residual,
@@ -76,7 +73,6 @@ def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "activation": write_activation(config),
         "alibi": config.positions == "alibi",
         **write_rope(config),
-        **write_output(config),
     }
 
 

@@ -12,8 +12,7 @@ from xformer.families.values import (
     read_fields,
     read_output,
     write_activation,
-    write_fields,
-    write_output,
+    write_decoder,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -47,12 +46,9 @@ def _read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, "gpt2", "GPT2LMHeadModel", _FIELDS),
         "n_inner": config.d_ff,
         "activation_function": write_activation(config),
-        **write_output(config),
     }
 
 

@@ -14,8 +14,7 @@ from xformer.families.values import (
     read_output,
     read_rope,
     write_activation,
-    write_fields,
-    write_output,
+    write_decoder,
     write_rope,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -43,14 +42,11 @@ def _read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, "gpt_neox", "GPTNeoXForCausalLM", _FIELDS),
         "hidden_act": write_activation(config),
         "rope_parameters": write_rope(config, writes_fraction=True)["rope_parameters"],
         "rotary_pct": config.rotary_fraction,
         "rotary_emb_base": config.rope_theta,
-        **write_output(config),
     }
 
 

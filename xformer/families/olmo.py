@@ -10,13 +10,12 @@ from xformer.families.values import (
     every_nth_full,
     read_fields,
     read_heads,
+    read_local_theta,
     read_rotary_decoder,
     read_windows,
     read_windows_without_positions,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    write_local_rope,
+    write_rotary_decoder,
     write_windows,
 )
 from xformer.models import LanguageModelConfig
@@ -50,12 +49,8 @@ def _read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def _read_olmo3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     """Return the fields of windows of OLMo 3; their layers have unscaled rotary positions."""
-    local = reader.section("rope_parameters").section("sliding_attention")
-    local.choice("rope_type", known=("default",), default="default")
-    return {
-        "rope_local_theta": local.number("rope_theta", default=5e5),
-        **read_windows(reader, every_nth_full(num_layers, 4), default_window=4096),
-    }
+    windows = read_windows(reader, every_nth_full(num_layers, 4), default_window=4096)
+    return {"rope_local_theta": read_local_theta(reader, default=5e5), **windows}
 
 
 def _read_exaone4(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
@@ -77,23 +72,11 @@ def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
         model_type = "exaone4"
     else:
         model_type = "olmo2" if windows["sliding_window"] is None else "olmo3"
-    values = {
-        "architectures": [_ARCHITECTURES[model_type]],
-        "model_type": model_type,
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
-        "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config, gated=True),
-        **write_output(config),
-    }
-    rope = write_rope(config)
-    if model_type == "olmo2":
-        return values | rope
-    if model_type == "exaone4":
-        return values | rope | windows
-    local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
-    rope = {"full_attention": rope["rope_parameters"], "sliding_attention": local}
-    return values | windows | {"rope_parameters": rope}
+    values = write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], _FIELDS, gated=True)
+    if model_type == "olmo3":
+        del values["rope_theta"], values["rope_scaling"]
+        values |= write_local_rope(config)
+    return values if model_type == "olmo2" else values | windows
 
 
 OLMO = decoder_family(

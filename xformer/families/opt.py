@@ -13,8 +13,7 @@ from xformer.families.values import (
     read_fields,
     read_output,
     write_activation,
-    write_fields,
-    write_output,
+    write_decoder,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -41,13 +40,10 @@ def _read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
-        "architectures": ["OPTForCausalLM"],
-        "model_type": "opt",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, "opt", "OPTForCausalLM", _FIELDS),
         "word_embed_proj_dim": config.d_model,
         "activation_function": write_activation(config),
         "do_layer_norm_before": True,
-        **write_output(config),
     }
 
 
