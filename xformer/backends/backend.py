@@ -15,6 +15,7 @@ from xformer.backends.dtypes import dtype_name
 from xformer.backends.namespaces import BACKENDS, array_namespace, backend_name
 from xformer.errors import BackendError
 
+Table = tuple[Callable[..., Any], tuple[Any, ...]]  # a function that returns cached NumPy arrays, and its arguments
 RANDOM_BITS = 16  # random bits per element of a dropout mask
 _DLPACK_CPU = 1
 _KEPT_TABLES = 32
@@ -72,24 +73,15 @@ class Backend:
         except TypeError:  # the standard promises that from_dlpack takes NumPy arrays, not that asarray does
             return xp.astype(xp.from_dlpack(data, **options), dtype)
 
-    def rows_of_table(
-        self,
-        xp: Namespace,
-        table: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        rows: slice,
-        dtype: DType,
-        device: Device,
-    ) -> Array:
-        """Return rows of the NumPy array `table(*arguments)` as an array that is not written to.
+    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
+        """Return rows of a NumPy array as an array that is not written to.
 
-        The function caches its arrays, and does not change them. The last tables are kept on the device, so that
-        steps do not copy them again.
+        The last tables are kept on the device, so that steps do not copy them again.
         """
-        key = table, arguments, None if dtype is None else dtype_name(dtype), str(device)
+        key = table, None if dtype is None else dtype_name(dtype), str(device)
         array = self._tables.get(key)
         if array is None:
-            array = self.from_host(xp, table(*arguments), dtype, device)
+            array = self.from_host(xp, compute(table), dtype, device)
             self._tables = dict([*self._tables.items(), (key, array)][-_KEPT_TABLES:])  # others may read the old dict
         return array if rows == slice(None) else array[rows, ...]
 
@@ -183,6 +175,12 @@ class Backend:
             flatten: Returns the children of an object and its static part, which has their `names`.
             unflatten: Builds an object from the static part and the children.
         """
+
+
+def compute(table: Table) -> Any:
+    """Return a table as a NumPy array, which must not be changed."""
+    function, arguments = table
+    return function(*arguments)
 
 
 def random_bits(key: int, shape: tuple[int, ...]) -> Any:

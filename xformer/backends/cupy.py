@@ -9,7 +9,7 @@ from typing import Any
 
 from xformer.backends.array_types import Device, DType, Namespace
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import Backend, register_backend
+from xformer.backends.backend import Backend, Table, compute, register_backend
 from xformer.backends.dtypes import dtype_name
 from xformer.backends.namespaces import array_namespace
 from xformer.backends.numpy import bfloat16
@@ -32,18 +32,10 @@ class CupyBackend(Backend):
         """Return the dtype called `name`; bfloat16 comes from ml_dtypes."""
         return bfloat16() if name == "bfloat16" else super().dtype(xp, name)
 
-    def rows_of_table(
-        self,
-        xp: Namespace,
-        table: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        rows: slice,
-        dtype: DType,
-        device: Device,
-    ) -> Array:
+    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Keep the table on the device: a copy in each step takes time, and cannot be part of a CUDA graph."""
         cuda = importlib.import_module("cupy").cuda
-        host = table(*arguments)
+        host = compute(table)
         key = id(host), dtype_name(dtype), cuda.runtime.getDevice() if device is None else device.id
         if key not in _TABLES:
             _TABLES[key] = host, self.from_host(xp, host, dtype, device)

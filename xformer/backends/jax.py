@@ -9,7 +9,7 @@ import jax
 
 from xformer.backends.array_types import Device, DType, Namespace
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import RANDOM_BITS, Backend, register_backend
+from xformer.backends.backend import RANDOM_BITS, Backend, Table, compute, register_backend
 
 
 class JaxBackend(Backend):
@@ -28,17 +28,9 @@ class JaxBackend(Backend):
         """Return whether the array is a tracer of `jax.jit` or `jax.grad`."""
         return isinstance(array, jax.core.Tracer)
 
-    def rows_of_table(
-        self,
-        xp: Namespace,
-        table: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        rows: slice,
-        dtype: DType,
-        device: Device,
-    ) -> Array:
+    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Copy the rows, which are a constant of a jitted function."""
-        return self.from_host(xp, table(*arguments)[rows], dtype, device)
+        return self.from_host(xp, compute(table)[rows], dtype, device)
 
     def erf(self, x: Array) -> Array:
         """Compute erf by `jax.scipy`."""

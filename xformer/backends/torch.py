@@ -11,7 +11,7 @@ from torch.utils import _pytree
 from xformer.backends import portable
 from xformer.backends.array_types import Device, DType, Namespace
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import RANDOM_BITS, Backend, register_backend
+from xformer.backends.backend import RANDOM_BITS, Backend, Table, compute, register_backend
 from xformer.backends.dtypes import dtype_name
 from xformer.backends.namespaces import array_namespace
 from xformer.backends.portable import compute_in_float32
@@ -26,20 +26,12 @@ class TorchBackend(Backend):
             return torch.asarray(data, dtype=dtype, device=device)
         return super().from_host(xp, data, dtype, device)
 
-    def rows_of_table(
-        self,
-        xp: Namespace,
-        table: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        rows: slice,
-        dtype: DType,
-        device: Device,
-    ) -> Array:
+    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Inside torch.compile, let the whole table be a constant, so that the rows may be of any number."""
         if not torch.compiler.is_compiling():
             # Not kept, because it may belong to inference mode.
-            return self.from_host(xp, table(*arguments)[rows], dtype, device)
-        return _constant_table(table, arguments, dtype, device)[rows]
+            return self.from_host(xp, compute(table)[rows], dtype, device)
+        return _constant_table(table, dtype, device)[rows]
 
     def to_host(self, array: Array) -> Any:
         """Return the array as a NumPy array; NumPy has no bfloat16."""
@@ -89,9 +81,9 @@ class TorchBackend(Backend):
         )
 
 
-def _constant_table(table: Callable[..., Any], arguments: tuple[Any, ...], dtype: DType, device: Device) -> Array:
+def _constant_table(table: Table, dtype: DType, device: Device) -> Array:
     with torch.inference_mode(False):  # a compiled training step may use it too
-        return torch.asarray(table(*arguments), dtype=dtype, device=device, copy=True)
+        return torch.asarray(compute(table), dtype=dtype, device=device, copy=True)
 
 
 torch.compiler.assume_constant_result(_constant_table)

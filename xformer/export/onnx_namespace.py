@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from spox import Tensor, Var, argument
 
 from xformer.backends.array_types import Array, Device, DType, Namespace
-from xformer.backends.backend import Backend, register_backend
+from xformer.backends.backend import Backend, Table, compute, register_backend
 from xformer.errors import BackendError
 from xformer.tracing.tracer import Tracer
 
@@ -297,7 +297,6 @@ class OnnxNamespace:
     def arange(
         self, start: int, stop: int | None = None, step: int = 1, *, dtype: DType = None, device: Device = None
     ) -> Tracer:
-        """Return consecutive integers."""
         start, stop = (0, start) if stop is None else (start, stop)
         if not isinstance(start, Dim) and not isinstance(stop, Dim):
             return self.asarray(np.arange(start, stop, step, dtype=np.int64 if dtype is None else dtype))
@@ -306,23 +305,18 @@ class OnnxNamespace:
         return self.astype(traced(var, (length,), np.int64), np.int64 if dtype is None else dtype)
 
     def full(self, shape: Any, value: Any, *, dtype: DType = None, device: Device = None) -> Tracer:
-        """Return an array of equal values."""
         return self.broadcast_to(self.asarray(value, dtype=np.float32 if dtype is None else dtype), shape)
 
     def zeros(self, shape: Any, *, dtype: DType = None, device: Device = None) -> Tracer:
-        """Return zeros."""
         return self.full(shape, 0, dtype=dtype)
 
     def ones(self, shape: Any, *, dtype: DType = None, device: Device = None) -> Tracer:
-        """Return ones."""
         return self.full(shape, 1, dtype=dtype)
 
     def zeros_like(self, x: Tracer) -> Tracer:
-        """Return zeros of the shape and dtype of x."""
         return self.zeros(x.shape, dtype=x.dtype)
 
     def ones_like(self, x: Tracer) -> Tracer:
-        """Return ones of the shape and dtype of x."""
         return self.ones(x.shape, dtype=x.dtype)
 
     # --- elementwise
@@ -344,17 +338,14 @@ class OnnxNamespace:
     )
 
     def operator_floordiv(self, first: Any, second: Any) -> Tracer:
-        """Return the largest integers that are at most first / second, for integers."""
         return self.operator_truediv(self.operator_sub(first, self._remainder(first, second)), second)
 
     _remainder = _binary(op.mod)  # it has the sign of the divisor
 
     def operator_ne(self, first: Any, second: Any) -> Tracer:
-        """Return whether elements differ."""
         return self.logical_not(self.operator_eq(first, second))
 
     def where(self, condition: Tracer, first: Any, second: Any) -> Tracer:
-        """Return elements of `first` where the condition is True, else of `second`."""
         arrays = [x for x in (first, second) if type(x) is Tracer]
         dtype = np.result_type(*(x.dtype for x in arrays))
         variables = (_number(x, dtype) for x in (first, second))
@@ -362,12 +353,10 @@ class OnnxNamespace:
         return traced(op.where(var_of(condition), *variables), shape, dtype)
 
     def clip(self, x: Tracer, min: Any = None, max: Any = None) -> Tracer:
-        """Limit elements to an interval."""
         bounds = (None if bound is None else _number(bound, x.dtype) for bound in (min, max))
         return traced(op.clip(var_of(x), *bounds), x.shape, x.dtype)
 
     def astype(self, x: Tracer, dtype: DType, *, copy: Any = True) -> Tracer:
-        """Cast to a dtype."""
         dtype = np.dtype(dtype)
         return x if x.dtype == dtype else traced(op.cast(var_of(x), to=dtype), x.shape, dtype)
 
@@ -378,13 +367,11 @@ class OnnxNamespace:
     )
 
     def cumulative_sum(self, x: Tracer, *, axis: int) -> Tracer:
-        """Return sums of the elements so far."""
         return traced(op.cumsum(var_of(x), op.const(np.asarray(axis))), x.shape, x.dtype)
 
     # --- shapes
 
     def reshape(self, x: Tracer, shape: Sequence[int], *, copy: Any = None) -> Tracer:
-        """Return the elements in another shape."""
         if -1 in shape:
             rest = math.prod(length for length in shape if not _equal(length, -1))
             shape = [x.size // rest if _equal(length, -1) else length for length in shape]
@@ -401,38 +388,31 @@ class OnnxNamespace:
         return traced(op.reshape(var_of(x), _vector(sizes)), shape, x.dtype)
 
     def broadcast_to(self, x: Tracer, shape: Sequence[int]) -> Tracer:
-        """Return x in a larger shape."""
         return traced(op.expand(var_of(x), _vector(shape)), shape, x.dtype)
 
     def expand_dims(self, x: Tracer, *, axis: int) -> Tracer:
-        """Insert an axis of size 1."""
         axis %= x.ndim + 1
         shape = (*x.shape[:axis], 1, *x.shape[axis:])
         return traced(op.unsqueeze(var_of(x), op.const(np.asarray([axis]))), shape, x.dtype)
 
     def squeeze(self, x: Tracer, axis: int) -> Tracer:
-        """Remove an axis of size 1."""
         axis %= x.ndim
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])
         return traced(op.squeeze(var_of(x), op.const(np.asarray([axis]))), shape, x.dtype)
 
     def permute_dims(self, x: Tracer, axes: Sequence[int]) -> Tracer:
-        """Change the order of the axes."""
         return traced(op.transpose(var_of(x), perm=list(axes)), [x.shape[axis] for axis in axes], x.dtype)
 
     def matrix_transpose(self, x: Tracer) -> Tracer:
-        """Swap the last two axes."""
         axes = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
         transposed = self.permute_dims(x, axes)
         return traced(var_of(transposed), transposed.shape, x.dtype, base=x) if x.ndim == 2 else transposed
 
     def flip(self, x: Tracer, *, axis: int) -> Tracer:
-        """Reverse the order along an axis."""
         bounds = (-1, np.iinfo(np.int64).min, axis % x.ndim, -1)  # start, stop, axis and step
         return traced(op.slice(var_of(x), *(_vector([bound]) for bound in bounds)), x.shape, x.dtype)
 
     def concat(self, arrays: Sequence[Tracer], *, axis: int = 0) -> Tracer:
-        """Join arrays along an axis."""
         first = arrays[0]
         axis %= first.ndim
         shape = list(first.shape)
@@ -441,7 +421,6 @@ class OnnxNamespace:
         return traced(op.concat([var_of(x) for x in arrays], axis=axis), shape, first.dtype)
 
     def stack(self, arrays: Sequence[Tracer], *, axis: int = 0) -> Tracer:
-        """Join arrays along a new axis."""
         return self.concat([self.expand_dims(x, axis=axis) for x in arrays], axis=axis)
 
     def repeat(self, x: Tracer, repeats: int, *, axis: int | None = None) -> Tracer:
@@ -477,30 +456,25 @@ class OnnxNamespace:
         return x
 
     def take(self, x: Tracer, indices: Tracer, *, axis: int = 0) -> Tracer:
-        """Return slices of an axis by index."""
         axis %= x.ndim
         shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
         return traced(op.gather(var_of(x), var_of(indices), axis=axis), shape, x.dtype)
 
     def take_along_axis(self, x: Tracer, indices: Tracer, *, axis: int = -1) -> Tracer:
-        """Return elements by their index along an axis."""
         return traced(op.gather_elements(var_of(x), var_of(indices), axis=axis), indices.shape, x.dtype)
 
     def top_k(self, x: Tracer, k: int) -> tuple[Tracer, Tracer]:
-        """Return the largest elements along the last axis, and their indices; of equal elements the first ones."""
         values, indices = op.top_k(var_of(x), _vector([k]), axis=-1)
         shape = (*x.shape[:-1], k)
         return traced(values, shape, x.dtype), traced(indices, shape, np.int64)
 
     def argsort(self, x: Tracer, *, axis: int = -1, stable: Any = True) -> Tracer:
-        """Return the indices that sort an axis; equal elements keep their order."""
         indices = op.top_k(var_of(x), _vector([x.shape[axis]]), axis=axis, largest=0)[1]
         return traced(indices, x.shape, np.int64)
 
     # --- products
 
     def matmul(self, first: Tracer, second: Tracer) -> Tracer:
-        """Return the matrix product."""
         shape = (*_broadcast([first.shape[:-2], second.shape[:-2]]), first.shape[-2], second.shape[-1])
         stored = second._value.base
         if stored is not None and first.ndim == 2:
@@ -527,17 +501,9 @@ class OnnxBackend(Backend):
         """Return a constant of the graph."""
         return NAMESPACE.asarray(data, dtype=dtype)
 
-    def rows_of_table(
-        self,
-        xp: Namespace,
-        table: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        rows: slice,
-        dtype: DType,
-        device: Device,
-    ) -> Array:
+    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Let the whole table be a constant, so that the graph takes rows of any number."""
-        return NAMESPACE.asarray(table(*arguments), dtype=dtype)[rows]
+        return NAMESPACE.asarray(compute(table), dtype=dtype)[rows]
 
 
 register_backend(OnnxBackend("onnx"))

@@ -4,53 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.bert import BERT, BERT_FIELDS, FIXED, skip_dropout
+from xformer.families.bert import BERT, BERT_DEFAULTS, BERT_FIELDS, read_encoder, write_encoder
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, attention, feed_forward, linear, same
-from xformer.families.values import (
-    has_tensor,
-    read_activation,
-    read_fields,
-    read_labels,
-    read_special_ids,
-    write_activation,
-    write_fields,
-    write_heads,
-)
 from xformer.models import Encoder, EncoderConfig
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of ALBERT; the names of the tensors determine the heads."""
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("position_embedding_type", "absolute")
     reader.require("num_hidden_groups", 1)
     reader.require("inner_group_num", 1)
-    skip_dropout(reader)
     reader.skip("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
-    activation = read_activation(reader, "hidden_act", default="gelu_new")
+    fields = read_encoder(
+        reader,
+        BERT_FIELDS,
+        pooler=("tanh", "pooler.weight"),
+        masked_lm="predictions.dense.weight",
+        activation=("hidden_act", "gelu_new"),
+        max_positions=512,
+        **BERT_DEFAULTS,
+    )
+    embedding_dim = reader.count("embedding_size", default=128)
     return EncoderConfig(
-        **FIXED,
-        **read_fields(reader, BERT_FIELDS, max_positions=512, norm_epsilon=1e-12, num_token_types=2),
-        embedding_dim=reader.count("embedding_size", default=128),
-        share_layers=True,
-        activation=activation,
-        pooler="tanh" if has_tensor(reader, "pooler.weight") else "none",
-        **read_labels(reader),
-        masked_lm=has_tensor(reader, "predictions.dense.weight"),
-        masked_lm_activation=activation,
-        **read_special_ids(reader, pad_id=0),
+        **fields, embedding_dim=embedding_dim, share_layers=True, masked_lm_activation=fields["activation"]
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of ALBERT."""
-    return {
-        **write_heads(config, "Albert", "albert"),
-        **write_fields(config, BERT_FIELDS),
-        "embedding_size": config.embedding_dim,
-        "hidden_act": write_activation(config),
-    }
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
+    return {**write_encoder(config, "Albert", "albert", BERT_FIELDS), "embedding_size": config.embedding_dim}
 
 
 _LAYER, _OURS = "albert.encoder.albert_layer_groups.0.albert_layers.0.", "layers.0."
@@ -58,8 +40,8 @@ ALBERT = register(
     Family(
         model_types=("albert",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="albert.",
         tied={
             "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",

@@ -75,8 +75,7 @@ def write_shared(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def read_config(reader: ConfigReader) -> TransformerConfig:
-    """Translate the config.json of a model of one of the types above."""
+def _read_config(reader: ConfigReader) -> TransformerConfig:
     reader.skip("classifier_dropout", "classif_dropout", "extra_pos_embeddings", "tokenizer_class")
     reader.skip("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
     reader.skip("static_position_embeddings", "hidden_size", "num_attention_heads", "force_bos_token_to_be_generated")
@@ -122,7 +121,7 @@ def _model_type(config: TransformerConfig) -> str:
     return model_types[0]
 
 
-def write_config(config: TransformerConfig) -> dict[str, Any]:
+def _write_config(config: TransformerConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of the type that has its norms and positions."""
     model_type = _model_type(config)
     if not config.share_embeddings and model_type != "marian":
@@ -187,8 +186,8 @@ BART = register(
     Family(
         model_types=tuple(_FIELDS),
         model=Transformer,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="model.",
         tied={
             "model.encoder.embed_tokens.weight": "model.shared.weight",

@@ -6,6 +6,7 @@ Devlin et al. (2019); Liu et al. (2019); Conneau et al. (2020); Martin et al. (2
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from xformer.errors import ConfigError
@@ -27,6 +28,7 @@ from xformer.models import Encoder, EncoderConfig
 
 SIZES_AND_EPSILON = {**SIZES, "norm_epsilon": "layer_norm_eps"}
 BERT_FIELDS = {**SIZES_AND_EPSILON, "num_token_types": "type_vocab_size"}
+BERT_DEFAULTS: dict[str, Any] = {"norm_epsilon": 1e-12, "num_token_types": 2}
 _DISTIL_FIELDS = {
     **SIZES,
     "num_layers": "n_layers num_hidden_layers",
@@ -44,44 +46,58 @@ FIXED: dict[str, Any] = {
 }
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of BERT or RoBERTa; the names of the tensors determine the heads."""
+def read_encoder(
+    reader: ConfigReader,
+    keys: Mapping[str, str],
+    *,
+    pooler: tuple[str, ...],
+    masked_lm: str,
+    activation: tuple[str, str] = ("hidden_act", "gelu"),
+    pad_id: int = 0,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Return the fields that most encoders share; the names of the tensors determine the heads.
+
+    Args:
+        reader: The configuration.
+        keys: As for `read_fields`.
+        pooler: Activation of the pooler, and endings of the names of its tensors.
+        masked_lm: Ending of the name of a tensor of the head of masked tokens.
+        activation: Key of the activation, and its default.
+        pad_id: Id of padding if config.json has none.
+        **defaults: As for `read_fields`.
+    """
+    reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "tie_word_embeddings")
+    name, *endings = pooler
+    key, default = activation
+    return {
+        **FIXED,
+        **read_fields(reader, keys, **defaults),
+        "activation": read_activation(reader, key, default=default),
+        "pooler": name if any(has_tensor(reader, ending) for ending in endings) else "none",
+        **read_labels(reader),
+        "masked_lm": has_tensor(reader, masked_lm),
+        **read_special_ids(reader, pad_id=pad_id),
+    }
+
+
+def write_encoder(config: EncoderConfig, name: str, model_type: str, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Return the config.json keys that most encoders share; for the arguments, see `write_heads` and `write_fields`."""
+    heads, activation = write_heads(config, name, model_type), write_activation(config)
+    return {**heads, **write_fields(config, keys), "hidden_act": activation}
+
+
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("position_embedding_type", "absolute")
-    skip_dropout(reader)
     reader.skip("output_hidden_size", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
     reader.skip("pooler_size_per_head", "pooler_type", "directionality")
-    is_roberta = reader.model_type != "bert"
-    activation = read_activation(reader, "hidden_act", default="gelu")
-    fields = read_fields(reader, BERT_FIELDS, norm_epsilon=1e-12, num_token_types=2)
-    if is_roberta:
-        reader.require("pad_token_id", 1)
-        fields["max_positions"] -= 2
-    has_pooler = has_tensor(reader, "pooler.dense.weight") or has_tensor(reader, "classifier.dense.weight")
-    has_masked_lm = has_tensor(reader, "transform.dense.weight") or has_tensor(reader, "lm_head.dense.weight")
-    return EncoderConfig(
-        **FIXED,
-        **fields,
-        activation=activation,
-        pooler="tanh" if has_pooler else "none",
-        **read_labels(reader),
-        masked_lm=has_masked_lm,
-        masked_lm_activation="gelu" if is_roberta else activation,
-        **read_special_ids(reader, pad_id=1 if is_roberta else 0),
-    )
+    pooler, masked_lm = ("tanh", "pooler.dense.weight"), "transform.dense.weight"
+    fields = read_encoder(reader, BERT_FIELDS, pooler=pooler, masked_lm=masked_lm, **BERT_DEFAULTS)
+    return EncoderConfig(**fields, masked_lm_activation=fields["activation"])
 
 
-def skip_dropout(reader: ConfigReader) -> None:
-    """Accept the keys of dropout, and one that the tensors determine."""
-    reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "tie_word_embeddings")
-
-
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of BERT."""
-    return {
-        **write_heads(config, "Bert", "bert"),
-        **write_fields(config, BERT_FIELDS),
-        "hidden_act": write_activation(config),
-    }
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
+    return write_encoder(config, "Bert", "bert", BERT_FIELDS)
 
 
 _OURS = "layers.{i}."
@@ -113,8 +129,8 @@ BERT = register(
     Family(
         model_types=("bert",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="bert.",
         tied={
             "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -150,21 +166,30 @@ def roberta_heads(prefix: str, config: EncoderConfig) -> dict[str, Layout]:
     }
 
 
-def write_roberta_config(config: EncoderConfig, *, name: str, model_type: str) -> dict[str, Any]:
-    """Translate a configuration into the config.json of RoBERTa, XLM-RoBERTa or CamemBERT."""
-    check_pad_id(config, model_type)
-    return {
-        **write_heads(config, name, model_type),
-        **write_fields(config, BERT_FIELDS),
-        "max_position_embeddings": config.max_positions + 2,
-        "hidden_act": write_activation(config),
-    }
+def read_roberta(reader: ConfigReader, keys: Mapping[str, str] = BERT_FIELDS, **defaults: Any) -> dict[str, Any]:
+    """Return the fields of RoBERTa; arguments are those of `read_fields`."""
+    reader.require("pad_token_id", 1)
+    pooler = ("tanh", "pooler.dense.weight", "classifier.dense.weight")
+    fields = read_encoder(reader, keys, pooler=pooler, masked_lm="lm_head.dense.weight", pad_id=1, **defaults)
+    return {**fields, "max_positions": fields["max_positions"] - 2}
 
 
-def check_pad_id(config: EncoderConfig, model_type: str) -> None:
-    """Raise ConfigError unless padding is 1, after which transformers counts positions."""
+def write_roberta(
+    config: EncoderConfig, name: str, model_type: str, keys: Mapping[str, str] = BERT_FIELDS
+) -> dict[str, Any]:
+    """Return the config.json keys of RoBERTa; arguments are those of `write_encoder`.
+
+    Raises:
+        ConfigError: Unless padding is 1, after which transformers counts positions.
+    """
     if config.pad_id != 1:
         raise ConfigError(f"pad_id is {config.pad_id}; {model_type} expects 1")
+    return {**write_encoder(config, name, model_type, keys), "max_position_embeddings": config.max_positions + 2}
+
+
+def _read_roberta_config(reader: ConfigReader) -> EncoderConfig:
+    reader.require("position_embedding_type", "absolute")
+    return EncoderConfig(**read_roberta(reader, **BERT_DEFAULTS))
 
 
 def _register_roberta(name: str, model_type: str) -> Family:
@@ -172,8 +197,8 @@ def _register_roberta(name: str, model_type: str) -> Family:
         Family(
             model_types=(model_type,),
             model=Encoder,
-            read_config=read_config,
-            write_config=functools.partial(write_roberta_config, name=name, model_type=model_type),
+            read_config=_read_roberta_config,
+            write_config=functools.partial(write_roberta, name=name, model_type=model_type),
             prefix="roberta.",
             tied={
                 "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
@@ -193,20 +218,16 @@ CAMEMBERT = _register_roberta("Camembert", "camembert")
 
 def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
     """Translate the config.json of DistilBERT; the names of the tensors determine the heads."""
-    reader.skip("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings")
+    reader.skip("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout")
     reader.skip("sinusoidal_pos_embds")  # the file contains the positions either way
-    activation = read_activation(reader, "activation", default="gelu")
-    return EncoderConfig(
-        **FIXED,
-        **read_fields(reader, _DISTIL_FIELDS),
-        activation=activation,
-        norm_epsilon=1e-12,
-        pooler="relu" if has_tensor(reader, "pre_classifier.weight") else "none",
-        **read_labels(reader),
-        masked_lm=has_tensor(reader, "vocab_transform.weight"),
-        masked_lm_activation=activation,
-        **read_special_ids(reader, pad_id=0),
+    fields = read_encoder(
+        reader,
+        _DISTIL_FIELDS,
+        pooler=("relu", "pre_classifier.weight"),
+        masked_lm="vocab_transform.weight",
+        activation=("activation", "gelu"),
     )
+    return EncoderConfig(**fields, norm_epsilon=1e-12, masked_lm_activation=fields["activation"])
 
 
 def write_distilbert_config(config: EncoderConfig) -> dict[str, Any]:

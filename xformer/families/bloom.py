@@ -7,7 +7,7 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, affine, feed_forward, fused_attention, linear, same, transposed
-from xformer.families.values import read_fields, read_output, write_fields, write_output
+from xformer.families.values import read_fields, read_output, write_decoder
 from xformer.models import LanguageModel, LanguageModelConfig
 
 _FIELDS = {
@@ -21,8 +21,7 @@ _FIELDS = {
 _LAYER, _OURS = "transformer.h.{i}.", "layers.{i}."
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of BLOOM."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "hidden_dropout", "tie_word_embeddings", "unk_token_id", "offset_alibi")
     reader.skip("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion")
     reader.skip("skip_bias_add", "skip_bias_add_qkv")
@@ -39,14 +38,8 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of BLOOM."""
-    return {
-        "architectures": ["BloomForCausalLM"],
-        "model_type": "bloom",
-        **write_fields(config, _FIELDS),
-        **write_output(config),
-    }
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    return write_decoder(config, "bloom", "BloomForCausalLM", _FIELDS)
 
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
@@ -67,8 +60,8 @@ BLOOM = register(
     Family(
         model_types=("bloom",),
         model=LanguageModel,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="transformer.",
         tied={"lm_head.weight": "transformer.word_embeddings.weight"},
         tensors=_tensors,

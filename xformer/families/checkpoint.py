@@ -364,7 +364,7 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
     requested = model.model_type if model_type is None else model_type
     has_experts = bool(getattr(model.config, "num_experts", None))
     families = [] if requested is None else [family_of(requested, "the argument")]
-    families += FAMILIES.values() if model_type is None else []
+    families += [FAMILIES["llama"], *FAMILIES.values()] if model_type is None else []  # most models are Llamas
     reasons = []
     for family in dict.fromkeys(families):
         if type(model.config) is not family.model.config_class:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
-from xformer.families.layouts import Layout, attention, feed_forward, same, transposed
-from xformer.families.llama import LLAMA
+from xformer.families.decoder import decoder_family, interleaved_decoder
 from xformer.families.values import (
     SIZES,
     every_nth_full,
@@ -26,11 +23,9 @@ _FIELDS = {
     "attention_bias": "attention_bias",
     "logits_scale": "logit_scale",
 }
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Command R, R+ or R7B."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "tie_word_embeddings", "use_embedding_sharing", "use_parallel_embedding")
     reader.skip("model_max_length", "cache_implementation")
     reader.require("hidden_act", "silu", "swish")
@@ -62,7 +57,7 @@ def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     return read_windows_without_positions(reader, every_nth_full(num_layers, pattern))
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of `cohere` or, with windows, `cohere2`."""
     windows = write_windows(config)
     is_cohere2 = bool(windows["sliding_window"] or config.layers_without_positions)
@@ -73,24 +68,9 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
-    head_dim, names = config.features_per_head, "q_proj k_proj v_proj o_proj"
-    return {
-        "model.embed_tokens.weight": same("embedding.weight"),
-        **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=(head_dim, head_dim)),
-        _LAYER + "input_layernorm.weight": same(_OURS + "residual.norm.weight"),
-        **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
-        "model.norm.weight": same("norm.weight"),
-        "lm_head.weight": transposed("output.weight"),
-    }
-
-
-COHERE = register(
-    replace(
-        LLAMA,
-        model_types=("cohere", "cohere2"),
-        read_config=read_config,
-        write_config=write_config,
-        tensors=_tensors,
-    )
+COHERE = decoder_family(
+    model_types=("cohere", "cohere2"),
+    read_config=_read_config,
+    write_config=_write_config,
+    tensors=lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"}),
 )

@@ -5,21 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError
-from xformer.families.bert import FIXED, SIZES_AND_EPSILON, encoder_tensors, skip_dropout
+from xformer.families.bert import SIZES_AND_EPSILON, encoder_tensors, read_encoder, write_encoder
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, linear, same
-from xformer.families.values import (
-    ACTIVATION_NAMES,
-    has_tensor,
-    read_activation,
-    read_fields,
-    read_labels,
-    read_special_ids,
-    write_activation,
-    write_fields,
-    write_heads,
-)
+from xformer.families.values import ACTIVATION_NAMES, read_activation
 from xformer.models import Encoder, EncoderConfig
 
 # The only values that xformer computes
@@ -32,9 +22,7 @@ _FIXED = {
 _NUM_SCORES = 3  # of contents, of contents and distances, and of distances and contents
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of DeBERTa-v2 or v3; the names of the tensors determine the heads."""
-    skip_dropout(reader)
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.skip("pooler_dropout", "cls_dropout", "legacy", "pos_att_type", *_FIXED)
     types = reader.values.get("pos_att_type")
     types = types.lower().replace(" ", "").split("|") if isinstance(types, str) else types
@@ -44,7 +32,9 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     ):
         if value != expected:
             raise CheckpointError(f"{reader.path} has {key} {value!r:.60}; expected {expected!r}")
-    fields = read_fields(reader, SIZES_AND_EPSILON, max_positions=512, norm_epsilon=1e-7)
+    pooler = read_activation(reader, "pooler_hidden_act", default="gelu"), "pooler.dense.weight"
+    masked_lm, keys = "lm_predictions.lm_head.dense.weight", SIZES_AND_EPSILON
+    fields = read_encoder(reader, keys, pooler=pooler, masked_lm=masked_lm, max_positions=512, norm_epsilon=1e-7)
     d_model, head_dim = fields["d_model"], fields["d_model"] // fields["num_heads"]
     reader.require("conv_groups", 1)
     is_tanh = reader.values.get("conv_act") in (None, "tanh")
@@ -53,37 +43,26 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("pooler_hidden_size", d_model)
     reader.require("attention_head_size", head_dim)
     max_distance = reader.count("max_relative_positions", default=-1, at_least=-1)
-    activation = read_activation(reader, "hidden_act", default="gelu")
-    pooler = read_activation(reader, "pooler_hidden_act", default="gelu")
     return EncoderConfig(
-        **{**FIXED, "positions": "disentangled"},
-        **fields,
+        **{**fields, "positions": "disentangled"},
         num_token_types=reader.count("type_vocab_size", default=0, at_least=0),
         relative_buckets=2 * reader.count("position_buckets"),
         relative_max_distance=max_distance if max_distance > 0 else fields["max_positions"],
         attention_scale=(_NUM_SCORES * head_dim) ** -0.5,
-        activation=activation,
-        pooler=pooler if has_tensor(reader, "pooler.dense.weight") else "none",
-        **read_labels(reader),
         convolution_size=reader.count("conv_kernel_size", default=0, at_least=0),
         convolution_activation="tanh" if is_tanh else read_activation(reader, "conv_act", default="gelu"),
-        masked_lm=has_tensor(reader, "lm_predictions.lm_head.dense.weight"),
-        masked_lm_activation=activation,
-        **read_special_ids(reader, pad_id=0),
+        masked_lm_activation=fields["activation"],
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of DeBERTa-v2 or v3."""
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
     return {
-        **write_heads(config, "DebertaV2", "deberta-v2"),
-        **write_fields(config, SIZES_AND_EPSILON),
+        **write_encoder(config, "DebertaV2", "deberta-v2", SIZES_AND_EPSILON),
         **_FIXED,
         "type_vocab_size": config.num_token_types,
         "pos_att_type": ["p2c", "c2p"],
         "position_buckets": config.relative_buckets // 2,
         "max_relative_positions": config.relative_max_distance,
-        "hidden_act": write_activation(config),
         "pooler_hidden_act": ACTIVATION_NAMES.get(config.pooler, "gelu"),
         "conv_kernel_size": config.convolution_size,
         "conv_act": ACTIVATION_NAMES.get(config.convolution_activation, "tanh"),
@@ -95,8 +74,8 @@ DEBERTA_V2 = register(
     Family(
         model_types=("deberta-v2",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="deberta.",
         ignored=("*.position_ids", "*.embeddings.position_embeddings.weight", "mask_predictions.*"),
         tensors={

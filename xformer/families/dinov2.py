@@ -24,8 +24,7 @@ _MAX_RATIO = 64
 _DEFAULTS = {field: value for field, value in DEFAULTS.items() if field != "d_ff"}
 
 
-def read_config(reader: ConfigReader) -> ImageEncoderConfig:
-    """Translate the config.json of DINOv2."""
+def _read_config(reader: ConfigReader) -> ImageEncoderConfig:
     reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "tie_word_embeddings")
     reader.skip("layerscale_value", "use_mask_token")  # initialization and training only
     reader.skip("out_features", "out_indices", "stage_names", "apply_layernorm", "reshape_hidden_states")  # backbones
@@ -53,8 +52,7 @@ def _d_ff(d_model: int, ratio: int, is_gated: bool) -> int:
     return (2 * d_model * ratio // 3 + 7) // 8 * 8 if is_gated else d_model * ratio
 
 
-def write_config(config: ImageEncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of DINOv2."""
+def _write_config(config: ImageEncoderConfig) -> dict[str, Any]:
     is_gated, sizes = config.activation == "swiglu", range(1, _MAX_RATIO + 1)
     ratio = next((ratio for ratio in sizes if _d_ff(config.d_model, ratio, is_gated) == config.d_ff), None)
     if ratio is None:
@@ -107,8 +105,8 @@ DINOV2 = register(
     Family(
         model_types=("dinov2",),
         model=ImageEncoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="dinov2.",
         ignored=("*embeddings.mask_token",),
         tensors=_tensors,

@@ -13,8 +13,7 @@ from xformer.families.values import (
     read_output,
     read_rope,
     write_activation,
-    write_fields,
-    write_output,
+    write_decoder,
     write_rope,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -31,8 +30,7 @@ _FIELDS = {
 _LAYER, _OURS = "transformer.h.{i}.", "layers.{i}."
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Falcon."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "hidden_dropout", "tie_word_embeddings", "auto_map")
     reader.skip("ff_factor")  # ffn_hidden_size replaces it
     reader.require("apply_residual_connection_post_layernorm", False)
@@ -60,15 +58,12 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of Falcon."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     num_groups = config.num_key_value_heads or config.num_heads
     has_two_norms = config.parallel_residual and not config.shared_norm
     is_new = has_two_norms or num_groups not in (1, config.num_heads)
     return {
-        "architectures": ["FalconForCausalLM"],
-        "model_type": "falcon",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, "falcon", "FalconForCausalLM", _FIELDS),
         "new_decoder_architecture": is_new,
         "num_ln_in_parallel_attn": (2 if has_two_norms else 1) if is_new else None,
         "parallel_attn": config.parallel_residual,
@@ -78,7 +73,6 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "activation": write_activation(config),
         "alibi": config.positions == "alibi",
         **write_rope(config),
-        **write_output(config),
     }
 
 
@@ -105,8 +99,8 @@ FALCON = register(
     Family(
         model_types=("falcon",),
         model=LanguageModel,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="transformer.",
         tied={"lm_head.weight": "transformer.word_embeddings.weight"},
         ignored=("*.inv_freq",),

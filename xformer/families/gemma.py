@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
-from xformer.families.layouts import attention, feed_forward, plus_one, same, transposed
-from xformer.families.llama import LLAMA
+from xformer.families.decoder import RMS_SIZES, SANDWICH_NORMS, decoder, decoder_family
+from xformer.families.layouts import Layout, plus_one
 from xformer.families.values import (
-    SIZES,
     every_nth_full,
     read_activation,
     read_fields,
+    read_local_theta,
     read_output,
     read_rope,
     read_windows,
-    write_fields,
-    write_output,
+    write_decoder,
+    write_local_rope,
+    write_rope,
     write_windows,
 )
 from xformer.models import LanguageModelConfig
 
-_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
+_FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
@@ -38,9 +37,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     fields = read_fields(reader, _FIELDS, max_positions=8192, norm_epsilon=1e-6, attention_bias=False)
     is_gemma3, num_layers = reader.model_type == "gemma3_text", fields["num_layers"]
     pattern = reader.count("sliding_window_pattern", "_sliding_window_pattern", default=6 if is_gemma3 else 2)
-    local_theta = reader.number("rope_local_base_freq", default=10000.0)
-    local_rope = reader.section("rope_parameters").section("sliding_attention")
-    local_rope.choice("rope_type", known=("default",), default="default")
+    local_theta = read_local_theta(reader, default=reader.number("rope_local_base_freq", default=10000.0))
     return LanguageModelConfig(
         **fields,
         num_key_value_heads=reader.count("num_key_value_heads"),
@@ -54,7 +51,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         attention_softcap=reader.number("attn_logit_softcapping", default=None),
         logits_softcap=reader.number("final_logit_softcapping", default=None),
         positions="rotary",
-        rope_local_theta=local_rope.number("rope_theta", default=local_theta) if is_gemma3 else None,
+        rope_local_theta=local_theta if is_gemma3 else None,
         scale_embeddings=True,
         **read_windows(reader, every_nth_full(num_layers, pattern), default_window=4096),
         **read_rope(reader, theta=1e6 if is_gemma3 else 1e4),
@@ -64,50 +61,33 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of Gemma 2 or, with norms of queries and keys, Gemma 3."""
-    scaling, is_gemma3 = config.rope_scaling, config.qk_norm
-    rope = {"rope_type": "default", **(scaling or {}), "rope_theta": config.rope_theta}
-    if is_gemma3:
-        local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
-        rope = {"full_attention": rope, "sliding_attention": local}
+    is_gemma3 = config.qk_norm
+    model_type, architecture = ("gemma3_text", "Gemma3ForCausalLM") if is_gemma3 else ("gemma2", "Gemma2ForCausalLM")
+    rope = write_local_rope(config) if is_gemma3 else {"rope_parameters": write_rope(config)["rope_parameters"]}
     scale = config.attention_scale or config.features_per_head**-0.5
     scalar = round(scale**-2)  # transformers expects an integer
     if abs(scale**-2 - scalar) > 1e-6 * scalar:
         raise ConfigError(f"attention_scale is {scale}; expected 1 / sqrt(n) with an integer n")
     return {
-        "architectures": ["Gemma3ForCausalLM" if is_gemma3 else "Gemma2ForCausalLM"],
-        "model_type": "gemma3_text" if is_gemma3 else "gemma2",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, model_type, architecture, _FIELDS),
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "head_dim": config.features_per_head,
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
         "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.logits_softcap,
-        "rope_parameters": rope,
+        **rope,
         **write_windows(config),
-        **write_output(config),
     }
 
 
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
-GEMMA = register(
-    replace(
-        LLAMA,
-        model_types=("gemma2", "gemma3_text"),
-        read_config=read_config,
-        write_config=write_config,
-        tensors={
-            "model.embed_tokens.weight": same("embedding.weight"),
-            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
-            _LAYER + "self_attn.q_norm.weight": plus_one(_OURS + "self_attention.query_norm.weight"),
-            _LAYER + "self_attn.k_norm.weight": plus_one(_OURS + "self_attention.key_norm.weight"),
-            _LAYER + "input_layernorm.weight": plus_one(_OURS + "self_attention_residual.norm.weight"),
-            _LAYER + "post_attention_layernorm.weight": plus_one(_OURS + "self_attention_residual.norm_after.weight"),
-            _LAYER + "pre_feedforward_layernorm.weight": plus_one(_OURS + "feed_forward_residual.norm.weight"),
-            _LAYER + "post_feedforward_layernorm.weight": plus_one(_OURS + "feed_forward_residual.norm_after.weight"),
-            **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
-            "model.norm.weight": plus_one("norm.weight"),
-            "lm_head.weight": transposed("output.weight"),
-        },
-    )
+def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
+    return {f"{tensor}.weight": plus_one(f"{parameter}.weight")}
+
+
+GEMMA = decoder_family(
+    model_types=("gemma2", "gemma3_text"),
+    read_config=read_config,
+    write_config=write_config,
+    tensors=decoder(SANDWICH_NORMS, _norm),
 )

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
-from xformer.families.layouts import Layout, attention, fused, same, transposed
-from xformer.families.llama import LLAMA
-from xformer.families.values import (
-    SIZES,
-    read_fields,
-    read_rotary_decoder,
-    write_rotary_decoder,
-)
+from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder_family, embedding_and_norms
+from xformer.families.layouts import Layout, attention, fused, transposed
+from xformer.families.values import read_fields, read_rotary_decoder, write_rotary_decoder
 from xformer.models import LanguageModelConfig
 
-_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
+_FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}
+_NORMS = {
+    "input_layernorm": "self_attention_residual.norm",
+    "post_self_attn_layernorm": "self_attention_residual.norm_after",
+    "post_attention_layernorm": "feed_forward_residual.norm",
+    "post_mlp_layernorm": "feed_forward_residual.norm_after",
+}
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of GLM 4."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "tie_word_embeddings")
     reader.require("hidden_act", "silu", "swish")
     return LanguageModelConfig(
@@ -38,40 +35,25 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of `glm` or, with norms on both sides of sublayers, `glm4`."""
     is_glm4 = config.norm_position == "sandwich"
     model_type, architecture = ("glm4", "Glm4ForCausalLM") if is_glm4 else ("glm", "GlmForCausalLM")
-    return {
-        **write_rotary_decoder(config, model_type, architecture, _FIELDS, gated=True, writes_fraction=True),
-        "head_dim": config.features_per_head,
-    }
+    return write_rotary_decoder(config, model_type, architecture, _FIELDS, gated=True, writes_fraction=True)
 
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     head_dim, names = config.features_per_head, "q_proj k_proj v_proj o_proj"
     rotated = head_dim, int(head_dim * config.rotary_fraction)
-    gate, up = (f"{_OURS}feed_forward.{part}.weight" for part in ("gate", "up"))
+    gate, up = (f"{OURS}feed_forward.{part}.weight" for part in ("gate", "up"))
     return {
-        "model.embed_tokens.weight": same("embedding.weight"),
-        **attention(_LAYER + "self_attn", _OURS + "self_attention", names, rotated=rotated),
-        _LAYER + "input_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
-        _LAYER + "post_self_attn_layernorm.weight": same(_OURS + "self_attention_residual.norm_after.weight"),
-        _LAYER + "post_attention_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
-        _LAYER + "post_mlp_layernorm.weight": same(_OURS + "feed_forward_residual.norm_after.weight"),
-        _LAYER + "mlp.gate_up_proj.weight": fused(gate, up, transpose=True),
-        _LAYER + "mlp.down_proj.weight": transposed(_OURS + "feed_forward.down.weight"),
-        "model.norm.weight": same("norm.weight"),
-        "lm_head.weight": transposed("output.weight"),
+        **embedding_and_norms(_NORMS),
+        **attention(LAYER + "self_attn", OURS + "self_attention", names, rotated=rotated),
+        LAYER + "mlp.gate_up_proj.weight": fused(gate, up, transpose=True),
+        LAYER + "mlp.down_proj.weight": transposed(OURS + "feed_forward.down.weight"),
     }
 
 
-GLM = register(
-    replace(
-        LLAMA,
-        model_types=("glm", "glm4"),
-        read_config=read_config,
-        write_config=write_config,
-        tensors=_tensors,
-    )
+GLM = decoder_family(
+    model_types=("glm", "glm4"), read_config=_read_config, write_config=_write_config, tensors=_tensors
 )

@@ -12,8 +12,7 @@ from xformer.families.values import (
     read_fields,
     read_output,
     write_activation,
-    write_fields,
-    write_output,
+    write_decoder,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -28,8 +27,7 @@ _FIELDS = {
 _LAYER, _PARTS = "transformer.h.{i}.", ("query", "key", "value")
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of GPT-2."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.require("scale_attn_weights", True)
     reader.require("scale_attn_by_inverse_layer_idx", False)
     reader.skip("n_ctx", "reorder_and_upcast_attn", "attn_pdrop", "resid_pdrop", "embd_pdrop")
@@ -46,15 +44,11 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of GPT-2."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, "gpt2", "GPT2LMHeadModel", _FIELDS),
         "n_inner": config.d_ff,
         "activation_function": write_activation(config),
-        **write_output(config),
     }
 
 
@@ -62,8 +56,8 @@ GPT2 = register(
     Family(
         model_types=("gpt2",),
         model=LanguageModel,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="transformer.",
         tied={"lm_head.weight": "transformer.wte.weight"},
         ignored=("*.attn.bias", "*.attn.masked_bias"),

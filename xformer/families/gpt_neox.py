@@ -14,8 +14,7 @@ from xformer.families.values import (
     read_output,
     read_rope,
     write_activation,
-    write_fields,
-    write_output,
+    write_decoder,
     write_rope,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -29,8 +28,7 @@ _FIELDS = {
 _LAYER, _OURS = "gpt_neox.layers.{i}.", "layers.{i}."
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of GPT-NeoX."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "hidden_dropout", "classifier_dropout", "tie_word_embeddings")
     return LanguageModelConfig(
         **read_fields(reader, _FIELDS, norm_epsilon=1e-5, parallel_residual=True, attention_bias=True),
@@ -42,17 +40,13 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of GPT-NeoX."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, "gpt_neox", "GPTNeoXForCausalLM", _FIELDS),
         "hidden_act": write_activation(config),
         "rope_parameters": write_rope(config, writes_fraction=True)["rope_parameters"],
         "rotary_pct": config.rotary_fraction,
         "rotary_emb_base": config.rope_theta,
-        **write_output(config),
     }
 
 
@@ -73,8 +67,8 @@ GPT_NEOX = register(
     Family(
         model_types=("gpt_neox",),
         model=LanguageModel,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="gpt_neox.",
         tied={"embed_out.weight": "gpt_neox.embed_in.weight"},
         ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
+from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder, decoder_family
 from xformer.families.layouts import Layout, same, stacked_experts, transposed
-from xformer.families.llama import LLAMA, TENSORS
-from xformer.families.values import (
-    SIZES,
-    read_fields,
-    read_rotary_decoder,
-    read_windows,
-    write_rotary_decoder,
-    write_windows,
-)
+from xformer.families.values import read_fields, read_rotary_decoder, read_windows, write_rotary_decoder, write_windows
 from xformer.models import LanguageModelConfig
 
 _FIELDS = {
-    **SIZES,
-    "norm_epsilon": "rms_norm_eps",
+    **RMS_SIZES,
     "num_experts": "num_local_experts num_experts",
     "num_experts_per_token": "num_experts_per_tok experts_per_token",
     "attention_bias": "attention_bias",
@@ -32,8 +22,7 @@ _FIELDS = {
 _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # as in ClampedFeedForward
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of gpt-oss."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "output_router_logits", "router_aux_loss_coef", "initial_context_length")
     reader.skip("tie_word_embeddings")  # the tensors determine it
     reader.require("hidden_act", "silu", "swish")
@@ -57,13 +46,11 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of gpt-oss."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     if config.num_experts == 0:
         raise ConfigError("num_experts is 0; expected experts")
     return {
         **write_rotary_decoder(config, "gpt_oss", "GptOssForCausalLM", _FIELDS, gated=True),
-        "head_dim": config.features_per_head,
         "intermediate_size": config.expert_d_ff or config.d_ff,
         **_CLAMPED,
         **write_windows(config),
@@ -72,9 +59,9 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     """Return the table of tensors; one has the weights of all experts."""
-    layer, ours = "model.layers.{i}.", "layers.{i}."
+    layer, ours = LAYER, OURS
     table = {
-        **TENSORS,
+        **decoder(),
         f"{layer}self_attn.sinks": same(f"{ours}self_attention.sinks"),
         f"{layer}mlp.router.weight": transposed(f"{ours}feed_forward.router"),
         f"{layer}mlp.router.bias": same(f"{ours}feed_forward.router_bias"),
@@ -87,12 +74,6 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     return table
 
 
-GPT_OSS = register(
-    replace(
-        LLAMA,
-        model_types=("gpt_oss",),
-        read_config=read_config,
-        write_config=write_config,
-        tensors=_tensors,
-    )
+GPT_OSS = decoder_family(
+    model_types=("gpt_oss",), read_config=_read_config, write_config=_write_config, tensors=_tensors
 )

@@ -6,15 +6,13 @@ Bakouch et al. (2025); Granite team (2024).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
-from xformer.families.layouts import attention, feed_forward, fused, linear, same, transposed
+from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder, decoder_family, embedding_and_norms
+from xformer.families.layouts import fused, linear
 from xformer.families.values import (
-    SIZES,
     read_fields,
     read_rotary_decoder,
     read_windows,
@@ -22,7 +20,7 @@ from xformer.families.values import (
     write_rotary_decoder,
     write_windows,
 )
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models import LanguageModelConfig
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -36,7 +34,6 @@ _ARCHITECTURES = {
 }
 
 _WITH_FEED_FORWARD_BIAS = ("llama", "seed_oss", "smollm3", "granite")
-_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps"}
 _SCALES = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -44,13 +41,12 @@ _SCALES = {
 }
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Llama, Mistral, Ministral, Qwen 2 or 3, Phi 3, Seed-OSS, SmolLM 3, or Granite."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map", "max_window_layers")
     reader.skip("use_sliding_window", "tie_word_embeddings")  # the tensors determine the latter
     reader.require("hidden_act", "silu", "swish")
     epsilon = 1e-5 if reader.model_type == "phi3" else 1e-6
-    fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=epsilon)
+    fields = read_fields(reader, RMS_SIZES, max_positions=2048, norm_epsilon=epsilon)
     num_heads = fields["num_heads"]
     head_dim = 128 if reader.model_type in ("qwen3", "seed_oss") else fields["d_model"] // num_heads
     has_bias = reader.flag("attention_bias", default=reader.model_type in ("qwen2", "seed_oss"))
@@ -112,13 +108,10 @@ def _read_smollm3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     return {"layers_without_positions": [i for i, each in enumerate(has_rope) if not each], **windows}
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into a config.json of one of these models, but not of Phi 3."""
     model_type = _model_type(config)
-    values = {
-        **write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], _FIELDS, gated=True),
-        "head_dim": config.features_per_head,
-    }
+    values = write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], RMS_SIZES, gated=True)
     if model_type in ("qwen3", *_WITH_FEED_FORWARD_BIAS):
         values["attention_bias"] = config.attention_bias
     if model_type in _WITH_FEED_FORWARD_BIAS:
@@ -181,56 +174,29 @@ def write_phi3_config(config: LanguageModelConfig) -> dict[str, Any]:
     if scaling["rope_type"] != "longrope":
         raise ConfigError(f"rope_scaling has rope_type {scaling['rope_type']!r}; phi3 expects 'longrope'")
     return {
-        **write_rotary_decoder(config, "phi3", "Phi3ForCausalLM", _FIELDS, gated=True, writes_fraction=True),
+        **write_rotary_decoder(config, "phi3", "Phi3ForCausalLM", RMS_SIZES, gated=True, writes_fraction=True),
         "original_max_position_embeddings": scaling.get("original_max_position_embeddings", config.max_positions),
         "sliding_window": write_windows(config)["sliding_window"],  # of all layers
     }
 
 
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
-_SHARED_TENSORS = {
-    "model.embed_tokens.weight": same("embedding.weight"),
-    **linear(_LAYER + "self_attn.o_proj", _OURS + "self_attention.output"),
-    _LAYER + "input_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
-    _LAYER + "post_attention_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
-    "model.norm.weight": same("norm.weight"),
-    "lm_head.weight": transposed("output.weight"),
-}
-TENSORS = {
-    **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
-    _LAYER + "self_attn.q_norm.weight": same(_OURS + "self_attention.query_norm.weight"),
-    _LAYER + "self_attn.k_norm.weight": same(_OURS + "self_attention.key_norm.weight"),
-    **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
-    **_SHARED_TENSORS,
-}
-
-LLAMA = register(
-    Family(
-        model_types=tuple(_ARCHITECTURES),
-        model=LanguageModel,
-        read_config=read_config,
-        write_config=write_config,
-        prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
-        tensors=TENSORS,
-    )
+LLAMA = decoder_family(
+    model_types=tuple(_ARCHITECTURES), read_config=_read_config, write_config=_write_config, tensors=decoder()
 )
 
-PHI3 = register(
-    replace(
-        LLAMA,
-        model_types=("phi3",),
-        write_config=write_phi3_config,
-        tensors={
-            **_SHARED_TENSORS,
-            **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
-            _LAYER + "self_attn.qkv_proj.weight": fused(
-                *(f"{_OURS}self_attention.{part}.weight" for part in ("query", "key", "value")), transpose=True
-            ),
-            _LAYER + "mlp.gate_up_proj.weight": fused(
-                *(f"{_OURS}feed_forward.{part}.weight" for part in ("gate", "up")), transpose=True
-            ),
-        },
-    )
+PHI3 = decoder_family(
+    model_types=("phi3",),
+    read_config=_read_config,
+    write_config=write_phi3_config,
+    tensors={
+        **embedding_and_norms(),
+        **linear(LAYER + "self_attn.o_proj", OURS + "self_attention.output"),
+        **linear(LAYER + "mlp.down_proj", OURS + "feed_forward.down"),
+        LAYER + "self_attn.qkv_proj.weight": fused(
+            *(f"{OURS}self_attention.{part}.weight" for part in ("query", "key", "value")), transpose=True
+        ),
+        LAYER + "mlp.gate_up_proj.weight": fused(
+            *(f"{OURS}feed_forward.{part}.weight" for part in ("gate", "up")), transpose=True
+        ),
+    },
 )

@@ -5,22 +5,13 @@ Jiang et al. (2024); Qwen team (2024, 2025); Muennighoff et al. (2024).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
+from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder, decoder_family
 from xformer.families.layouts import Layout, transposed
-from xformer.families.llama import LLAMA, TENSORS
-from xformer.families.values import (
-    SIZES,
-    read_fields,
-    read_rotary_decoder,
-    read_windows,
-    write_rotary_decoder,
-    write_windows,
-)
+from xformer.families.values import read_fields, read_rotary_decoder, read_windows, write_rotary_decoder, write_windows
 from xformer.models import LanguageModelConfig
 
 _ARCHITECTURES = {
@@ -29,7 +20,7 @@ _ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
 }
-_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "num_experts_per_token": "num_experts_per_tok"}
+_FIELDS = {**RMS_SIZES, "num_experts_per_token": "num_experts_per_tok"}
 _OLMOE_FIELDS = {
     **_FIELDS,
     "num_experts": "num_experts num_local_experts",
@@ -63,8 +54,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _KEY_VALUE_HEADS = {"mixtral": 8, "qwen2_moe": 16, "qwen3_moe": 4}
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of Mixtral, Qwen 2 or 3 MoE, or OLMoE."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "router_jitter_noise", "output_router_logits", "router_aux_loss_coef")
     reader.skip("use_sliding_window", "max_window_layers", "tie_word_embeddings")  # the tensors determine the latter
     reader.require("hidden_act", "silu", "swish")
@@ -130,15 +120,11 @@ def _read_dense_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]
     return tuple(i for i in range(num_layers) if i in without or (i + 1) % step)
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of one of these models."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     if config.num_experts == 0:
         raise ConfigError("num_experts is 0; expected experts")
     model_type = _model_type(config)
-    values = {
-        **write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], _KEYS[model_type], gated=True),
-        "head_dim": config.features_per_head,
-    }
+    values = write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], _KEYS[model_type], gated=True)
     d_ff, windows = config.expert_d_ff or config.d_ff, write_windows(config)
     if model_type != "qwen2_moe":  # all layers have windows, or none has
         del windows["layer_types"]
@@ -160,21 +146,15 @@ def _model_type(config: LanguageModelConfig) -> str:
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     """Return the table of tensors; those of the experts have other names in Mixtral."""
     is_mixtral = _model_type(config) == "mixtral"
-    layer, ours = "model.layers.{i}." + ("block_sparse_moe" if is_mixtral else "mlp"), "layers.{i}.feed_forward."
+    layer, ours = LAYER + ("block_sparse_moe" if is_mixtral else "mlp"), OURS + "feed_forward."
     names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
-    table = {**TENSORS, f"{layer}.gate.weight": transposed(f"{ours}router")}
+    table = {**decoder(), f"{layer}.gate.weight": transposed(f"{ours}router")}
     for name, part in zip(names, ("gate", "up", "down"), strict=True):
         table[f"{layer}.experts.{{e}}.{name}.weight"] = transposed(f"{ours}experts.{{e}}.{part}.weight")
         table[f"{layer}.shared_expert.{name}.weight"] = transposed(f"{ours}shared.{part}.weight")
     return {**table, f"{layer}.shared_expert_gate.weight": transposed(f"{ours}shared_gate")}
 
 
-MIXTRAL = register(
-    replace(
-        LLAMA,
-        model_types=tuple(_ARCHITECTURES),
-        read_config=read_config,
-        write_config=write_config,
-        tensors=_tensors,
-    )
+MIXTRAL = decoder_family(
+    model_types=tuple(_ARCHITECTURES), read_config=_read_config, write_config=_write_config, tensors=_tensors
 )

@@ -14,12 +14,13 @@ from xformer.families.values import (
     read_activation,
     read_fields,
     read_labels,
+    read_local_theta,
     read_rope,
     read_special_ids,
     write_activation,
     write_fields,
     write_heads,
-    write_rope,
+    write_local_rope,
     write_windows,
 )
 from xformer.models import Encoder, EncoderConfig
@@ -36,8 +37,7 @@ _FIELDS = {
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of ModernBERT; the names of the tensors determine the heads."""
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("decoder_bias", True)
     reader.skip("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout", "tie_word_embeddings")
     reader.skip("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "reference_compile")
@@ -47,8 +47,6 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     fields = read_fields(reader, _FIELDS, max_positions=8192, norm_epsilon=1e-5, **no_biases)
     interval = reader.count("global_attn_every_n_layers", default=3)
     layer_types = ["sliding_attention" if i % interval else "full_attention" for i in range(fields["num_layers"])]
-    local = reader.section("rope_parameters").section("sliding_attention")
-    local.choice("rope_type", known=("default",), default="default")
     has_classifier = has_tensor(reader, "classifier.weight")
     activation = read_activation(reader, "classifier_activation", default="gelu")
     pooling = reader.choice("classifier_pooling", known=("cls", "mean"), default="cls")
@@ -60,7 +58,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         positions="rotary",
         window=reader.count("local_attention", default=128, at_least=0) // 2 + 1,  # on each side, with the token
         layer_types=tuple(reader.choices("layer_types", known=LAYER_TYPES, default=layer_types)),
-        rope_local_theta=local.number("rope_theta", default=reader.number("local_rope_theta", default=1e4)),
+        rope_local_theta=read_local_theta(reader, default=reader.number("local_rope_theta", default=1e4)),
         **read_rope(reader, theta=reader.number("global_rope_theta", default=1.6e5)),
         scale_embeddings=False,
         dropout=0.0,
@@ -74,9 +72,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of ModernBERT."""
-    local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
     activation = config.pooler if config.num_labels else config.masked_lm_activation
     return {
         **write_heads(config, "ModernBert", "modernbert"),
@@ -86,7 +82,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "classifier_pooling": config.pooling,
         "local_attention": 2 * ((config.window or 1) - 1),
         "layer_types": write_windows(config)["layer_types"],
-        "rope_parameters": {"full_attention": write_rope(config)["rope_parameters"], "sliding_attention": local},
+        **write_local_rope(config),
     }
 
 
@@ -117,8 +113,8 @@ MODERNBERT = register(
     Family(
         model_types=("modernbert",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="model.",
         tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
         ignored=("*.rotary_emb.inv_freq",),

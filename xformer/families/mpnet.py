@@ -4,52 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.bert import FIXED, SIZES_AND_EPSILON, check_pad_id, encoder_tensors, roberta_heads, skip_dropout
+from xformer.families.bert import SIZES_AND_EPSILON, encoder_tensors, read_roberta, roberta_heads, write_roberta
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, same
-from xformer.families.values import (
-    has_tensor,
-    read_activation,
-    read_fields,
-    read_labels,
-    read_special_ids,
-    write_activation,
-    write_fields,
-    write_heads,
-)
 from xformer.models import Encoder, EncoderConfig
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of MPNet; the names of the tensors determine the heads."""
-    skip_dropout(reader)
-    reader.require("pad_token_id", 1)
+def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("relative_attention_num_buckets", 32)
-    fields = read_fields(reader, SIZES_AND_EPSILON, max_positions=512, norm_epsilon=1e-12)
-    has_pooler = has_tensor(reader, "pooler.dense.weight") or has_tensor(reader, "classifier.dense.weight")
-    return EncoderConfig(
-        **FIXED,
-        **{**fields, "max_positions": fields["max_positions"] - 2},
-        relative_bias=True,
-        activation=read_activation(reader, "hidden_act", default="gelu"),
-        pooler="tanh" if has_pooler else "none",
-        **read_labels(reader),
-        masked_lm=has_tensor(reader, "lm_head.dense.weight"),
-        **read_special_ids(reader, pad_id=1),
-    )
+    fields = read_roberta(reader, SIZES_AND_EPSILON, max_positions=512, norm_epsilon=1e-12)
+    return EncoderConfig(**fields, relative_bias=True)
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of MPNet."""
-    check_pad_id(config, "mpnet")
-    return {
-        **write_heads(config, "MPNet", "mpnet"),
-        **write_fields(config, SIZES_AND_EPSILON),
-        "max_position_embeddings": config.max_positions + 2,
-        "relative_attention_num_buckets": 32,
-        "hidden_act": write_activation(config),
-    }
+def _write_config(config: EncoderConfig) -> dict[str, Any]:
+    return {**write_roberta(config, "MPNet", "mpnet", SIZES_AND_EPSILON), "relative_attention_num_buckets": 32}
 
 
 def _tensors(config: EncoderConfig) -> dict[str, Layout]:
@@ -64,8 +33,8 @@ MPNET = register(
     Family(
         model_types=("mpnet",),
         model=Encoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="mpnet.",
         tied={
             "lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight",

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
-from xformer.families.layouts import attention, feed_forward, same, transposed
-from xformer.families.llama import LLAMA
+from xformer.families.decoder import RMS_SIZES, decoder, decoder_family
 from xformer.families.values import (
-    SIZES,
     every_nth_full,
     read_fields,
     read_heads,
+    read_local_theta,
     read_rotary_decoder,
     read_windows,
     read_windows_without_positions,
-    write_activation,
-    write_fields,
-    write_output,
-    write_rope,
+    write_local_rope,
+    write_rotary_decoder,
     write_windows,
 )
 from xformer.models import LanguageModelConfig
 
-_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
+_FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}
 _ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of OLMo 2 or 3, or EXAONE 4."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "tie_word_embeddings")
     reader.require("hidden_act", "silu", "swish")
     fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, attention_bias=False)
@@ -55,12 +49,8 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def _read_olmo3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     """Return the fields of windows of OLMo 3; their layers have unscaled rotary positions."""
-    local = reader.section("rope_parameters").section("sliding_attention")
-    local.choice("rope_type", known=("default",), default="default")
-    return {
-        "rope_local_theta": local.number("rope_theta", default=5e5),
-        **read_windows(reader, every_nth_full(num_layers, 4), default_window=4096),
-    }
+    windows = read_windows(reader, every_nth_full(num_layers, 4), default_window=4096)
+    return {"rope_local_theta": read_local_theta(reader, default=5e5), **windows}
 
 
 def _read_exaone4(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
@@ -75,49 +65,28 @@ def _read_exaone4(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     return read_windows_without_positions(reader, layer_types) if has_window else read_windows(reader, layer_types)
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of OLMo 2, OLMo 3 if it has windows, or EXAONE 4."""
     windows = write_windows(config)
     if config.qk_norm and not config.qk_norm_all_heads:
         model_type = "exaone4"
     else:
         model_type = "olmo2" if windows["sliding_window"] is None else "olmo3"
-    values = {
-        "architectures": [_ARCHITECTURES[model_type]],
-        "model_type": model_type,
-        **write_fields(config, _FIELDS),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
-        "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config, gated=True),
-        **write_output(config),
-    }
-    rope = write_rope(config)
-    if model_type == "olmo2":
-        return values | rope
-    if model_type == "exaone4":
-        return values | rope | windows
-    local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
-    rope = {"full_attention": rope["rope_parameters"], "sliding_attention": local}
-    return values | windows | {"rope_parameters": rope}
+    values = write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], _FIELDS, gated=True)
+    if model_type == "olmo3":
+        del values["rope_theta"], values["rope_scaling"]
+        values |= write_local_rope(config)
+    return values if model_type == "olmo2" else values | windows
 
 
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
-OLMO = register(
-    replace(
-        LLAMA,
-        model_types=tuple(_ARCHITECTURES),
-        read_config=read_config,
-        write_config=write_config,
-        tensors={
-            "model.embed_tokens.weight": same("embedding.weight"),
-            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
-            _LAYER + "self_attn.q_norm.weight": same(_OURS + "self_attention.query_norm.weight"),
-            _LAYER + "self_attn.k_norm.weight": same(_OURS + "self_attention.key_norm.weight"),
-            _LAYER + "post_attention_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
-            _LAYER + "post_feedforward_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
-            **feed_forward(_LAYER + "mlp", _OURS + "feed_forward"),
-            "model.norm.weight": same("norm.weight"),
-            "lm_head.weight": transposed("output.weight"),
-        },
-    )
+OLMO = decoder_family(
+    model_types=tuple(_ARCHITECTURES),
+    read_config=_read_config,
+    write_config=_write_config,
+    tensors=decoder(
+        {
+            "post_attention_layernorm": "self_attention_residual.norm",
+            "post_feedforward_layernorm": "feed_forward_residual.norm",
+        }
+    ),
 )

@@ -13,15 +13,14 @@ from xformer.families.values import (
     read_fields,
     read_output,
     write_activation,
-    write_fields,
-    write_output,
+    write_decoder,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
 
 _FIELDS = {**SIZES, "d_ff": "ffn_dim"}
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     """Translate the config.json of OPT; refuse models with projected embeddings or post-norm (350M)."""
     fields = read_fields(reader, _FIELDS)
     reader.require("word_embed_proj_dim", fields["d_model"])
@@ -39,16 +38,12 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of OPT."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
-        "architectures": ["OPTForCausalLM"],
-        "model_type": "opt",
-        **write_fields(config, _FIELDS),
+        **write_decoder(config, "opt", "OPTForCausalLM", _FIELDS),
         "word_embed_proj_dim": config.d_model,
         "activation_function": write_activation(config),
         "do_layer_norm_before": True,
-        **write_output(config),
     }
 
 
@@ -57,8 +52,8 @@ OPT = register(
     Family(
         model_types=("opt",),
         model=LanguageModel,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="model.",
         tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
         tensors={

@@ -36,11 +36,7 @@ _FIXED |= {
 
 
 def save_lora(
-    model: BaseModel,
-    directory: str | os.PathLike[str],
-    *,
-    model_type: str | None = None,
-    base_model: str | None = None,
+    model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None, base_model: str | None = None
 ) -> None:
     """Write the adapters of a model as a PEFT directory, which `peft.PeftModel.from_pretrained` loads.
 

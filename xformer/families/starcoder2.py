@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import register
-from xformer.families.layouts import affine, attention, feed_forward, same, transposed
-from xformer.families.llama import LLAMA
+from xformer.families.decoder import decoder, decoder_family
 from xformer.families.values import (
     SIZES,
     read_activation,
@@ -28,8 +25,7 @@ _FIELDS = {
 }
 
 
-def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of StarCoder 2."""
+def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("attention_dropout", "residual_dropout", "embedding_dropout", "tie_word_embeddings")
     reader.skip("activation_function", "layer_norm_epsilon")  # hidden_act and norm_epsilon replace them
     reader.skip("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
@@ -49,30 +45,16 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     )
 
 
-def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of StarCoder 2."""
+def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
         **write_rotary_decoder(config, "starcoder2", "Starcoder2ForCausalLM", _FIELDS, gated=False),
-        "head_dim": config.features_per_head,
         "sliding_window": write_windows(config)["sliding_window"],  # of all layers
     }
 
 
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
-STARCODER2 = register(
-    replace(
-        LLAMA,
-        model_types=("starcoder2",),
-        read_config=read_config,
-        write_config=write_config,
-        tensors={
-            "model.embed_tokens.weight": same("embedding.weight"),
-            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
-            **affine(_LAYER + "input_layernorm", _OURS + "self_attention_residual.norm"),
-            **affine(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
-            **feed_forward(_LAYER + "mlp", _OURS + "feed_forward", "c_fc c_proj"),
-            **affine("model.norm", "norm"),
-            "lm_head.weight": transposed("output.weight"),
-        },
-    )
+STARCODER2 = decoder_family(
+    model_types=("starcoder2",),
+    read_config=_read_config,
+    write_config=_write_config,
+    tensors=decoder(names="c_fc c_proj"),
 )

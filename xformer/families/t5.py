@@ -26,8 +26,7 @@ _FIELDS = {
 _DEFAULTS = {"norm_epsilon": 1e-6, "relative_buckets": 32, "relative_max_distance": 128}
 
 
-def read_config(reader: ConfigReader) -> TransformerConfig:
-    """Translate the config.json of T5."""
+def _read_config(reader: ConfigReader) -> TransformerConfig:
     reader.skip("dropout_rate", "classifier_dropout", "n_positions", "output_past", "dense_act_fn", "is_gated_act")
     default_activation = "relu" if reader.model_type == "t5" else "gated-gelu"
     activation = reader.choice("feed_forward_proj", known=_ACTIVATIONS, default=default_activation)
@@ -61,8 +60,7 @@ def _scales_output(reader: ConfigReader) -> bool:
     return reader.model_type != "mt5" and reader.flag("scale_decoder_outputs", default=is_tied)
 
 
-def write_config(config: TransformerConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of T5."""
+def _write_config(config: TransformerConfig) -> dict[str, Any]:
     names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.activation not in names:
         raise ConfigError(f"activation is {config.activation!r}; expected one of {', '.join(names)}")
@@ -120,8 +118,8 @@ T5 = register(
     Family(
         model_types=("t5", "mt5", "umt5"),
         model=Transformer,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         tied={
             "encoder.embed_tokens.weight": "shared.weight",
             "decoder.embed_tokens.weight": "shared.weight",

@@ -18,7 +18,7 @@ _SHARED = [field.name for field in fields(ModelConfig)]
 _OWN = ("layer_types", "window", "tie_output", "logits_softcap", "pad_id", "bos_id", "eos_id")  # may differ
 
 
-def read_config(reader: ConfigReader) -> TransformerConfig:
+def _read_config(reader: ConfigReader) -> TransformerConfig:
     """Translate the config.json of T5Gemma, in which each side has the keys of Gemma 2."""
     reader.skip("dropout_rate", "classifier_dropout_rate", "attention_dropout", "tie_word_embeddings", "vocab_size")
     encoder, decoder = (_read_side(reader, side) for side in _SIDES)
@@ -55,8 +55,7 @@ def _read_side(reader: ConfigReader, side: str) -> LanguageModelConfig:
     return config
 
 
-def write_config(config: TransformerConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of T5Gemma."""
+def _write_config(config: TransformerConfig) -> dict[str, Any]:
     if config.share_embeddings:
         raise ConfigError("share_embeddings is true; t5gemma expects false")
     shared, sides = {name: getattr(config, name) for name in _SHARED}, {}
@@ -95,8 +94,8 @@ T5GEMMA = register(
     Family(
         model_types=("t5gemma",),
         model=Transformer,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="model.",
         tied={"lm_head.out_proj.weight": "model.decoder.embed_tokens.weight"},
         ignored=("*.rotary_emb.inv_freq",),

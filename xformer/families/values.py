@@ -132,6 +132,20 @@ def write_rope(config: ModelConfig, *, writes_fraction: bool = False) -> dict[st
     return {"rope_parameters": rope, "rope_theta": config.rope_theta, "rope_scaling": scaling, **fraction}
 
 
+def read_local_theta(reader: ConfigReader, *, default: float) -> float:
+    """Return the base of the rotary positions in layers with a window."""
+    rope = reader.section("rope_parameters").section("sliding_attention")
+    rope.choice("rope_type", known=("default",), default="default")
+    return float(rope.number("rope_theta", default=default))
+
+
+def write_local_rope(config: LanguageModelConfig | EncoderConfig) -> dict[str, Any]:
+    """Return the config.json keys of rotary positions by type of layer; layers with a window have unscaled ones."""
+    local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
+    rope = write_rope(config)["rope_parameters"]
+    return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
+
+
 def read_windows(
     reader: ConfigReader, layer_types: Sequence[str], *, default_window: int | None = None, has_window: bool = True
 ) -> dict[str, Any]:
@@ -201,6 +215,21 @@ def write_output(config: LanguageModelConfig | TransformerConfig) -> dict[str, A
     return {"tie_word_embeddings": config.tie_output, **_write_special_ids(config)}
 
 
+def write_decoder(
+    config: LanguageModelConfig, model_type: str, architecture: str, keys: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the config.json keys that all language models share.
+
+    Args:
+        config: The configuration.
+        model_type: Value of model_type.
+        architecture: Name of the class in transformers.
+        keys: As for `write_fields`.
+    """
+    fields = write_fields(config, keys)
+    return {"architectures": [architecture], "model_type": model_type, **fields, **write_output(config)}
+
+
 def _write_special_ids(config: ModelConfig) -> dict[str, Any]:
     return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
 
@@ -244,13 +273,11 @@ def write_rotary_decoder(
         ConfigError: If the activation is not `gated`, or not, as expected.
     """
     return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        **write_fields(config, keys),
+        **write_decoder(config, model_type, architecture, keys),
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "head_dim": config.features_per_head,
         "hidden_act": write_activation(config, gated=gated),
         **write_rope(config, writes_fraction=writes_fraction),
-        **write_output(config),
     }
 
 

@@ -29,8 +29,7 @@ FIELDS = {
 DEFAULTS = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072, "num_channels": 3}
 
 
-def read_config(reader: ConfigReader) -> ImageEncoderConfig:
-    """Translate the config.json of ViT; the names of the tensors determine the head."""
+def _read_config(reader: ConfigReader) -> ImageEncoderConfig:
     reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "tie_word_embeddings")
     reader.skip("encoder_stride")  # masked image modeling only
     reader.require("pooler_act", "tanh")
@@ -56,8 +55,7 @@ def read_side(reader: ConfigReader, key: str, *, default: int) -> int:
     return sides[0]
 
 
-def write_config(config: ImageEncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of ViT."""
+def _write_config(config: ImageEncoderConfig) -> dict[str, Any]:
     if config.pooler != "none" and (config.num_labels or config.pooler != "tanh"):
         raise ConfigError(
             f"pooler is {config.pooler!r} and num_labels {config.num_labels}; vit expects 'tanh' or a classifier"
@@ -79,8 +77,8 @@ VIT = register(
     Family(
         model_types=("vit",),
         model=ImageEncoder,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="vit.",
         tensors={
             "vit.embeddings.cls_token": single_row("embedding.class_token"),

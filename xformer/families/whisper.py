@@ -11,8 +11,7 @@ from xformer.families.layouts import Layout, linear, same, transposed
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 
 
-def read_config(reader: ConfigReader) -> SpeechTransformerConfig:
-    """Translate the config.json of Whisper."""
+def _read_config(reader: ConfigReader) -> SpeechTransformerConfig:
     reader.skip("classifier_proj_size", "median_filter_width")
     reader.skip("scale_embedding")  # transformers does not use it
     reader.skip("apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks")  # training only
@@ -32,8 +31,7 @@ def read_config(reader: ConfigReader) -> SpeechTransformerConfig:
     )
 
 
-def write_config(config: SpeechTransformerConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of Whisper."""
+def _write_config(config: SpeechTransformerConfig) -> dict[str, Any]:
     return {
         "architectures": ["WhisperForConditionalGeneration"],
         "model_type": "whisper",
@@ -63,8 +61,8 @@ WHISPER = register(
     Family(
         model_types=("whisper",),
         model=SpeechTransformer,
-        read_config=read_config,
-        write_config=write_config,
+        read_config=_read_config,
+        write_config=_write_config,
         prefix="model.",
         tied={"proj_out.weight": "model.decoder.embed_tokens.weight"},
         tensors=_tensors(),

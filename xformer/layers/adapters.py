@@ -47,12 +47,7 @@ class LoraWeight(InferenceWeight):
 
     @classmethod
     def make(
-        cls,
-        base: Array | InferenceWeight,
-        lora_a: Array,
-        lora_b: Array,
-        scaling: float,
-        magnitude: Array | None = None,
+        cls, base: Array | InferenceWeight, lora_a: Array, lora_b: Array, scaling: float, magnitude: Array | None = None
     ) -> LoraWeight:
         """Return a weight with a frozen base; raise ConfigError for magnitudes of a quantized base."""
         if isinstance(base, InferenceWeight):

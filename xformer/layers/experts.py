@@ -7,15 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from xformer.backends import (
-    Array,
-    array_namespace,
-    device,
-    dtype_name,
-    extra,
-    is_half_precision,
-    to_library_of,
-)
+from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_half_precision, to_library_of
 from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.initializer import Init, initializer

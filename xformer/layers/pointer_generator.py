@@ -33,13 +33,7 @@ class CopyHead(Module):
         self.gate = Linear(2 * d_model, 1, init=init)
 
     def __call__(
-        self,
-        x: Array,
-        logits: Array,
-        memory: Array,
-        source: Array,
-        memory_mask: Array | None,
-        key: Array | None = None,
+        self, x: Array, logits: Array, memory: Array, source: Array, memory_mask: Array | None, key: Array | None = None
     ) -> Array:
         """Compute the log-probabilities of the mixture.
 

@@ -107,11 +107,9 @@ def sinusoidal(
     if length < 0:
         raise ConfigError(f"length is {length}; expected at least 0")
     name = "float32" if is_half_precision(dtype) else dtype_name(dtype)
-    arguments = _table_rows(start + length), d_model, name, layout
+    table = _sinusoidal_table, (_table_rows(start + length), d_model, name, layout)
     base = base_namespace(xp)
-    return backend_of(base).rows_of_table(
-        base, _sinusoidal_table, arguments, slice(start, start + length), dtype, device
-    )
+    return backend_of(base).rows_of_table(base, table, slice(start, start + length), dtype, device)
 
 
 def _table_rows(length: int) -> int:
@@ -353,9 +351,8 @@ class Rotary(Module):
 
         def rows(function: str, num_positions: int) -> Array:
             arguments = function, _table_rows(end), self.features, self.base, scaling, num_positions, name
-            return backend_of(xp).rows_of_table(
-                xp, _rotary_table, arguments, slice(start, end), like.dtype, device(like)
-            )
+            table = _rotary_table, arguments
+            return backend_of(xp).rows_of_table(xp, table, slice(start, end), like.dtype, device(like))
 
         if self.scaling is None or self.scaling.get("rope_type") != "longrope":
             return Rotation(rows("cos", 1), rows("sin", 1))
@@ -512,8 +509,8 @@ class ALiBi(Module):
     def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
         xp = base_namespace(array_namespace(like))
-        arguments = _table_rows(keys), tuple(self.slopes), dtype_name(like.dtype)
-        table = backend_of(xp).rows_of_table(xp, _alibi_table, arguments, slice(None), like.dtype, device(like))
+        slopes = _alibi_table, (_table_rows(keys), tuple(self.slopes), dtype_name(like.dtype))
+        table = backend_of(xp).rows_of_table(xp, slopes, slice(None), like.dtype, device(like))
         distances = xp.reshape(xp.abs(_distances(xp, queries, keys, device(like))), (queries * keys,))
         return PositionTerms(bias=xp.reshape(xp.take(table, distances, axis=1), (self.num_heads, queries, keys)))
 
@@ -546,13 +543,7 @@ class RelativeBias(Module):
     max_distance: int
 
     def __init__(
-        self,
-        num_heads: int,
-        *,
-        bidirectional: bool,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        init: Init = None,
+        self, num_heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128, init: Init = None
     ):
         exact = num_buckets // (4 if bidirectional else 2)
         if not 0 < exact < max_distance:
@@ -569,7 +560,7 @@ class RelativeBias(Module):
         xp, rows = array_namespace(self.weight), _table_rows(keys)
         base, at = base_namespace(xp), device(self.weight)
         arguments = rows, self.weight.shape[0], self.max_distance, self.bidirectional
-        table = backend_of(base).rows_of_table(base, _bucket_table, arguments, slice(None), None, at)
+        table = backend_of(base).rows_of_table(base, (_bucket_table, arguments), slice(None), None, at)
         distances = base.reshape(_distances(base, queries, keys, at), (queries * keys,))
         buckets = base.reshape(base.take(table, distances + (rows - 1), axis=0), (queries, keys))
         return PositionTerms(bias=xp.permute_dims(embedding(self.weight, buckets), (2, 0, 1)))
@@ -608,8 +599,9 @@ class RelativeEmbedding(Module):
     def __call__(self, length: int) -> Array:
         """Return the vectors of the distances 1 - length, ..., length - 1 from key to query, (distances, d_model)."""
         xp, rows = base_namespace(array_namespace(self.weight)), _table_rows(length)
-        arguments, window = (rows, self.weight.shape[0], self.max_distance), slice(rows - length, rows + length - 1)
-        buckets = backend_of(xp).rows_of_table(xp, _log_bucket_table, arguments, window, None, device(self.weight))
+        table = _log_bucket_table, (rows, self.weight.shape[0], self.max_distance)
+        window = slice(rows - length, rows + length - 1)
+        buckets = backend_of(xp).rows_of_table(xp, table, window, None, device(self.weight))
         return self.norm(embedding(self.weight, buckets))
 
 

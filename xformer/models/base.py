@@ -171,12 +171,7 @@ class BaseModel(Module):
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        xp: Any = "numpy",
-        dtype: DType | str | None = None,
-        device: Device = None,
+        cls, path: str | os.PathLike[str], *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None
     ) -> Self:
         """Read a model that `save` wrote, into any library.
 

@@ -98,11 +98,7 @@ class DecodingCache:
         return layer(x, start=self.length)
 
     def position_terms(
-        self,
-        positions: Sequence[RelativePositions | None],
-        num_tokens: int,
-        like: Array,
-        lengths: Array | None = None,
+        self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array, lengths: Array | None = None
     ) -> list[PositionTerms]:
         """Return the terms of each of the model's relative positions for new tokens; `lengths` if rows differ."""
         sizes = None if lengths is None else lengths[:, None, None]
@@ -268,11 +264,7 @@ class StaticCache(DecodingCache):
         return layer(x, position_embeddings=embedding(table, self._rows_of(table.shape[0], x.shape[1])))
 
     def position_terms(
-        self,
-        positions: Sequence[RelativePositions | None],
-        num_tokens: int,
-        like: Array,
-        lengths: Array | None = None,
+        self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array, lengths: Array | None = None
     ) -> list[PositionTerms]:
         """Return the terms of each of the model's relative positions for new tokens of each row."""
         xp, size = array_namespace(like), self._range.shape[0]

@@ -15,14 +15,7 @@ from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.cache import DecodingCache, StaticCache, last_tokens
 from xformer.models.config import LanguageModelConfig
-from xformer.models.token_ids import (
-    as_segment_ids,
-    as_token_ids,
-    ids_of,
-    padding_mask,
-    positions_of,
-    segment_positions,
-)
+from xformer.models.token_ids import as_segment_ids, as_token_ids, ids_of, padding_mask, positions_of, segment_positions
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named
 from xformer.tree import check_array

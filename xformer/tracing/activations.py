@@ -17,16 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from xformer.backends import (
-    Array,
-    array_namespace,
-    backend_name,
-    backend_of,
-    device,
-    dtype_name,
-    is_trace,
-    trace_level,
-)
+from xformer.backends import Array, array_namespace, backend_name, backend_of, device, dtype_name, is_trace, trace_level
 from xformer.errors import BackendError, ConfigError, ShapeError, describe_type
 from xformer.tracing.namespace import innermost_trace
 from xformer.tracing.tracer import Tracer

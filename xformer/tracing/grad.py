@@ -300,11 +300,7 @@ def _check_scalar(value: Any) -> None:
 
 
 def backward(
-    xp: Any,
-    tape: list[Record],
-    seeds: dict[int, Any],
-    leaves: int,
-    on_leaf: Callable[[int, Any], object] | None = None,
+    xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int, on_leaf: Callable[[int, Any], object] | None = None
 ) -> list[Any]:
     """Return the cotangents of the first `leaves` records; None if no output depends on one.
 

@@ -263,8 +263,4 @@ def _to_device(xp: Any, x: Any, device: Any, *, stream: Any = None) -> Any:
     return to_device(x, device, stream=stream)
 
 
-_ITEM_FUNCTIONS: dict[str, Function] = {
-    "getitem": _get_item,
-    "setitem": set_item,
-    "to_device": _to_device,
-}
+_ITEM_FUNCTIONS: dict[str, Function] = {"getitem": _get_item, "setitem": set_item, "to_device": _to_device}

@@ -58,6 +58,4 @@ def _forward(
     return updated(arrays), None
 
 
-KERNELS = [
-    Kernel("cupy.adam", "adam", "cupy", _forward, None, why_not=_why_not),
-]
+KERNELS = [Kernel("cupy.adam", "adam", "cupy", _forward, None, why_not=_why_not)]

@@ -77,6 +77,4 @@ def _forward(
     return updated(arrays), None
 
 
-KERNELS = [
-    Kernel("numpy.adam", "adam", "numpy", _forward, None, dtypes=FLOATS, why_not=why_not),
-]
+KERNELS = [Kernel("numpy.adam", "adam", "numpy", _forward, None, dtypes=FLOATS, why_not=why_not)]

@@ -71,6 +71,4 @@ def _forward(
     return updated(arrays), None
 
 
-KERNELS = [
-    Kernel("torch.adam", "adam", "torch", _forward, None, dtypes=WIDE_FLOATS, why_not=_why_not),
-]
+KERNELS = [Kernel("torch.adam", "adam", "torch", _forward, None, dtypes=WIDE_FLOATS, why_not=_why_not)]

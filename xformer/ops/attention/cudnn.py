@@ -299,5 +299,5 @@ KERNELS = [
         why_not=why_not,
         disabled_by="no-cudnn",
         tolerance=2e-2,
-    ),
+    )
 ]

@@ -59,6 +59,4 @@ def _transpose(x: Array) -> Array:
     return array_namespace(x).matrix_transpose(x)
 
 
-KERNELS = [
-    Kernel("cupy.attention", "attention", "cupy", forward, vjp, dtypes=FLOATS, tolerance=2e-2),
-]
+KERNELS = [Kernel("cupy.attention", "attention", "cupy", forward, vjp, dtypes=FLOATS, tolerance=2e-2)]

@@ -7,15 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends import (
-    Array,
-    Device,
-    Namespace,
-    accumulation_dtype,
-    array_namespace,
-    device,
-    extra,
-)
+from xformer.backends import Array, Device, Namespace, accumulation_dtype, array_namespace, device, extra
 from xformer.config import as_flag
 from xformer.errors import ConfigError, ShapeError, check_arguments
 from xformer.ops.dropout.definition import apply_dropout, check_keep_probability

@@ -161,11 +161,6 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
 
 KERNELS = [
     Kernel(
-        "numpy.attention",
-        "attention",
-        "numpy",
-        *with_repeated_heads(_forward, _vjp),
-        dtypes=FLOATS,
-        why_not=_why_not,
-    ),
+        "numpy.attention", "attention", "numpy", *with_repeated_heads(_forward, _vjp), dtypes=FLOATS, why_not=_why_not
+    )
 ]

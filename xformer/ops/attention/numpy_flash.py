@@ -197,5 +197,5 @@ KERNELS = [
         *with_repeated_heads(_forward, _vjp),
         dtypes=FLOATS,
         why_not=_why_not,
-    ),
+    )
 ]

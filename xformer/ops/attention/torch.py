@@ -95,13 +95,5 @@ def _any_forward(*arrays: Any, save: bool, **options: Any) -> tuple[Any, Any]:
 
 
 KERNELS = [
-    Kernel(
-        "torch.attention",
-        "attention",
-        "torch",
-        _any_forward,
-        _differentiable_vjp,
-        dtypes=FLOATS,
-        why_not=_why_not,
-    ),
+    Kernel("torch.attention", "attention", "torch", _any_forward, _differentiable_vjp, dtypes=FLOATS, why_not=_why_not)
 ]

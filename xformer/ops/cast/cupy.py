@@ -38,6 +38,4 @@ def _vjp(g: Any, input_dtype: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]
     return tuple(None if cotangent is None else next(cotangents) for cotangent in g)
 
 
-KERNELS = [
-    Kernel("cupy.cast", "cast", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=_why_not),
-]
+KERNELS = [Kernel("cupy.cast", "cast", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=_why_not)]

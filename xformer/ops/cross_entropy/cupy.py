@@ -39,14 +39,4 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: fl
     return dlogits, None
 
 
-KERNELS = [
-    Kernel(
-        "cupy.cross_entropy",
-        "cross_entropy",
-        "cupy",
-        _forward,
-        _vjp,
-        dtypes=FLOATS,
-        why_not=why_not,
-    ),
-]
+KERNELS = [Kernel("cupy.cross_entropy", "cross_entropy", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=why_not)]

@@ -8,15 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.backends import (
-    Array,
-    accumulation_dtype,
-    array_namespace,
-    device,
-    index_dtype,
-    is_integer,
-    to_library_of,
-)
+from xformer.backends import Array, accumulation_dtype, array_namespace, device, index_dtype, is_integer, to_library_of
 from xformer.errors import ConfigError, DataError, check_arguments
 from xformer.ops.operation import Operation
 

@@ -63,13 +63,4 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: fl
     return powers.reshape(shape), None
 
 
-KERNELS = [
-    Kernel(
-        "numpy.cross_entropy",
-        "cross_entropy",
-        "numpy",
-        _forward,
-        _vjp,
-        dtypes=FLOATS,
-    ),
-]
+KERNELS = [Kernel("numpy.cross_entropy", "cross_entropy", "numpy", _forward, _vjp, dtypes=FLOATS)]

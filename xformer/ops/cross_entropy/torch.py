@@ -38,6 +38,4 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: fl
     return dlogits.scatter_add_(1, labels[:, None], g * (label_smoothing - 1.0)).view(shape), None
 
 
-KERNELS = [
-    Kernel("torch.cross_entropy", "cross_entropy", "torch", _forward, _vjp, dtypes=FLOATS),
-]
+KERNELS = [Kernel("torch.cross_entropy", "cross_entropy", "torch", _forward, _vjp, dtypes=FLOATS)]

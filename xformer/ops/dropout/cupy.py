@@ -18,6 +18,4 @@ def _vjp(g: Any, mask: Any, needs: Any, *, keep_probability: float) -> tuple[Any
     return map_elements("dropout", g, mask, settings=(1.0 / keep_probability,)), None
 
 
-KERNELS = [
-    Kernel("cupy.dropout", "dropout", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=why_not),
-]
+KERNELS = [Kernel("cupy.dropout", "dropout", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=why_not)]

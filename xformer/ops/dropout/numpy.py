@@ -18,6 +18,4 @@ def _vjp(g: Any, mask: Any, needs: Any, *, keep_probability: float) -> tuple[Any
     return _forward(g, mask, keep_probability=keep_probability, save=False)[0], None
 
 
-KERNELS = [
-    Kernel("numpy.dropout", "dropout", "numpy", _forward, _vjp, dtypes=FLOATS),
-]
+KERNELS = [Kernel("numpy.dropout", "dropout", "numpy", _forward, _vjp, dtypes=FLOATS)]

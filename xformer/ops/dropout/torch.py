@@ -15,6 +15,4 @@ def _vjp(g: Any, mask: Any, needs: Any, *, keep_probability: float) -> tuple[Any
     return _forward(g, mask, keep_probability=keep_probability, save=False)[0], None
 
 
-KERNELS = [
-    Kernel("torch.dropout", "dropout", "torch", _forward, _vjp),
-]
+KERNELS = [Kernel("torch.dropout", "dropout", "torch", _forward, _vjp)]

@@ -48,6 +48,4 @@ def _why_not(weight: Any, ids: Any, **options: Any) -> str | None:
     return why_not(weight) if weight.flags.c_contiguous else "the weight is not contiguous"
 
 
-KERNELS = [
-    Kernel("cupy.embedding", "embedding", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=_why_not),
-]
+KERNELS = [Kernel("cupy.embedding", "embedding", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=_why_not)]

@@ -34,6 +34,4 @@ def _add_rows(target: Any, ids: Any, rows: Any) -> None:
         target[sorted_ids[starts]] = np.add.reduceat(rows[order], starts, axis=0)
 
 
-KERNELS = [
-    Kernel("numpy.embedding", "embedding", "numpy", _forward, _vjp, dtypes=FLOATS),
-]
+KERNELS = [Kernel("numpy.embedding", "embedding", "numpy", _forward, _vjp, dtypes=FLOATS)]

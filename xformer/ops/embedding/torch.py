@@ -25,14 +25,4 @@ def _why_not(weight: Any, ids: Any, **options: Any) -> str | None:
     return None if ids.dtype in (torch.int32, torch.int64) else f"ids of dtype {ids.dtype}"
 
 
-KERNELS = [
-    Kernel(
-        "torch.embedding",
-        "embedding",
-        "torch",
-        _forward,
-        _vjp,
-        dtypes=WIDE_FLOATS,
-        why_not=_why_not,
-    ),
-]
+KERNELS = [Kernel("torch.embedding", "embedding", "torch", _forward, _vjp, dtypes=WIDE_FLOATS, why_not=_why_not)]

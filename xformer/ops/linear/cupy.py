@@ -15,7 +15,7 @@ from xformer.ops._cupy.columns import column_sums
 from xformer.ops._cupy.cublas import batched_product
 from xformer.ops._cupy.grid import grid_for_elements
 from xformer.ops.activations.cupy import relu_forward, relu_vjp
-from xformer.ops.linear.definition import as_rows, merge_heads, split_heads
+from xformer.ops.linear.definition import as_rows, linear_functions, merge_heads
 from xformer.ops.operation import Kernel
 
 
@@ -49,19 +49,12 @@ def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tu
     return dweight, dbias
 
 
-# --- linear ----------------------------------------------------------------------------------------------------------
-
-
-def _forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
-    y = _affine(as_rows(x), weight, bias)
-    return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
-
-
-def _vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
-    x, weight = residuals
-    g_rows = as_rows(g)
-    dx = batched_product(g_rows, weight.T).reshape(x.shape) if needs[0] else None
-    return dx, *_parameter_cotangents(as_rows(x), g_rows, weight, needs[1:])
+_FUNCTIONS = linear_functions(
+    _affine,
+    lambda rows, weight, addend: batched_product(rows, weight.T, addend=addend),
+    _parameter_cotangents,
+    lambda g: contiguous(as_rows(merge_heads(g))),
+)
 
 
 def _relu_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
@@ -71,38 +64,10 @@ def _relu_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, A
 
 def _relu_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
     x, weight, y = residuals
-    return _vjp(relu_vjp(g, y, needs)[0], (x, weight), needs)
+    return _FUNCTIONS["linear"][1](relu_vjp(g, y, needs)[0], (x, weight), needs)
 
 
-# --- project_heads ---------------------------------------------------------------------------------------------------
-
-
-def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
-    weights, biases, rows = maps[::2], maps[1::2], as_rows(x)
-    outputs = []
-    for weight, bias, count in zip(weights, biases, heads, strict=True):
-        outputs.append(split_heads(_affine(rows, weight, bias), x.shape, count))
-    return tuple(outputs), (x, weights)
-
-
-def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
-    """Sum the cotangents of x over the maps; an output without a cotangent (None) contributes nothing."""
-    x, weights = residuals
-    rows, dx = as_rows(x), None
-    dmaps: list[Any] = [None] * (2 * len(heads))
-    for index, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
-        if g_heads is None:
-            continue
-        g_rows = contiguous(as_rows(merge_heads(g_heads)))
-        if needs[0]:
-            dx = batched_product(g_rows, weight.T, addend=dx)
-        own = slice(2 * index, 2 * index + 2)
-        dmaps[own] = _parameter_cotangents(rows, g_rows, weight, needs[1:][own])
-    return None if dx is None else dx.reshape(x.shape), *dmaps
-
-
+_FUNCTIONS["linear_relu"] = _relu_forward, _relu_vjp
 KERNELS = [
-    Kernel("cupy.linear", "linear", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=why_not),
-    Kernel("cupy.linear_relu", "linear_relu", "cupy", _relu_forward, _relu_vjp, dtypes=FLOATS, why_not=why_not),
-    Kernel("cupy.project_heads", "project_heads", "cupy", _heads_forward, _heads_vjp, dtypes=FLOATS, why_not=why_not),
+    Kernel(f"cupy.{name}", name, "cupy", *pair, dtypes=FLOATS, why_not=why_not) for name, pair in _FUNCTIONS.items()
 ]

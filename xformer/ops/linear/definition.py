@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace
@@ -21,23 +21,86 @@ def as_rows(x: Array) -> Any:
     return array_namespace(x).reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
-def _forward(x: Array, weight: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
-    xp = array_namespace(x, weight)
-    y = as_rows(x) @ weight
-    y = y if bias is None else y + bias
-    return xp.reshape(y, (*x.shape[:-1], weight.shape[1])), (x, weight)
+def split_heads(rows: Array, shape: Sequence[int], heads: int) -> Array:
+    """View rows (batch * length, heads * head_dim) as (batch, heads, length, head_dim); shape: (batch, length, ...)."""
+    xp = array_namespace(rows)
+    return xp.permute_dims(xp.reshape(rows, (*shape[:2], heads, rows.shape[1] // heads)), (0, 2, 1, 3))
 
 
-def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
-    x, weight = residuals
-    xp = array_namespace(g, x, weight)
-    g_rows = as_rows(g)
-    dx = xp.reshape(g_rows @ xp.matrix_transpose(weight), x.shape) if needs[0] else None
-    dweight = xp.matrix_transpose(as_rows(x)) @ g_rows if needs[1] else None
-    dbias = xp.sum(g_rows, axis=0, dtype=accumulation_dtype(xp, g.dtype)) if needs[2] else None
-    return dx, dweight, dbias
+def merge_heads(x: Array) -> Array:
+    """Merge (batch, heads, length, head_dim) into (batch, length, heads * head_dim)."""
+    batch, heads, length, head_dim = x.shape
+    xp = array_namespace(x)
+    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
 
 
+def linear_functions(
+    affine: Callable[..., Any],
+    product: Callable[..., Any],
+    parameter_cotangents: Callable[..., Any],
+    rows_of_heads: Callable[[Any], Any] = lambda g: as_rows(merge_heads(g)),
+) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Return the forward and the vjp of `linear` and of `project_heads`.
+
+    Args:
+        affine: (rows, weight, bias or None) -> rows @ weight + bias.
+        product: (rows, weight, addend or None) -> rows @ weight.T + addend.
+        parameter_cotangents: (rows, g_rows, weight, needs) -> cotangents of weight and bias, None for those that are
+            not needed.
+        rows_of_heads: (batch, heads, length, head_dim) -> (batch * length, heads * head_dim).
+    """
+
+    def forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
+        y = affine(as_rows(x), weight, bias)
+        return array_namespace(y).reshape(y, (*x.shape[:-1], weight.shape[1])), (x, weight)
+
+    def vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+        x, weight = residuals
+        g_rows = as_rows(g)
+        dx = product(g_rows, weight, None) if needs[0] else None
+        dx = None if dx is None else array_namespace(dx).reshape(dx, x.shape)
+        return dx, *parameter_cotangents(as_rows(x), g_rows, weight, needs[1:])
+
+    def heads_forward(x: Any, *maps: Any, heads: tuple[int, ...], save: bool) -> tuple[Any, Any]:
+        rows, weights = as_rows(x), maps[::2]
+        outputs = (affine(rows, weight, bias) for weight, bias in zip(weights, maps[1::2], strict=True))
+        return tuple(split_heads(y, x.shape, count) for y, count in zip(outputs, heads, strict=True)), (x, weights)
+
+    def heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: tuple[int, ...]) -> tuple[Any, ...]:
+        """Sum the cotangents of x over the maps; an output without a cotangent (None) contributes nothing."""
+        x, weights = residuals
+        rows, dx = as_rows(x), None
+        dmaps: list[Any] = [None] * (2 * len(heads))
+        for index, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
+            if g_heads is None:
+                continue
+            g_rows, own = rows_of_heads(g_heads), slice(2 * index, 2 * index + 2)
+            if needs[0]:
+                dx = product(g_rows, weight, dx)
+            dmaps[own] = parameter_cotangents(rows, g_rows, weight, needs[1:][own])
+        return None if dx is None else array_namespace(dx).reshape(dx, x.shape), *dmaps
+
+    return {"linear": (forward, vjp), "project_heads": (heads_forward, heads_vjp)}
+
+
+def _affine(rows: Array, weight: Array, bias: Array | None) -> Any:
+    y = rows @ weight
+    return y if bias is None else y + bias
+
+
+def _product(rows: Array, weight: Array, addend: Array | None) -> Any:
+    y = rows @ array_namespace(rows, weight).matrix_transpose(weight)
+    return y if addend is None else addend + y
+
+
+def _parameter_cotangents(rows: Array, g_rows: Array, weight: Array, needs: Any) -> tuple[Any, Any]:
+    xp = array_namespace(rows, g_rows)
+    dweight = xp.matrix_transpose(rows) @ g_rows if needs[0] else None
+    return dweight, xp.sum(g_rows, axis=0, dtype=accumulation_dtype(xp, g_rows.dtype)) if needs[1] else None
+
+
+_FUNCTIONS = linear_functions(_affine, _product, _parameter_cotangents)
+_forward, _vjp = _FUNCTIONS["linear"]
 _SIGNATURE = (
     "x: (..., in_features) float, weight: (in_features, out_features) float, bias?: (out_features) float "
     "-> (..., out_features)"
@@ -93,51 +156,11 @@ def linear(
 Projection = tuple[Array | InferenceWeight, Array | None, int]  # weight, bias, heads
 
 
-def split_heads(rows: Array, shape: Sequence[int], heads: int) -> Array:
-    """View rows (batch * length, heads * head_dim) as (batch, heads, length, head_dim); shape: (batch, length, ...)."""
-    xp = array_namespace(rows)
-    return xp.permute_dims(xp.reshape(rows, (*shape[:2], heads, rows.shape[1] // heads)), (0, 2, 1, 3))
-
-
-def merge_heads(x: Array) -> Array:
-    """Merge (batch, heads, length, head_dim) into (batch, length, heads * head_dim)."""
-    batch, heads, length, head_dim = x.shape
-    xp = array_namespace(x)
-    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
-
-
-def _heads_forward(x: Array, *maps: Array | None, heads: tuple[int, ...], save: bool) -> tuple[Any, Any]:
-    rows, outputs = as_rows(x), []
-    for weight, bias, count in zip(maps[::2], maps[1::2], heads, strict=True):
-        y = rows @ weight if bias is None else rows @ weight + bias
-        outputs.append(split_heads(y, x.shape, count))
-    return tuple(outputs), (x, maps[::2])
-
-
-def _heads_vjp(g: Sequence[Array | None], residuals: Any, needs: Any, *, heads: tuple[int, ...]) -> tuple[Any, ...]:
-    """Sum the cotangents of x over the maps; an output without a cotangent (None) contributes nothing."""
-    x, weights = residuals
-    xp = array_namespace(x, *weights, *g)
-    dx: Array | None = None
-    dmaps: list[Array | None] = []
-    for g_heads, weight in zip(g, weights, strict=True):
-        if g_heads is None:
-            dmaps += None, None
-            continue
-        g_rows = as_rows(merge_heads(g_heads))
-        dx_rows = g_rows @ xp.matrix_transpose(weight)
-        dx = dx_rows if dx is None else dx + dx_rows
-        dmaps.append(xp.matrix_transpose(as_rows(x)) @ g_rows)
-        dmaps.append(xp.sum(g_rows, axis=0, dtype=accumulation_dtype(xp, g_rows.dtype)))
-    return None if dx is None else xp.reshape(dx, x.shape), *dmaps
-
-
 _project_heads = Operation(
     "project_heads",
     "x: (batch, length, in_features) float, {weight: (in_features, columns) float, bias?: (columns) float}* "
     "-> (batch, heads, length, head_dim)",
-    _heads_forward,
-    _heads_vjp,
+    *_FUNCTIONS["project_heads"],
     compute_in_float32=True,
 )
 

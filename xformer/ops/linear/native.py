@@ -77,7 +77,4 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, 
     return None if dx is None else dx.reshape(x.shape), *dmaps
 
 
-KERNELS = [
-    native_kernel("linear", _forward, _vjp),
-    native_kernel("project_heads", _heads_forward, _heads_vjp),
-]
+KERNELS = [native_kernel("linear", _forward, _vjp), native_kernel("project_heads", _heads_forward, _heads_vjp)]

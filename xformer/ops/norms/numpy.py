@@ -41,13 +41,4 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ..
     return dx.reshape(g.shape), dweight, (g_rows.sum(axis=0) if needs[2] else None)
 
 
-KERNELS = [
-    Kernel(
-        "numpy.layer_norm",
-        "layer_norm",
-        "numpy",
-        _forward,
-        _vjp,
-        dtypes=FLOATS,
-    ),
-]
+KERNELS = [Kernel("numpy.layer_norm", "layer_norm", "numpy", _forward, _vjp, dtypes=FLOATS)]

@@ -56,6 +56,4 @@ def _vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     return dx, None
 
 
-KERNELS = [
-    Kernel("cupy.softmax", "softmax", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=why_not),
-]
+KERNELS = [Kernel("cupy.softmax", "softmax", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=why_not)]

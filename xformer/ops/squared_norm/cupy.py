@@ -44,6 +44,4 @@ def _times_2g(x: Any, g: Any) -> Any:
     return y
 
 
-KERNELS = [
-    Kernel("cupy.squared_norm", "squared_norm", "cupy", _forward, _vjp, why_not=_why_not),
-]
+KERNELS = [Kernel("cupy.squared_norm", "squared_norm", "cupy", _forward, _vjp, why_not=_why_not)]

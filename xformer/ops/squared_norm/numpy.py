@@ -19,6 +19,4 @@ def _vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
     return tuple(x * (2.0 * g) for x in arrays)
 
 
-KERNELS = [
-    Kernel("numpy.squared_norm", "squared_norm", "numpy", _forward, _vjp, dtypes=FLOATS),
-]
+KERNELS = [Kernel("numpy.squared_norm", "squared_norm", "numpy", _forward, _vjp, dtypes=FLOATS)]

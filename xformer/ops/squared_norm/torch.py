@@ -18,6 +18,4 @@ def _vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
     return tuple(x * (2.0 * g) for x in arrays)
 
 
-KERNELS = [
-    Kernel("torch.squared_norm", "squared_norm", "torch", _forward, _vjp, dtypes=WIDE_FLOATS),
-]
+KERNELS = [Kernel("torch.squared_norm", "squared_norm", "torch", _forward, _vjp, dtypes=WIDE_FLOATS)]

@@ -43,17 +43,9 @@ defvjp("subtract", lambda g: g, lambda g: -g)
 defvjp("multiply", lambda g, b: g * b, lambda g, a: g * a)
 defvjp("divide", lambda g, b: g / b, lambda g, b, y: -g * y / b)
 defvjp("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor(a / b))
-defvjp(
-    "atan2",
-    lambda g, a, b: g * b / (a * a + b * b),
-    lambda g, a, b: -g * a / (a * a + b * b),
-)
+defvjp("atan2", lambda g, a, b: g * b / (a * a + b * b), lambda g, a, b: -g * a / (a * a + b * b))
 defvjp("hypot", lambda g, a, y: g * a / y, lambda g, b, y: g * b / y)
-defvjp(
-    "logaddexp",
-    lambda xp, g, a, y: g * xp.exp(a - y),
-    lambda xp, g, b, y: g * xp.exp(b - y),
-)
+defvjp("logaddexp", lambda xp, g, a, y: g * xp.exp(a - y), lambda xp, g, b, y: g * xp.exp(b - y))
 
 
 def _array(xp: Any, value: Any, like: Any) -> Any:
@@ -85,11 +77,7 @@ def _selected(xp: Any, g: Any, x: Any, other: Any, y: Any) -> Any:
 
 
 for _name in ("maximum", "minimum"):
-    defvjp(
-        _name,
-        lambda xp, g, a, b, y: _selected(xp, g, a, b, y),
-        lambda xp, g, a, b, y: _selected(xp, g, b, a, y),
-    )
+    defvjp(_name, lambda xp, g, a, b, y: _selected(xp, g, a, b, y), lambda xp, g, a, b, y: _selected(xp, g, b, a, y))
 
 
 def _copysign(xp: Any, g: Any, a: Any, y: Any) -> Any:
