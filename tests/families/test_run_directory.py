@@ -50,6 +50,7 @@ def test_two_tokenizers_have_files_of_their_own(run, tokenizer):
 
 def test_an_empty_directory_is_free(run, tokenizer):
     run.path.mkdir()
+    (run.path / ".DS_Store").touch()  # hidden files do not count
     run.start({}, {"joint": tokenizer})
     assert run.config.exists()
 

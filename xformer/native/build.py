@@ -59,8 +59,10 @@ def build(library: Path = LIBRARY) -> None:
         library: File to write.
 
     Raises:
-        BuildError: If there is no compiler, or it fails.
+        BuildError: If there is no compiler, or it fails, or on Windows.
     """
+    if sys.platform == "win32":
+        raise BuildError("the native library is for Linux and macOS")
     command = compiler()
     if command is None:
         raise BuildError("no C++ compiler was found; install g++ or clang++, or set CXX")
@@ -90,7 +92,9 @@ def build(library: Path = LIBRARY) -> None:
 def _target(command: str) -> str:
     """Return the machine for which a compiler compiles, such as "x86_64-linux-gnu"."""
     try:
-        done = subprocess.run([*shlex.split(command), "-dumpmachine"], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [*shlex.split(command), "-dumpmachine"], stdout=subprocess.PIPE, encoding="utf-8", check=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         raise BuildError(f"the compiler cannot be run: {error}") from error
     return done.stdout.strip()
@@ -103,7 +107,7 @@ def _run_all(jobs: list[list[str]]) -> None:
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
-                running.append(subprocess.Popen(waiting.pop(0), stderr=subprocess.PIPE, text=True))
+                running.append(subprocess.Popen(waiting.pop(0), stderr=subprocess.PIPE, encoding="utf-8"))
             process = running.pop(0)
             _, errors = process.communicate()
             if process.returncode:
