@@ -62,7 +62,7 @@ def test_directories_that_are_not_free(run, tmp_path):
         run.check_is_free()
     with pytest.raises(ConfigError, match="is a file; expected a new or empty directory"):
         RunDirectory(run.path / "letter").check_is_free()
-    with pytest.raises(CheckpointError, match=r"cannot create .*letter/run: .*letter is not a writable directory"):
+    with pytest.raises(CheckpointError, match=r"cannot create .*letter.run: .*letter is not a writable directory"):
         RunDirectory(run.path / "letter" / "run").check_is_free()
 
 
