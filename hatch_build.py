@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the library, and tag the wheel with the platform."""
-        if self.target_name != "wheel" or os.environ.get("XFORMER_NATIVE") == "off" or sys.platform == "win32":
+        if self.target_name != "wheel" or os.environ.get("XFORMER_NATIVE") == "off":
             return
         path = Path(self.root, "xformer", "native", "build.py")
         spec = importlib.util.spec_from_file_location("xformer_native_build", path)

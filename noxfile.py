@@ -24,6 +24,8 @@ TRANSFORMERS = "transformers==5.23.0"  # the version that made the references of
 # What TransformerLens 2.16.1 imports, without its bounds.
 TRANSFORMER_LENS = ["accelerate", "better-abc", "datasets", "einops", "fancy-einsum", "jaxtyping", "pandas", "rich"]
 TRANSFORMER_LENS += ["sentencepiece", "tqdm", "transformers-stream-generator", "typeguard", "wandb"]
+# Packages that few tests compare with, or write for.
+COMPARED = ["ctranslate2>=4.8", "lm-eval[api]", "mlflow", "peft", "sentence-transformers", "tensorboard", "wandb"]
 JAX = "jax==0.10.2"  # the version that has the settings of QUICK_JAX
 PLAYWRIGHT = "playwright>=1.50"  # without its own browsers
 NPM_PACKAGES = ["onnxruntime-web", "@huggingface/tokenizers"]  # run exported pages
@@ -77,13 +79,11 @@ def with_paths(session: nox.Session, *default: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run tests and doctests; `-- -m ""` includes the slow ones, XFORMER_TEST_TORCH=0 omits torch."""
     session.install("-e", ".[cli,serve]", *group("test"))
-    install_if_available(session, JAX)
+    session.install(JAX, *([] if os.environ.get("XFORMER_TEST_TORCH") == "0" else [TORCH]))
     install_if_available(session, "mlx[cpu]")
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
         install_npm_packages(session)  # tests of exported pages are skipped without them
-    if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
-        install_if_available(session, TORCH)
     # One file per worker at a time, so that module-scoped fixtures are computed once.
     parallel = ["--numprocesses", "auto", "--dist", "loadfile"]
     # Doctests of a module whose array library is missing (CuPy without a GPU) are ignored.
@@ -153,7 +153,8 @@ def lowest(session: nox.Session) -> None:
 def libraries(session: nox.Session) -> None:
     """Check whether Transformers run on MLX, dpnp (with the OpenCL runtime of Intel; 3 GB), dask.array and ndonnx."""
     session.install("-e", ".[cli]", *group("test-kernels"))
-    session.install("mlx[cpu]", "dpnp", "intel-opencl-rt", "dask[array]", "ndonnx", "onnxruntime")
+    linux = [f"{name}; sys_platform == 'linux'" for name in ("dpnp", "intel-opencl-rt")]
+    session.install("mlx[cpu]", *linux, "dask[array]", "ndonnx", "onnxruntime")
     libraries = Path(session.virtualenv.location) / "lib"
     env = {"OCL_ICD_FILENAMES": str(libraries / "libintelocl.so"), "LD_LIBRARY_PATH": str(libraries)}
     for module in session.posargs or ("mlx.core", "dpnp", "dask.array", "ndonnx"):
@@ -192,6 +193,17 @@ def families(session: nox.Session) -> None:
     session.install("-e", ".[cli]", *group("test"), TORCH, TRANSFORMERS)
     tests = ["tests/families/test_transformers.py", "-W", "default"]  # transformers has warnings of its own
     session.run("python", "-m", "pytest", "-q", *tests, *session.posargs, env={**ONE_THREAD, "XFORMER_FAMILIES": "1"})
+
+
+@nox.session(reuse_venv=True)
+def comparisons(session: nox.Session) -> None:
+    """Run tests that need packages that `tests` lacks: transformers, peft, CTranslate2, lm-eval, loggers and others."""
+    session.install("-e", ".[cli,serve]", *group("test"), TORCH, TRANSFORMERS, *COMPARED)
+    tests = ["bench/test_decoding_baselines", "cli/test_export", "cli/test_finetune", "cli/test_resume"]
+    tests += ["export/test_ctranslate2", "generation/test_assisted", "layers/test_experts", "pipelines/test_chat"]
+    tests += ["pipelines/test_checkpoints", "serve/test_openai", "training/test_loggers"]
+    paths = with_paths(session, *(f"tests/{name}.py" for name in tests))
+    session.run("python", "-m", "pytest", "-q", "-m", "", "-W", "default", *paths, env=ONE_THREAD)
 
 
 @nox.session(reuse_venv=True)

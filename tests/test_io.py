@@ -85,7 +85,7 @@ except CheckpointError as error:
         capture_output=True,
         text=True,
         check=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert "file.bin: File too large; free space or choose another path" in result.stdout
     assert path.read_bytes() == b"old"

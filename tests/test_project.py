@@ -105,3 +105,22 @@ def project_files() -> Iterator[tuple[str, bytes]]:
 def test_no_file_contains_a_path_of_one_machine():
     matches = [f"{name}: {path}" for name, data in project_files() for path in MACHINE_PATHS if path.encode() in data]
     assert matches == []
+
+
+def test_workflows_run_sessions_that_exist_and_end():
+    yaml = pytest.importorskip("yaml")
+    functions = [node for node in parse(ROOT / "noxfile.py").body if isinstance(node, ast.FunctionDef)]
+    sessions = {node.name for node in functions if any("session" in ast.unparse(each) for each in node.decorator_list)}
+    used = set()
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert workflow["permissions"] == {"contents": "read"}
+        assert "concurrency" in workflow
+        for job in workflow["jobs"].values():
+            assert job["timeout-minutes"] <= 120
+            for step in job["steps"]:
+                names, _, _ = step.get("with", {}).get("arguments", "").partition("--")
+                matrix = job.get("strategy", {}).get("matrix", {})
+                used |= {*matrix["session"]} if "matrix.session" in names else {*names.split()}
+    assert used <= sessions
+    assert {"docs", "families", "lint", "native", "tests", "types", "wheels"} <= used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -24,7 +25,7 @@ print(rng.key, "".join(map(str, keep.astype(int))), probability, rng.permutation
 
 
 def show(hash_seed):
-    environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(filter(None, sys.path))}
+    environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     result = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, check=True, env=environment)
     return result.stdout
 

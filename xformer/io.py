@@ -89,7 +89,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         # mkstemp makes the file private; give it the permissions of open().
         umask = os.umask(0)
         os.umask(umask)
-        os.fchmod(descriptor, 0o666 & ~umask)
+        os.chmod(temporary, 0o666 & ~umask)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
@@ -159,15 +159,20 @@ def lock_directory(directory: Path, activity: str = "training") -> Iterator[None
         CheckpointError: If another process holds the lock.
     """
     directory = directory.resolve()
-    fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
-    if fcntl is None or directory in _locked:
+    if directory in _locked:
         yield
         return
-    handle = os.open(directory, os.O_RDONLY)
+    lock_file = None if importlib.util.find_spec("fcntl") else directory / ".lock"  # Windows opens no directories
+    handle = os.open(directory, os.O_RDONLY) if lock_file is None else os.open(lock_file, os.O_RDWR | os.O_CREAT)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if lock_file is None:
+                fcntl: Any = importlib.import_module("fcntl")
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                msvcrt: Any = importlib.import_module("msvcrt")
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except (BlockingIOError, PermissionError):
             raise CheckpointError(
                 f"another process is {activity} in {directory}; stop it first, or choose another directory"
             ) from None
@@ -175,11 +180,15 @@ def lock_directory(directory: Path, activity: str = "training") -> Iterator[None
             pass
         _locked.add(directory)
         for path in directory.rglob(f".*{_PARTIAL}"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
         yield
     finally:
         _locked.discard(directory)
         os.close(handle)
+        if lock_file is not None:
+            with contextlib.suppress(OSError):  # another process may have opened it
+                lock_file.unlink()
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

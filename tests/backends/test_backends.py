@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -232,7 +233,7 @@ for make in (lambda: Transformer(model.config, xp=jnp, dtype="float64"),
         print(error)
 """
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+        [sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": os.pathsep.join(sys.path)}
     )
     assert result.stderr == ""
     first, *errors = result.stdout.splitlines()

@@ -16,7 +16,9 @@ from xformer.ops import softmax
 def sleep(settings):
     """Sleep settings["seconds"][index] seconds and return settings["result"]."""
     seconds = settings["seconds"]
-    metadata = {"threads": os.environ["OMP_NUM_THREADS"], "cores": len(os.sched_getaffinity(0))}
+    metadata = {"threads": os.environ["OMP_NUM_THREADS"], "cores": 1}
+    if hasattr(os, "sched_getaffinity"):  # other systems do not restrict the cores
+        metadata["cores"] = len(os.sched_getaffinity(0))
 
     def step(index):
         time.sleep(seconds[index % len(seconds)])

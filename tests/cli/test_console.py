@@ -4,11 +4,13 @@ import dataclasses
 import io
 import shutil
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from xformer.cli._console import program
+from xformer.cli._console import program, quote
 from xformer.runs import progress
 from xformer.runs.config import TrainingConfig
 from xformer.runs.console import make_console, plural
@@ -48,6 +50,13 @@ def test_a_program_off_the_path_is_called_by_its_path(installed, monkeypatch):
 def test_as_a_module(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/xformer/__main__.py"])
     assert program().endswith(" -m xformer")
+
+
+@pytest.mark.parametrize(("system", "quoted"), [("posix", "'a b'"), ("nt", '"a b"')])
+def test_paths_are_quoted_for_the_shell(monkeypatch, system, quoted):
+    monkeypatch.setattr("xformer.cli._console.os", SimpleNamespace(name=system))
+    assert quote(Path("a b")) == quoted
+    assert quote(Path("a")) == "a"
 
 
 def test_text_is_printed_as_it_is(capsys):

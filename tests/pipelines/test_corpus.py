@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -296,12 +295,15 @@ def test_a_killed_worker_fails_its_own_chunk_only(run, tmp_path, monkeypatch, nu
 
 def fill_disk(lines, first_index):
     if first_index == 50:
+        import resource
+
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # of this worker
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         return ChunkOutput(b"x" * 2000)
     return number_lines(lines, first_index)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the system limits no sizes of files")
 def test_a_full_disk_stops_the_run(run, tmp_path):
     with pytest.raises(CorpusError, match=r"cannot write .*part-00000005.txt: File too large"):
         run(fill_disk, executor=WorkerProcesses(1), max_pending=1)

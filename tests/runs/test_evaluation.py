@@ -1,5 +1,4 @@
 import dataclasses
-import os
 import signal
 import tempfile
 from pathlib import Path
@@ -153,7 +152,7 @@ def test_a_validation_can_be_stopped_after_the_current_batch():
         encode(corpus, tokenizers, max_length=9), tokenizers, measure=measured.append, on_batch=check_stop
     )
     with stop_on_signals():
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped):
             score(make_model(tokenizers))
     assert measured == []

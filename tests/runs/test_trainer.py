@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import math
-import os
 import signal
 
 import numpy as np
@@ -137,7 +136,7 @@ def test_shards_change_only_the_last_bits_and_threads_none(tmp_path, monkeypatch
 def interrupt_at(step):
     def interrupt(event):
         if isinstance(event, Step) and event.step == step:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     return interrupt
 
@@ -192,7 +191,7 @@ def test_an_interrupted_validation_is_repeated_after_resuming(tmp_path, call):
         for batch in until_stopped(range(5)):
             batches.append(batch)
             if len(batches) == 5 * call - 2:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
         return 0.0
 
     stopped = make(tmp_path / "stopped", config, bleu=score)
@@ -478,7 +477,7 @@ def test_a_model_with_nan_does_not_replace_the_state_at_an_interrupt(tmp_path):
     def set_nan(event):
         if isinstance(event, Step) and event.step == 6:
             trainer.loop._model.source_embedding.weight[0, 0] = math.nan
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     trainer = make(tmp_path, report=set_nan)
     with pytest.raises(TrainingError, match=r"source_embedding\.weight is not finite after step 6"):

@@ -1,6 +1,6 @@
 import contextlib
-import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -9,11 +9,11 @@ from xformer.threads import parallel_map
 from xformer.training.interrupt import Stopped, check_stop, stop_on_signals, until_stopped
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGBREAK" if sys.platform == "win32" else "SIGHUP"])
 def test_a_signal_sets_the_request(name):
     with stop_on_signals() as stop:
         assert not stop
-        os.kill(os.getpid(), getattr(signal, name))
+        signal.raise_signal(getattr(signal, name))
         assert stop == [name]
 
 
@@ -24,7 +24,7 @@ def test_iteration_ends_after_the_current_item(caplog):
         with stop_on_signals():
             for item in until_stopped([1, 2, 3]):
                 if item == 2:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    signal.raise_signal(signal.SIGTERM)
                 done.append(item)
 
     caplog.set_level("INFO", "xformer")
@@ -38,7 +38,7 @@ def test_iteration_ends_after_the_current_item(caplog):
 def test_threads_of_parallel_map_see_the_request(monkeypatch):
     monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
     with stop_on_signals():
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         for place in (0, 1):
             with pytest.raises(Stopped):
                 parallel_map(lambda item, place=place: check_stop() if item == place else None, [0, 1])
@@ -47,21 +47,21 @@ def test_threads_of_parallel_map_see_the_request(monkeypatch):
 def test_a_second_interrupt_ends_at_once():
     def interrupt_twice():
         with stop_on_signals():
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         interrupt_twice()
 
 
 def test_ignored_signals_stay_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with stop_on_signals() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
             assert not stop
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_signal_handlers_are_restored():

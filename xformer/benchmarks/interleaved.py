@@ -101,7 +101,7 @@ class Implementation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            text=True,
+            encoding="utf-8",
         )
         self.metadata: dict[str, Any] = {}
         self.fingerprint: list[list[Any]] = []

@@ -98,7 +98,7 @@ def _gpu() -> str | None:
     if tool is None:
         return None
     query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    output = subprocess.run(query, capture_output=True, text=True, check=False)
+    output = subprocess.run(query, capture_output=True, encoding="utf-8", check=False)
     return "; ".join(output.stdout.split("\n")).strip("; ") or None
 
 

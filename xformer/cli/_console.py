@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +27,17 @@ def program() -> str:
         return f"{Path(sys.executable).name} -m xformer"
     # A nox session puts its environment on the path, but only while it runs.
     is_on_path = "NOX_CURRENT_SESSION" not in os.environ and shutil.which("xformer")
-    return "xformer" if is_on_path or invoked.name != "xformer" else os.path.relpath(invoked)
+    if is_on_path or invoked.name != "xformer":
+        return "xformer"
+    try:
+        return os.path.relpath(invoked)
+    except ValueError:  # on another drive of Windows
+        return str(invoked)
+
+
+def quote(path: Path) -> str:
+    """Return a path as an argument of a command, quoted for the usual shells of the system if necessary."""
+    return subprocess.list2cmdline([path]) if os.name == "nt" else shlex.quote(str(path))
 
 
 @contextlib.contextmanager

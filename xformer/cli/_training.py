@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
+import signal
 
-from xformer.cli._console import program
+from xformer.cli._console import program, quote
 from xformer.families.run_directory import COMMANDS, RunDirectory
 from xformer.runs.console import make_console
 from xformer.runs.launch import TrainedRun
@@ -16,18 +16,17 @@ in the Hugging Face format.
 
 Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """
-# Exit codes as a shell reports them for a process that a signal ended.
-_EXIT_CODES = {"stopped by SIGHUP": 129, "stopped by SIGINT": 130, "stopped by SIGTERM": 143}
 
 
 def exit_code(run: TrainedRun) -> int:
-    """Return the exit code of a command that trained."""
-    return _EXIT_CODES.get(run.reason, 0)
+    """Return the exit code of a command that trained: after a signal, what a shell reports for one."""
+    number = signal.Signals.__members__.get(run.reason.removeprefix("stopped by "))
+    return 0 if number is None else 128 + number
 
 
 def finish(run: TrainedRun) -> int:
     """Print the next command, on rank 0, and return the exit code."""
-    console, path = make_console(quiet=run.rank > 0), shlex.quote(str(run.directory))
+    console, path = make_console(quiet=run.rank > 0), quote(run.directory)
     if code := exit_code(run):
         console.print(f"everything is saved; continue with: {program()} resume {path}")
         return code

@@ -137,11 +137,12 @@ def earlier_demo(run: RunDirectory) -> list[Path]:
     Raises:
         ConfigError: If the directory contains anything else.
     """
-    if not run.path.exists() or (run.path.is_dir() and not any(run.path.iterdir())):
+    paths = {path.relative_to(run.path).as_posix(): path for path in run.path.rglob("*")}
+    paths = {name: path for name, path in paths.items() if not name.startswith(".")}  # hidden files stay
+    if not paths and not run.path.is_file():
         return []
     names = {"config.json", "model.safetensors", "last.safetensors", "log.jsonl", "tokenizer.json", PICTURE, MARK}
     names |= {"data", *(f"data/{name}" for name in ("source", "target", "valid_source", "valid_target"))}
-    paths = {str(path.relative_to(run.path)): path for path in run.path.rglob("*")}
     if MARK not in paths or not paths.keys() <= names:
         raise ConfigError(f"{run.path} contains other files than an earlier demo; choose another --out")
     # The mark last: as long as it exists, the directory is recognized as a demo.

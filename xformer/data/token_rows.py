@@ -39,6 +39,8 @@ class TokenRows(Sequence[list[int]]):
 class TokenWriter:
     """Write lists of token ids to files without a name, which the system removes as soon as they are not used.
 
+    On Windows, the files have hidden names.
+
     Args:
         vocab_size: Number of different ids: up to 65,536, an id takes 2 bytes, else 4. A list takes 8 more.
         directory: Directory with enough space for the files.
@@ -46,7 +48,8 @@ class TokenWriter:
 
     def __init__(self, vocab_size: int, directory: Path) -> None:
         self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-        self._ids, self._offsets = (tempfile.TemporaryFile(dir=directory) for _ in range(2))  # noqa: SIM115
+        files = (tempfile.TemporaryFile(prefix=".", dir=directory) for _ in range(2))  # noqa: SIM115
+        self._ids, self._offsets = files
         self._offsets.write(bytes(8))
         self._count = 0
 

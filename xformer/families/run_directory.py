@@ -77,7 +77,7 @@ class RunDirectory:
             else:
                 tokenizer.save(self.tokenizer(side))
         files = [*map(self.tokenizer, ("joint", "source", "target")), *self.pretrained.rglob("*")]
-        digests = {str(path.relative_to(self.path)): sha256(path) for path in sorted(files) if path.is_file()}
+        digests = {path.relative_to(self.path).as_posix(): sha256(path) for path in sorted(files) if path.is_file()}
         # Last: a directory with a configuration is a complete run.
         write_json(self.config, {"format": FORMAT, **config, "tokenizers": digests})
 
@@ -98,7 +98,7 @@ class RunDirectory:
             raise ConfigError(
                 f"{self.path} holds a run; continue it with: xformer resume {self.path}, or choose another --out"
             )
-        elif any(self.path.iterdir()):
+        elif any(not path.name.startswith(".") for path in self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another --out")
 
     def load_tokenizer(self, side: str) -> Tokenizer:

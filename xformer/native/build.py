@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent
 LIBRARY = Path(os.environ.get("XFORMER_NATIVE_LIBRARY") or FOLDER / "libxformer.so")
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi", "-Wno-ignored-attributes"]
 _FLAGS += ["-Wno-maybe-uninitialized"]  # GCC 12 warns of its own intrinsics
+_FLAGS += ["-Wno-unknown-warning-option", "-Wno-unknown-pragmas"]  # those of GCC, for clang
 # Products are fused with sums, so that all levels with such an instruction have the same bits; NaN is respected.
 _FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 _LEVELS = {"baseline": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4", "-mavx512vnni"]}
@@ -59,8 +60,10 @@ def build(library: Path = LIBRARY) -> None:
         library: File to write.
 
     Raises:
-        BuildError: If there is no compiler, or it fails.
+        BuildError: If there is no compiler, or it fails, or on Windows.
     """
+    if sys.platform == "win32":
+        raise BuildError("the native library is for Linux and macOS")
     command = compiler()
     if command is None:
         raise BuildError("no C++ compiler was found; install g++ or clang++, or set CXX")
@@ -90,7 +93,9 @@ def build(library: Path = LIBRARY) -> None:
 def _target(command: str) -> str:
     """Return the machine for which a compiler compiles, such as "x86_64-linux-gnu"."""
     try:
-        done = subprocess.run([*shlex.split(command), "-dumpmachine"], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [*shlex.split(command), "-dumpmachine"], stdout=subprocess.PIPE, encoding="utf-8", check=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         raise BuildError(f"the compiler cannot be run: {error}") from error
     return done.stdout.strip()
@@ -103,7 +108,7 @@ def _run_all(jobs: list[list[str]]) -> None:
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
-                running.append(subprocess.Popen(waiting.pop(0), stderr=subprocess.PIPE, text=True))
+                running.append(subprocess.Popen(waiting.pop(0), stderr=subprocess.PIPE, encoding="utf-8"))
             process = running.pop(0)
             _, errors = process.communicate()
             if process.returncode:

@@ -57,6 +57,8 @@ def _load() -> tuple[Any, str]:
         return None, "XFORMER_NATIVE=off"
     if sys.implementation.name != "cpython":
         return None, "it needs CPython"
+    if sys.platform == "win32":
+        return None, "it is for Linux and macOS"
     if not LIBRARY.exists():
         return None, "it was not compiled: install a C++ compiler, then run python -m xformer.native.build"
     try:

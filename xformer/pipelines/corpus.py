@@ -221,7 +221,8 @@ def process_corpus(
             progress = progress._replace(num_done=num_done, num_failed=len(failures))
             on_progress(progress)
         for temporary in directory.glob(".part-*"):  # of processes that were killed
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         events = _read_log(log)
         counts: Counter[str] = Counter()
         for logged in events.values():

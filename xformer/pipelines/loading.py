@@ -67,4 +67,4 @@ def model_digests(directory: str | os.PathLike[str]) -> dict[str, str]:
     files = [run.config, run.model, *tokenizers, *run.pretrained.rglob("*")]
     if is_public(path):
         files = [file for pattern in _PUBLIC_FILES for file in path.glob(pattern)]
-    return {str(file.relative_to(path)): sha256(file) for file in sorted(files) if file.is_file()}
+    return {file.relative_to(path).as_posix(): sha256(file) for file in sorted(files) if file.is_file()}

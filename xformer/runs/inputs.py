@@ -45,7 +45,7 @@ class TextFiles:
         """Return the path, in a run, and the SHA-256 of each file."""
         return {
             name: {
-                "path": str(self._kept / path.name if self._is_temporary(path) else path.absolute()),
+                "path": (self._kept / path.name if self._is_temporary(path) else path.absolute()).as_posix(),
                 "sha256": file_digest(path),
             }
             for name, path in self.paths.items()

@@ -220,7 +220,7 @@ def resume(
         job = job_type.prepare(recipe, xp, paths, directory.path, directory)
         resumed = {**config, "recipe": recipe.to_dict(), "loggers": list(loggers)}
         resumed["backend"] = job.config({})["backend"]
-        resumed["data"] = {name: {"path": str(path), "sha256": files[name][1]} for name, path in paths.items()}
+        resumed["data"] = {name: {"path": path.as_posix(), "sha256": files[name][1]} for name, path in paths.items()}
         check_shards(recipe.training.data_parallel or 1, ranks)
         _check_agreement(ranks, resumed)
         if ranks.rank == 0 and resumed != config:

@@ -346,7 +346,7 @@ class PretrainedTokenizer(BaseTokenizer):
             write_json(output / CONFIG_FILE, {"tokenizer_class": "PreTrainedTokenizerFast", **self._settings})
         else:
             names = [name for name in _FILES if (self.directory / name).is_file()]
-            names += [str(path.relative_to(self.directory)) for path in template_files(self.directory)]
+            names += [path.relative_to(self.directory).as_posix() for path in template_files(self.directory)]
             if not names:
                 raise CheckpointError(f"{self.directory} no longer has the files of its tokenizer")
             files = {name: read_bytes(self.directory / name) for name in names}

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
-# Sent by Ctrl-C, by the system or a scheduler, and by a terminal that is closed.
-_STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+# Sent by Ctrl-C, by the system or a scheduler, and by a terminal that is closed (on Windows: SIGBREAK).
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+_STOPPING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 class Stopped(KeyboardInterrupt):
@@ -39,7 +40,7 @@ def until_stopped(items: Iterable[Item]) -> Iterator[Item]:
 
 @contextlib.contextmanager
 def stop_on_signals(*, raises: bool = True) -> Iterator[list[str]]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP inside the block into a request to stop.
+    """Turn the first SIGINT, SIGTERM, SIGHUP or SIGBREAK inside the block into a request to stop.
 
     A second SIGINT interrupts at once. Ignored signals, as under nohup, stay ignored. Signals can be caught in the main
     thread only; in other threads the list stays empty.

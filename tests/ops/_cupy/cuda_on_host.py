@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from xformer.ops._cupy import launch as cuda_launch
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
-COMPILER = shutil.which("g++")
+COMPILER = None if sys.platform == "win32" else shutil.which("g++")
 
 # Template arguments of the kernels: dtypes of arrays and of parameters, and numbers of vectors.
 SAME = [("float32",), ("float64",), ("float16",), ("bfloat16",)]
