@@ -368,20 +368,20 @@ def test_the_headers_that_safetensors_refuses_are_refused(path):
     headers = [
         *({"b": second, "a": entry}, {"__metadata__": None, "a": {**entry, "shape": [2, 1], "more": 1}}),
         *({"a": entry}, {"a": entry, "b": entry}, {"b": second}, {"a": {**entry, "shape": [3]}}, [entry], {"a": []}),
-        *({"a": {**entry, name: value}} for name in entry for value in (None, 2, "a", [], [-1], [True], [8, 0], [0, 8.0])),
+        *({"a": {**entry, name: value}} for name in entry for value in (None, 2, "a", [], [-1], [True], [0, 8.0])),
         *({"a": entry, "__metadata__": value} for value in ([], 0, {"a": 1}, {"a": None})),
         {"a": {"dtype": "F32"}},
         {"\ud800": entry},
     ]
-    read = importlib.import_module("safetensors").deserialize
+    safetensors = importlib.import_module("safetensors")
     accepted = 0
     for header in headers:
         text = json.dumps(header).encode()
         content = len(text).to_bytes(8, "little") + text + bytes(16 if "[8, 16]" in str(header) else 8)
         path.write_bytes(content)
         try:
-            expected = {name: bytes(tensor["data"]) for name, tensor in read(content)}
-        except Exception:
+            expected = {name: bytes(tensor["data"]) for name, tensor in safetensors.deserialize(content)}
+        except safetensors.SafetensorError:
             with raises_line(CheckpointError, "is not a valid safetensors file|a has dtype a; expected one of F64"):
                 load_arrays(path)
         else:
