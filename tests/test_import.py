@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 # Imported by the functions and commands that need them.
 OPTIONAL = {
     *("array_api_strict", "cupy", "jax", "matplotlib", "mlflow", "rich", "sacrebleu", "tensorboardX", "tokenizers"),
-    *("torch", "typer", "wandb", "safetensors.numpy"),
+    *("torch", "typer", "wandb", "safetensors"),
 }
 
 

@@ -362,6 +362,42 @@ def test_files_of_another_kind_are_refused(path, content):
         load_arrays(path)
 
 
+def test_the_headers_that_safetensors_refuses_are_refused(path):
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    second = {**entry, "data_offsets": [8, 16]}
+    headers = [
+        *({"b": second, "a": entry}, {"__metadata__": None, "a": {**entry, "shape": [2, 1], "more": 1}}),
+        *({"a": entry}, {"a": entry, "b": entry}, {"b": second}, {"a": {**entry, "shape": [3]}}, [entry], {"a": []}),
+        *({"a": {**entry, name: value}} for name in entry for value in (None, 2, "a", [], [-1], [True], [0, 8.0])),
+        *({"a": entry, "__metadata__": value} for value in ([], 0, {"a": 1}, {"a": None})),
+        {"a": {"dtype": "F32"}},
+        {"\ud800": entry},
+    ]
+    safetensors = importlib.import_module("safetensors")
+    accepted = 0
+    for header in headers:
+        text = json.dumps(header).encode()
+        content = len(text).to_bytes(8, "little") + text + bytes(16 if "[8, 16]" in str(header) else 8)
+        path.write_bytes(content)
+        try:
+            expected = {name: bytes(tensor["data"]) for name, tensor in safetensors.deserialize(content)}
+        except safetensors.SafetensorError:
+            with raises_line(CheckpointError, "is not a valid safetensors file|a has dtype a; expected one of F64"):
+                load_arrays(path)
+        else:
+            assert {name: x.tobytes() for name, x in load_arrays(path)[0].items()} == expected
+            accepted += 1
+    assert accepted == 3
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62, 4), (0, *[1] * 64)])
+def test_shapes_beyond_numpy_are_refused(path, shape):
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": (0, 0)}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with raises_line(CheckpointError, "is not a valid safetensors file .its tensor a is described by"):
+        load_arrays(path)
+
+
 def test_missing_files_are_refused(path, tmp_path):
     with raises_line(CheckpointError, r"cannot read .*arrays\.safetensors: No such file or directory"):
         load_arrays(path)

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import stat
@@ -28,7 +29,7 @@ from xformer.backends import (
     resolve,
     to_host,
 )
-from xformer.errors import BackendError, CheckpointError, ConfigError, describe_type
+from xformer.errors import BackendError, CheckpointError, ConfigError, abbreviate, describe_type
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # first line of the text file
 
@@ -262,7 +263,9 @@ _CODES = {
     "bool": "BOOL",
 }
 _NAMES = {code: name for name, code in _CODES.items()}
+_SIZES = {code: 2 if name == "bfloat16" else np.dtype(name).itemsize for name, code in _CODES.items()}
 _METADATA = "__metadata__"
+_MAX_HEADER = 100_000_000  # the limit of the format
 _CHECKSUM = "blake2b"  # metadata entry of files that xformer writes
 
 
@@ -300,26 +303,81 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     Raises:
         CheckpointError: If the file is missing, truncated, damaged or not a safetensors file.
     """
-    safetensors = importlib.import_module("safetensors")
     check_path(path)
     path = Path(path)
-    try:
-        content = path.read_bytes()
-        data = safetensors.deserialize(content)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except safetensors.SafetensorError as error:
-        check_no_lfs_pointer(path)
-        raise CheckpointError(
-            f"{path} is not a valid safetensors file ({error}); it is truncated or in another format; use another copy"
-        ) from error
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    metadata = dict(header.get(_METADATA) or {})
-    tensors = [(name, tensor["dtype"], tensor["shape"], tensor["data"]) for name, tensor in data]
+    entries, metadata = read_header(path)
+    tensors = []
+    with path.open("rb") as file:
+        for name, (code, shape, offset, num_bytes) in entries.items():
+            data = bytearray(num_bytes)  # writable, so that the arrays are
+            file.seek(offset)
+            file.readinto(data)
+            tensors.append((name, code, shape, data))
     checksum = metadata.pop(_CHECKSUM, None)  # files of other programs have none
     if checksum is not None and checksum != _checksum(tensors, metadata):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum; use another copy")
     return {tensor[0]: _unpack(path, *tensor) for tensor in tensors}, metadata
+
+
+Entry = tuple[str, tuple[int, ...], int, int]
+
+
+def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Read the header of a safetensors file, and check that its tensors fill the file without gaps.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        Code of the dtype, shape, first byte in the file and number of bytes of each tensor, by name; and the metadata.
+        The number of bytes is not compared with the shape if the dtype is unknown.
+
+    Raises:
+        CheckpointError: If the file is missing, truncated, damaged or not a safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = 8 + int.from_bytes(file.read(8), "little")
+            if start > min(size, _MAX_HEADER):
+                raise ValueError(f"it has {size:,} bytes, and its header would end at byte {start:,}")
+            header = json.loads(file.read(start - 8).decode())
+        if not isinstance(header, dict):
+            raise ValueError(f"its header is a {type(header).__name__}; expected a JSON object")
+        metadata = header.pop(_METADATA, None)
+        metadata = {} if metadata is None else metadata
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata is not a JSON object of strings")
+        "".join([*header, *metadata, *metadata.values()]).encode()  # raises for half a surrogate pair
+        entries = {name: _parse_entry(name, value, start) for name, value in header.items()}
+        end = start
+        for name, (_, _, offset, num_bytes) in sorted(entries.items(), key=lambda item: item[1][2:]):
+            if offset != end:
+                raise ValueError(f"its tensor {name} begins at byte {offset:,}; expected {end:,}")
+            end += num_bytes
+        if end != size:
+            raise ValueError(f"it has {size:,} bytes; expected {end:,}")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        check_no_lfs_pointer(path)
+        raise CheckpointError(
+            f"{path} is not a valid safetensors file ({error}); it is truncated or in another format; use another copy"
+        ) from error
+    return entries, metadata
+
+
+def _parse_entry(name: str, value: Any, start: int) -> Entry:
+    """Return an entry of a header whose data begins at byte `start`; raise ValueError for an invalid one."""
+    match value:
+        case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]}:
+            if all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+                num_bytes = _SIZES.get(code, 0) * math.prod(shape)
+                # NumPy has no more dimensions, nor larger ones, even for an array without elements.
+                is_small = len(shape) <= 64 and math.prod(number or 1 for number in shape) < 2**60
+                if is_small and begin <= end and (code not in _SIZES or num_bytes == end - begin):
+                    return code, tuple(shape), start + begin, end - begin
+    raise ValueError(f"its tensor {name} is described by {abbreviate(str(value), 100)}")
 
 
 def restore_like(arrays: dict[str, Any], like: dict[str, Array]) -> dict[str, Array]:
@@ -392,4 +450,4 @@ def _unpack(path: Path, name: str, code: str, shape: Any, data: Any) -> Any:
         raise CheckpointError(f"{path}: {name} has dtype {code}; expected one of {', '.join(_NAMES)}")
     if dtype == "bfloat16":
         return (np.frombuffer(data, dtype="uint16").astype("uint32") << 16).view("float32").reshape(shape)
-    return np.frombuffer(data, dtype=dtype).reshape(shape)  # writable: safetensors returns bytearrays
+    return np.frombuffer(data, dtype=dtype).reshape(shape)

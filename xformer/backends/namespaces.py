@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import math
 import pkgutil
@@ -82,7 +81,9 @@ def known_backends() -> Mapping[str, str]:
     A package registers a library by an entry point of the group "xformer.backends": its name is the root package of the
     arrays' class, and its value is the module with the standard's functions. That module may call `register_backend`.
     """
-    registered = importlib.metadata.entry_points(group="xformer.backends")
+    from importlib import metadata  # which takes longer to import than most of xformer
+
+    registered = metadata.entry_points(group="xformer.backends")
     return {**_STANDARD_MODULES, **{each.name: each.value for each in registered if each.name not in BACKENDS}}
 
 

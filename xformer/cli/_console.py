@@ -10,14 +10,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from xformer.pipelines import CorpusProgress
 from xformer.runs.console import SECONDS_BETWEEN_LINES, format_duration, make_console, plural
+from xformer.text.extras import require
 
 
 def program() -> str:
@@ -42,22 +41,28 @@ def quote(path: Path) -> str:
 
 @contextlib.contextmanager
 def progress_bar(
-    *columns: ProgressColumn, total: float | None = None, visible: bool = True, text: str = "", **settings: Any
+    columns: Callable[[Any], Iterable[Any]],
+    *,
+    total: float | None = None,
+    visible: bool = True,
+    text: str = "",
+    **settings: Any,
 ) -> Iterator[Callable[..., None] | None]:
     """Show a progress bar on stderr, if it is a terminal; yields a function that updates its task, or None.
 
     Args:
-        *columns: Columns of the bar.
+        columns: Makes the columns of the bar from the module rich.progress, which is imported only if the bar is shown.
         total: Number of steps, if known.
         visible: Whether to show it.
         text: Description of the task.
         **settings: Further arguments of `rich.progress.Progress`.
     """
-    console = make_console(stderr=True)
-    if not visible or not console.is_terminal:
+    if not visible or not sys.stderr.isatty():
         yield None
         return
-    with Progress(*columns, console=console, transient=True, **settings) as progress:
+    rich = require("rich.progress")
+    settings |= {"console": make_console(stderr=True), "transient": True}
+    with rich.Progress(*columns(rich), **settings) as progress:
         yield functools.partial(progress.update, progress.add_task(text, total=total))
 
 
@@ -70,9 +75,14 @@ def line_progress(total: int | None, *, visible: bool) -> Iterator[Callable[[int
         visible: Pass False if the output goes to the same terminal.
     """
     text = "{task.completed:,} lines done" if total is None else "{task.completed:,} of {task.total:,} lines"
-    lines = TextColumn(text)
-    columns = (lines, TimeElapsedColumn()) if total is None else (BarColumn(), lines, TimeRemainingColumn())
-    with progress_bar(*columns, total=total, visible=visible) as update:
+
+    def columns(rich: Any) -> Iterable[Any]:
+        lines = rich.TextColumn(text)
+        if total is None:
+            return lines, rich.TimeElapsedColumn()
+        return rich.BarColumn(), lines, rich.TimeRemainingColumn()
+
+    with progress_bar(columns, total=total, visible=visible) as update:
         yield lambda count: update and update(advance=count)
 
 
@@ -81,8 +91,11 @@ def corpus_progress() -> Iterator[Callable[[CorpusProgress], None]]:
     """Show the state of a corpus on stderr: in a progress bar on a terminal, otherwise every ten seconds."""
     console = make_console(stderr=True)
     start_time = last_line_time = time.monotonic()
-    columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
-    with progress_bar(*columns, text="reading ...") as update:
+
+    def columns(rich: Any) -> Iterable[Any]:
+        return rich.BarColumn(bar_width=16), rich.TextColumn("{task.description}")
+
+    with progress_bar(columns, text="reading ...") as update:
 
         def show(progress: CorpusProgress) -> None:
             nonlocal last_line_time
@@ -116,7 +129,10 @@ def percent_progress(text: str, *, visible: bool = True) -> Iterator[Callable[[f
         text: Description of the task, e.g. "loading".
         visible: As for `line_progress`.
     """
-    description = TextColumn("{task.description}", markup=False)
-    columns = (description, BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
-    with progress_bar(*columns, text=text, visible=visible) as update:
+
+    def columns(rich: Any) -> Iterable[Any]:
+        yield rich.TextColumn("{task.description}", markup=False)
+        yield from (rich.BarColumn(), rich.TextColumn("{task.percentage:.0f} %"), rich.TimeRemainingColumn())
+
+    with progress_bar(columns, text=text, visible=visible) as update:
         yield None if update is None else lambda done, total: update(completed=done, total=total)

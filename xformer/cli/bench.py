@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from xformer.backends import dtype_named, resolve
 from xformer.benchmarks import (
@@ -106,10 +105,13 @@ def bench(
             raise ConfigError(f"--out and --plot are both {out}; expected two different files")
     rounds = rounds or checked.rounds
     machine = describe_machine(threads, backends)
-    columns = BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn()
+
+    def columns(rich: Any) -> Iterable[Any]:
+        return rich.BarColumn(bar_width=24), rich.TextColumn("{task.description}"), rich.TimeRemainingColumn()
+
     total = len(workloads) * (rounds + 1)
     # Redraw twice a second only, so that drawing does not disturb the measurement.
-    with progress_bar(*columns, total=total, text="matrix product", refresh_per_second=2) as update:
+    with progress_bar(columns, total=total, text="matrix product", refresh_per_second=2) as update:
         gemm = gemm_flops_per_second(backends[0], threads, dtype_of(settings))
         results, notes = _measure_all(workloads, backends, rounds, threads, update)
     run = make_run(suite, machine, gemm, results, notes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from xformer import io
 from xformer.errors import CheckpointError
-from xformer.io import check_no_lfs_pointer, read_json
+from xformer.io import read_json
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "?"}
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -134,28 +133,14 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     Raises:
         CheckpointError: If the file is missing, truncated or not a safetensors file, or has an unknown dtype.
     """
-    safetensors = importlib.import_module("safetensors")
-    try:
-        with safetensors.safe_open(path, framework="numpy"):  # checks sizes, offsets and the length of the file
-            pass
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except safetensors.SafetensorError as error:
-        check_no_lfs_pointer(path)
-        raise CheckpointError(f"{path} is not a valid safetensors file ({error}); use another copy") from error
     entries = {}
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        if tensor["dtype"] not in _DTYPES:
+    for name, (code, shape, offset, _) in io.read_header(path)[0].items():
+        if code not in _DTYPES:
             raise CheckpointError(
-                f"{path}: {name} has dtype {tensor['dtype']}; expected one of {', '.join(_DTYPES)}: "
+                f"{path}: {name} has dtype {code}; expected one of {', '.join(_DTYPES)}: "
                 "quantized checkpoints are not supported"
             )
-        entries[name] = TensorEntry(path, tensor["dtype"], tuple(tensor["shape"]), 8 + size + tensor["data_offsets"][0])
+        entries[name] = TensorEntry(path, code, shape, offset)
     return entries
 
 

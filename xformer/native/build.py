@@ -24,6 +24,7 @@ _FLAGS += ["-Wno-unknown-warning-option", "-Wno-unknown-pragmas"]  # those of GC
 _FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 _LEVELS = {"baseline": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4", "-mavx512vnni"]}
 _LEVELS["avx512"] += ["-mprefer-vector-width=512"]
+_SMALL = ["-s", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
 
 
 class BuildError(Exception):
@@ -83,8 +84,9 @@ def build(library: Path = LIBRARY) -> None:
         objects.sort(key=lambda path: ["", *levels].index(Path(path).stem.split("-")[0]))
         _run_all(jobs)
         partial = f"{scratch}/library.so"
-        static = [] if extra or sys.platform == "darwin" else ["-static-libstdc++", "-static-libgcc"]
-        _run_all([[*shlex.split(command), *extra, "-shared", "-o", partial, *objects, "-pthread", *static]])
+        # Without symbols, and without what the C++ library exports or does not need; a sanitizer needs them.
+        link = [] if extra or sys.platform == "darwin" else ["-static-libstdc++", "-static-libgcc", *_SMALL]
+        _run_all([[*shlex.split(command), *extra, "-shared", "-o", partial, *objects, "-pthread", *link]])
         new = library.with_name(library.name + ".new")
         shutil.copyfile(partial, new)
         os.replace(new, library)

@@ -226,8 +226,7 @@ def check_class(name: str, value: Any, *classes: type) -> None:
 
 def check_vocabulary(name: str, tokenizer: BaseTokenizer, vocab_size: int) -> None:
     """Raise CheckpointError unless a tokenizer fits its model; public ones may leave rows of the embedding unused."""
-    fits = tokenizer.directory is not None and tokenizer.vocab_size <= vocab_size
-    if tokenizer.vocab_size != vocab_size and not fits:
-        raise CheckpointError(
-            f"the {name} has {tokenizer.vocab_size} tokens, the model {vocab_size}; expected both from the same run"
-        )
+    size = tokenizer.vocab_size  # takes long for a large vocabulary
+    fits = tokenizer.directory is not None and size <= vocab_size
+    if size != vocab_size and not fits:
+        raise CheckpointError(f"the {name} has {size} tokens, the model {vocab_size}; expected both from the same run")
