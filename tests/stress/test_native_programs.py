@@ -18,7 +18,7 @@ import xformer as xf
 from tests.native.test_functions import array, same
 from xformer import native, ops
 from xformer.backends import array_namespace, is_floating
-from xformer.errors import XformerError
+from xformer.errors import DifferentiationError, XformerError
 
 pytestmark = [
     pytest.mark.skipif(not native.is_available(), reason="the library was not compiled"),
@@ -41,7 +41,7 @@ SHAPES = [
     (40, 70),
     (1, 2, 1, 3, 1, 2),
 ]
-ERRORS = (ValueError, IndexError, TypeError, OverflowError, XformerError)
+ERRORS = (ValueError, IndexError, TypeError, ArithmeticError, XformerError)
 OUTCOMES: Counter[str] = Counter()
 
 
@@ -212,7 +212,8 @@ def check(choice: Callable[[Any], Any]) -> None:
             OUTCOMES["refused"] += 1
             return
         if isinstance(expected, Exception):
-            assert isinstance(actual, Exception), expected
+            # NumPy refuses infinity as an integer, but casts an array; and a plain array is traced in jit only.
+            assert isinstance(actual, Exception) or isinstance(expected, OverflowError | DifferentiationError), expected
             OUTCOMES["error"] += 1
             continue
         if isinstance(actual, Exception):

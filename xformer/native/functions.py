@@ -263,6 +263,8 @@ def _view(name: str) -> None:
     def lower(out: Any, *args: Any, **keywords: Any) -> bool:
         view = getattr(np, name)(*args, **keywords)
         views, outputs = (view, out) if isinstance(view, (tuple, list)) else ((view,), (out,))
+        if not all(isinstance(x, np.ndarray) for x in views):  # np.flip returns a number for an array without axes
+            return False
         return all(_copy_unless_same(x, y) for x, y in zip(views, outputs, strict=True))
 
 
