@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 NUM_THREADS, NUM_CLIENTS = 8, 64
 MAX_NEW_TOKENS = 12
+TIMEOUT = 600  # seconds of a request, while other processes take most of the processor
 GROWTH = 1.05, 16 << 20  # of the memory: factor, and bytes
 
 
@@ -126,7 +127,7 @@ def explore(port: int, draw: random.Random, expected: dict[str, Any]) -> None:
 
 
 def request(port: int, body: Any, path: str = "/translate") -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request("POST", path, content, {"content-type": "application/json"})
@@ -145,7 +146,7 @@ def misbehave(port: int, draw: random.Random) -> None:
         with contextlib.suppress(ConnectionError):  # the server need not read the rest
             assert request(port, b'{"text": "' + b"a" * 1_200_000 + b'"}')[0] in (413, 429)
     else:
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as connection:
             body = json.dumps({"text": "one two three", "max_new_tokens": 200}).encode()
             headers = f"Host: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
             content = f"POST /translate HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body
@@ -194,6 +195,7 @@ def test_mixed_use_keeps_outputs_memory_threads_and_files(run, texts, scale, cap
             different.append(text)
 
     command = [sys.executable, "-m", "xformer", "serve", "--model", run, "--port", "0", "--max-batch", "8"]
+    command += ["--timeout", str(TIMEOUT)]
     server = subprocess.Popen(list(map(str, command)), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     try:
         line = next(line for line in server.stderr if "http://" in line)
