@@ -51,6 +51,12 @@ def written(xp: Any, x: Any, key: Any, value: Any) -> Any:
     return copy
 
 
+def index(x: Any) -> Any:
+    if x.dtype.kind != "i":  # NumPy takes more for scalars than for arrays without axes
+        raise TypeError
+    return x
+
+
 def matrix(xp: Any, x: Any) -> Any:
     return xp.reshape(x, (1, 1, *x.shape[-2:]))
 
@@ -104,8 +110,8 @@ FUNCTIONS: list[Callable[..., Any]] = [
     lambda xp, x, y, k: xp.where(y != y, 0, x),
     lambda xp, x, y, k: xp.clip(x, -1, k) + 0,
     lambda xp, x, y, k: xp.cumulative_sum(x, axis=k % 3 - 1, include_initial=k > 1),
-    lambda xp, x, y, k: xp.take(x, y, axis=k % 3 - 1),
-    lambda xp, x, y, k: xp.take_along_axis(x, y, axis=-1),
+    lambda xp, x, y, k: xp.take(x, index(y), axis=k % 3 - 1),
+    lambda xp, x, y, k: xp.take_along_axis(x, index(y), axis=-1),
     lambda xp, x, y, k: x[y],
     lambda xp, x, y, k: x[..., xp.astype(y, xp.int64)],
     lambda xp, x, y, k: written(xp, x, y, k),
