@@ -257,6 +257,10 @@ def model_options(draw):
         "rematerialize": choose(False, False, True),
         "pad_id": choose(0, 0, None, 2),
     }
+    if not options["num_experts"] and draw(st.integers(0, 9)):  # refused otherwise
+        experts = ("num_experts_per_token", "router_bias", "normalize_expert_weights", "expert_d_ff")
+        for name in (*experts, "shared_expert_d_ff", "dense_layers"):
+            del options[name]
     if options["window"] is not None and draw(st.booleans()):
         options["layer_types"] = draw(
             st.lists(st.sampled_from(["sliding_attention", "full_attention"]), min_size=layers, max_size=layers)
