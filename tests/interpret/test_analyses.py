@@ -149,6 +149,8 @@ def test_wrong_calls():
             interpret.direct_logit_attribution(model, TOKENS, targets)
         with raises_line(DataError, message):
             interpret.head_ablation(model, TOKENS, interpret.logit_difference(targets, 3))
+    with raises_line(DataError, r"the logits have shape \(0, 3, 13\); expected at least one row"):
+        interpret.head_ablation(model, np.zeros((0, 3), int), METRIC)
     with raises_line(ShapeError, r"token ids are text; expected integers \(batch, length\), e.g. \[tokenizer.encode"):
         interpret.logit_lens(model, "A text")
     with raises_line(ConfigError, r"model is an? \w+ \(pass its .model\); expected LanguageModel or Encoder"):

@@ -604,6 +604,7 @@ def test_attention_is_that_of_the_model(client, translator):
         ("/translate", {"text": 1}, 400, "text is 1; expected `str | array`, got `int`"),
         ("/translate", {"text": "a", "num_beams": 33}, 400, "num_beams is 33; expected `int` <= 32"),
         ("/translate", {"text": "a", "max_new_tokens": 51}, 400, "max_new_tokens is 51; expected at most 50"),
+        ("/translate", {"text": "a", "length_unit": "x" * 3000}, 400, "invalid enum value 'xxxxx"),
         ("/translate", {"text": ["a"] * 65}, 400, "text has 65 texts; expected 1 to 64"),
         ("/translate", {"text": "a", "num_beams": 2, "temperature": 0.5}, 400, "num_beams is 2 and sampling"),
         ("/translate", {"text": "a", "model": "none"}, 404, "model 'none' does not exist"),
@@ -629,6 +630,7 @@ def test_invalid_requests_get_one_line(client, path, body, status, message):
     error = json.loads(text)["error"]
     assert (received, headers["content-type"]) == (status, "application/json")
     assert message in error["message"]
+    assert len(error["message"]) <= 800
     assert "\n" not in error["message"]
     assert error.keys() == {"message", "type", "param", "code"}
 

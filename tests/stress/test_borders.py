@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 import io
 import json
 import pickle
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import xformer as xf
 from tests.cli.conftest import RECIPE
+from tests.pipelines.test_zero_shot_images import write_checkpoint
 from tests.stress.conftest import MESSAGE, limits
 from xformer.cli.main import exit_code
 from xformer.cli.translate import LineOptions, process_chunk
@@ -217,6 +219,15 @@ def model_options(draw):
         "qk_norm_all_heads": choose(False, True),
         "window": choose(None, None, 1, 2, 3, 100),
         "attention_softcap": choose(None, 3.0),
+        "attention_sinks": choose(False, False, True),
+        "num_experts": choose(0, 0, 0, 1, 3),
+        "num_experts_per_token": choose(2, 1, 4),
+        "router_bias": choose(False, True),
+        "normalize_expert_weights": choose(True, False),
+        "expert_d_ff": choose(None, None, 3),
+        "shared_expert_d_ff": choose(None, None, 3),
+        "dense_layers": choose((), (), (0,), (1,)),
+        "sinusoidal_layout": choose("interleaved", "halves"),
         "activation": choose(*ACTIVATIONS, *GATED),
         "norm": choose("layer", "rms"),
         "norm_epsilon": 0.01,  # norms of few features divide by small numbers, which enlarges rounding errors
@@ -246,6 +257,10 @@ def model_options(draw):
         "rematerialize": choose(False, False, True),
         "pad_id": choose(0, 0, None, 2),
     }
+    if not options["num_experts"] and draw(st.integers(0, 9)):  # refused otherwise
+        experts = ("num_experts_per_token", "router_bias", "normalize_expert_weights", "expert_d_ff")
+        for name in (*experts, "shared_expert_d_ff", "dense_layers"):
+            del options[name]
     if options["window"] is not None and draw(st.booleans()):
         options["layer_types"] = draw(
             st.lists(st.sampled_from(["sliding_attention", "full_attention"]), min_size=layers, max_size=layers)
@@ -490,10 +505,15 @@ def test_generate_with_a_language_model(data):
     if data.draw(st.integers(0, 4)) == 0:
         name = data.draw(st.sampled_from(["prefix", "target_lengths", "indices", "sequence_bias", "attention_mask"]))
         extra[name] = data.draw(st.sampled_from([[[3]], [[[[3]]]], [3], 3, "ab", [[]], [None], [-1], [["a"]]]))
+    draft = data.draw(st.sampled_from([*LANGUAGE_MODELS, *TRANSFORMERS[:1], None, 3, "x"]))
+    assisted = outcome(lambda: xf.generate(model, prompts, rng=xf.Rng(0), draft_model=draft, **options, **extra))
     results = outcome(lambda: xf.generate(model, prompts, rng=xf.Rng(0), **options, **extra))
     if results is Refused:
         return
     assert_hypotheses(results, len(prompts), options)
+    if assisted is not Refused:  # the draft model changes no output
+        for row, other in zip(results, assisted, strict=True):
+            np.testing.assert_allclose([each.score for each in other], [each.score for each in row], atol=1e-4)
     if not extra:
         assert_single_results(
             results,
@@ -821,6 +841,152 @@ def test_commands_keep_lines(rows, index, tmp_path_factory):
     assert code == (2 if lines is Refused else 0)
     assert "Traceback" not in error.getvalue()
     assert "nan" not in printed.getvalue()
+
+
+# --- Activations and analyses -----------------------------------------------------------------------------------------
+
+NAMES = ["*", "*residual_out", "logits", "*.0.self_attention.weights", "*cross_attention*", "*.output", "states"]
+NAMES += ["", "x", "[", "layers.9.residual_out", "*\n", None, 3, [], ["*", "x"], ["logits", "*.hidden"]]
+CHANGES = [lambda x: x, lambda x: x, lambda x: 0 * x, lambda x: x * np.nan, lambda x: None, lambda x: x[..., :1]]
+CHANGES += [
+    lambda x: x.astype("float64"),
+    lambda x: x.tolist(),
+    np.zeros(3),
+    np.zeros((1, 3, 8), "float32"),
+    3,
+    "x",
+    None,
+]
+
+
+@given(data=st.data())
+def test_activations(data):
+    model, ids = data.draw(st.sampled_from(LANGUAGE_MODELS + TRANSFORMERS)), data.draw(token_ids())
+    inputs = [ids] if isinstance(model, xf.LanguageModel) else [ids, ids]
+    names, changed = (data.draw(st.sampled_from(NAMES)) for _ in range(2))
+    change = data.draw(st.sampled_from(CHANGES))
+    before = outcome(lambda: model(*inputs))
+
+    def call():
+        interventions = {changed: change} if isinstance(changed, str) else changed
+        with xf.intervene(model, interventions), xf.record(model, names, every_call=data.draw(st.booleans())) as found:
+            return model(*inputs), found
+
+    result, after = outcome(call), outcome(lambda: model(*inputs))
+    assert (after is Refused) == (before is Refused)
+    if result is not Refused:
+        assert result[1]
+        np.testing.assert_array_equal(after, before)
+        if change is CHANGES[0] or change is CHANGES[1]:
+            assert_equal(result[0], before)
+
+
+@given(data=st.data())
+def test_analyses(data):
+    model = data.draw(st.sampled_from([*LANGUAGE_MODELS, TRANSFORMERS[0]]))
+    function = getattr(
+        xf.interpret, data.draw(st.sampled_from(sorted(set(xf.interpret.__all__) - {"LogitAttribution"})))
+    )
+    ids = data.draw(token_ids(low=3))
+    targets = st.sampled_from([3, 3, 4, -1, VOCABULARY, [3], [3, 4], [], None, "x", 2.5])
+    metric = data.draw(
+        st.sampled_from([None, 3, lambda x: x, lambda x: x.sum(), lambda x: 1.0]) | st.just("difference")
+    )
+    metric = xf.interpret.logit_difference(data.draw(targets), data.draw(targets)) if metric == "difference" else metric
+    options = {}
+    if data.draw(st.integers(0, 3)) == 0:
+        name = data.draw(st.sampled_from(["residual", "value", "part", "length", "batch_size", "seed"]))
+        options[name] = data.draw(st.sampled_from([0, 0.5, 1, -1, 2.5, "mean", "heads", "feed_forward", "x", None]))
+    name = function.__name__
+    if name == "logit_difference":
+        return
+    if name in ("activation_patching", "attribution_patching"):
+        arguments = [ids, data.draw(st.just(ids) | token_ids(low=3)), metric]
+    elif name.endswith("ablation"):
+        arguments = [ids, metric]
+    elif name == "direct_logit_attribution":
+        arguments = [ids, data.draw(targets), data.draw(targets)]
+    else:
+        arguments = [ids]
+    if options and next(iter(options)) not in inspect.signature(function).parameters:
+        options = {}
+    result = outcome(lambda: function(model, *arguments, **options))
+    if result is not Refused:
+        assert all(np.isfinite(x).all() for x in (result if isinstance(result, tuple) else [result]))
+
+
+@functools.cache
+def embedder(index):
+    tokenizer = load_pretrained_tokenizer(DIRECTORIES[index])
+    options = {"vocab_size": tokenizer.vocab_size, "num_layers": 1, "max_positions": 16}
+    return outcome(lambda: xf.Embedder(small_model(xf.Encoder, xf.EncoderConfig, **options), tokenizer))
+
+
+@given(data=st.data())
+def test_embedders(data):
+    pipeline = embedder(data.draw(st.integers(0, len(DIRECTORIES) - 1)))
+    if pipeline is Refused:
+        return
+    lines = data.draw(st.lists(texts, max_size=3) | st.sampled_from(NOT_TEXTS) | st.lists(st.sampled_from(NOT_TEXTS)))
+    values = {"prompt": ["a: ", "", 3, None], "prompt_name": ["query", None, 3], "truncate_dim": [1, 8, 9, 0, -1, 2.5]}
+    values |= {"batch_tokens": [1, 0, "x", None, 10**9], "normalize_embeddings": [True], "show_progress_bar": [False]}
+    name = data.draw(st.none() | st.sampled_from(sorted(values)))
+    options = {} if name is None else {name: data.draw(st.sampled_from(values[name]))}
+    vectors = outcome(lambda: pipeline.encode(lines, **options))
+    if vectors is not Refused:
+        assert len(vectors) == len(lines)
+        assert np.isfinite(vectors).all()
+
+
+@functools.cache
+def zero_shot_classifier():
+    with tempfile.TemporaryDirectory() as directory:
+        return xf.ZeroShotImageClassifier.from_pretrained(write_checkpoint("clip", Path(directory)))
+
+
+PICTURES = [
+    np.zeros((9, 9, 3), np.uint8),
+    np.ones((1, 1), np.uint8),
+    np.zeros((3, 200), np.uint8),
+    np.zeros((0, 3), np.uint8),
+]
+PICTURES += [
+    np.zeros((9, 9, 2), np.uint8),
+    np.full((9, 9), np.nan),
+    np.zeros((9, 9)),
+    "missing.png",
+    None,
+    3,
+    b"",
+    [[0]],
+]
+
+
+@given(data=st.data())
+def test_zero_shot_image_classifiers(data):
+    images = data.draw(st.lists(st.sampled_from(PICTURES), max_size=2) | st.sampled_from(PICTURES))
+    labels = data.draw(
+        st.lists(texts, max_size=3) | st.sampled_from([["cat"], ["cat", "dog"]]) | st.sampled_from(NOT_TEXTS)
+    )
+    options = data.draw(st.sampled_from([{}, {}, {"template": "{}"}, {"template": 3}, {"batch_size": 0}, {"top_k": 2}]))
+    found = outcome(lambda: zero_shot_classifier()(images, labels, **options))
+    if found is not Refused:
+        assert len(found) == len(images)
+        for each in found:
+            np.testing.assert_allclose(sum(each.probabilities.values()), 1.0, rtol=1e-5)
+
+
+@given(data=st.data())
+def test_image_text_encoders(data):
+    model = zero_shot_classifier().model
+    images = data.draw(vectors(2, 3, 12).map(lambda x: x) | st.sampled_from([None, 3, "x"]))
+    if isinstance(images, np.ndarray) and images.ndim == 3 and data.draw(st.integers(0, 5)):
+        images = np.resize(images, (len(images), 3, 12, 12))
+    ids = data.draw(token_ids(low=3))
+    if is_valid(ids) and data.draw(st.integers(0, 5)):
+        ids[:, -1] = model.config.text.eos_id
+    mask = data.draw(st.none() | masks(1, 1, len(ids), ids.shape[1])) if is_valid(ids) else None
+    assert_same_outcome(model, lambda model: model(images, ids, mask=mask))
 
 
 # --- Modules ----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ INPUTS = ("run", "train.source", "train.target", "valid.source", "valid.target",
 VALUES = ["", "0", "1", "-1", "2", "3.5", "nan", "inf", "1e400", "9" * 30, "x", "a" * 300, "--", "-", "é", "a,b", "{}"]
 VALUES += [
     "float32",
+    "web",
     "int8",
     "numpy",
     "missing/file",
@@ -43,12 +44,14 @@ ARGUMENTS = {
     "summarize": "--model {}/run --input {}/valid.source --max-new-tokens 3",
     "transcribe": "--model {}/run {}/a.wav",
     "generate": "--model {}/gpt2 --prompt a --max-new-tokens 3",
+    "generate, a piped prompt and a draft model": "--model {}/gpt2 --draft-model {}/gpt2 --max-new-tokens 3",
     "embed": "--model {}/run --input {}/valid.source --output out.npy",
     "rerank": "--model {}/run --query a --input {}/valid.source",
     "check-backend": "numpy --group other --json",
     "score": "--reference {}/valid.target --hypothesis {}/valid.target",
     "inspect": "{}/run",
     "export": "{}/run out",
+    "export, a page": "{}/run out --format web",
 }
 ENDLESS = {"demo", "bench", "serve"}  # they train, measure or serve until they are stopped
 
@@ -67,12 +70,13 @@ def inputs(tmp_path_factory):
 
 
 def test_all_commands_are_tested():
-    assert set(COMMANDS) == {*ARGUMENTS, *ENDLESS}
+    assert set(COMMANDS) == {*(name.split(",")[0] for name in ARGUMENTS), *ENDLESS}
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("case", ARGUMENTS)
 @given(data=st.data())
-def test_invalid_options_are_refused_in_one_line(name, data, inputs, tmp_path_factory):
+def test_invalid_options_are_refused_in_one_line(case, data, inputs, tmp_path_factory):
+    name = case.split(",")[0]
     names = [option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("--")]
     value = (
         st.sampled_from(VALUES)
@@ -81,7 +85,7 @@ def test_invalid_options_are_refused_in_one_line(name, data, inputs, tmp_path_fa
     )
     option = st.tuples(st.sampled_from([*names, "--unknown"]), value | st.none())
     options = data.draw(st.lists(option, min_size=1, max_size=3))
-    arguments = [name, *ARGUMENTS[name].format(*[inputs] * 9).split()]
+    arguments = [name, *ARGUMENTS[case].format(*[inputs] * 9).split()]
     arguments += [text for pair in options for text in pair if text is not None]
     directory, before = tmp_path_factory.mktemp("work"), contents(inputs)
     output, errors, stdin = (io.TextIOWrapper(io.BytesIO(content)) for content in (b"", b"", b"a text\n"))

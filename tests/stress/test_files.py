@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 
 import xformer as xf
 from tests.cli.conftest import RECIPE
+from tests.families import test_peft
+from tests.families.test_checkpoint import write_mxfp4
 from tests.families.test_gguf import convert, write_gguf
+from tests.pipelines import test_zero_shot_images
 from tests.stress.conftest import accepts_or_refuses, byte_mutations, contents, json_mutations
 from xformer.cli.main import exit_code
 from xformer.data.audio import read_wav
@@ -149,6 +152,9 @@ def make_corpus(directory: Path) -> None:
     read_corpus(directory)
 
 
+LLAMA = xf.load_pretrained(CHECKPOINTS / "llama")
+
+
 def checkpoint(name: str) -> Format:
     return Format(copy_of(CHECKPOINTS / name, "config.json", "model.safetensors"), xf.load_pretrained)
 
@@ -156,6 +162,18 @@ def checkpoint(name: str) -> Format:
 FORMATS = {
     **{f"checkpoint-{name}": checkpoint(name) for name in ("bart", "bert_classifier", "gemma3", "gpt2", "llama")},
     **{f"checkpoint-{name}": checkpoint(name) for name in ("llama_yarn", "marian", "t5", "vit", "whisper")},
+    **{f"checkpoint-{name}": checkpoint(name) for name in ("blenderbot", "clip", "t5gemma", "umt5")},
+    "mxfp4": Format(write_mxfp4, xf.load_pretrained),
+    "dora": Format(
+        lambda path: test_peft.write("llama", path, use_dora=True),
+        lambda path: xf.load_lora(LLAMA, path / "adapters"),
+        ("adapters/adapter_config.json", "adapters/adapter_model.safetensors"),
+    ),
+    "zero-shot": Format(
+        lambda path: test_zero_shot_images.write_checkpoint("clip", path),
+        lambda path: xf.ZeroShotImageClassifier.from_pretrained(path)([np.zeros((9, 9), np.uint8)], ["cat"]),
+        ("config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json"),
+    ),
     "shards": Format(make_shards, xf.load_pretrained),
     **{
         f"tokenizer-{path.name}": Format(copy_of(path), load_tokenizer)
@@ -210,6 +228,7 @@ def test_damaged_files_are_read_or_refused_in_one_line(directory, data):
     before = contents(path)
     try:
         accepts_or_refuses(lambda: form.read(path))
-        assert contents(path) == before
+        # A corpus run computes parts of another size again.
+        assert contents(path) == before or (path / name).read_bytes() == original
     finally:
         (path / name).write_bytes(original)

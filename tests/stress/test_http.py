@@ -18,6 +18,18 @@ BODIES = {
     "/translate": {"text": ["one", "two"], "num_beams": 2, "length_penalty": 0.6, "prefix": "ein", "seed": 1},
     "/summarize": {"text": "one", "max_new_tokens": 4, "target_length": 3, "length_unit": "words"},
     "/explore": {"text": "one", "num_alternatives": 3, "num_beams": 2, "stream": True, "max_new_tokens": 4},
+    "/explore?generator": {
+        "text": "the", "prefix_ids": [5, 6], "model": "generator", "max_new_tokens": 3,
+        "ablations": [
+            {"kind": "decoder", "layer": 1, "head": 0},
+            {"kind": "decoder", "layer": 0, "part": "feed_forward"}
+        ],
+    },
+    "/layers": {
+        "text": "one", "output_ids": [5, 6], "lens": True, "num_alternatives": 2,
+        "attention_rows": [{"kind": "decoder", "layer": 2, "query": 1, "weights": [0.5, 1]}],
+        "ablations": [{"kind": "encoder", "layer": 0}],
+    },
     "/attention": {"text": "one", "output_ids": [1, 2], "kinds": ["cross"], "layer": 0, "model": "translator"},
     "/v1/completions": {
         "prompt": ["the", "cat"], "max_tokens": 4, "n": 2, "stop": ["t"], "stream": False, "logprobs": 2, "echo": True,

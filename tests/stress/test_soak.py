@@ -23,13 +23,14 @@ import pytest
 
 import xformer as xf
 from tests.stress.test_files import make_run
-from xformer import Translator
+from xformer import LanguageModel, LanguageModelConfig, Translator
 from xformer.text import read_lines
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 NUM_THREADS, NUM_CLIENTS = 8, 64
 MAX_NEW_TOKENS = 12
+TIMEOUT = 600  # seconds of a request, while other processes take most of the processor
 GROWTH = 1.05, 16 << 20  # of the memory: factor, and bytes
 
 
@@ -106,11 +107,30 @@ def train(draw: random.Random, expected: dict[int, float]) -> None:
     assert expected.setdefault(seed, history[-1].loss) == history[-1].loss
 
 
-def request(port: int, body: Any) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+def observe(draw: random.Random, model: Any, expected: dict[float, bytes]) -> None:
+    """Change and record activations of a model that other threads use; the same change has the same bits."""
+    factor = draw.choice((0.0, 0.5, 2.0))
+    change = {"decoder.0.cross_attention.output": lambda x: factor * x}
+    with xf.intervene(model, change), xf.record(model, "*residual_out") as found:
+        model([[3, 4, 5]], [[1, 6, 7, 8]])
+    assert expected.setdefault(factor, (bits := b"".join(x.tobytes() for x in found.values()))) == bits
+
+
+def explore(port: int, draw: random.Random, expected: dict[str, Any]) -> None:
+    """Ask for the probabilities and layers of a model with parts switched off; the same request has the same answer."""
+    ablations = [{"kind": draw.choice(("encoder", "decoder", "cross")), "layer": 0}] * draw.randrange(2)
+    body = {"text": "one two three", "output_ids": [5, 6, 7], "lens": draw.random() < 0.5, "ablations": ablations}
+    status, answer = request(port, body, "/layers")
+    assert status in (200, 429), answer
+    if status == 200:
+        assert expected.setdefault(json.dumps(body), answer) == answer
+
+
+def request(port: int, body: Any, path: str = "/translate") -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request("POST", "/translate", content, {"content-type": "application/json"})
+        connection.request("POST", path, content, {"content-type": "application/json"})
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:
@@ -126,7 +146,7 @@ def misbehave(port: int, draw: random.Random) -> None:
         with contextlib.suppress(ConnectionError):  # the server need not read the rest
             assert request(port, b'{"text": "' + b"a" * 1_200_000 + b'"}')[0] in (413, 429)
     else:
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as connection:
             body = json.dumps({"text": "one two three", "max_new_tokens": 200}).encode()
             headers = f"Host: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
             content = f"POST /translate HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body
@@ -145,7 +165,18 @@ def test_mixed_use_keeps_outputs_memory_threads_and_files(run, texts, scale, cap
     cases = [(group, {**each, "max_new_tokens": MAX_NEW_TOKENS}) for group in groups for each in options]
     expected = [translator(group, **each) for group, each in cases]
     alone = {text: translator([text], max_new_tokens=MAX_NEW_TOKENS)[0] for text in texts}
+    small = {"vocab_size": 99, "d_model": 16, "num_heads": 2, "d_ff": 32}
+    models = [LanguageModel(LanguageModelConfig(num_layers=number, **small), seed=1) for number in (2, 1)]
+    prompts = [[[5 + index] * 3, [7, 8, 7, 8, 9 + index]] for index in range(10)]
+    assisted = [[row[0].tokens for row in xf.generate(models[0], rows, max_new_tokens=20)] for rows in prompts]
     losses: dict[int, float] = {}
+    observed: dict[float, bytes] = {}
+    explored: dict[str, Any] = {}
+
+    def draft(draw: random.Random) -> None:
+        index = draw.randrange(len(prompts))
+        results = xf.generate(models[0], prompts[index], max_new_tokens=20, draft_model=models[1])
+        assert [row[0].tokens for row in results] == assisted[index]
 
     def translate(draw: random.Random) -> None:
         index = draw.randrange(len(cases))
@@ -164,12 +195,15 @@ def test_mixed_use_keeps_outputs_memory_threads_and_files(run, texts, scale, cap
             different.append(text)
 
     command = [sys.executable, "-m", "xformer", "serve", "--model", run, "--port", "0", "--max-batch", "8"]
+    command += ["--timeout", str(TIMEOUT)]
     server = subprocess.Popen(list(map(str, command)), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     try:
         line = next(line for line in server.stderr if "http://" in line)
         port = int(line.split("http://")[1].split(":")[1].split("/")[0].split()[0])
         soak, samples = Soak(seconds), []
         jobs = [("translate", translate)] * NUM_THREADS + [("train", lambda draw: train(draw, losses))]
+        jobs += [("observe", lambda draw: observe(draw, translator.model, observed)), ("draft", draft)]
+        jobs += [("explore", lambda draw: explore(port, draw, explored))] * 2
         jobs += [("request", ask)] * NUM_CLIENTS + [("misuse", lambda draw: misbehave(port, draw))] * 4
         with ThreadPoolExecutor(len(jobs)) as pool:
             for number, (name, work) in enumerate(jobs):
@@ -193,7 +227,7 @@ def test_mixed_use_keeps_outputs_memory_threads_and_files(run, texts, scale, cap
             assert max(each["threads"] for each in late) <= max(each["threads"] for each in early) + 2
             assert max(each["files"] for each in late) <= max(each["files"] for each in early) + NUM_CLIENTS
         assert not different
-        assert set(soak.counts) == {"translate", "train", "request", "misuse"}
+        assert set(soak.counts) == {name for name, _ in jobs}
         assert request(port, {"text": texts[0], "max_new_tokens": MAX_NEW_TOKENS})[0] == 200
         idle = resources(server.pid)
         assert idle["files"] < 30

@@ -133,11 +133,13 @@ def logit_difference(targets: Any, others: Any) -> Callable[[Array], Array]:
         others: The same for tokens whose logits count negatively.
 
     Returns:
-        Function of logits (batch, length, vocab_size) that returns a scalar array. It raises DataError if the
-        number of tokens differs from the number of rows, or an id is out of range.
+        Function of logits (batch, length, vocab_size) that returns a scalar array. It raises DataError if there
+        are no rows, the number of tokens differs from the number of rows, or an id is out of range.
     """
 
     def metric(logits: Array) -> Array:
+        if not logits.shape[0]:
+            raise DataError(f"the logits have shape {tuple(logits.shape)}; expected at least one row")
         last, vocab_size = logits[:, -1, :], logits.shape[-1]
         signs = _one_hot(targets, "targets", vocab_size, last) - _one_hot(others, "others", vocab_size, last)
         return array_namespace(last).sum(last * signs) / last.shape[0]

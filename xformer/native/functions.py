@@ -263,6 +263,8 @@ def _view(name: str) -> None:
     def lower(out: Any, *args: Any, **keywords: Any) -> bool:
         view = getattr(np, name)(*args, **keywords)
         views, outputs = (view, out) if isinstance(view, (tuple, list)) else ((view,), (out,))
+        if not all(isinstance(x, np.ndarray) for x in views):  # np.flip returns a number for an array without axes
+            return False
         return all(_copy_unless_same(x, y) for x, y in zip(views, outputs, strict=True))
 
 
@@ -321,27 +323,29 @@ def _roll(out: Any, x: Any, /, shift: Any, *, axis: Any = None) -> bool:
 
 @_lowering("repeat")
 def _repeat(out: Any, x: Any, repeats: Any, /, *, axis: Any = None) -> bool:
-    if not isinstance(repeats, int) or not isinstance(axis, int) or x.ndim >= _MAX_DIMS or not out.flags.c_contiguous:
+    if not isinstance(repeats, int) or not isinstance(axis, int) or not out.flags.c_contiguous:
+        return False
+    if not 0 < x.ndim < _MAX_DIMS:
         return False
     axis = axis % x.ndim + 1
     native.call("copy", (np.expand_dims(x, axis), out.reshape((*x.shape[:axis], repeats, *x.shape[axis:]))))
     return True
 
 
-def _triangle(x: Any, k: int) -> Any:
+def _triangle(out: Any, k: int) -> Any:
     """Return the mask of the lower triangle of matrices: a constant."""
-    return np.tri(x.shape[-2], x.shape[-1], k, np.bool_)
+    return np.tri(out.shape[-2], out.shape[-1], k, np.bool_)
 
 
 @_lowering("tril")
 def _tril(out: Any, x: Any, /, *, k: int = 0) -> bool:
-    native.call("where", (_triangle(x, k), x, np.zeros((), x.dtype), out))
+    native.call("where", (_triangle(out, k), x, np.zeros((), x.dtype), out))
     return True
 
 
 @_lowering("triu")
 def _triu(out: Any, x: Any, /, *, k: int = 0) -> bool:
-    native.call("where", (_triangle(x, k - 1), np.zeros((), x.dtype), x, out))
+    native.call("where", (_triangle(out, k - 1), np.zeros((), x.dtype), x, out))
     return True
 
 
@@ -349,8 +353,8 @@ def _triu(out: Any, x: Any, /, *, k: int = 0) -> bool:
 
 
 def _mask_of(axis: Any, ndim: int) -> int:
-    """Return the bit mask of axes."""
-    axes = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    """Return the bit mask of axes; NumPy also takes the axes 0 and -1 of an array without axes."""
+    axes = range(ndim) if axis is None or ndim == 0 else axis if isinstance(axis, tuple) else (axis,)
     return sum(1 << (a % ndim) for a in axes)
 
 
@@ -447,7 +451,7 @@ def _is_index(x: Any) -> bool:
 
 @_lowering("take")
 def _take(out: Any, x: Any, indices: Any, /, axis: Any = None) -> bool:
-    if not _is_index(indices) or out.ndim >= _MAX_DIMS or (axis is None and x.ndim != 1):
+    if not _is_index(indices) or out.ndim >= _MAX_DIMS or x.ndim == 0 or (axis is None and x.ndim > 1):
         return False
     native.call("take", (x, indices, out), 0 if axis is None else axis % x.ndim)
     return True
@@ -472,9 +476,9 @@ def _indexed_axis(x: Any, key: Any) -> int | None:
 
 
 def _is_basic(key: Any) -> bool:
-    """Return whether a key makes a view, of no more axes than the library takes."""
+    """Return whether a key makes a view."""
     keys = key if isinstance(key, tuple) else (key,)
-    return sum(k is None for k in keys) < 2 and all(
+    return all(
         k is None or k is Ellipsis or (isinstance(k, (slice, int, np.integer)) and not isinstance(k, bool))
         for k in keys
     )
@@ -496,19 +500,18 @@ def _get_item(out: Any, x: Any, key: Any, /) -> bool:
 
 @_lowering("setitem")
 def _set_item(out: Any, x: Any, value: Any, key: Any, /) -> bool:
-    is_basic = _is_basic(key)
-    axis = None if is_basic else _indexed_axis(x, key)
-    if not _is_operand(value) or (axis is None and not is_basic):
+    target = _view_at(out, key) if _is_basic(key) else None
+    axis = _indexed_axis(x, key) if target is None else None
+    if not _is_operand(value) or (axis is None and target is None):
         return False
     indices = None if axis is None else next(_arrays(key))
-    if indices is not None and x.ndim - 1 + indices.ndim >= _MAX_DIMS:
+    if (x.ndim + indices.ndim > _MAX_DIMS) if target is None else (target.ndim > _MAX_DIMS):
         return False
     value = _operand(value, out.dtype)
     if np.may_share_memory(value, out):
         value = _copied(value, np.empty(value.shape, value.dtype))
     _copy_unless_same(x, out)
-    if axis is None or indices is None:
-        target = _view_at(out, key)
+    if target is not None:
         native.call("copy", (_without_leading_ones(value, target.ndim), target))
     else:
         native.call("put", (_without_leading_ones(value, x.ndim - 1 + indices.ndim), indices, out), axis)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from xformer.errors import BackendError, MissingPackageError, XformerError
+from xformer.errors import BackendError, MissingPackageError, XformerError, abbreviate
 from xformer.generation.engine import Engine, Search, Task
 
 _MAX_TEXTS = 64  # that are joined
@@ -29,14 +29,14 @@ class JobError(Exception):
     """An error that a client receives.
 
     Args:
-        message: One line.
+        message: One line; a long one is shortened.
         status: HTTP status.
         code: Short name, or None.
         param: Field of the request, or None.
     """
 
     def __init__(self, message: str, status: int = 400, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(abbreviate(message))
         self.status, self.code, self.param = status, code, param
 
 

@@ -43,7 +43,8 @@ def jit(
     the host, as `float(x)` and `if x > 0` do, raises JitError then, and so do shapes that depend on values.
 
     On NumPy the traced calls run in preallocated buffers, most of them by one call of the native library, with the same
-    bits as the function. On CuPy they are one CUDA graph. JAX compiles the function by `jax.jit`. With other libraries,
+    bits as the function. (Rounding of NumPy depends on strides: if an argument is not contiguous, as the function of a
+    contiguous copy.) On CuPy they are one CUDA graph. JAX compiles the function by `jax.jit`. With other libraries,
     in a derivative, and inside another function for jit, the function is called.
 
     The signature consists of the shapes and dtypes of arrays, of the identity of Modules, and of all other arguments,
