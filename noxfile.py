@@ -244,6 +244,13 @@ def stress(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def mutation(session: nox.Session) -> None:
+    """Change the core in 300 places, and check that a test fails for each; `-- --seed N` chooses others."""
+    session.install("-e", ".[cli]", *group("test"), TORCH, "coverage>=7")
+    session.run("python", "tests/mutation/run.py", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=True)
 def cudnn_plans(session: nox.Session) -> None:
     """Build cuDNN plans without a GPU; needs a C compiler and downloads 450 MB of wheels."""
     session.install("-e", ".", *group("test"))

@@ -1,4 +1,4 @@
-"""The public API stands in public_api.txt, so that a change of a signature or an option shows in review.
+"""The public API stands in public_api.txt, so that a change of a signature, a bound or an option shows in review.
 
 It is what docs/reference documents, and the command line.
 
@@ -17,6 +17,7 @@ from typing import Any
 from typer.main import get_command
 
 from xformer.cli.main import COMMANDS, _make_app
+from xformer.config import Config, options_of
 
 FILE = Path(__file__).parent / "public_api.txt"
 REFERENCE = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
@@ -34,6 +35,19 @@ def signature(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
+def bounds(value: Any) -> dict[str, str]:
+    """Return the bounds of the fields of a configuration, as in " >= 0.0 < 1.0"."""
+    if not issubclass(value, Config):
+        return {}
+    signs = {"at_least": ">=", "above": ">", "at_most": "<=", "below": "<"}
+    return {
+        field.name: "".join(
+            f" {signs[key]} {bound}" for key, bound in field.metadata["bounds"].items() if bound is not None
+        )
+        for _, _, _, field in options_of(value)
+    }
+
+
 def lines_of(module_name: str) -> list[str]:
     """Return a line for each public name of a module, and for each public method of its classes."""
     module = importlib.import_module(module_name)
@@ -45,7 +59,8 @@ def lines_of(module_name: str) -> list[str]:
         if inspect.isclass(value) and value.__module__.startswith("xformer"):
             for key in sorted(key for key in vars(value) if not key.startswith("_")):  # not those of base classes
                 member = getattr(value, key, None)
-                lines.append(f"{path}.{key}{signature(member)}" if inspect.isroutine(member) else f"{path}.{key}")
+                text = signature(member) if inspect.isroutine(member) else bounds(value).get(key, "")
+                lines.append(f"{path}.{key}{text}")
     return lines
 
 

@@ -13,7 +13,7 @@ import xformer as xf
 from xformer.backends import from_host, resolve, to_host
 from xformer.errors import XformerError
 from xformer.layers import quantize, sinusoidal
-from xformer.ops import attention, dropout, embedding, gelu, layer_norm, rms_norm
+from xformer.ops import attention, dropout, embedding, gelu, layer_norm, project_heads, rms_norm
 from xformer.ops.operation import explain, register
 from xformer.tree import with_fields
 
@@ -66,6 +66,9 @@ CASES = {
     "attention got scale 'x'; expected a finite number": lambda: attention(HEADS, HEADS, HEADS, scale="x"),
     "keep_probability is 0.0; expected a number above 0": lambda: attention(
         HEADS, HEADS, HEADS, dropout_mask=np.ones((1, 1, 2, 2), bool), keep_probability=0.0
+    ),
+    "weight has shape (3, 6); expected a multiple of 4 heads": lambda: project_heads(
+        HEADS[0], (np.ones((3, 6), "float32"), None, 4)
     ),
     "unknown operation array([1., 1., 1.]": lambda: explain(ONES),
     "embedding got scale 'a'; expected a finite number": lambda: embedding(X, np.asarray([0]), scale="a"),

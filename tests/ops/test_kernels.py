@@ -189,6 +189,12 @@ def test_the_check_raises_for_a_wrong_output(monkeypatch, wrong):
         relu(np.ones(4))
 
 
+def test_a_kernel_of_infinite_tolerance_is_not_checked(monkeypatch):
+    ops.register(Kernel("test.relu", "relu", "numpy", seven, None, tolerance=np.inf))
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
+    np.testing.assert_array_equal(relu(np.ones(2)), [7.0, 7.0])
+
+
 def rounded_relu(calls):
     """Return forward and VJP of a relu with rounding errors; `calls` gets `save` of every call."""
 

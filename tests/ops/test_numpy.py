@@ -18,6 +18,7 @@ from tests.ops.numpy_cases import (
 )
 from xformer import ops, vjp
 from xformer.ops import attention, cross_entropy, dropout, embedding, layer_norm, linear, relu
+from xformer.ops._numpy import row_blocks
 
 pytestmark = pytest.mark.usefixtures("no_native")
 
@@ -29,6 +30,10 @@ def test_layer_norm(monkeypatch, layout, dtype):
     assert_selected("layer_norm", x, weight, bias, epsilon=1e-5)
     assert_same(monkeypatch, layer_norm, x, weight, bias)
     assert_same(monkeypatch, lambda x, weight: layer_norm(x, weight, None, epsilon=0.1), x, weight)
+
+
+def test_rows_without_columns_are_one_block():
+    assert list(row_blocks(np.ones((3, 0)), num_arrays=3)) == [slice(0, 3)]
 
 
 def test_layer_norm_gradients_of_some_inputs(monkeypatch):

@@ -120,9 +120,10 @@ def test_shared_keys_equal_repeated_keys(xp, mode, queries, shared, of_heads, mo
         assert_close(actual, expected, xp=xp)
 
 
-def test_heads_of_keys_must_divide_those_of_the_query():
+@pytest.mark.parametrize("queries", [1, 3])
+def test_heads_of_keys_must_divide_those_of_the_query(queries):
     with pytest.raises(ShapeError, match="expected heads to be a multiple of kv_heads"):
-        attention(normal(0, 2, 4, 3, 8), normal(1, 2, 3, 5, 8), normal(2, 2, 3, 5, 6))
+        attention(normal(0, 2, 4, queries, 8), normal(1, 2, 3, 5, 8), normal(2, 2, 3, 5, 6))
 
 
 @pytest.mark.parametrize("mode", ["auto", "no-native", "portable"])

@@ -35,6 +35,16 @@ def test_losses_and_gradients_equal_those_of_torch(pad_id, label_smoothing):
     assert_close(gradient, logits.grad.numpy())
 
 
+def test_a_pad_id_need_not_be_a_class():
+    expected = cross_entropy(LOGITS, np.where(LABELS == 0, -100, LABELS), pad_id=-100)
+    for pad_id in (7, 100):
+        labels = np.where(LABELS == 0, pad_id, LABELS)
+        np.testing.assert_array_equal(cross_entropy(LOGITS, labels, pad_id=pad_id), expected)
+    long = np.broadcast_to(LOGITS[:, :1], (2, 9, 7)), np.full((2, 9), 8)  # with more positions than classes
+    assert not cross_entropy(*long, pad_id=8).any()
+    assert cross_entropy(LOGITS[0, 0], np.asarray(3), pad_id=0) == expected[0, 0]
+
+
 @pytest.mark.parametrize("mode", ["auto", "portable"])
 def test_without_a_pad_id_every_class_counts(monkeypatch, mode):
     torch = pytest.importorskip("torch", reason="torch is what it is compared with")
