@@ -64,7 +64,7 @@ def lines_of(module_name: str) -> list[str]:
     return lines
 
 
-def options_of(command: str) -> list[str]:
+def command_options(command: str) -> list[str]:
     """Return a line for each option of a command."""
     parameters = get_command(_make_app([command])).commands[command].params  # type: ignore[attr-defined]
     return sorted(f"xformer {command} {'/'.join([*each.opts, *each.secondary_opts])}" for each in parameters)
@@ -76,7 +76,7 @@ def public_api() -> str:
     known = {line.removeprefix("xformer.") for line in lines}
     for path in MODULES:
         lines += [line for line in lines_of(path) if line.removeprefix(f"{path}.") not in known]
-    lines += [line for command in COMMANDS for line in options_of(command)]
+    lines += [line for command in COMMANDS for line in command_options(command)]
     return "".join(f"{line}\n" for line in lines)
 
 
