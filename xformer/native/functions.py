@@ -504,7 +504,7 @@ def _set_item(out: Any, x: Any, value: Any, key: Any, /) -> bool:
     axis = _indexed_axis(x, key) if target is None else None
     if not _is_operand(value) or (axis is None and target is None):
         return False
-    indices = None if axis is None else next(_arrays(key))
+    indices: Any = None if axis is None else next(_arrays(key))
     if (x.ndim + indices.ndim > _MAX_DIMS) if target is None else (target.ndim > _MAX_DIMS):
         return False
     value = _operand(value, out.dtype)
@@ -514,7 +514,7 @@ def _set_item(out: Any, x: Any, value: Any, key: Any, /) -> bool:
     if target is not None:
         native.call("copy", (_without_leading_ones(value, target.ndim), target))
     else:
-        native.call("put", (_without_leading_ones(value, x.ndim - 1 + indices.ndim), indices, out), axis)
+        native.call("put", (_without_leading_ones(value, x.ndim - 1 + indices.ndim), indices, out), axis or 0)
     return True
 
 
