@@ -51,7 +51,7 @@ def test_two_workers_give_what_translate_gives(xformer, trained, text, tmp_path)
 def test_any_number_of_workers_gives_the_same(xformer, trained, text, tmp_path):
     options = ["--model", trained, "--input", text / "train.en", "--temperature", 1.0, "--max-new-tokens", 6]
     outputs = set()
-    for workers in (1, 4):
+    for workers in (1, 2):
         out = tmp_path / str(workers)
         assert xformer("translate", *options, "--corpus-out", out, "--chunk-lines", 30, "--workers", workers).code == 0
         outputs.add(read(out / "output.txt"))
