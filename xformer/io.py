@@ -343,7 +343,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
                 raise ValueError(f"it has {size:,} bytes, and its header would end at byte {start:,}")
             header = json.loads(file.read(start - 8).decode())
         if not isinstance(header, dict):
-            raise ValueError(f"its header is a {type(header).__name__}; expected a JSON object")
+            raise ValueError(f"its header is {describe_type(header)}; expected a JSON object")
         metadata = header.pop(_METADATA, None)
         metadata = {} if metadata is None else metadata
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
