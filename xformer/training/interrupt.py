@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
-# Sent by Ctrl-C, by the system or a scheduler, and by a terminal that is closed (on Windows: SIGBREAK).
+# Sent by Ctrl-C, by the system or a scheduler, by a terminal that is closed, and by Ctrl-Break on Windows.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 _STOPPING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
