@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,10 @@ def launcher(tmp_path_factory):
     """Return a launcher that runs the CUDA sources on the CPU."""
     if cuda_on_host.COMPILER is None:
         pytest.skip("g++ is not installed")
-    return cuda_on_host.Launcher(tmp_path_factory.mktemp("cuda_on_host"))
+    base = tmp_path_factory.getbasetemp()  # of each process of pytest-xdist in a folder of all
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda_on_host"
+    folder.mkdir(exist_ok=True)
+    return cuda_on_host.Launcher(folder)
 
 
 @pytest.fixture(scope="session")

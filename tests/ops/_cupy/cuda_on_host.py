@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,21 @@ class Launcher:
         assert not error, f"{name}: not all threads reach a barrier"
 
     def _compile(self, file: str) -> Any:
-        code = self.folder / f"{file}.cpp"
+        built = self.folder / f"{file}.so"
+        if not built.exists():
+            self._build(file).replace(built)  # at once, as processes of pytest-xdist share the folder
+        library = ctypes.CDLL(str(built))
+        library.launch.argtypes = [
+            ctypes.c_int,
+            ctypes.c_longlong,
+            ctypes.c_longlong,
+            ctypes.c_bool,
+            ctypes.POINTER(ctypes.c_void_p),
+        ]
+        return library
+
+    def _build(self, file: str) -> Path:
+        code = self.folder / f"{file}.{os.getpid()}.cpp"
         calls = "\n".join(
             f"        case {place}: return on_host::run(&{name}, blocks, threads, backwards, arguments);"
             for place, name in enumerate(instances(file))
@@ -89,15 +104,7 @@ class Launcher:
         built = code.with_suffix(".so")
         options = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-ffp-contract=off"]
         subprocess.run([str(COMPILER), *options, "-o", str(built), str(code)], check=True)
-        library = ctypes.CDLL(str(built))
-        library.launch.argtypes = [
-            ctypes.c_int,
-            ctypes.c_longlong,
-            ctypes.c_longlong,
-            ctypes.c_bool,
-            ctypes.POINTER(ctypes.c_void_p),
-        ]
-        return library
+        return built
 
 
 def _value(argument: Any) -> Any:
