@@ -64,7 +64,7 @@ class ImageProcessor(NamedTuple):
             return values[key]
 
         def sides(key: str, *, is_square: bool) -> tuple[int, int] | int:
-            x = value(key, "a number of pixels, height and width, or shortest_edge", _is_size)
+            x = value(key, f"a number of pixels up to {_MAX_SIDE}, height and width, or shortest_edge", _is_size)
             if not isinstance(x, dict):
                 return (x, x) if is_square else x
             return x["shortest_edge"] if "shortest_edge" in x else (x["height"], x["width"])
@@ -177,6 +177,8 @@ def _is_mean(x: Any) -> bool:
     return isinstance(x, list | tuple) and len(x) in (1, 3) and all(map(_is_number, x))
 
 
+_MAX_SIDE = 8192  # pixels of a resized image
+
 # What mean and std are, and the function that checks it.
 _CHANNELS = {
     "mean": ("one or three numbers", _is_mean),
@@ -189,4 +191,4 @@ def _is_size(x: Any) -> bool:
         sides = [x["shortest_edge"]] if set(x) == {"shortest_edge"} else [x.get("height"), x.get("width")]
     else:
         sides = [x]
-    return all(type(side) is int and side > 0 for side in sides)
+    return all(type(side) is int and 0 < side <= _MAX_SIDE for side in sides)
