@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,7 +81,7 @@ class ImageProcessor(NamedTuple):
         if not values.get("do_rescale", True):
             fields["scale"] = None
         elif "rescale_factor" in values:
-            fields["scale"] = value("rescale_factor", "a number", _is_number)
+            fields["scale"] = value("rescale_factor", "a number up to 1e6", _is_number)
         if not values.get("do_normalize", True):
             fields["mean"] = None
         else:
@@ -170,7 +169,7 @@ def _described(x: Any) -> str:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < math.inf
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= 1e6
 
 
 def _is_mean(x: Any) -> bool:
@@ -181,8 +180,8 @@ _MAX_SIDE = 8192  # pixels of a resized image
 
 # What mean and std are, and the function that checks it.
 _CHANNELS = {
-    "mean": ("one or three numbers", _is_mean),
-    "std": ("one or three positive numbers", lambda x: _is_mean(x) and min(x) > 0),
+    "mean": ("one or three numbers up to 1e6", _is_mean),
+    "std": ("one or three positive numbers, 1e-6 to 1e6", lambda x: _is_mean(x) and min(x) >= 1e-6),
 }
 
 
