@@ -156,7 +156,7 @@ CASES = {
     "project_heads": Case(lambda x, w: project_heads(x, (w, None, 2 - w.shape[1] % 2))[0], make_projection, (-30, 17)),
     "attention": Case(attention, make_attention, (-30, 0), one),
     "attention, causal": Case(
-        lambda q, k, v, *mask: attention(q, k[:, :, : q.shape[2]], v[:, :, : q.shape[2]], causal=True),
+        lambda q, k, v, *mask: attention(q, k[:, :, : q.shape[2], :], v[:, :, : q.shape[2], :], causal=True),
         lambda draw, rng: make_attention(draw, rng)[:3],
         (-30, 0),
         one,
