@@ -84,9 +84,11 @@ def test_files_and_images_of_pillow_have_the_pixels_of_their_array(tmp_path):
     [
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type 'ConvNextImageProcessor'"),
         ({"size": {"height": 0, "width": 16}}, "has size .*; expected a number of pixels"),
+        ({"size": {"height": 10**15, "width": 16}}, "has size .*; expected a number of pixels up to 8192"),
         ({"size": None}, "has size None; expected"),
         ({"resample": 9}, "has resample 9; expected 0 to 5"),
         ({"rescale_factor": "x"}, "has rescale_factor 'x'; expected a number"),
+        ({"image_mean": [1e300] * 3}, r"has image_mean \[1e\+300, .*; expected one or three numbers up to 1e6"),
         ({"image_std": 0.5}, "has image_std 0.5; expected one or three positive numbers"),
         ({"image_std": [0.5, 0.0, 0.5]}, r"has image_std \[0.5, 0.0, 0.5\]; expected one or three positive numbers"),
         ({"image_mean": [0.5] * 4}, r"has image_mean \[0.5, .*\]; expected one or three numbers"),

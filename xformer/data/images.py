@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +63,7 @@ class ImageProcessor(NamedTuple):
             return values[key]
 
         def sides(key: str, *, is_square: bool) -> tuple[int, int] | int:
-            x = value(key, "a number of pixels, height and width, or shortest_edge", _is_size)
+            x = value(key, f"a number of pixels up to {_MAX_SIDE}, height and width, or shortest_edge", _is_size)
             if not isinstance(x, dict):
                 return (x, x) if is_square else x
             return x["shortest_edge"] if "shortest_edge" in x else (x["height"], x["width"])
@@ -82,7 +81,7 @@ class ImageProcessor(NamedTuple):
         if not values.get("do_rescale", True):
             fields["scale"] = None
         elif "rescale_factor" in values:
-            fields["scale"] = value("rescale_factor", "a number", _is_number)
+            fields["scale"] = value("rescale_factor", "a number up to 1e6", _is_number)
         if not values.get("do_normalize", True):
             fields["mean"] = None
         else:
@@ -170,17 +169,19 @@ def _described(x: Any) -> str:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < math.inf
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= 1e6
 
 
 def _is_mean(x: Any) -> bool:
     return isinstance(x, list | tuple) and len(x) in (1, 3) and all(map(_is_number, x))
 
 
+_MAX_SIDE = 8192  # pixels of a resized image
+
 # What mean and std are, and the function that checks it.
 _CHANNELS = {
-    "mean": ("one or three numbers", _is_mean),
-    "std": ("one or three positive numbers", lambda x: _is_mean(x) and min(x) > 0),
+    "mean": ("one or three numbers up to 1e6", _is_mean),
+    "std": ("one or three positive numbers, 1e-6 to 1e6", lambda x: _is_mean(x) and min(x) >= 1e-6),
 }
 
 
@@ -189,4 +190,4 @@ def _is_size(x: Any) -> bool:
         sides = [x["shortest_edge"]] if set(x) == {"shortest_edge"} else [x.get("height"), x.get("width")]
     else:
         sides = [x]
-    return all(type(side) is int and side > 0 for side in sides)
+    return all(type(side) is int and 0 < side <= _MAX_SIDE for side in sides)
