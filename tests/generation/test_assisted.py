@@ -174,6 +174,8 @@ def test_drafts():
     draft = DraftModel(model, 4)
     assert draft([4, 5]) == output.tokens[:4]
     assert draft([4, 5, *output.tokens[:2]]) == output.tokens[2:6]
+    tokens = [4, 5, output.tokens[0], (output.tokens[1] + 1) % 13, 9]  # another token before the last
+    assert draft(tokens) == DraftModel(model, 4)(tokens)
     assert draft([4, 5, *output.tokens[:1], 8]) == draft([4, 5, *output.tokens[:1], 8])
 
 
