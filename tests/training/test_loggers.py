@@ -176,7 +176,7 @@ def test_the_score_has_its_name():
     logger = Recorder()
     loop = TrainingLoop(Weight(), loss_fn, [np.ones(2)], optimizer=SGD(), learning_rate=0.1)
     logger(Validation(5, 0, None, None, 27.1, "BLEU", True, 0.1), loop)
-    assert logger.calls[1:] == [(5, "validation/BLEU")]
+    assert logger.calls[1:] == [(5, "validation/BLEU"), "flush"]
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
