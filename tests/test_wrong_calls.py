@@ -140,6 +140,12 @@ def test_operators_of_numpy_arrays_and_traced_arrays():
     assert xf.jit(loss)(np.asarray([1.0, 2.0, 5.0])) == loss(np.asarray([1.0, 2.0, 5.0]))
 
 
+def test_functions_of_numpy_take_what_has_no_gradient():
+    x = np.asarray([0.5, 2.0])
+    gradient = xf.grad(lambda x: xf.array_namespace(x).sum(x * np.sin(xf.stop_gradient(x))))(x)
+    np.testing.assert_allclose(gradient, np.sin(x))
+
+
 def test_a_traced_array_as_an_option_of_a_numpy_function_is_refused():
     with pytest.raises(TypeError):
         xf.jit(lambda x: np.exp(np.ones(3), out=x))(ONES)

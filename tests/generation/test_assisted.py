@@ -174,6 +174,8 @@ def test_drafts():
     draft = DraftModel(model, 4)
     assert draft([4, 5]) == output.tokens[:4]
     assert draft([4, 5, *output.tokens[:2]]) == output.tokens[2:6]
+    for token in range(3, 11):  # differs from what entered the model before the last token
+        assert draft([4, 5, token, 12]) == DraftModel(model, 4)([4, 5, token, 12])
     assert draft([4, 5, *output.tokens[:1], 8]) == draft([4, 5, *output.tokens[:1], 8])
 
 

@@ -272,5 +272,5 @@ def test_the_length_penalty_may_be_a_power_of_the_length(model):
 
 
 def test_ids_outside_the_vocabulary_do_not_end_outputs(model):
-    with raises_line(DataError, "token id 99 is suppressed, biased or ends outputs; expected 0 to 12"):
-        generate(model, PROMPTS, stop_token_ids=[99])
+    with raises_line(DataError, "token id 13 is suppressed, biased or ends outputs; expected 0 to 12"):
+        generate(model, PROMPTS, stop_token_ids=[model.vocab_size])

@@ -82,6 +82,11 @@ def test_an_encoder_decoder_with_beams(tmp_path):
     assert GenerationConfig(**settings.options).method == "beam"
 
 
+def test_the_limits_of_an_encoder_decoder_include_the_start_of_the_decoder(tmp_path):
+    options = read(tmp_path, {"min_length": 1, "max_length": 1}, encoder_decoder=True).options
+    assert options == {"min_new_tokens": 0, "max_new_tokens": 1}
+
+
 def test_settings_that_the_pipeline_of_whisper_replaces(tmp_path):
     values = {"forced_decoder_ids": [[1, None], [2, 50359]], "suppress_tokens": [-1], "is_multilingual": True}
     settings = read(tmp_path, {**values, "task": "transcribe"}, encoder_decoder=True)

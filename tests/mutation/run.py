@@ -304,7 +304,7 @@ def outcome(kill: Callable[[], str]) -> str:
             os.write(write, failed.encode())
             os._exit(0)
     os.close(write)
-    deadline = time.monotonic() + 300  # waiting takes no computation
+    deadline = time.monotonic() + 900  # waiting takes no computation
     ended = status = 0
     while not ended and time.monotonic() < deadline:
         time.sleep(0.02)

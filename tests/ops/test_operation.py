@@ -146,3 +146,9 @@ def test_the_check_compares_with_the_rounded_definition(dtype, monkeypatch):
 def test_other_dtypes_are_not_upcast():
     for x in (np.ones(3), np.ones(3, dtype="float32")):
         assert "rounded" not in ops.explain("gelu", x)
+
+
+def test_the_largest_number_is_an_option():
+    largest = np.finfo("float64").max
+    for scale in (largest, -largest):
+        assert ops.embedding(np.ones((2, 1)), np.asarray([0]), scale=scale) == scale

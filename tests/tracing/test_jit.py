@@ -175,7 +175,7 @@ def test_temporaries_share_memory():
         return x
 
     recording = Program(function, (np.zeros(1000),), {})
-    assert recording.nbytes <= 3 * 8064
+    assert 8000 <= recording.nbytes <= 3 * 8064
     assert recording.run().tolist() == [50.0] * 1000
 
 
@@ -291,7 +291,7 @@ def test_ever_new_signatures_are_not_traced_again_and_again(count, most):
     for _ in range(3):
         for size in range(1, count + 1):
             assert jitted(np.zeros(size)).tolist() == [1.0] * size
-    assert len(shapes) <= most
+    assert min(count, 65) <= len(shapes) <= most  # calls allow for further ones
 
 
 def test_shapes_that_depend_on_values_are_an_error():
@@ -487,6 +487,14 @@ def test_inside_a_derivative_and_inside_another_jitted_function():
         x = np.asarray([float(value), 1.0])
         assert xf.grad(lambda x: array_namespace(x).sum(inner(x)))(x).tolist() == [2.0 * value, 2.0]
         assert float(outer(x)) == value**2 + 1.0
+
+    def gradient(x):
+        xp = array_namespace(x)  # also serves the arrays of the derivative
+        return xf.grad(lambda y: xp.sum(xp.sin(y) * x))(x)
+
+    jitted, x = xf.jit(gradient), np.asarray([0.5, 2.0])
+    for _ in range(3):
+        np.testing.assert_allclose(jitted(x), np.cos(x) * x)
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "array_api_strict"])

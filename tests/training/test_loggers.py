@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.reference import raises_line
 from xformer.backends import Array
-from xformer.errors import BackendError
+from xformer.errors import BackendError, ConfigError
 from xformer.training import SGD, Step, TensorBoard, Validation, fit, mlflow, tensorboard, validate, wandb
 from xformer.training.fit import TrainingLoop
 from xformer.tree import Module
@@ -134,7 +135,7 @@ class Recorder(TensorBoard):
         self.calls.append((step, name))
 
     def flush(self):
-        pass
+        self.calls.append("flush")
 
     def end(self, event):
         self.calls.append(("end", None if event is None else event.reason))
@@ -150,11 +151,15 @@ def test_a_logger_is_opened_first_and_ended_last_also_by_an_error():
         (1, *names),
         (2, *validation),
         (2, "samples"),
+        "flush",
         (3, *names),
         (4, *validation),
         (4, "samples"),
+        "flush",
         ("end", "4 steps"),
     ]
+    with raises_line(ConfigError, "every is 0; expected an integer of at least 1"):
+        Recorder(every=0)
     logger = Recorder()
 
     def fail(event, loop):
@@ -171,7 +176,7 @@ def test_the_score_has_its_name():
     logger = Recorder()
     loop = TrainingLoop(Weight(), loss_fn, [np.ones(2)], optimizer=SGD(), learning_rate=0.1)
     logger(Validation(5, 0, None, None, 27.1, "BLEU", True, 0.1), loop)
-    assert logger.calls[1:] == [(5, "validation/BLEU")]
+    assert logger.calls[1:] == [(5, "validation/BLEU"), "flush"]
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):

@@ -254,7 +254,7 @@ def test_invalid_preferences():
     x = np.zeros(3)
     with raises_line(ConfigError, "beta is 0; expected a number above 0"):
         dpo_loss(x, x, x, x, beta=0)
-    for beta in ("0.1", True, None, np.nan, np.ones(3)):
+    for beta in ("0.1", True, None, np.nan, np.inf, np.ones(3)):
         with raises_line(ConfigError, "beta is .*; expected a number above 0"):
             dpo_loss(x, x, x, x, beta=beta)
     with raises_line(BackendError, "got a builtins.list; expected an array of"):

@@ -65,6 +65,11 @@ def test_project_heads_with_one_bias_that_is_differentiated(monkeypatch, positio
     assert_same(monkeypatch, function, biases[position].copy())
 
 
+def test_project_heads_with_one_bias_and_many_rows(monkeypatch):
+    arrays = normal(2, 50, 4), normal(4, 6, seed=1), normal(4, 6, seed=2), normal(6, seed=3)
+    assert_same(monkeypatch, lambda x, v, w, bias: xf.ops.project_heads(x, (v, None, 2), (w, bias, 3))[1], *arrays)
+
+
 def test_project_heads_with_an_unused_output(monkeypatch):
     arrays = normal(2, 20, 4), normal(4, 6, seed=1), normal(4, 6, seed=2)
     assert_same(monkeypatch, lambda x, v, w: xf.ops.project_heads(x, (v, None, 2), (w, None, 3))[1], *arrays)

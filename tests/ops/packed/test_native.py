@@ -14,7 +14,7 @@ import xformer as xf
 from tests.ops.numpy_cases import normal
 from xformer import native, ops
 from xformer.ops import embedding, linear
-from xformer.ops.packed.definition import PackedWeight, _forward
+from xformer.ops.packed.definition import PANEL, PackedWeight, _forward
 from xformer.ops.quantized.definition import QuantizedWeight
 
 if not native.is_available():
@@ -39,6 +39,13 @@ def matrix(depth, columns, dtype):
         pytest.importorskip("ml_dtypes")
     weight = single(depth, columns, seed=3)
     return weight if dtype == "float32" else QuantizedWeight.quantize(weight.T, dtype).T
+
+
+def test_packing_copies_a_matrix_of_one_panel():
+    weight = single(5, PANEL)
+    packed = PackedWeight.pack(weight)
+    weight[...] = 0.0
+    np.testing.assert_array_equal(packed.unpack(), single(5, PANEL))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
