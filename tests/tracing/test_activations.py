@@ -411,7 +411,7 @@ def test_wrong_calls():
         with raises_line(ConfigError, r"names is .*; expected names of activations"), xf.record(model, names):
             pass
     for changes in (None, abs, ["logits"], {}):
-        with raises_line(ConfigError, "interventions is an? .*; expected a dict"), xf.intervene(model, changes):
+        with raises_line(ConfigError, "interventions is .*; expected a dict"), xf.intervene(model, changes):
             pass
     for value in (None, 0.0, [1.0]):
         message = "the intervention at 'logits' is .*; expected a function or an array"
