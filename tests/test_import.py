@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,3 +137,18 @@ def test_the_first_hour_needs_only_the_top_level_names(tmp_path):
     ]
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) <= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Sinusoidal", "; use xformer.layers.Sinusoidal"),
+        ("AutoModel", "; use xformer.load_pretrained(path)"),
+        ("TransformerEncoderLayer", "; use xformer.EncoderLayer"),
+        ("nothing", ""),
+        ("__nothing__", ""),
+    ],
+)
+def test_the_error_for_a_name_that_is_absent(name, hint):
+    with pytest.raises(AttributeError, match=re.escape(f"module 'xformer' has no attribute {name!r}{hint}") + "$"):
+        getattr(xformer, name)

@@ -220,6 +220,19 @@ if not TYPE_CHECKING:  # or checkers would accept every name
         *("generation", "families", "pipelines", "training", "runs.launch"),
     )
 
+    # Names of torch and transformers, and what to use here.
+    _OTHER_NAMES = {
+        **dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), "xformer.load_pretrained(path)"),
+        **dict.fromkeys(("AutoTokenizer", "pipeline"), "a pipeline, as in xformer.TextGenerator.from_pretrained(path)"),
+        "ModuleList": "a field with a list of modules, as in layers: list[xformer.EncoderLayer]",
+        "Trainer": "xformer.fit",
+        "TrainingArguments": "the arguments of xformer.fit",
+        "TransformerDecoderLayer": "xformer.DecoderLayer",
+        "TransformerEncoder": "xformer.Encoder",
+        "TransformerEncoderLayer": "xformer.EncoderLayer",
+        "nn": "the layers of xformer itself, as in xformer.Linear",
+    }
+
     def __getattr__(name: str) -> Any:
         """Import a public name or a module at its first use, so that programs start at once."""
         if importlib.util.find_spec(f"xformer.{name}"):
@@ -229,7 +242,14 @@ if not TYPE_CHECKING:  # or checkers would accept every name
                 module = importlib.import_module(f"xformer.{home}")
                 if name in module.__dict__:
                     return globals().setdefault(name, module.__dict__[name])
-        raise AttributeError(f"module 'xformer' has no attribute {name!r}")
+        hint = "" if name.startswith("_") else _hint(name)
+        raise AttributeError(f"module 'xformer' has no attribute {name!r}{hint}")
+
+    def _hint(name: str) -> str:
+        if name in _OTHER_NAMES:
+            return f"; use {_OTHER_NAMES[name]}"
+        homes = (importlib.import_module(f"xformer.{home}") for home in _HOMES)
+        return next((f"; use {home.__name__}.{name}" for home in homes if name in getattr(home, "__all__", ())), "")
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

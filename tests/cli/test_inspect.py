@@ -109,8 +109,8 @@ def test_the_environment_says_whether_the_native_library_is_used(xformer, monkey
     assert re.search(r"^ *native library +avx2 *$", text, re.MULTILINE)
     assert re.search(rf"libraries +numpy {re.escape(numpy.__version__)}", text)
     monkeypatch.setattr(native, "level", lambda: "")
-    monkeypatch.setattr(native, "WHY_NOT", "it was not compiled: install a C++ compiler")
-    reason = "not used: it was not compiled: install a C++ compiler"
+    monkeypatch.setattr(native, "WHY_NOT", "it was not compiled: with a C++ compiler")
+    reason = "not used: it was not compiled: with a C++ compiler"
     assert re.search(
         rf"^ *native library +{re.escape(reason)} *$", xformer("inspect", "--environment").out, re.MULTILINE
     )

@@ -121,7 +121,7 @@ def test_minutes_end_a_run(xformer, train_options, text, tmp_path):
     recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text().replace("max_steps = 6", ""))
     done = xformer("train", *train_options, "--recipe", recipe, "--out", tmp_path / "run", "--max-minutes", 0.005)
     assert done.code == 0
-    assert "0.005 minutes" in done.out
+    assert "the time limit (0.005 min)" in done.out
 
 
 def test_blank_pairs_are_left_out_and_counted(xformer, train_options, text, tmp_path):

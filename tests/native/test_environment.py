@@ -110,7 +110,7 @@ def test_the_library_can_be_switched_off():
 
 def test_a_library_that_is_missing_or_broken_is_not_used(tmp_path):
     path = tmp_path / "library.so"
-    assert run(SHOW, XFORMER_NATIVE_LIBRARY=str(path)).startswith("|it was not compiled: install a C++ compiler")
+    assert run(SHOW, XFORMER_NATIVE_LIBRARY=str(path)).startswith("|it was not compiled: with a C++ compiler")
     path.write_bytes(b"no library")
     assert run(SHOW, XFORMER_NATIVE_LIBRARY=str(path)).startswith("|")
 

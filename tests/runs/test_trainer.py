@@ -389,7 +389,7 @@ def test_minutes_end_a_run_and_count_over_resumed_runs(tmp_path):
     trainer = make(tmp_path, config)
     trainer.run()
     assert trainer.loop.minutes > 0
-    assert run_again(tmp_path, config) == ("0.01 minutes", [])
+    assert run_again(tmp_path, config) == ("the time limit (0.01 min)", [])
 
 
 def test_a_finished_run_is_not_validated_twice(tmp_path):

@@ -102,4 +102,4 @@ def test_a_host_without_a_token_is_refused(run):
     command = [sys.executable, "-m", "xformer", "serve", "--model", str(run), "--host", "0.0.0.0"]
     result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert result.returncode == 2
-    assert "which other machines can reach; expected --token" in result.stderr
+    assert "which other machines can reach; expected a token (--token auto)" in result.stderr

@@ -19,7 +19,9 @@ from tests.tracing.gradcheck import directions
 from xformer import ops
 from xformer.backends import array_namespace, backend_name, base_namespace, dtype_name, extra, from_host, to_host
 from xformer.errors import BackendError
+from xformer.layers import Initializer, LayerNorm
 from xformer.tracing import grad, remat, stop_gradient, value_and_grad, vjp
+from xformer.tree import with_fields
 
 # --- a function that a Transformer is made of -------------------------------------------------------------------------
 
@@ -271,6 +273,15 @@ def test_arrays_of_two_libraries_raise(xp):
 
     with pytest.raises(BackendError, match="were mixed"):
         grad(mixed)(xp.asarray([1.0, 2.0], dtype=xp.float64))
+
+
+def test_a_module_of_two_libraries_names_the_arrays(xp):
+    other = library_or_skip("torch" if backend_name(xp) == "numpy" else "numpy")
+    norm = LayerNorm(3, init=Initializer(xp, seed=0))
+    mixed = with_fields(norm, bias=other.zeros(3, dtype=other.float32))
+    names = f"weight is an array of {backend_name(xp)}, and bias of {backend_name(other)}; pass one init= to all layers"
+    with pytest.raises(BackendError, match=names):
+        grad(lambda norm: 0.0)(mixed)
 
 
 def test_float_and_integer_leaves_keep_their_dtype_and_device(xp):

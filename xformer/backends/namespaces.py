@@ -124,8 +124,8 @@ def _import_other(name: str) -> Namespace:
         if isinstance(error, ImportError) and _is_installed(name):
             raise BackendError(f"backend {name!r} is installed but cannot be imported: {error}") from error
         raise BackendError(
-            f"backend {name!r} is unknown; expected one of {', '.join(known_backends())}, the name of another module "
-            "that follows the Array API standard, or dtype=... or device=... by name"
+            f"backend {name!r} is unknown; expected one of {', '.join(known_backends())}, or the name of another "
+            f"module that follows the Array API standard; a device or a dtype is passed as device={name!r} or dtype=..."
         ) from error
 
 

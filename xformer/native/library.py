@@ -60,7 +60,7 @@ def _load() -> tuple[Any, str]:
     if sys.platform == "win32":
         return None, "it is for Linux and macOS"
     if not LIBRARY.exists():
-        return None, "it was not compiled: install a C++ compiler, then run python -m xformer.native.build"
+        return None, "it was not compiled: with a C++ compiler, run python -m xformer.native.build"
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:

@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_floating, trace_level
-from xformer.errors import ConfigError, DifferentiationError, ShapeError, describe_type
+from xformer.backends import accumulation_dtype, array_namespace, backend_name, dtype_name, is_floating, trace_level
+from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.namespace import GradTrace, active, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
 from xformer.tracing.tracer import Tracer, join_family
-from xformer.tree import flatten, is_array, map_arrays
+from xformer.tree import Module, flatten, is_array, map_arrays
 
 
 def value_and_grad(
@@ -57,7 +57,7 @@ def value_and_grad(
     def differentiated(*args: Any, **keywords: Any) -> Any:
         frozen: list[int] = []
         leaves, rebuild = flatten(_selected(args, argnums), frozen=frozen)
-        with tracing(base_for(leaves)) as trace:
+        with tracing(_base_of(leaves, _selected(args, argnums))) as trace:
             traced = _leaves_of(trace, leaves, frozen)
             result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
             if has_aux and not (isinstance(result, tuple) and len(result) == 2):
@@ -68,6 +68,21 @@ def value_and_grad(
         return unwrapped, rebuild(_pull_back(trace, [value], None, traced, on_gradient))
 
     return differentiated
+
+
+def _base_of(leaves: Sequence[Any], value: Any) -> Any:
+    """Return `base_for(leaves)`; if the value is a module with arrays of two libraries, the error names two of them."""
+    try:
+        return base_for(leaves)
+    except BackendError:
+        arrays = value.named_arrays() if isinstance(value, Module) else ()
+        (library, name), *others = {backend_name(array_namespace(x)): name for name, x in arrays}.items() or [("", "")]
+        if not others:
+            raise
+        raise BackendError(
+            f"{name} is an array of {library}, and {others[0][1]} of {others[0][0]}; pass one init= to all layers, "
+            "also to norms, or use model.to(xp)"
+        ) from None
 
 
 def _selected(args: tuple[Any, ...], argnums: int | Sequence[int]) -> Any:

@@ -176,6 +176,6 @@ def time_limit(minutes: float) -> Callable[[Event, TrainingLoop], str | None]:
         raise ConfigError(f"minutes is {minutes!r}; expected a number of at least 0")
 
     def callback(event: Event, loop: TrainingLoop) -> str | None:
-        return f"{round(minutes, 3):g} minutes" if loop.minutes >= minutes else None
+        return f"the time limit ({round(minutes, 3):g} min)" if loop.minutes >= minutes else None
 
     return callback
