@@ -19,8 +19,8 @@ from execution import TEXT_COLOR, take_figures
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 MARK = re.compile(r"<!-- benchmarks: (.+?)(?: \| (.+?))? -->\n")
 TABLE = re.compile(r"((?:^\|.*\n?)+)", re.MULTILINE)
-RATIOS = """Speed of xformer relative to the others, on a logarithmic axis. Right of 1, in blue, xformer is faster or
-smaller; left of 1, in orange, the other is."""
+RATIOS = """Speed or size of xformer compared with the others, on a logarithmic axis. Bars to the right of 1 (blue):
+xformer is faster or smaller. Bars to the left (orange): the other is."""
 
 
 @dataclass(frozen=True)

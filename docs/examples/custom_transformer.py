@@ -42,9 +42,10 @@ class SequenceClassifier(xf.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x, mask=mask, rng=None if rng is None else rng.fold_in(i))
         x = self.norm(x)
-        xp = xf.array_namespace(x)  # not that of ids: in a derivative, x is traced
-        weights = xp.astype(ids != 0, x.dtype)[:, :, None]
-        return self.output(xp.sum(x * weights, axis=1) / xp.sum(weights, axis=1))
+        # The namespace of x, not of ids: in a derivative, x is traced.
+        ns = xf.array_namespace(x)
+        weights = ns.astype(ids != 0, x.dtype)[:, :, None]
+        return self.output(ns.sum(x * weights, axis=1) / ns.sum(weights, axis=1))
 
 
 class Batch(NamedTuple):

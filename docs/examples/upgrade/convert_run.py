@@ -5,8 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from xformer.io import load_arrays, save_arrays
 
 RENAMED = {
     "accumulate": "grad_accumulation",
@@ -21,13 +20,12 @@ RENAMED = {
 
 def convert_model(old: Path, new: Path) -> None:
     """Convert a file that Transformer.save or LanguageModel.save wrote."""
-    with safe_open(old, framework="numpy") as file:
-        metadata = {k: v for k, v in file.metadata().items() if k != "blake2b"}
-    arrays = {}
-    for name, array in load_file(old).items():
+    arrays, metadata = load_arrays(old)
+    renamed = {}
+    for name, array in arrays.items():
         name = name.replace(".expand.", ".up.").replace(".contract.", ".down.")
-        arrays[name] = array
-    save_file(arrays, new, metadata)
+        renamed[name] = array
+    save_arrays(new, renamed, metadata)
 
 
 def convert_run(old: Path, new: Path) -> None:
