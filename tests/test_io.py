@@ -362,6 +362,14 @@ def test_files_of_another_kind_are_refused(path, content):
         load_arrays(path)
 
 
+def test_a_key_that_comes_twice_is_refused(path):
+    entry = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    header = f"{{{entry},{entry}}}".encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with raises_line(CheckpointError, "its header has a key twice"):
+        load_arrays(path)
+
+
 def test_the_headers_that_safetensors_refuses_are_refused(path):
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     second = {**entry, "data_offsets": [8, 16]}

@@ -248,8 +248,8 @@ if not TYPE_CHECKING:  # or checkers would accept every name
     def _hint(name: str) -> str:
         if name in _OTHER_NAMES:
             return f"; use {_OTHER_NAMES[name]}"
-        homes = (importlib.import_module(f"xformer.{home}") for home in _HOMES)
-        return next((f"; use {home.__name__}.{name}" for home in homes if name in getattr(home, "__all__", ())), "")
+        module = importlib.import_module("xformer.layers")
+        return f"; use xformer.layers.{name}" if name in module.__all__ else ""
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -14,7 +14,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -164,7 +164,10 @@ def lock_directory(directory: Path, activity: str = "training") -> Iterator[None
         yield
         return
     lock_file = None if importlib.util.find_spec("fcntl") else directory / ".lock"  # Windows opens no directories
-    handle = os.open(directory, os.O_RDONLY) if lock_file is None else os.open(lock_file, os.O_RDWR | os.O_CREAT)
+    try:
+        handle = os.open(directory, os.O_RDONLY) if lock_file is None else os.open(lock_file, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise CheckpointError(f"cannot open {lock_file or directory}: {error.strerror or error}") from error
     try:
         try:
             if lock_file is None:
@@ -305,14 +308,18 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     """
     check_path(path)
     path = Path(path)
-    entries, metadata = read_header(path)
     tensors = []
-    with path.open("rb") as file:
-        for name, (code, shape, offset, num_bytes) in entries.items():
-            data = bytearray(num_bytes)  # writable, so that the arrays are
-            file.seek(offset)
-            file.readinto(data)
-            tensors.append((name, code, shape, data))
+    try:
+        with path.open("rb") as file:  # once: a training may replace the file
+            entries, metadata = _read_header(path, file)
+            for name, (code, shape, offset, num_bytes) in entries.items():
+                data = bytearray(num_bytes)  # writable, so that the arrays are
+                file.seek(offset)
+                if file.readinto(data) != num_bytes:
+                    raise CheckpointError(f"{path} became shorter while it was read; read it again")
+                tensors.append((name, code, shape, data))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     checksum = metadata.pop(_CHECKSUM, None)  # files of other programs have none
     if checksum is not None and checksum != _checksum(tensors, metadata):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum; use another copy")
@@ -337,11 +344,18 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = 8 + int.from_bytes(file.read(8), "little")
-            if start > min(size, _MAX_HEADER):
-                raise ValueError(f"it has {size:,} bytes, and its header would end at byte {start:,}")
-            header = json.loads(file.read(start - 8).decode())
+            return _read_header(path, file)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Entry], dict[str, str]]:
+    try:
+        size = os.fstat(file.fileno()).st_size
+        start = 8 + int.from_bytes(file.read(8), "little")
+        if start > min(size, 8 + _MAX_HEADER):
+            raise ValueError(f"it has {size:,} bytes, and its header would end at byte {start:,}")
+        header = json.loads(file.read(start - 8).decode(), object_pairs_hook=_without_duplicates)
         if not isinstance(header, dict):
             raise ValueError(f"its header is {describe_type(header)}; expected a JSON object")
         metadata = header.pop(_METADATA, None)
@@ -357,24 +371,31 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
             end += num_bytes
         if end != size:
             raise ValueError(f"it has {size:,} bytes; expected {end:,}")
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         check_no_lfs_pointer(path)
         raise CheckpointError(
-            f"{path} is not a valid safetensors file ({error}); it is truncated or in another format; use another copy"
+            f"{path} is not a valid safetensors file ({abbreviate(str(error), 300)}); it is truncated or in another "
+            "format; use another copy"
         ) from error
     return entries, metadata
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the dict of an object in JSON; raise ValueError if it has a key twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("its header has a key twice")
+    return value
 
 
 def _parse_entry(name: str, value: Any, start: int) -> Entry:
     """Return an entry of a header whose data begins at byte `start`; raise ValueError for an invalid one."""
     match value:
-        case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]}:
+        # NumPy has no more dimensions, nor larger ones, even for an array without elements.
+        case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]} if len(shape) <= 64:
             if all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
                 num_bytes = _SIZES.get(code, 0) * math.prod(shape)
-                # NumPy has no more dimensions, nor larger ones, even for an array without elements.
-                is_small = len(shape) <= 64 and math.prod(number or 1 for number in shape) < 2**60
+                is_small = math.prod(number or 1 for number in shape) < 2**60
                 if is_small and begin <= end and (code not in _SIZES or num_bytes == end - begin):
                     return code, tuple(shape), start + begin, end - begin
     raise ValueError(f"its tensor {name} is described by {abbreviate(str(value), 100)}")

@@ -381,8 +381,9 @@ def main() -> None:
             return recorder.run(session, plans[mutant][0])
 
         killers = [report(mutant, partial(kill, mutant)) for mutant in chosen if functions[mutant]]
-        if failed := outcome(lambda: recorder.run(session, sorted({*killers} - {""}))):
-            print(f"{failed} also fails on unchanged code")
+        for killer in sorted({*killers} - {""}):
+            if failed := outcome(partial(recorder.run, session, [killer])):
+                print(f"{failed} also fails on unchanged code")
 
     recorder = Recorder(loop=loop)
     files = sorted({test.split("::")[0] for mutant in chosen if functions[mutant] for test in plans[mutant][0]})

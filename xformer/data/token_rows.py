@@ -39,7 +39,7 @@ class TokenRows(Sequence[list[int]]):
 class TokenWriter:
     """Write lists of token ids to files without a name, which the system removes as soon as they are not used.
 
-    On Windows, the files have hidden names.
+    On Windows, the files have names that begin with a dot.
 
     Args:
         vocab_size: Number of different ids: up to 65,536, an id takes 2 bytes, else 4. A list takes 8 more.

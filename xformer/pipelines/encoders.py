@@ -279,7 +279,9 @@ class Embedder(EncoderPipeline):
                 above the features of vectors.
         """
         if isinstance(texts, str):
-            return self([texts], prompt=prompt, prompt_name=prompt_name, truncate_dim=truncate_dim)[0]
+            return self(
+                [texts], prompt=prompt, prompt_name=prompt_name, truncate_dim=truncate_dim, batch_tokens=batch_tokens
+            )[0]
         check_texts(texts)
         truncate_dim = self.truncate_dim if truncate_dim is None else self._check_dim(truncate_dim)
         prompt, num_skipped = self._prompt(prompt, prompt_name), 0

@@ -76,12 +76,13 @@ def _base_of(leaves: Sequence[Any], value: Any) -> Any:
         return base_for(leaves)
     except BackendError:
         arrays = value.named_arrays() if isinstance(value, Module) else ()
-        (library, name), *others = {backend_name(array_namespace(x)): name for name, x in arrays}.items() or [("", "")]
-        if not others:
+        libraries = {backend_name(array_namespace(array)): name for name, array in arrays}
+        if len(libraries) < 2:
             raise
+        (first, name), (second, other), *_ = libraries.items()
         raise BackendError(
-            f"{name} is an array of {library}, and {others[0][1]} of {others[0][0]}; pass one init= to all layers, "
-            "also to norms, or use model.to(xp)"
+            f"{name} is an array of {first}, and {other} of {second}; pass one init= to all layers, also to norms, or "
+            "use model.to(xp)"
         ) from None
 
 

@@ -72,7 +72,7 @@ class Tracer:
             return NotImplemented
         if operation is None or method != "__call__" or options:
             name = f"np.{function.__name__}" if method == "__call__" else f"np.{function.__name__}.{method}"
-            name = {"np.add.reduce": "np.sum", "np.multiply.reduce": "np.prod"}.get(name, name)
+            name = {"np.add.reduce": "np.sum", "np.maximum.reduce": "np.max"}.get(name, name)
             name = f"an assignment to a NumPy array (y += x), or {name}" if "out" in options else name
             inputs = tuple(x._namespace.read(x, name) if type(x) is Tracer else x for x in inputs)
             return getattr(function, method)(*inputs, **options)
