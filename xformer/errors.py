@@ -110,7 +110,7 @@ def abbreviate(text: str, limit: int = 800) -> str:
 
 
 def describe_type(value: Any) -> str:
-    """Name the class of what was received in place of a model, with a hint for a pipeline, which has one."""
+    """Name the class of a wrong argument, with a hint for a pipeline, which has a model."""
     if value is None or isinstance(value, type):
         return "None" if value is None else f"the class {value.__name__}"
     name = type(value).__name__

@@ -56,8 +56,9 @@ def value_and_grad(
     @functools.wraps(function)
     def differentiated(*args: Any, **keywords: Any) -> Any:
         frozen: list[int] = []
-        leaves, rebuild = flatten(_selected(args, argnums), frozen=frozen)
-        with tracing(_base_of(leaves, _selected(args, argnums))) as trace:
+        selected = _selected(args, argnums)
+        leaves, rebuild = flatten(selected, frozen=frozen)
+        with tracing(_base_of(leaves, selected)) as trace:
             traced = _leaves_of(trace, leaves, frozen)
             result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
             if has_aux and not (isinstance(result, tuple) and len(result) == 2):
