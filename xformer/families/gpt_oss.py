@@ -59,18 +59,17 @@ def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     """Return the table of tensors; one has the weights of all experts."""
-    layer, ours = LAYER, OURS
     table = {
         **decoder(),
-        f"{layer}self_attn.sinks": same(f"{ours}self_attention.sinks"),
-        f"{layer}mlp.router.weight": transposed(f"{ours}feed_forward.router"),
-        f"{layer}mlp.router.bias": same(f"{ours}feed_forward.router_bias"),
+        f"{LAYER}self_attn.sinks": same(f"{OURS}self_attention.sinks"),
+        f"{LAYER}mlp.router.weight": transposed(f"{OURS}feed_forward.router"),
+        f"{LAYER}mlp.router.bias": same(f"{OURS}feed_forward.router_bias"),
     }
-    expert = f"{ours}feed_forward.experts.{{e}}."
+    expert = f"{OURS}feed_forward.experts.{{e}}."
     for name, parts in {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.items():
         for suffix, kind in {"": "weight", "_bias": "bias"}.items():
             parameters = [f"{expert}{part}.{kind}" for part in parts]
-            table[f"{layer}mlp.experts.{name}{suffix}"] = stacked_experts(config.num_experts, *parameters)
+            table[f"{LAYER}mlp.experts.{name}{suffix}"] = stacked_experts(config.num_experts, *parameters)
     return table
 
 

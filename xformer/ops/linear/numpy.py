@@ -28,6 +28,7 @@ def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tu
     return dweight, (g_rows.sum(axis=0) if needs[1] else None)
 
 
+# Only project_heads passes an addend, and NumPy computes it differently below.
 _LINEAR = linear_functions(_affine, lambda rows, weight, addend: rows @ weight.T, _parameter_cotangents)["linear"]
 
 
