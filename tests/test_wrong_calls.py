@@ -93,6 +93,9 @@ CASES = {
     "path is None; expected a string or a Path": lambda: xf.load(None),
     "path is 3; expected a string or a Path": lambda: MODEL.save(3),
     "norm is 8; expected a layer": lambda: xf.PostNorm(8),
+    "a tokenizer cannot be called; use tokenizer.encode(text)": lambda: xf.tokenizers.Tokenizer.train(["a b"], 30)(
+        "a", return_tensors="np"
+    ),
     "tokenizer is a Tokenizer; expected an instance of PretrainedTokenizer": lambda: xf.Classifier(
         ENCODER, xf.tokenizers.Tokenizer.train(["a b"], 30)
     ),

@@ -83,7 +83,7 @@ model, history = xf.fit(
     optimizer=xf.AdamW(),
     learning_rate=3e-3,
     steps=40,
-    callbacks=[xf.print_every(10)],
+    callbacks=[xf.print_every(10, unit="sequences")],
 )
 (test,) = make_batches(seed=1, count=1)
 classes = xp.argmax(model(test.ids), axis=1)

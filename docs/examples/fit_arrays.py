@@ -61,7 +61,7 @@ model, history = xf.fit(
     learning_rate=xf.schedules.cosine(1e-2, warmup_steps=20, total_steps=300),
     steps=300,
     callbacks=[
-        xf.print_every(100),
+        xf.print_every(100, unit="samples"),
         xf.validate(make_batches(seed=1, count=5), every=100),
     ],
 )

@@ -199,7 +199,7 @@ def test_errors():
         ({"assistant_model": other}, "unknown argument 'assistant_model'; use draft_model, an argument of generate"),
         ({"num_assistant_tokens": 5}, "unknown argument 'num_assistant_tokens'; use num_draft_tokens"),
         ({"num_draft_tokens": "5"}, "num_draft_tokens is '5'; expected"),
-        ({"num_draft_tokens": 3}, "num_draft_tokens is 3 and no draft_model is used; expected both, or neither"),
+        ({"num_draft_tokens": 5}, "num_draft_tokens is 5 and no draft_model is used; expected both, or neither"),
         ({"draft_model": other}, "draft_model has 14 tokens and the model 13; expected the same vocabulary"),
         ({"draft_model": "gpt2"}, "the model is a LanguageModel and draft_model a str; expected language mod"),
     ):

@@ -23,9 +23,9 @@ from xformer.generation.processors import (
     SequenceBias,
     SuppressTokens,
     build_logits_processors,
-    log_sum_exp,
     takes_rows,
 )
+from xformer.ops import log_sum_exp
 from xformer.random import Rng
 
 INFINITY = math.inf

@@ -207,7 +207,7 @@ def record() -> None:
     measured.start()
     for path in sources():
         importlib.import_module(module_name(path))
-    pytest.main([*OPTIONS, *FOLDERS], plugins=[recorder])
+    check_status(pytest.main([*OPTIONS, *FOLDERS], plugins=[recorder]))
     measured.stop()
     data = measured.get_data()
     lines = {
@@ -219,6 +219,12 @@ def record() -> None:
     }
     CACHE.parent.mkdir(exist_ok=True)
     CACHE.write_text(json.dumps({"durations": recorder.durations, "lines": lines}))
+
+
+def check_status(status: int) -> None:
+    """Exit unless pytest could collect and run the tests, even if some failed."""
+    if status > pytest.ExitCode.TESTS_FAILED:
+        sys.exit(f"pytest ended with status {status}; expected tests that can be collected")
 
 
 def plan(mutant: Mutant, recorded: dict[str, Any], seconds: float) -> tuple[list[str], bool]:
@@ -388,7 +394,7 @@ def main() -> None:
     recorder = Recorder(loop=loop)
     files = sorted({test.split("::")[0] for mutant in chosen if functions[mutant] for test in plans[mutant][0]})
     if files:
-        in_process(lambda: pytest.main([*OPTIONS, "-s", *files], plugins=[recorder]))
+        in_process(lambda: check_status(pytest.main([*OPTIONS, "-s", *files], plugins=[recorder])))
     for mutant in chosen:
         if not functions[mutant]:
             report(mutant, partial(kill_at_import, mutant, plans[mutant][0]))

@@ -42,6 +42,7 @@ CALLS: dict[str, Call] = {
         {"n0": 0.1, "n1": 1e-4},
     ),
     "cross_entropy_vjp": ((X, LABELS, VECTOR[:ROWS].copy(), STATISTICS, Y), (-1,), {"n0": 0.1, "n1": 1e-4}),
+    "top_k": ((X, np.empty((ROWS, 9), np.float32), np.empty((ROWS, 9), np.int64)), (), {}),
     "rotate": ((X[None], ANGLES, ANGLES.copy(), Y[None]), (1,), {}),
     "dropout": ((X, KEEP, Y), (), {"n0": 1.4}),
     "add_rows": ((G, LABELS, Y), (), {"n0": 1.5}),
@@ -105,6 +106,7 @@ ALLOWED = {
     **{array: {"absent"} for array in OPTIONAL},
     ("softmax", 1): {"absent", "strided"},
     ("cross_entropy", 0): {"short", "long"},
+    ("top_k", 0): {"short", "long"},
     ("sums_of_squares", 1): {"short", "long"},
     ("sums_of_squares", 2): {"short", "long"},
 }

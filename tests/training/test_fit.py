@@ -299,9 +299,10 @@ def test_validation_is_the_mean_loss_without_dropout():
 
 
 def test_lines_are_printed(capsys):
-    run(callbacks=[print_every(3), validate(make_batches(), 6)])
+    run(callbacks=[print_every(3, unit="samples"), validate(make_batches(), 6)])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[:2]] == ["step 3", "step 6"]
+    assert lines[0].endswith(" samples/s")
 
 
 def test_minutes_end_training():

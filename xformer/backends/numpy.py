@@ -17,8 +17,6 @@ from xformer.backends.backend import Backend, register_backend
 from xformer.backends.portable import compute_in_float32
 from xformer.errors import BackendError, how_to_install
 
-_GROUP = 64  # values per group of top_k; argpartition is slow, and the maxima of groups tell which groups it can skip
-
 
 def bfloat16() -> DType:
     """Return the bfloat16 dtype of ml_dtypes, which NumPy and CuPy understand."""
@@ -68,7 +66,7 @@ class NumpyBackend(Backend):
         """Partition off the k largest values, then sort those."""
         if k == x.shape[-1]:
             return portable.top_k(x, k)
-        indices = np.sort(_indices_of_largest(x, k), axis=-1)
+        indices = np.sort(np.argpartition(x, x.shape[-1] - k, axis=-1)[..., -k:], axis=-1)
         values = np.take_along_axis(x, indices, axis=-1)
         if portable.is_tied(x, values, k):
             return portable.top_k(x, k)
@@ -81,25 +79,6 @@ def _erf() -> Callable[[Array], Array]:
     if importlib.util.find_spec("scipy") is None:
         return portable.erf
     return importlib.import_module("scipy.special").erf
-
-
-def _indices_of_largest(x: Array, k: int) -> Array:
-    """Return the indices of the k largest values, unordered."""
-    size, groups = x.shape[-1], x.shape[-1] // _GROUP
-    if groups < 4 * k:
-        return np.argpartition(x, size - k, axis=-1)[..., -k:]
-    # They are in the k groups with the largest maxima, or in the rest that fills no group.
-    shape = x.shape[:-1]
-    maxima = np.max(x[..., : groups * _GROUP].reshape(*shape, _GROUP, groups), axis=-2)
-    best = np.argpartition(maxima, groups - k, axis=-1)[..., -k:]
-    in_groups = best[..., None, :] + groups * np.arange(_GROUP)[:, None]  # (..., _GROUP, k)
-    rest = np.arange(groups * _GROUP, size)
-    candidates = np.concatenate(
-        [in_groups.reshape(*shape, _GROUP * k), np.broadcast_to(rest, (*shape, rest.size))], axis=-1
-    )
-    values = np.take_along_axis(x, candidates, axis=-1)
-    largest = np.argpartition(values, candidates.shape[-1] - k, axis=-1)[..., -k:]
-    return np.take_along_axis(candidates, largest, axis=-1)
 
 
 register_backend(NumpyBackend("numpy"))

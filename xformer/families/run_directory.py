@@ -137,9 +137,10 @@ class RunDirectory:
         if config.get("format") == "onnx":
             raise CheckpointError(f"{self.path} is a model in the ONNX format; expected the directory of a run")
         if "xformer" in config and config.get("format") != FORMAT:
+            is_old = config.get("format", 0) in range(FORMAT)
             raise CheckpointError(
                 f"{self.path} is a run of xformer {config['xformer']}, which this version cannot read; use that "
-                "version, or convert the run as docs/how-to/upgrade.md says"
+                f"version{', or convert the run as docs/how-to/upgrade.md says' if is_old else ''}"
             )
         if config.get("format") != FORMAT:
             raise CheckpointError(
@@ -175,7 +176,10 @@ class RunDirectory:
                 f"{self.path} holds a model for {trained}; expected one for {task}; use: xformer {command}"
             )
         if not self.model.exists():
-            raise CheckpointError(f"{self.path} has no model yet; continue with: xformer resume {self.path}")
+            raise CheckpointError(
+                f"{self.path} has no model yet: training writes it at the first validation; if training has ended, "
+                f"continue with: xformer resume {self.path}"
+            )
         return config
 
     def check_resumable(self) -> None:

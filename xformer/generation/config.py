@@ -13,6 +13,7 @@ from xformer.errors import ConfigError
 from xformer.models.token_ids import check_one_each
 
 DEFAULT_DIVERSITY_PENALTY = 0.5  # Vijayakumar et al. (2016) recommend 0.2 to 0.8
+NUM_DRAFT_TOKENS = 5  # tokens that a draft model proposes at a time, unless a configuration says
 # Arguments of Hugging Face's generate that have another name here.
 _HUGGING_FACE = {
     "max_length": "use max_new_tokens, which does not count the prompt",
@@ -158,8 +159,11 @@ class GenerationConfig(Config):
         at_least=1,
         at_most=256,
     )
-    num_draft_tokens: int = option(
-        "Tokens that a draft model proposes at a time. Only with draft_model.", default=5, at_least=1, at_most=256
+    num_draft_tokens: int | None = option(
+        "Tokens that a draft model proposes at a time; default 5. Only with draft_model.",
+        default=None,
+        at_least=1,
+        at_most=256,
     )
 
     do_sample: bool | None = option(

@@ -17,6 +17,7 @@ from xformer.generation.assisted import Drafter, DraftModel, PromptLookup, assis
 from xformer.generation.batch import GenerationBatch, Sources, check_prefixes
 from xformer.generation.beams import BeamHistory, beam_search
 from xformer.generation.config import (
+    NUM_DRAFT_TOKENS,
     GenerationConfig,
     LengthLimits,
     LengthRange,
@@ -355,7 +356,7 @@ def _new_drafter(
 ) -> Callable[[], Drafter] | None:
     """Return a function that makes the drafter of an output; None without one."""
     num_lookup, num_draft = config.prompt_lookup_num_tokens, config.num_draft_tokens
-    if draft_model is None and num_draft != GenerationConfig.num_draft_tokens:
+    if draft_model is None and num_draft is not None:
         raise ConfigError(f"num_draft_tokens is {num_draft} and no draft_model is used; expected both, or neither")
     if draft_model is None and num_lookup is None:
         return None
@@ -370,7 +371,7 @@ def _new_drafter(
     if num_lookup is not None:
         raise ConfigError("prompt_lookup_num_tokens and draft_model are both given; expected one of them")
     check_draft_model(draft_model, model)
-    return functools.partial(DraftModel, draft_model, num_draft)
+    return functools.partial(DraftModel, draft_model, num_draft or NUM_DRAFT_TOKENS)
 
 
 def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[int]:

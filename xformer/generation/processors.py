@@ -21,6 +21,7 @@ from xformer.backends import Array, array_namespace, device, extra, from_host, i
 from xformer.errors import ConfigError, DataError
 from xformer.generation.config import GenerationConfig, LengthLimits
 from xformer.models.token_ids import check_one_each, check_tokens
+from xformer.ops.decoding import log_sum_exp, top_k
 
 Tokens = Sequence[int]
 Phrase = Sequence[Tokens]
@@ -431,16 +432,6 @@ def limit_to_zero(tokens: Array, lengths: Array, log_probs: Array) -> Array:
     return log_probs - xp.where(top > 0.0, top, 0.0)
 
 
-def log_sum_exp(logits: Array) -> Array:
-    """Return the log of the sum of exponentials over the vocabulary: (rows, vocabulary) -> (rows, 1).
-
-    It is at least the largest logit, in floating point too, so log-probabilities are never above zero.
-    """
-    xp = array_namespace(logits)
-    top = xp.max(logits, axis=-1, keepdims=True)
-    return top + xp.log(xp.sum(xp.exp(logits - top), axis=-1, keepdims=True, dtype=logits.dtype))
-
-
 class TopTokens(NamedTuple):
     """The best tokens of each row, as NumPy arrays.
 
@@ -457,7 +448,7 @@ class TopTokens(NamedTuple):
 
 def top_tokens(log_probs: Array, count: int, eos_id: int | None) -> TopTokens:
     """Return the `count` best tokens of each row of log-probabilities (rows, vocabulary)."""
-    values, tokens = extra.top_k(log_probs, min(count, int(log_probs.shape[-1])))
+    values, tokens = top_k(log_probs, min(count, int(log_probs.shape[-1])))
     if eos_id is not None:
         values = array_namespace(values).concat([values, log_probs[:, eos_id : eos_id + 1]], axis=-1)
     host_tokens, host_log_probs = to_host_together(tokens, values)

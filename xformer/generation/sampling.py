@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, extra, from_host, to_host_together
+from xformer.backends import Array, array_namespace, device, from_host, to_host_together
 from xformer.generation.batch import Choice, GenerationBatch, Move
 from xformer.generation.config import GenerationConfig
-from xformer.generation.processors import Rows, log_sum_exp
+from xformer.generation.processors import Rows
 from xformer.generation.results import Hypothesis, UnscoredHypothesis, best_first
+from xformer.ops.decoding import log_sum_exp, top_k
 from xformer.ops.softmax import softmax
 from xformer.random import Rng
 
@@ -164,7 +165,7 @@ def truncate(logits: Array, config: GenerationConfig) -> Array:
 
 def keep_top_k(logits: Array, k: int) -> Array:
     """Keep the k largest logits of each row, and those equal to the smallest of them."""
-    values, _ = extra.top_k(logits, min(k, int(logits.shape[-1])))
+    values, _ = top_k(logits, min(k, int(logits.shape[-1])))
     return array_namespace(logits).where(logits >= values[:, -1:], logits, -math.inf)
 
 

@@ -15,6 +15,7 @@ from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.transformer import FeedForward
 from xformer.ops.activations import activation as activation_named
 from xformer.ops.activations.definition import logistic
+from xformer.ops.decoding import top_k
 from xformer.ops.embedding import embedding
 from xformer.ops.experts import apply_experts
 from xformer.ops.linear import linear
@@ -152,7 +153,7 @@ class MixtureOfExperts(Module):
         rows, scores = as_rows(x), as_rows(scores)
         count, d_model = rows.shape
         probabilities = softmax(xp.astype(scores, xp.float32) if is_half_precision(scores.dtype) else scores)
-        experts = extra.top_k(stop_gradient(probabilities), k)[1]
+        experts = top_k(stop_gradient(probabilities), k)[1]
         if (recorded := _RECORDED.items()) is not None:
             recorded.append(RecordedRouting(self, probabilities, experts))
         weights = xp.take_along_axis(probabilities, experts, axis=-1)

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from xformer import native
 from xformer.backends import Array, array_namespace, device, from_host, is_writable
 from xformer.errors import ShapeError
 from xformer.tree import check_array
@@ -86,7 +89,13 @@ class KVCache:
     def move(self, targets: Array, sources: Array) -> None:
         """Copy the rows `sources` to the rows `targets` in place. Requires `is_own`."""
         for x in (self._key, self._value):
-            x[targets, :, : self._length, :] = x[sources, :, : self._length, :]  # type: ignore[index]
+            used: Any = x[:, :, : self._length, :]  # type: ignore[index]
+            if native.can_copy(used, used.dtype):
+                rows = np.empty((len(sources), *used.shape[1:]), used.dtype)
+                native.call("take", (used, sources, rows), 0)
+                native.call("put", (rows, targets, used), 0)
+            else:
+                used[targets, ...] = used[sources, ...]
 
     def _valid(self, x: Any) -> Any:
         return x if x is None or x.shape[2] == self._length else x[:, :, : self._length, :]

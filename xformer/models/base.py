@@ -37,7 +37,8 @@ class BaseModel(Module):
         config: Configuration.
         xp: Array library, as a module or by name.
         seed: Seed of the parameters; the same seed gives the same parameters in every library. Or an `Initializer`,
-            for a model that is a part of another; it has the library, dtype and device.
+            for a model that is a part of another; it has the library, dtype and device. None makes read-only zeros on
+            NumPy, for parameters that are replaced afterwards.
         dtype: Floating dtype of the parameters; default float32.
         device: Device of the parameters, as the library names it.
 

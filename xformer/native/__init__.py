@@ -1,6 +1,7 @@
 """The native library: compiled kernels for arrays of NumPy, and programs of their calls. It is optional."""
 
 from xformer.native.library import (
+    CACHE_LINE,
     WHY_NOT,
     Program,
     aligned_empty,
@@ -14,6 +15,7 @@ from xformer.native.library import (
 )
 
 __all__ = [
+    "CACHE_LINE",
     "WHY_NOT",
     "Program",
     "aligned_empty",

@@ -110,7 +110,7 @@ def _run_all(jobs: list[list[str]]) -> None:
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
-                running.append(subprocess.Popen(waiting.pop(0), stderr=subprocess.PIPE, encoding="utf-8"))
+                running.append(subprocess.Popen(waiting.pop(0), stderr=subprocess.PIPE, text=True, errors="replace"))
             process = running.pop(0)
             _, errors = process.communicate()
             if process.returncode:

@@ -33,7 +33,7 @@ _TYPES = {"bool": _BOOL, "int8": _INT8, "uint8": _UINT8, "int32": _INT32, "int64
 _TYPES |= {"float32": _FLOAT32, "float64": _FLOAT64}
 CASTABLE = frozenset(np.dtype(name) for name in _TYPES if name != "uint16")
 MAX_DIMS = 6
-_CACHE_LINE = 64  # bytes
+CACHE_LINE = 64  # bytes
 _ARGUMENTS: list[Any] = [ctypes.c_int, ctypes.py_object, *[ctypes.c_int64] * 4, *[ctypes.c_double] * 4]
 _INDEX_ERROR = b"an index is out of range"
 
@@ -270,8 +270,8 @@ def aligned_empty(shape: Any, dtype: Any) -> Any:
         dtype: Its dtype.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + _CACHE_LINE, np.uint8)
-    return memory[-memory.ctypes.data % _CACHE_LINE :][:size].view(dtype).reshape(shape)
+    memory = np.empty(size + CACHE_LINE, np.uint8)
+    return memory[-memory.ctypes.data % CACHE_LINE :][:size].view(dtype).reshape(shape)
 
 
 def zeros(shape: Any, dtype: Any) -> Any:

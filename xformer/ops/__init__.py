@@ -11,6 +11,7 @@ from xformer.ops.attention import attention, attention_weights
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.cast import cast
 from xformer.ops.cross_entropy import cross_entropy
+from xformer.ops.decoding import log_sum_exp, top_k
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
 from xformer.ops.experts import apply_experts
@@ -47,6 +48,7 @@ __all__ = [
     "gelu_tanh",
     "layer_norm",
     "linear",
+    "log_sum_exp",
     "muon",
     "project_heads",
     "quick_gelu",
@@ -59,6 +61,7 @@ __all__ = [
     "silu",
     "softmax",
     "squared_norm",
+    "top_k",
 ]
 
 _on_load(_load_with_backend)  # after all operations, since the program may have loaded backends before this package

@@ -77,10 +77,13 @@ class TrainingProgress:
         text = f"step {step.step:,}  loss {format_number(self._loss, 3)}  {self._speed:,.0f} {self.unit}/s"
         if seconds_left is not None:
             text += f"  {format_duration(seconds_left)} left"
+        validates = step.step % self.config.validate_every == 0 or fraction == 1.0
+        if validates:
+            text += "  validating ..."
         if self._bar is not None:
             text += f"  {self._validation}" if self._validation else ""
             self._bar.update(self._task, description=text, completed=fraction)
-        elif time.monotonic() - self._last_line_time >= SECONDS_BETWEEN_LINES:
+        elif validates or time.monotonic() - self._last_line_time >= SECONDS_BETWEEN_LINES:
             self._last_line_time = time.monotonic()
             self.console.print(text)
 

@@ -12,7 +12,8 @@ import numpy as np
 import xformer as xf
 from xformer.backends import to_host
 from xformer.errors import ConfigError, DataError
-from xformer.generation.processors import log_sum_exp, token_alternatives, top_tokens
+from xformer.generation.processors import token_alternatives, top_tokens
+from xformer.ops.decoding import log_sum_exp
 from xformer.pipelines import TextGenerator, TextToText
 from xformer.pipelines.output_text import pieces_of, tokens_of
 from xformer.serve import schema

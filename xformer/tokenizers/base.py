@@ -66,6 +66,10 @@ class BaseTokenizer(ABC):
         """Chat templates by name; the main one is "default". Empty for a tokenizer without templates."""
         return {}
 
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Refuse the call of a tokenizer of Hugging Face."""
+        raise ConfigError("a tokenizer cannot be called; use tokenizer.encode(text) or tokenizer.encode_batch(texts)")
+
     # --- Text to ids --------------------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:

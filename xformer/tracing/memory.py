@@ -16,8 +16,6 @@ import numpy as np
 from xformer import native
 from xformer.tracing.graph import Call, root_of
 
-_ALIGNMENT = 64  # bytes: a cache line
-
 
 def share_memory(calls: Sequence[Call], kept: Iterable[Any]) -> tuple[list[Call], int]:
     """Move the temporaries of some calls into one array.
@@ -70,7 +68,7 @@ def _assign_offsets(lifetimes: dict[int, list[int]], sizes: dict[int, int]) -> t
     slots: list[list[int]] = []  # [last call of its temporary, size]
     slot_of: dict[int, int] = {}
     for key, (first, last) in sorted(lifetimes.items(), key=lambda item: item[1][0]):
-        size = -(-max(sizes[key], 1) // _ALIGNMENT) * _ALIGNMENT
+        size = -(-max(sizes[key], 1) // native.CACHE_LINE) * native.CACHE_LINE
         idle = [index for index, slot in enumerate(slots) if slot[0] < first]
         slot_of[key] = min(idle, key=lambda i: (slots[i][1] < size, abs(slots[i][1] - size)), default=len(slots))
         if slot_of[key] == len(slots):

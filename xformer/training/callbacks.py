@@ -20,15 +20,20 @@ from xformer.training.interrupt import check_stop
 from xformer.training.loss import mean_loss
 
 
-def print_every(steps: int) -> Callable[[Event, TrainingLoop], None]:
-    """Return a callback that prints a line every `steps` steps, and one for each validation (on rank 0)."""
+def print_every(steps: int, *, unit: str = "tokens") -> Callable[[Event, TrainingLoop], None]:
+    """Return a callback that prints a line every `steps` steps, and one for each validation (on rank 0).
+
+    Args:
+        steps: Number of steps between lines.
+        unit: Name of the things that `num_tokens` of `fit` counts, e.g. "samples".
+    """
     check_count("steps", steps)
 
     def callback(event: Event, loop: TrainingLoop) -> None:
         if loop.communicator.rank > 0:
             return
         if isinstance(event, Step) and event.step % steps == 0:
-            speed = f"{event.tokens_per_second:,.0f} tokens/s"
+            speed = f"{event.tokens_per_second:,.0f} {unit}/s"
             print(f"step {event.step}  loss {event.loss:.4f}  learning rate {event.learning_rate:.2e}  {speed}")  # noqa: T201
         elif isinstance(event, Validation):
             loss = "" if event.loss is None else f"  loss {event.loss:.4f}"

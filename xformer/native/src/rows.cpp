@@ -428,6 +428,54 @@ void run_cross_entropy_vjp(const Record& r, int part) {
     }
 }
 
+// --- largest elements ------------------------------------------------------------------------------------------------
+
+INLINE bool is_larger(float a, float b) { return a > b || (a != a && b == b); }
+
+// arrays: x (rows, n), values (rows, k), indices (rows, k), int64; the k largest elements of each row, in descending
+// order: NaN first, and equal ones in the order of their indices
+const char* check_top_k(Record& r) {
+    const Array &x = r.arrays[0], &values = r.arrays[1];
+    REQUIRE(x.ndim == 2 && values.ndim == 2 && values.shape[0] == x.shape[0] && values.shape[1] <= x.shape[1],
+            "expected (rows, n) and (rows, k) with k of at most n");
+    REQUIRE_FLOATS(x, x.size());
+    REQUIRE_FLOATS(values, values.size());
+    REQUIRE(is_packed(r.arrays[2], INT64, values.size()), "expected contiguous indices of int64");
+    if (values.size()) split(r, x.shape[0], x.shape[1]);
+    return nullptr;
+}
+void run_top_k(const Record& r, int part) {
+    const int64_t n = r.arrays[0].shape[1], k = r.arrays[1].shape[1];
+    constexpr int64_t BLOCK = 4 * LANES;
+    const Range range = range_of(r, part, r.arrays[0].shape[0]);
+    for (int64_t row = range.first; row < range.end; row++) {
+        const float* x = r.arrays[0].as<float>() + row * n;
+        float* values = r.arrays[1].as<float>() + row * k;
+        int64_t *indices = r.arrays[2].as<int64_t>() + row * k, count = 0, i = 0;
+        auto insert = [&](int64_t index) {
+            const float v = x[index];
+            if (count == k && !is_larger(v, values[k - 1])) return;
+            int64_t at = count < k ? count++ : k - 1;
+            for (; at > 0 && is_larger(v, values[at - 1]); at--) values[at] = values[at - 1], indices[at] = indices[at - 1];
+            values[at] = v, indices[at] = index;
+        };
+        while (i < k) insert(i++);
+        for (; i + BLOCK <= n; i += BLOCK) {  // few blocks have an element that is larger than one of the k
+            const Vector least = splat(values[k - 1]);
+            IntRegister is_any = {};
+            for (int64_t j = 0; j < BLOCK; j += LANES) {
+                const Vector v = load(x + i + j);
+                for (int part = 0; part < REGISTERS; part++) is_any |= ~(v.r[part] <= least.r[part]);
+            }
+            uint64_t words[sizeof is_any / 8], all = 0;
+            std::memcpy(words, &is_any, sizeof is_any);
+            for (uint64_t word : words) all |= word;
+            if (all) for (int64_t j = 0; j < BLOCK; j++) insert(i + j);
+        }
+        while (i < n) insert(i++);
+    }
+}
+
 // --- rotation, dropout, rows by id -----------------------------------------------------------------------------------
 
 // arrays: x (heads, length, n), cosine (length, half), sine (length, half), y; integers: whether to rotate back
@@ -548,6 +596,7 @@ const Operation operations[] = {
     {"softmax_vjp", 1 << 2, check_softmax_vjp, run_softmax_vjp},
     {"cross_entropy", 1 << 2 | 1 << 3, check_cross_entropy, run_cross_entropy},
     {"cross_entropy_vjp", 1 << 4, check_cross_entropy_vjp, run_cross_entropy_vjp},
+    {"top_k", 1 << 1 | 1 << 2, check_top_k, run_top_k},
     {"rotate", 1 << 3, check_rotate, run_rotate},
     {"dropout", 1 << 2, check_dropout, run_dropout},
     {"add_rows", 1 << 2, check_add_rows, run_add_rows},

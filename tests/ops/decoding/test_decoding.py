@@ -1,0 +1,74 @@
+"""log_sum_exp and top_k: every kernel against a sort by NumPy, and in jit."""
+
+import math
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.conftest import assert_close
+from xformer import native
+from xformer.backends import extra, from_host, to_host
+from xformer.errors import ShapeError
+from xformer.ops import explain, log_sum_exp, top_k
+
+X = np.random.default_rng(0).normal(size=(3, 2, 1033)).astype(np.float32)
+
+
+def check(xp, x, k):
+    values, indices = top_k(from_host(xp, x), k)
+    order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    np.testing.assert_array_equal(to_host(indices), order)
+    np.testing.assert_array_equal(to_host(values), np.take_along_axis(x, order, axis=-1))
+
+
+@pytest.mark.parametrize("k", [1, 2, 64, 65, 256, 257, 1033])
+def test_top_k(xp, k):
+    check(xp, X, k)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 63, 64, 65, 130])
+def test_top_k_of_few(xp, size):
+    for k in {1, size, (size + 1) // 2}:
+        check(xp, np.ascontiguousarray(X[0, :, :size]), k)
+
+
+def test_of_equal_values_top_k_takes_lower_indices_first(xp):
+    check(xp, np.round(X), 9)
+    check(xp, np.full((2, 200), -math.inf, np.float32), 3)
+    check(xp, np.tile(np.asarray([-math.inf, 2.0, math.inf, 2.0], np.float32), (2, 50)), 60)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_log_sum_exp(xp, dtype):
+    x = 30.0 * X.astype(dtype)
+    expected = np.log(np.sum(np.exp(x.astype("float64")), axis=-1, keepdims=True))
+    result = log_sum_exp(from_host(xp, x))
+    assert_close(result, expected, xp=xp, dtype=dtype)
+    assert (to_host(result) >= np.max(x, axis=-1, keepdims=True)).all()
+
+
+def test_kernels_agree_with_the_definition_and_take_no_rows():
+    if native.is_available():
+        lines = explain(lambda: (top_k(X, 3), log_sum_exp(X))).splitlines()
+        assert lines == ["top_k on numpy: native.top_k", "log_sum_exp on numpy: native.log_sum_exp"]
+    for x, k in ((X[:, :0], 3), (X[..., ::2], 5), (np.asfortranarray(X[0]), 1)):
+        for result, expected in zip(top_k(x, k), extra.top_k(x, k), strict=True):
+            np.testing.assert_array_equal(result, expected)
+    assert log_sum_exp(X[:, :0]).shape == (3, 0, 1)
+
+
+def test_jit_returns_the_bits_of_the_function():
+    def function(x):
+        return (*top_k(x, 5), log_sum_exp(x))
+
+    jitted = xf.jit(function)
+    for x in (X, -X, X[::-1].copy()):
+        for result, expected in zip(jitted(x), function(x), strict=True):
+            np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("k", [0, -1, 1034])
+def test_more_values_than_there_are_are_refused(xp, k):
+    with pytest.raises(ShapeError, match=rf"k is {k} for shape \(3, 2, 1033\); expected 1 to the size"):
+        top_k(from_host(xp, X), k)

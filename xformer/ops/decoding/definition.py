@@ -1,0 +1,54 @@
+"""The largest scores of rows, and the logarithm of their sum of exponentials. Neither has a derivative."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.backends import Array, array_namespace, extra
+from xformer.ops.operation import Operation
+
+
+def _log_sum_exp(x: Array, *, save: bool) -> tuple[Array, Any]:
+    xp = array_namespace(x)
+    top = xp.max(x, axis=-1, keepdims=True)
+    return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True, dtype=x.dtype)), None
+
+
+def _top_k(x: Array, *, k: int, save: bool) -> tuple[tuple[Array, Array], Any]:
+    return extra.top_k(x, k), None
+
+
+_LOG_SUM_EXP = Operation("log_sum_exp", "x: (..., n) float -> (..., 1)", _log_sum_exp, None)
+_TOP_K = Operation("top_k", "x: (..., n) float -> (..., k)", _top_k, None)
+
+
+def log_sum_exp(x: Array) -> Array:
+    """Return the logarithm of the sum of exponentials over the last axis.
+
+    It is at least the largest element, in floating point too, so log-probabilities are never above zero.
+
+    Args:
+        x: Array of shape (..., n), floating.
+
+    Returns:
+        Array of shape (..., 1).
+    """
+    return _LOG_SUM_EXP(x)
+
+
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+    """Return the k largest values along the last axis and their indices, largest first.
+
+    Of equal values the one with the lower index comes first.
+
+    Args:
+        x: Array of shape (..., n), floating, without NaN.
+        k: Number of values, 1 to n.
+
+    Returns:
+        Values and indices, each of shape (..., k).
+
+    Raises:
+        ShapeError: Unless 1 <= k <= n.
+    """
+    return _TOP_K(x, k=k)
