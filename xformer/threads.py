@@ -116,7 +116,7 @@ def apply_thread_limits() -> None:
     torch: Any = sys.modules.get("torch")
     if count and hasattr(torch, "set_num_threads"):  # it lacks the function while it is being imported
         torch.set_num_threads(count if _explicit else min(count, torch.get_num_threads()))
-    with _LOCK:
+    with _locked():
         for library in _blas_libraries(len(sys.modules)) if count else ():
             key = _blas_key(library)
             _unlimited[key] = count if _explicit else min(count, _unlimited.get(key, library.num_threads))
@@ -135,6 +135,7 @@ def fork_safe_lock() -> Any:
 
 _LOCK = fork_safe_lock()
 _limits: list[tuple[int, int]] = []  # (thread, count) of each running blas_threads block
+_BLAS_LOCK: list[tuple[Callable[[], Any], Callable[[], Any]]] = []
 _unlimited: dict[tuple[str, int | None], int] = {}  # threads of a library without limits, by `_blas_key`
 
 
@@ -147,12 +148,12 @@ def blas_threads(count: int) -> Iterator[None]:
     """
     limit = threading.get_ident(), count
     try:
-        with _LOCK:
+        with _locked():
             _limits.append(limit)
             _apply_limits()
         yield
     finally:
-        with _LOCK:
+        with _locked():
             _limits.remove(limit)
             _apply_limits()
 
@@ -170,6 +171,20 @@ def _blas_key(library: Any) -> tuple[str, int | None]:
     """Return the file of a library, and the present thread if the library has a setting for each thread."""
     is_per_thread = library.internal_api == "mkl" or getattr(library, "threading_layer", "") == "openmp"
     return library.filepath, threading.get_ident() if is_per_thread else None
+
+
+def register_blas_lock(acquire: Callable[[], Any], release: Callable[[], Any]) -> None:
+    """Register functions between whose calls nothing else changes the number of threads of NumPy's BLAS library."""
+    _BLAS_LOCK.append((acquire, release))
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    with _LOCK, contextlib.ExitStack() as stack:
+        for acquire, release in _BLAS_LOCK:
+            acquire()
+            stack.callback(release)
+        yield
 
 
 def _apply_limits() -> None:

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from xformer import native
 from xformer.errors import ShapeError
 from xformer.native import library
+from xformer.threads import blas_threads
 
 needs_library = pytest.mark.skipif(not native.is_available(), reason="the library was not compiled")
 # The levels that this processor has: those up to the one that was chosen.
@@ -474,3 +477,52 @@ def test_sleeping_helpers_wake_up(program: Program) -> None:
         assert program.run(4) is None
         assert (x == run).all()
         threading.Event().wait(0.02)  # long after the helpers stop polling
+
+
+# --- threads of the BLAS library --------------------------------------------------------------------------------------
+
+
+@needs_library
+@pytest.mark.parametrize("shape", [(1600, 256, 512), (300, 513, 290), (256, 1000, 1030)])
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
+def test_products_have_the_same_bits_on_any_number_of_threads(monkeypatch: Any, shape: Any, transposed: Any) -> None:
+    (m, k, n), rng = shape, np.random.default_rng(0)
+    x, w = rng.normal(size=(m, k)).astype(np.float32), rng.normal(size=(k, n)).astype(np.float32)
+    x = np.ascontiguousarray(x.T).T if transposed[0] else x
+    w = np.ascontiguousarray(w.T).T if transposed[1] else w
+    results = []
+    for count in (1, 2, 3):
+        monkeypatch.setattr(library, "available_threads", lambda count=count: count)
+        results.append(np.empty((m, n), np.float32))
+        with blas_threads(count):
+            native.call("matmul", (x, w, results[-1], w[0].copy()))
+    np.testing.assert_allclose(results[0], x.astype(float) @ w + w[0], rtol=2e-5, atol=2e-4)
+    assert all(np.array_equal(results[0], other) for other in results)
+
+
+@needs_library
+def test_runs_restore_the_number_of_threads_of_blas(monkeypatch: Any) -> None:
+    controllers = pytest.importorskip("threadpoolctl").ThreadpoolController().select(user_api="blas").lib_controllers
+    before = [controller.num_threads for controller in controllers]
+    monkeypatch.setattr(library, "available_threads", lambda: 2)
+    x = np.ones((1024, 256), np.float32)
+
+    def multiply() -> None:
+        for _ in range(20):
+            native.call("matmul", (x, x.T, np.empty((1024, 1024), np.float32)))
+
+    def limit() -> None:
+        for _ in range(200):
+            with blas_threads(1):
+                time.sleep(0.0002)
+
+    for controller in controllers:
+        controller.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(4) as executor:
+            for future in [executor.submit(function) for function in (multiply, limit) * 2]:
+                future.result()
+        assert [controller.num_threads for controller in controllers] == [2] * len(controllers)
+    finally:
+        for controller, count in zip(controllers, before, strict=True):
+            controller.set_num_threads(count)

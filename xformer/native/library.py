@@ -22,7 +22,7 @@ import numpy as np
 
 from xformer.environment import env_flag, env_value
 from xformer.errors import ConfigError, ShapeError
-from xformer.threads import available_threads
+from xformer.threads import available_threads, register_blas_lock
 
 LIBRARY = Path(env_value("XFORMER_NATIVE_LIBRARY") or Path(__file__).with_name("libxformer.so"))
 _INVALID = "XFORMER_NATIVE is"
@@ -75,7 +75,7 @@ def _load() -> tuple[Any, str]:
     library.xf_close.argtypes, library.xf_close.restype = [ctypes.c_void_p], ctypes.c_int64
     library.xf_run.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.xf_free.argtypes, library.xf_free.restype = [ctypes.c_void_p], None
-    library.xf_set_blas.argtypes, library.xf_set_blas.restype = [ctypes.c_void_p], None
+    library.xf_set_blas.argtypes, library.xf_set_blas.restype = [ctypes.c_void_p] * 3, None
     layout = _Layout(object.__basicsize__, tuple.__basicsize__, id(None), id(np.ndarray))
     for name, number in _TYPES.items():
         layout.types[np.dtype(name).num] = number
@@ -100,26 +100,35 @@ def _reads_arrays(library: Any) -> bool:
     return True
 
 
-def _blas() -> int:
-    """Return the address of cblas_sgemm in NumPy's own BLAS library, or 0 without it or with XFORMER_BLAS=0."""
+def _blas() -> tuple[Any, ...]:
+    """Return three functions of NumPy's own BLAS library: cblas_sgemm, and those that get and set its number of threads.
+
+    They are None without the library, or with XFORMER_BLAS=0.
+    """
     if not env_flag("XFORMER_BLAS", default=True):
-        return 0
+        return None, None, None
     folders = (
         os.path.join(os.path.dirname(np.__file__), *parts) for parts in ((os.pardir, "numpy.libs"), (".dylibs",))
     )
     for path in (path for folder in folders for path in glob.glob(os.path.join(folder, "*openblas64*"))):
         try:
-            return ctypes.cast(ctypes.CDLL(path).scipy_cblas_sgemm64_, ctypes.c_void_p).value or 0
+            blas = ctypes.CDLL(path)
+            functions = (
+                getattr(blas, f"scipy_{name}64_")
+                for name in ("cblas_sgemm", "openblas_get_num_threads", "openblas_set_num_threads")
+            )
+            return tuple(ctypes.cast(function, ctypes.c_void_p) for function in functions)
         except (OSError, AttributeError):
             continue
-    return 0
+    return None, None, None
 
 
 LIB, WHY_NOT = _load()
 OPERATIONS: dict[str, int] = {}
 _OUTPUTS: dict[str, int] = {}  # bit i is set if array i is written
 if LIB is not None:
-    LIB.xf_set_blas(_blas())
+    LIB.xf_set_blas(*_blas())
+    register_blas_lock(LIB.xf_hold_blas, LIB.xf_release_blas)
     while _name := LIB.xf_name(len(OPERATIONS)):
         _OUTPUTS[_name.decode()] = LIB.xf_outputs(len(OPERATIONS))
         OPERATIONS[_name.decode()] = len(OPERATIONS)

@@ -25,6 +25,8 @@ static inline void pause_cpu() {}
 #endif
 
 Sgemm blas_sgemm = nullptr;
+int (*blas_get_threads)() = nullptr;
+void (*blas_set_threads)(int) = nullptr;
 float halves[1 << 16];
 
 // --- instruction sets -------------------------------------------------------------------------------------------------
@@ -106,6 +108,11 @@ struct Task {
     }
 };
 
+void run_all_parts(const Record& r) {
+    if (r.is_joint) return operations[r.operation].run(r, -1);
+    for (int part = 0; part < r.parts; part++) operations[r.operation].run(r, part);
+}
+
 struct Unit { int first, count, part; };  // records order[first], ..., of which `part` is run
 
 // Tasks that may run at the same time. A group begins when all units of the group before it are done.
@@ -158,11 +165,13 @@ class Program {
 
 public:
     std::vector<Record> records;
+    bool has_joint = false;  // whether a record is
     std::mutex running;  // two threads cannot run one program at the same time
 
     void append(const Record& r) {
         const int number = static_cast<int>(records.size());
         records.push_back(r);
+        has_joint |= r.is_joint;
         Task task{{number}, {}, {}};
         for (int i = 0; i < MAX_ARRAYS; i++)
             if (r.arrays[i])
@@ -189,7 +198,7 @@ public:
     void close() { end_group(); }
 
     void run_alone() const {
-        for (const Unit& unit : units) run_unit(unit);
+        for (int number : order) run_all_parts(records[number]);
     }
 
     void reset() {
@@ -220,7 +229,7 @@ namespace {
 // Helpers poll for about a millisecond after a run, then sleep. A helper joins a run only while it is open; a caller
 // never waits for helpers to wake up, but at the end of a run for those that have joined it.
 class Pool {
-    std::mutex mutex, owner;
+    std::mutex mutex;
     std::condition_variable wake;
     std::atomic<uint64_t> number{0};
     std::atomic<Program*> open{nullptr};
@@ -257,11 +266,18 @@ class Pool {
     }
 
 public:
+    std::mutex owner;  // also of the number of threads of the BLAS library, which is 1 during a run
+
     void run(Program& program, int num_threads) {
-        if (num_threads < 2 || !program.is_parallel() || !owner.try_lock())
-            return program.run_alone();  // also if another thread of Python has the helpers
+        if (num_threads < 2 || !program.is_parallel()) return program.run_alone();
+        // If another thread of Python has the helpers, only products of the BLAS library wait for them: their bits may
+        // depend on its number of threads.
+        if (program.has_joint) owner.lock();
+        else if (!owner.try_lock()) return program.run_alone();
         start(num_threads - 1);
         helpers = std::min(num_threads - 1, started);
+        const int blas_threads = blas_get_threads ? blas_get_threads() : 1;
+        if (blas_threads > 1) blas_set_threads(1);
         program.reset();
         open = &program;
         number++;
@@ -272,6 +288,7 @@ public:
         program.walk();
         open = nullptr;
         wait_until([&] { return joined.load() == 0; });
+        if (blas_threads > 1) blas_set_threads(blas_threads);
         owner.unlock();
     }
 };
@@ -282,7 +299,8 @@ Pool& the_pool() {
     static std::once_flag once;
     std::call_once(once, [] {
         pool = new Pool;
-        pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });  // a child has none of the threads
+        // A child has none of the threads, and the number of threads of the BLAS library that it has between runs.
+        pthread_atfork([] { pool->owner.lock(); }, [] { pool->owner.unlock(); }, [] { pool = new Pool; });
     });
     return *pool;
 }
@@ -371,7 +389,12 @@ EXPORT const char* xf_name(int operation) {
     return operation < (int)operations.size() ? operations[operation].name : nullptr;
 }
 EXPORT int64_t xf_outputs(int operation) { return operations[operation].outputs; }
-EXPORT void xf_set_blas(void* sgemm) { blas_sgemm = reinterpret_cast<Sgemm>(sgemm); }
+EXPORT void xf_set_blas(Sgemm sgemm, int (*get_threads)(), void (*set_threads)(int)) {
+    blas_sgemm = sgemm, blas_get_threads = get_threads, blas_set_threads = set_threads;
+}
+// Between these calls, no run changes the number of threads of the BLAS library.
+EXPORT void xf_hold_blas() { the_pool().owner.lock(); }
+EXPORT void xf_release_blas() { the_pool().owner.unlock(); }
 
 // Return the pointer, the number of axes, shape and strides of the first array of a tuple, for a check of the layout.
 EXPORT const char* xf_describe(const void* arrays, int64_t* result) {
@@ -398,7 +421,7 @@ EXPORT const char* xf_call(ARGUMENTS, int threads) {
         the_pool().run(program, threads);
         return status_of(program);
     }
-    for (int part = 0; part < r.parts; part++) operations[operation].run(r, part);
+    run_all_parts(r);
     return r.status ? "an index is out of range" : nullptr;
 }
 
