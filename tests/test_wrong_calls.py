@@ -29,6 +29,16 @@ DATA = Path(__file__).parent / "families" / "data"
 LLAMA = DATA / "llama"
 
 
+class TorchLayer:
+    """A layer of another library, which has parameters."""
+
+    named_parameters = state_dict = dict
+
+
+class Holder(xf.Module):
+    layer: object
+
+
 def mean_loss(model, batch, rng=None):
     losses = xf.cross_entropy(model(batch[:, :-1]), batch[:, 1:])
     return xf.array_namespace(losses).mean(losses)
@@ -93,6 +103,9 @@ CASES = {
     "path is None; expected a string or a Path": lambda: xf.load(None),
     "path is 3; expected a string or a Path": lambda: MODEL.save(3),
     "norm is 8; expected a layer": lambda: xf.PostNorm(8),
+    "Forward defines forward; expected __call__": lambda: type("Forward", (xf.Module,), {"forward": len}),
+    "Holder.layer is a tests.test_wrong_calls.TorchLayer; expected a layer of xformer": lambda: Holder(TorchLayer()),
+    "a device or a dtype is passed as device=... or dtype=...": lambda: MODEL.to(np.float16),
     "a tokenizer cannot be called; use tokenizer.encode(text)": lambda: xf.tokenizers.Tokenizer.train(["a b"], 30)(
         "a", return_tensors="np"
     ),

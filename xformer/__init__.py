@@ -224,12 +224,17 @@ if not TYPE_CHECKING:  # or checkers would accept every name
     _OTHER_NAMES = {
         **dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), "xformer.load_pretrained(path)"),
         **dict.fromkeys(("AutoTokenizer", "pipeline"), "a pipeline, as in xformer.TextGenerator.from_pretrained(path)"),
+        "CrossEntropyLoss": "xformer.cross_entropy",
+        "DataLoader": "any iterable of batches",
         "ModuleList": "a field with a list of modules, as in layers: list[xformer.EncoderLayer]",
+        "Sequential": "a field with a list of modules, as in layers: list[xformer.Linear]",
         "Trainer": "xformer.fit",
         "TrainingArguments": "the arguments of xformer.fit",
         "TransformerDecoderLayer": "xformer.DecoderLayer",
         "TransformerEncoder": "xformer.Encoder",
         "TransformerEncoderLayer": "xformer.EncoderLayer",
+        "no_grad": "the model as it is, since only value_and_grad computes derivatives",
+        "save": "model.save(path), or xformer.save_parameters(module, path)",
         "nn": "the layers of xformer itself, as in xformer.Linear",
     }
 

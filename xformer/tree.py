@@ -89,6 +89,8 @@ class Module:
         cls.__module_fields__ = {
             name: each for name, each in classes.items() if isinstance(each, type) and issubclass(each, Module)
         }
+        if "forward" in cls.__dict__ and not any("__call__" in each.__dict__ for each in cls.__mro__):
+            raise ConfigError(f"{cls.__name__} defines forward; expected __call__")
         _CLASSES.add(cls)
         for backend in loaded_backends():
             _register_pytree(backend, cls)
@@ -103,6 +105,11 @@ class Module:
         if name in self.__module_fields__ and isinstance(value, Real | str):  # as in EncoderLayer(512, 8, 2048)
             expected = self.__module_fields__[name].__name__
             raise ConfigError(f"{type(self).__name__} got {name}={value!r}; expected an instance of {expected}")
+        if hasattr(value, "state_dict") and hasattr(value, "named_parameters") and not isinstance(value, Module):
+            received = f"{type(value).__module__}.{type(value).__name__}"
+            raise ConfigError(
+                f"{type(self).__name__}.{name} is a {received}; expected a layer of xformer, such as xf.Linear"
+            )
         if not self.__dict__:
             load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
         self.__dict__.pop(_LAYOUT, None)  # of a module that was looked at while it is made
@@ -160,12 +167,23 @@ class Module:
 
 # Methods of torch.nn.Module and of models of transformers, and what to use here.
 _TORCH_METHODS = {
+    "backward": "use xformer.fit, or xformer.value_and_grad(loss_fn)(model)",
+    "cpu": "use model.to('numpy') or model.to(device='cpu')",
     "cuda": "use model.to(device=...) or model.to('cupy')",
     "eval": "dropout is off unless the call gets rng=",
+    "fit": "use xformer.fit(model, loss_fn, batches, ...)",
+    "float": "use model.to(dtype='float32')",
+    "forward": "call the model: model(x)",
     "from_pretrained": "use xformer.load_pretrained(directory)",
     "generate": "use xformer.generate(model, tokens)",
+    "half": "use model.to(dtype='float16')",
     "load_state_dict": "use xformer.tree.replace(model, arrays)",
-    "parameters": "use model.named_parameters()",
+    "modules": "use model.called_modules()",
+    "num_parameters": "use model.parameter_count()",
+    "parameters": "use model.named_parameters(); optimizers of xformer take none, see xformer.fit",
+    "predict": "call the model: model(x)",
+    "requires_grad_": "use xformer.freeze(model)",
+    "save": "use xformer.save_parameters(module, path)",
     "save_pretrained": "use xformer.save_pretrained(model, directory)",
     "state_dict": "use dict(model.named_arrays())",
     "train": "dropout is on if the call gets rng=xformer.Rng(seed); to train, see xformer.fit",

@@ -330,6 +330,8 @@ def test_prompts_of_a_chat_are_those_of_transformers():
         tokenizer.apply_chat_template("hello")
     with pytest.raises(DataError, match="the user speaks first"):
         tokenizer.apply_chat_template([{"role": "assistant", "content": ""}])
+    with pytest.raises(ConfigError, match="apply_chat_template returns a text"):
+        tokenizer.apply_chat_template(chat["messages"], return_tensors="np")
 
 
 def test_named_chat_templates(tmp_path):

@@ -152,7 +152,8 @@ def complete(xp: Any) -> Namespace:
     if missing:
         raise BackendError(
             f"xp is {xp!r}; expected one of {', '.join(known_backends())}, as a module or by name, or another module "
-            f"that follows the Array API standard; it lacks {', '.join(missing[:5])}"
+            f"that follows the Array API standard; it lacks {', '.join(missing[:5])}; a device or a dtype is passed as "
+            "device=... or dtype=..."
         )
     composed = {name: function for name, function in _COMPOSED.items() if not hasattr(xp, name)}
     if not composed:

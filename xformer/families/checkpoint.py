@@ -95,6 +95,8 @@ def describe_missing(path: Path) -> str:
         return f"{path} is a file of another format; {expected}"
     if path.exists():
         return f"{path} has no config.json; {expected}"
+    if (gguf := path.with_name(path.name + ".gguf")).is_file():
+        return f"{path} does not exist; did you mean {gguf}?"
     is_hub_name = re.fullmatch(_HUB_NAME, str(path)) and not path.parent.exists()
     download = f", so download it first: hf download {path} --local-dir {path.name}" if is_hub_name else ""
     return f"{path} does not exist; {expected}; xformer downloads nothing{download}"

@@ -101,7 +101,7 @@ def _reads_arrays(library: Any) -> bool:
 
 
 def _blas() -> tuple[Any, ...]:
-    """Return three functions of NumPy's own BLAS library: cblas_sgemm, and those that get and set its number of threads.
+    """Return cblas_sgemm of NumPy's own BLAS library, and its functions that get and set the number of threads.
 
     They are None without the library, or with XFORMER_BLAS=0.
     """

@@ -394,7 +394,7 @@ class TextGenerator(GenerationPipeline):
             CheckpointError: For a chat, if the checkpoint has no chat template.
         """
         if isinstance(prompts, str | Mapping) or not hasattr(prompts, "__len__"):
-            raise DataError(f"prompts is {prompts!r}; expected a list of texts")
+            raise DataError(f"prompts is {prompts!r}; expected a list of texts, e.g. ['Hello']")
         if any(isinstance(prompt, Mapping | Integral) for prompt in prompts):
             raise DataError(
                 "prompts is a single chat or a single list of token ids; expected a list of them: "

@@ -63,7 +63,7 @@ def check_form(form: str) -> None:
 def check_texts(texts: Any, name: str = "texts") -> None:
     """Raise DataError for anything but a list, or another sequence of known length, of texts."""
     if isinstance(texts, str):
-        raise DataError(f"{name} is a single text; expected a list of texts")
+        raise DataError(f"{name} is a single text; expected a list of texts, e.g. ['Hello']")
     if isinstance(texts, type | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
         raise DataError(f"{name} has type {type(texts).__name__}; expected a list of texts")
     if wrong := [text for text in texts if not isinstance(text, str)]:

@@ -302,6 +302,8 @@ class PretrainedTokenizer(BaseTokenizer):
             DataError: If the template rejects the messages.
             BackendError: If the package jinja2 is missing.
         """
+        if variables.get("tokenize") or variables.keys() & {"return_dict", "return_tensors"}:
+            raise ConfigError("apply_chat_template returns a text; use tokenizer.encode(text, special_tokens=False)")
         templates = self.chat_templates
         if template not in templates:
             known = f"; expected one of: {', '.join(sorted(templates))}" if templates else ""

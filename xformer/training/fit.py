@@ -565,7 +565,7 @@ def _check_arguments(
     if not callable(batches) and not isinstance(batches, Iterable):
         raise ConfigError(f"batches is {batches!r}; expected an iterable, or a function of the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):
-        raise ConfigError(f"optimizer is {optimizer!r}; expected an optimizer, e.g. Adam()")
+        raise ConfigError(f"optimizer is {describe_type(optimizer)}; expected an optimizer of xformer, e.g. xf.AdamW()")
     if not callable(learning_rate) and (not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool)):
         raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
     if not isinstance(max_grad_norm, Real) or not float(max_grad_norm) > 0.0:
