@@ -83,7 +83,8 @@ def test_a_method_of_torch_modules_names_the_replacement(name):
     assert not hasattr(norm(1), name)
     assert name not in dir(norm(1))
     with pytest.raises(
-        AttributeError, match=f"^'Norm' object has no attribute '{name}'; .*(model|rng=|value_and_grad|load_pretrained|xformer.)"
+        AttributeError,
+        match=f"^'Norm' object has no attribute '{name}'; .*(model|rng=|value_and_grad|load_pretrained|xformer.)",
     ):
         getattr(norm(1), name)
     with pytest.raises(AttributeError, match=r"^'Norm' object has no attribute 'wieght'$"):
