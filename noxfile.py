@@ -262,7 +262,7 @@ def cudnn_plans(session: nox.Session) -> None:
 
 
 COMPILES = (
-    "with a C++ compiler, pip now compiles the kernels, for about two minutes without output (XFORMER_NATIVE=off: not)"
+    "with a C++ compiler, pip compiles the kernels: about two minutes without output; XFORMER_NATIVE=off skips this"
 )
 
 

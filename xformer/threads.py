@@ -116,10 +116,10 @@ def apply_thread_limits() -> None:
     torch: Any = sys.modules.get("torch")
     if count and hasattr(torch, "set_num_threads"):  # it lacks the function while it is being imported
         torch.set_num_threads(count if _explicit else min(count, torch.get_num_threads()))
-    with _locked():
+    with _LOCK:
         for library in _blas_libraries(len(sys.modules)) if count else ():
             key = _blas_key(library)
-            _unlimited[key] = count if _explicit else min(count, _unlimited.get(key, library.num_threads))
+            _unlimited[key] = count if _explicit else min(count, _unlimited.get(key, _threads_of(library)))
         _apply_limits()
 
 
@@ -135,7 +135,7 @@ def fork_safe_lock() -> Any:
 
 _LOCK = fork_safe_lock()
 _limits: list[tuple[int, int]] = []  # (thread, count) of each running blas_threads block
-_BLAS_LOCK: list[tuple[Callable[[], Any], Callable[[], Any]]] = []
+_REGISTERED: dict[str, tuple[Callable[[], int], Callable[[int], Any]]] = {}  # by file name
 _unlimited: dict[tuple[str, int | None], int] = {}  # threads of a library without limits, by `_blas_key`
 
 
@@ -148,12 +148,12 @@ def blas_threads(count: int) -> Iterator[None]:
     """
     limit = threading.get_ident(), count
     try:
-        with _locked():
+        with _LOCK:
             _limits.append(limit)
             _apply_limits()
         yield
     finally:
-        with _locked():
+        with _LOCK:
             _limits.remove(limit)
             _apply_limits()
 
@@ -173,18 +173,24 @@ def _blas_key(library: Any) -> tuple[str, int | None]:
     return library.filepath, threading.get_ident() if is_per_thread else None
 
 
-def register_blas_lock(acquire: Callable[[], Any], release: Callable[[], Any]) -> None:
-    """Register functions between whose calls nothing else changes the number of threads of NumPy's BLAS library."""
-    _BLAS_LOCK.append((acquire, release))
+def register_blas(path: str, get: Callable[[], int], set_: Callable[[int], Any]) -> None:
+    """Register functions that get and set the number of threads of a BLAS library, for use in place of its own.
+
+    The native library limits NumPy's BLAS library to one thread while it calls it; the functions ignore this limit.
+    """
+    _REGISTERED[os.path.basename(path)] = get, set_
 
 
-@contextlib.contextmanager
-def _locked() -> Iterator[None]:
-    with _LOCK, contextlib.ExitStack() as stack:
-        for acquire, release in _BLAS_LOCK:
-            acquire()
-            stack.callback(release)
-        yield
+def _threads_of(library: Any) -> int:
+    registered = _REGISTERED.get(os.path.basename(library.filepath))
+    return registered[0]() if registered else library.num_threads
+
+
+def _set_threads_of(library: Any, count: int) -> None:
+    registered = _REGISTERED.get(os.path.basename(library.filepath))
+    (registered[1] if registered else library.set_num_threads)(count)
+    if hasattr(library, "clear_controlling_thread"):
+        library.clear_controlling_thread()  # otherwise no other thread could set it
 
 
 def _apply_limits() -> None:
@@ -193,12 +199,10 @@ def _apply_limits() -> None:
         counts = [count for thread, count in _limits if key[1] in (None, thread)]
         if not counts and key not in _unlimited:
             continue
-        current = library.num_threads
+        current = _threads_of(library)
         target = min([_unlimited.setdefault(key, current), *counts])
         if target != current:
-            library.set_num_threads(target)
-            if hasattr(library, "clear_controlling_thread"):
-                library.clear_controlling_thread()  # otherwise no other thread could set it
+            _set_threads_of(library, target)
         if not counts:
             del _unlimited[key]
 

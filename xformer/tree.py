@@ -183,7 +183,7 @@ _TORCH_METHODS = {
     "parameters": "use model.named_parameters(); optimizers of xformer take none, see xformer.fit",
     "predict": "call the model: model(x)",
     "requires_grad_": "use xformer.freeze(model)",
-    "save": "use xformer.save_parameters(module, path)",
+    "save": "use xformer.save_parameters(model, path)",
     "save_pretrained": "use xformer.save_pretrained(model, directory)",
     "state_dict": "use dict(model.named_arrays())",
     "train": "dropout is on if the call gets rng=xformer.Rng(seed); to train, see xformer.fit",

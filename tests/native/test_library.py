@@ -482,47 +482,68 @@ def test_sleeping_helpers_wake_up(program: Program) -> None:
 # --- threads of the BLAS library --------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def blas(monkeypatch: Any) -> Any:
+    """Set the number of threads of the linear algebra libraries, and that of the native library."""
+    controllers = pytest.importorskip("threadpoolctl").ThreadpoolController().select(user_api="blas").lib_controllers
+    before = [controller.num_threads for controller in controllers]
+
+    def set_threads(count: int, native_count: int) -> list[Any]:
+        for controller in controllers:
+            controller.set_num_threads(count)
+        monkeypatch.setattr(library, "available_threads", lambda: native_count)
+        return controllers
+
+    yield set_threads
+    for controller, count in zip(controllers, before, strict=True):
+        controller.set_num_threads(count)
+
+
 @needs_library
-@pytest.mark.parametrize("shape", [(1600, 256, 512), (300, 513, 290), (256, 1000, 1030)])
+@pytest.mark.parametrize("shape", [(1600, 256, 512), (300, 1000, 290), (192, 2000, 192), (256, 1000, 1030)])
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
-def test_products_have_the_same_bits_on_any_number_of_threads(monkeypatch: Any, shape: Any, transposed: Any) -> None:
+def test_products_have_the_same_bits_on_any_number_of_threads(blas: Any, shape: Any, transposed: Any) -> None:
     (m, k, n), rng = shape, np.random.default_rng(0)
     x, w = rng.normal(size=(m, k)).astype(np.float32), rng.normal(size=(k, n)).astype(np.float32)
     x = np.ascontiguousarray(x.T).T if transposed[0] else x
     w = np.ascontiguousarray(w.T).T if transposed[1] else w
     results = []
-    for count in (1, 2, 3):
-        monkeypatch.setattr(library, "available_threads", lambda count=count: count)
-        results.append(np.empty((m, n), np.float32))
-        with blas_threads(count):
-            native.call("matmul", (x, w, results[-1], w[0].copy()))
-    np.testing.assert_allclose(results[0], x.astype(float) @ w + w[0], rtol=2e-5, atol=2e-4)
+    for counts in ((1, 1), (2, 1), (1, 2), (2, 2), (2, 3)):
+        blas(*counts)
+        for call in (native.call, lambda *arguments: native.Program([(*arguments, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)])()):
+            results.append(np.empty((m, n), np.float32))
+            call("matmul", (x, w, results[-1], w[0].copy()))
+    np.testing.assert_allclose(results[0], x.astype(float) @ w + w[0], rtol=2e-5, atol=3e-4)
     assert all(np.array_equal(results[0], other) for other in results)
 
 
 @needs_library
-def test_runs_restore_the_number_of_threads_of_blas(monkeypatch: Any) -> None:
-    controllers = pytest.importorskip("threadpoolctl").ThreadpoolController().select(user_api="blas").lib_controllers
-    before = [controller.num_threads for controller in controllers]
-    monkeypatch.setattr(library, "available_threads", lambda: 2)
-    x = np.ones((1024, 256), np.float32)
+def test_products_in_threads_keep_their_bits_and_restore_the_threads_of_blas(blas: Any) -> None:
+    controllers, rng = blas(2, 2), np.random.default_rng(0)
+    large, small = (rng.normal(size=(m, k)).astype(np.float32) for m, k in ((1024, 256), (192, 2000)))
 
-    def multiply() -> None:
-        for _ in range(20):
-            native.call("matmul", (x, x.T, np.empty((1024, 1024), np.float32)))
+    def product(x: Any) -> Any:
+        out = np.empty((len(x), len(x)), np.float32)
+        native.call("matmul", (x, x.T, out))
+        return out
 
-    def limit() -> None:
+    expected = {len(x): product(x) for x in (large, small)}
+
+    def multiply(x: Any) -> None:
+        for _ in range(30):
+            assert np.array_equal(product(x), expected[len(x)])
+
+    def limit(count: int) -> None:
         for _ in range(200):
-            with blas_threads(1):
+            with blas_threads(count):
                 time.sleep(0.0002)
 
-    for controller in controllers:
-        controller.set_num_threads(2)
-    try:
-        with ThreadPoolExecutor(4) as executor:
-            for future in [executor.submit(function) for function in (multiply, limit) * 2]:
-                future.result()
-        assert [controller.num_threads for controller in controllers] == [2] * len(controllers)
-    finally:
-        for controller, count in zip(controllers, before, strict=True):
-            controller.set_num_threads(count)
+    def fork(count: int) -> None:
+        for _ in range(count):
+            subprocess.run(["true"], preexec_fn=lambda: None, check=True)  # it forks with this thread alone
+
+    with ThreadPoolExecutor(6) as executor:
+        tasks = [(multiply, large), (multiply, small), (limit, 1), (limit, 1), (fork, 10), (multiply, small)]
+        for future in [executor.submit(*task) for task in tasks]:
+            future.result(timeout=60)
+    assert [controller.num_threads for controller in controllers] == [2] * len(controllers)

@@ -140,7 +140,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
     lambda xp, x, y, k: ops.cross_entropy(x, xp.argmax(x, axis=-1) + k % 2),
     lambda xp, x, y, k: ops.dropout(x, x > 0, 0.5),
     lambda xp, x, y, k: ops.top_k(x, k),
-    lambda xp, x, y, k: ops.log_sum_exp(x),
+    lambda xp, x, y, k: ops.logsumexp(x),
     lambda xp, x, y, k: ops.attention(*[matrix(xp, x)] * 3, causal=k > 0),
     lambda xp, x, y, k: ops.attention(*[matrix(xp, x)] * 3, matrix(xp, x) > 0),
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from xformer.generation.batch import Choice, GenerationBatch, Move
 from xformer.generation.config import GenerationConfig
 from xformer.generation.processors import Rows
 from xformer.generation.results import Hypothesis, UnscoredHypothesis, best_first
-from xformer.ops.decoding import log_sum_exp, top_k
+from xformer.ops.decoding import logsumexp, top_k
 from xformer.ops.softmax import softmax
 from xformer.random import Rng
 
@@ -144,7 +144,7 @@ def choose(choices: Sequence[Choice]) -> tuple[list[int], list[float]]:
         uniforms = [uniform for choice in choices for uniform in choice.uniforms or ()]
         chosen = draw(truncate(logits, first.config), uniforms)
         scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
-    log_probs = scores - log_sum_exp(logits)
+    log_probs = scores - logsumexp(logits)
     host_tokens, host_log_probs = to_host_together(chosen, log_probs)
     return host_tokens.tolist(), host_log_probs[:, 0].tolist()
 

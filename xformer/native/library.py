@@ -22,7 +22,7 @@ import numpy as np
 
 from xformer.environment import env_flag, env_value
 from xformer.errors import ConfigError, ShapeError
-from xformer.threads import available_threads, register_blas_lock
+from xformer.threads import available_threads, register_blas
 
 LIBRARY = Path(env_value("XFORMER_NATIVE_LIBRARY") or Path(__file__).with_name("libxformer.so"))
 _INVALID = "XFORMER_NATIVE is"
@@ -100,35 +100,32 @@ def _reads_arrays(library: Any) -> bool:
     return True
 
 
-def _blas() -> tuple[Any, ...]:
-    """Return cblas_sgemm of NumPy's own BLAS library, and its functions that get and set the number of threads.
-
-    They are None without the library, or with XFORMER_BLAS=0.
-    """
+def _use_blas(library: Any) -> None:
+    """Let the native library call NumPy's own BLAS library, if there is one, unless XFORMER_BLAS is 0."""
     if not env_flag("XFORMER_BLAS", default=True):
-        return None, None, None
+        return
     folders = (
         os.path.join(os.path.dirname(np.__file__), *parts) for parts in ((os.pardir, "numpy.libs"), (".dylibs",))
     )
     for path in (path for folder in folders for path in glob.glob(os.path.join(folder, "*openblas64*"))):
         try:
             blas = ctypes.CDLL(path)
-            functions = (
+            functions = [
                 getattr(blas, f"scipy_{name}64_")
                 for name in ("cblas_sgemm", "openblas_get_num_threads", "openblas_set_num_threads")
-            )
-            return tuple(ctypes.cast(function, ctypes.c_void_p) for function in functions)
+            ]
         except (OSError, AttributeError):
             continue
-    return None, None, None
+        library.xf_set_blas(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
+        register_blas(path, library.xf_blas_threads, library.xf_set_blas_threads)
+        return
 
 
 LIB, WHY_NOT = _load()
 OPERATIONS: dict[str, int] = {}
 _OUTPUTS: dict[str, int] = {}  # bit i is set if array i is written
 if LIB is not None:
-    LIB.xf_set_blas(*_blas())
-    register_blas_lock(LIB.xf_hold_blas, LIB.xf_release_blas)
+    _use_blas(LIB)
     while _name := LIB.xf_name(len(OPERATIONS)):
         _OUTPUTS[_name.decode()] = LIB.xf_outputs(len(OPERATIONS))
         OPERATIONS[_name.decode()] = len(OPERATIONS)

@@ -11,7 +11,7 @@ from xformer.ops.attention import attention, attention_weights
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.cast import cast
 from xformer.ops.cross_entropy import cross_entropy
-from xformer.ops.decoding import log_sum_exp, top_k
+from xformer.ops.decoding import logsumexp, top_k
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
 from xformer.ops.experts import apply_experts
@@ -48,7 +48,7 @@ __all__ = [
     "gelu_tanh",
     "layer_norm",
     "linear",
-    "log_sum_exp",
+    "logsumexp",
     "muon",
     "project_heads",
     "quick_gelu",

@@ -67,7 +67,7 @@ class BaseTokenizer(ABC):
         return {}
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
-        """Refuse the call of a tokenizer of Hugging Face."""
+        """Raise ConfigError, which names `encode`: only tokenizers of Hugging Face can be called."""
         raise ConfigError("a tokenizer cannot be called; use tokenizer.encode(text) or tokenizer.encode_batch(texts)")
 
     # --- Text to ids --------------------------------------------------------------------------------------------------

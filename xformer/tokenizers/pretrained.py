@@ -298,11 +298,12 @@ class PretrainedTokenizer(BaseTokenizer):
             **variables: Further variables of the template, such as `tools` or `documents`.
 
         Raises:
+            ConfigError: For token ids or arrays in place of a text, as `return_tensors` of Hugging Face asks.
             CheckpointError: If the checkpoint has no such template, or it is invalid.
             DataError: If the template rejects the messages.
             BackendError: If the package jinja2 is missing.
         """
-        if variables.get("tokenize") or variables.keys() & {"return_dict", "return_tensors"}:
+        if any(variables.get(name) for name in ("tokenize", "return_dict", "return_tensors")):
             raise ConfigError("apply_chat_template returns a text; use tokenizer.encode(text, special_tokens=False)")
         templates = self.chat_templates
         if template not in templates:

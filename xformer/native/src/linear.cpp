@@ -25,8 +25,8 @@ constexpr int PANEL_DEPTH = VECTORS * LANES < PANEL ? 64 : DEPTH;  // rows of a 
 constexpr int GROUP = 32;                            // rows of w that are read at a time if it is not packed
 constexpr int MAX_ROWS = 12, MAX_ROWS_TRANSPOSED = 12;  // up to which packing w would cost more than it saves
 
-// The threads of the BLAS library keep polling after a product, and compete with ours for the processors.
-constexpr int64_t MIN_BLAS = 1 << 26;                // multiplications, above which this does not matter
+constexpr int64_t MIN_BLAS = 1 << 26;                // multiplications from which the BLAS library is faster
+constexpr int64_t MIN_BLAS_ROWS = 192;               // with fewer, it is not
 
 enum Kind : int64_t { ROWS_OF_W, COLUMNS_OF_W, PANELS, BLAS };
 enum Form { MATRIX, PACKED, BLOCKS };                // of w
@@ -473,13 +473,10 @@ static int64_t columns_of_part(int64_t depth, int64_t rows = 1) {
     return round_up(std::max<int64_t>(least, 65536 / std::max<int64_t>(1, depth)), PANEL);
 }
 
-// The threads of this library share a product better than those of OpenBLAS do, in up to 16 parts of at least 128 rows or
-// columns.
+// The threads of this library share a product more evenly than those of OpenBLAS do, in 2 to 16 parts. Multiples of 48
+// rows have the bits of the whole product with all kernels of OpenBLAS for x86-64; parts of the columns do not.
 static Plan blas_plan(int64_t rows, int64_t columns) {
-    const int64_t longest = std::max(rows, columns);
-    const int64_t parts = blas_set_threads ? std::min<int64_t>(16, std::max<int64_t>(1, longest / 128)) : 1;
-    const int64_t step = round_up(parts_of(longest, parts), 16);
-    return {BLAS, 1, rows < columns ? rows : step, rows < columns ? step : columns, 1, 1};
+    return {BLAS, 1, round_up(parts_of(rows, std::clamp<int64_t>(rows / MIN_BLAS_ROWS, 2, 16)), 48), columns, 1, 1};
 }
 
 // `Product` of the first matrices decides how all of them are computed.
@@ -492,7 +489,7 @@ template <class T> static Plan plan_of(const Record& r) {
     if (p.w.row == 1 && p.rows <= MAX_ROWS_TRANSPOSED) plan = {COLUMNS_OF_W, plan.batch, p.rows, step, 1, 1};
     else if (sizeof(T) == 4 && p.w.column == 1 && p.rows <= MAX_ROWS) plan = {ROWS_OF_W, plan.batch, p.rows, step, 1, 1};
     else if (sizeof(T) == 4 && blas_sgemm && !r.integers[1] && !p.scales && plan.batch == 1 && p.depth > 0 &&
-             p.rows * p.depth * p.columns >= MIN_BLAS && fits_blas(p.x, p.rows, p.depth) &&
+             p.rows >= MIN_BLAS_ROWS && p.rows * p.depth * p.columns >= MIN_BLAS && fits_blas(p.x, p.rows, p.depth) &&
              fits_blas(p.w, p.depth, p.columns) && p.out.row >= p.columns)
         plan = blas_plan(p.rows, p.columns);
     else plan.column_step = p.rows <= plan.row_step ? step : 240;
@@ -509,7 +506,7 @@ static const char* check_matmul(Record& r) {
     if (out.size() == 0) return r.parts = 0, nullptr;
     const Plan plan = w.type == FLOAT32 ? plan_of<float>(r) : w.type == INT8 ? plan_of<int8_t>(r) : plan_of<uint16_t>(r);
     set_plan(r, plan);
-    r.is_joint = plan.kind == BLAS;
+    r.uses_blas = plan.kind == BLAS;
     return nullptr;
 }
 

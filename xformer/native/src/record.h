@@ -45,7 +45,7 @@ struct Array {
 struct Record {
     int32_t operation, parts;
     mutable int32_t status;         // set by a kernel: 1 if an index is out of range
-    bool is_joint;                  // set by `check`: a thread that runs all parts runs them faster as one, part -1
+    bool uses_blas;                 // set by `check`; `run` takes part -1, which is the whole product, too
     Array arrays[MAX_ARRAYS];
     int64_t integers[4];
     double numbers[4];
@@ -66,9 +66,6 @@ struct Family { const Operation* operations; int count; };
 using Sgemm = void (*)(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
                        const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 extern Sgemm blas_sgemm;
-// Numbers of threads of that library; null if they cannot be set.
-extern int (*blas_get_threads)();
-extern void (*blas_set_threads)(int);
 
 extern float halves[1 << 16];  // all numbers of float16 by their bits
 

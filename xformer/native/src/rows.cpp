@@ -430,6 +430,7 @@ void run_cross_entropy_vjp(const Record& r, int part) {
 
 // --- largest elements ------------------------------------------------------------------------------------------------
 
+// NaN is larger than any number.
 INLINE bool is_larger(float a, float b) { return a > b || (a != a && b == b); }
 
 // arrays: x (rows, n), values (rows, k), indices (rows, k), int64; the k largest elements of each row, in descending
@@ -460,12 +461,12 @@ void run_top_k(const Record& r, int part) {
             values[at] = v, indices[at] = index;
         };
         while (i < k) insert(i++);
-        for (; i + BLOCK <= n; i += BLOCK) {  // few blocks have an element that is larger than one of the k
+        for (; i + BLOCK <= n; i += BLOCK) {  // most blocks have no element larger than the smallest of the k
             const Vector least = splat(values[k - 1]);
             IntRegister is_any = {};
             for (int64_t j = 0; j < BLOCK; j += LANES) {
                 const Vector v = load(x + i + j);
-                for (int part = 0; part < REGISTERS; part++) is_any |= ~(v.r[part] <= least.r[part]);
+                for (int k = 0; k < REGISTERS; k++) is_any |= ~(v.r[k] <= least.r[k]);
             }
             uint64_t words[sizeof is_any / 8], all = 0;
             std::memcpy(words, &is_any, sizeof is_any);

@@ -25,8 +25,6 @@ static inline void pause_cpu() {}
 #endif
 
 Sgemm blas_sgemm = nullptr;
-int (*blas_get_threads)() = nullptr;
-void (*blas_set_threads)(int) = nullptr;
 float halves[1 << 16];
 
 // --- instruction sets -------------------------------------------------------------------------------------------------
@@ -108,8 +106,9 @@ struct Task {
     }
 };
 
+// In one thread, a whole product takes less time than its parts.
 void run_all_parts(const Record& r) {
-    if (r.is_joint) return operations[r.operation].run(r, -1);
+    if (r.uses_blas) return operations[r.operation].run(r, -1);
     for (int part = 0; part < r.parts; part++) operations[r.operation].run(r, part);
 }
 
@@ -165,13 +164,13 @@ class Program {
 
 public:
     std::vector<Record> records;
-    bool has_joint = false;  // whether a record is
+    bool uses_blas = false;
     std::mutex running;  // two threads cannot run one program at the same time
 
     void append(const Record& r) {
         const int number = static_cast<int>(records.size());
         records.push_back(r);
-        has_joint |= r.is_joint;
+        uses_blas |= r.uses_blas;
         Task task{{number}, {}, {}};
         for (int i = 0; i < MAX_ARRAYS; i++)
             if (r.arrays[i])
@@ -229,7 +228,7 @@ namespace {
 // Helpers poll for about a millisecond after a run, then sleep. A helper joins a run only while it is open; a caller
 // never waits for helpers to wake up, but at the end of a run for those that have joined it.
 class Pool {
-    std::mutex mutex;
+    std::mutex mutex, owner;
     std::condition_variable wake;
     std::atomic<uint64_t> number{0};
     std::atomic<Program*> open{nullptr};
@@ -266,18 +265,11 @@ class Pool {
     }
 
 public:
-    std::mutex owner;  // also of the number of threads of the BLAS library, which is 1 during a run
-
     void run(Program& program, int num_threads) {
-        if (num_threads < 2 || !program.is_parallel()) return program.run_alone();
-        // If another thread of Python has the helpers, only products of the BLAS library wait for them: their bits may
-        // depend on its number of threads.
-        if (program.has_joint) owner.lock();
-        else if (!owner.try_lock()) return program.run_alone();
+        if (num_threads < 2 || !program.is_parallel() || !owner.try_lock())
+            return program.run_alone();  // also if another thread of Python has the helpers
         start(num_threads - 1);
         helpers = std::min(num_threads - 1, started);
-        const int blas_threads = blas_get_threads ? blas_get_threads() : 1;
-        if (blas_threads > 1) blas_set_threads(1);
         program.reset();
         open = &program;
         number++;
@@ -288,9 +280,33 @@ public:
         program.walk();
         open = nullptr;
         wait_until([&] { return joined.load() == 0; });
-        if (blas_threads > 1) blas_set_threads(blas_threads);
         owner.unlock();
     }
+};
+
+// The number of threads of the BLAS library. It is 1 while a record calls that library, whose rounding may depend on it.
+struct BlasThreads {
+    int (*get)() = nullptr;
+    void (*set)(int) = nullptr;
+    std::mutex mutex;
+    int users = 0, before = 1;  // runs that use the library; the number of threads without them
+
+    void begin() {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (users++ == 0 && (before = get()) != 1) set(1);
+    }
+    void end() {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (--users == 0 && before != 1) set(before);
+    }
+} blas_threads;
+
+struct OneBlasThread {
+    const bool is_needed;
+    explicit OneBlasThread(bool uses_blas) : is_needed(uses_blas && blas_threads.get) {
+        if (is_needed) blas_threads.begin();
+    }
+    ~OneBlasThread() { if (is_needed) blas_threads.end(); }
 };
 
 Pool* pool = nullptr;  // never destroyed, as its threads run until the process ends
@@ -299,8 +315,7 @@ Pool& the_pool() {
     static std::once_flag once;
     std::call_once(once, [] {
         pool = new Pool;
-        // A child has none of the threads, and the number of threads of the BLAS library that it has between runs.
-        pthread_atfork([] { pool->owner.lock(); }, [] { pool->owner.unlock(); }, [] { pool = new Pool; });
+        pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });  // a child has none of the threads
     });
     return *pool;
 }
@@ -390,11 +405,24 @@ EXPORT const char* xf_name(int operation) {
 }
 EXPORT int64_t xf_outputs(int operation) { return operations[operation].outputs; }
 EXPORT void xf_set_blas(Sgemm sgemm, int (*get_threads)(), void (*set_threads)(int)) {
-    blas_sgemm = sgemm, blas_get_threads = get_threads, blas_set_threads = set_threads;
+    blas_sgemm = sgemm, blas_threads.get = get_threads, blas_threads.set = set_threads;
+    // A child has none of the threads that use the library.
+    pthread_atfork([] { blas_threads.mutex.lock(); }, [] { blas_threads.mutex.unlock(); }, [] {
+        if (blas_threads.users && blas_threads.before != 1) blas_threads.set(blas_threads.before);
+        blas_threads.users = 0;
+        blas_threads.mutex.unlock();
+    });
 }
-// Between these calls, no run changes the number of threads of the BLAS library.
-EXPORT void xf_hold_blas() { the_pool().owner.lock(); }
-EXPORT void xf_release_blas() { the_pool().owner.unlock(); }
+// The number of threads that the BLAS library has, or will have when nothing uses it.
+EXPORT int xf_blas_threads() {
+    std::lock_guard<std::mutex> lock(blas_threads.mutex);
+    return blas_threads.users ? blas_threads.before : blas_threads.get();
+}
+EXPORT void xf_set_blas_threads(int count) {
+    std::lock_guard<std::mutex> lock(blas_threads.mutex);
+    if (blas_threads.users) blas_threads.before = count;
+    else blas_threads.set(count);
+}
 
 // Return the pointer, the number of axes, shape and strides of the first array of a tuple, for a check of the layout.
 EXPORT const char* xf_describe(const void* arrays, int64_t* result) {
@@ -414,6 +442,7 @@ EXPORT const char* xf_call(ARGUMENTS, int threads) {
     const double numbers[] = {n0, n1, n2, n3};
     thread_local Record r;
     if (const char* error = make_record(operation, arrays, integers, numbers, r)) return error;
+    const OneBlasThread limit(r.uses_blas);
     if (r.parts > 1 && threads > 1) {
         Program program;
         program.append(r);
@@ -440,6 +469,7 @@ EXPORT int64_t xf_close(Program* program) {
 }
 EXPORT const char* xf_run(Program* program, int threads) {
     std::lock_guard<std::mutex> lock(program->running);
+    const OneBlasThread limit(program->uses_blas);
     the_pool().run(*program, threads);
     return status_of(*program);
 }

@@ -1,5 +1,5 @@
-"""What decoding computes from the scores of a vocabulary."""
+"""Largest elements, and the logarithm of the sum of exponentials, over the last axis."""
 
-from xformer.ops.decoding.definition import log_sum_exp, top_k
+from xformer.ops.decoding.definition import logsumexp, top_k
 
-__all__ = ["log_sum_exp", "top_k"]
+__all__ = ["logsumexp", "top_k"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.backends import Array, array_namespace, extra
+from xformer.config import check_count
 from xformer.ops.operation import Operation
 
 
-def _log_sum_exp(x: Array, *, save: bool) -> tuple[Array, Any]:
+def _logsumexp(x: Array, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x)
     top = xp.max(x, axis=-1, keepdims=True)
     return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True, dtype=x.dtype)), None
@@ -18,28 +19,35 @@ def _top_k(x: Array, *, k: int, save: bool) -> tuple[tuple[Array, Array], Any]:
     return extra.top_k(x, k), None
 
 
-_LOG_SUM_EXP = Operation("log_sum_exp", "x: (..., n) float -> (..., 1)", _log_sum_exp, None)
+_LOGSUMEXP = Operation(
+    "logsumexp", "x: (..., n) float -> (..., 1)", _logsumexp, None, conditions={"n > 0": lambda s: s["n"] > 0}
+)
 _TOP_K = Operation("top_k", "x: (..., n) float -> (..., k)", _top_k, None)
 
 
-def log_sum_exp(x: Array) -> Array:
+def logsumexp(x: Array) -> Array:
     """Return the logarithm of the sum of exponentials over the last axis.
 
-    It is at least the largest element, in floating point too, so log-probabilities are never above zero.
+    It is at least the largest element, in floating point too, so log-probabilities are never above zero. It has no
+    derivative.
 
     Args:
-        x: Array of shape (..., n), floating.
+        x: Array of shape (..., n), floating, n at least 1.
 
     Returns:
         Array of shape (..., 1).
+
+    Raises:
+        ShapeError: If n is 0.
+        DifferentiationError: If `x` is to be differentiated.
     """
-    return _LOG_SUM_EXP(x)
+    return _LOGSUMEXP(x)
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """Return the k largest values along the last axis and their indices, largest first.
 
-    Of equal values the one with the lower index comes first.
+    Of equal values the one with the lower index comes first. They have no derivative.
 
     Args:
         x: Array of shape (..., n), floating, without NaN.
@@ -49,6 +57,9 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
         Values and indices, each of shape (..., k).
 
     Raises:
-        ShapeError: Unless 1 <= k <= n.
+        ConfigError: If k is not an integer of at least 1.
+        ShapeError: If k exceeds n.
+        DifferentiationError: If `x` is to be differentiated.
     """
+    check_count("k", k)
     return _TOP_K(x, k=k)

@@ -12,7 +12,7 @@ from xformer.ops._native import native_kernel, rows_of, why_not
 _MAX_K = 256  # values are inserted one by one; more are sorted faster
 
 
-def _log_sum_exp(x: Any, *, save: bool) -> tuple[Any, Any]:
+def _logsumexp(x: Any, *, save: bool) -> tuple[Any, Any]:
     """Take the statistics of a cross-entropy: the largest element, and the sum of exponentials relative to it."""
     rows = rows_of(x)
     losses, statistics = np.empty(len(rows), x.dtype), np.empty((2, len(rows)), x.dtype)
@@ -32,6 +32,6 @@ def _why_not_top_k(x: Any, *, k: int, save: bool) -> str | None:
 
 
 KERNELS = [
-    native_kernel("log_sum_exp", _log_sum_exp, None, is_recordable=False),
+    native_kernel("logsumexp", _logsumexp, None, is_recordable=False),
     native_kernel("top_k", _top_k, None, why_not=_why_not_top_k),
 ]

@@ -12,8 +12,7 @@ from xformer.ops._native import native_kernel
 from xformer.ops._native import why_not as default_why_not
 from xformer.ops.packed.definition import GROUP
 
-# Rows from which BLAS is faster although w is copied. In a step of decoding, its threads would slow down everything
-# else, as they keep polling after a product.
+# Rows from which BLAS is faster although w is copied.
 _MIN_BLAS_ROWS = 256
 
 
