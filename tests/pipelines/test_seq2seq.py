@@ -296,5 +296,5 @@ def test_a_run_of_another_task_is_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"holds a model for summarization; expected one for {task}"):
             pipeline.from_pretrained(run.path)
     run.model.unlink()
-    with pytest.raises(CheckpointError, match="has no model yet; continue with: xformer resume"):
+    with pytest.raises(CheckpointError, match=r"has no model yet: .* continue with: xformer resume"):
         Summarizer.from_pretrained(run.path)
