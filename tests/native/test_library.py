@@ -538,12 +538,8 @@ def test_products_in_threads_keep_their_bits_and_restore_the_threads_of_blas(bla
             with blas_threads(count):
                 time.sleep(0.0002)
 
-    def fork(count: int) -> None:
-        for _ in range(count):
-            subprocess.run(["true"], preexec_fn=lambda: None, check=True)  # it forks with this thread alone
-
-    with ThreadPoolExecutor(6) as executor:
-        tasks = [(multiply, large), (multiply, small), (limit, 1), (limit, 1), (fork, 10), (multiply, small)]
+    with ThreadPoolExecutor(5) as executor:
+        tasks = [(multiply, large), (multiply, small), (limit, 1), (limit, 1), (multiply, small)]
         for future in [executor.submit(*task) for task in tasks]:
-            future.result(timeout=60)
+            future.result()
     assert [controller.num_threads for controller in controllers] == [2] * len(controllers)

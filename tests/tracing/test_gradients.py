@@ -41,6 +41,7 @@ WITHOUT_DERIVATIVE = {
     "Kernel",
     "Operation",
     "explain",
+    "logsumexp",
     "register",
 }
 KNOWN = {*RULES, *SEQUENCE_RULES, *DECOMPOSITIONS, *extra.NAMES, *ops.__all__, "unstack"} - WITHOUT_DERIVATIVE
