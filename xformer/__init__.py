@@ -226,8 +226,10 @@ if not TYPE_CHECKING:  # or checkers would accept every name
         **dict.fromkeys(("AutoTokenizer", "pipeline"), "a pipeline, as in xformer.TextGenerator.from_pretrained(path)"),
         "CrossEntropyLoss": "xformer.cross_entropy",
         "DataLoader": "any iterable of batches",
-        "ModuleList": "a field with a list of modules, as in layers: list[xformer.EncoderLayer]",
-        "Sequential": "a field with a list of modules, as in layers: list[xformer.Linear]",
+        **dict.fromkeys(
+            ("ModuleList", "Sequential"),
+            "a field with a list of modules, as in layers: list[xformer.EncoderLayer]",
+        ),
         "Trainer": "xformer.fit",
         "TrainingArguments": "the arguments of xformer.fit",
         "TransformerDecoderLayer": "xformer.DecoderLayer",

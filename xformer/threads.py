@@ -119,7 +119,7 @@ def apply_thread_limits() -> None:
     with _LOCK:
         for library in _blas_libraries(len(sys.modules)) if count else ():
             key = _blas_key(library)
-            _unlimited[key] = count if _explicit else min(count, _unlimited.get(key, _threads_of(library)))
+            _unlimited[key] = count if _explicit else min(count, _unlimited.get(key, _access(library)[0]()))
         _apply_limits()
 
 
@@ -174,23 +174,17 @@ def _blas_key(library: Any) -> tuple[str, int | None]:
 
 
 def register_blas(path: str, get: Callable[[], int], set_: Callable[[int], Any]) -> None:
-    """Register functions that get and set the number of threads of a BLAS library, for use in place of its own.
+    """Register functions that get and set the number of threads of a BLAS library, which are then used for its file.
 
     The native library limits NumPy's BLAS library to one thread while it calls it; the functions ignore this limit.
     """
     _REGISTERED[os.path.basename(path)] = get, set_
 
 
-def _threads_of(library: Any) -> int:
-    registered = _REGISTERED.get(os.path.basename(library.filepath))
-    return registered[0]() if registered else library.num_threads
-
-
-def _set_threads_of(library: Any, count: int) -> None:
-    registered = _REGISTERED.get(os.path.basename(library.filepath))
-    (registered[1] if registered else library.set_num_threads)(count)
-    if hasattr(library, "clear_controlling_thread"):
-        library.clear_controlling_thread()  # otherwise no other thread could set it
+def _access(library: Any) -> tuple[Callable[[], int], Callable[[int], Any]]:
+    """Return functions that get and set the number of threads of a library."""
+    own = (lambda: library.num_threads), library.set_num_threads
+    return _REGISTERED.get(os.path.basename(library.filepath), own)
 
 
 def _apply_limits() -> None:
@@ -199,10 +193,13 @@ def _apply_limits() -> None:
         counts = [count for thread, count in _limits if key[1] in (None, thread)]
         if not counts and key not in _unlimited:
             continue
-        current = _threads_of(library)
+        get, set_ = _access(library)
+        current = get()
         target = min([_unlimited.setdefault(key, current), *counts])
         if target != current:
-            _set_threads_of(library, target)
+            set_(target)
+            if hasattr(library, "clear_controlling_thread"):
+                library.clear_controlling_thread()  # otherwise no other thread could set it
         if not counts:
             del _unlimited[key]
 

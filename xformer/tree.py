@@ -105,7 +105,7 @@ class Module:
         if name in self.__module_fields__ and isinstance(value, Real | str):  # as in EncoderLayer(512, 8, 2048)
             expected = self.__module_fields__[name].__name__
             raise ConfigError(f"{type(self).__name__} got {name}={value!r}; expected an instance of {expected}")
-        if not is_array(value) and hasattr(value, "state_dict") and not isinstance(value, Module):
+        if not isinstance(value, Module) and not is_array(value) and hasattr(value, "state_dict"):
             received = f"{type(value).__module__}.{type(value).__name__}"
             raise ConfigError(
                 f"{type(self).__name__}.{name} is a {received}; expected a layer of xformer, such as xf.Linear"

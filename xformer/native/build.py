@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 # Another file keeps the normal library untouched: that of a build with sanitizers, or for another processor.
 LIBRARY = Path(os.environ.get("XFORMER_NATIVE_LIBRARY") or FOLDER / "libxformer.so")
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi", "-Wno-ignored-attributes"]
-_FLAGS += ["-Wno-maybe-uninitialized"]  # GCC 12 warns of its own intrinsics
+_FLAGS += ["-Wno-maybe-uninitialized"]  # GCC 12 warns about its intrinsics
 _FLAGS += ["-Wno-unknown-warning-option", "-Wno-unknown-pragmas"]  # those of GCC, for clang
 # Products are fused with sums, so that all levels with such an instruction have the same bits; NaN is respected.
 _FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]

@@ -2,7 +2,7 @@
 
 `call("relu", (x, y))` runs one operation on arrays of NumPy. The C++ code reads shapes and pointers from the array
 objects, as asking Python for the pointers of a call would take longer than many calls; `_load` compares what it reads
-with what NumPy says, and does without the library if they differ.
+with what NumPy says, and the library is not used if they differ.
 """
 
 from __future__ import annotations

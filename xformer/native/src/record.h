@@ -62,7 +62,7 @@ struct Operation {
 // A list of operations, defined by each file once for each instruction set.
 struct Family { const Operation* operations; int count; };
 
-// cblas_sgemm of NumPy's BLAS library, with 64-bit integers; null if there is none.
+// cblas_sgemm of NumPy's BLAS library, with 64-bit integers; null if it cannot be used.
 using Sgemm = void (*)(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
                        const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 extern Sgemm blas_sgemm;

@@ -466,7 +466,7 @@ void run_top_k(const Record& r, int part) {
             IntRegister is_any = {};
             for (int64_t j = 0; j < BLOCK; j += LANES) {
                 const Vector v = load(x + i + j);
-                for (int k = 0; k < REGISTERS; k++) is_any |= ~(v.r[k] <= least.r[k]);
+                for (const Register lanes : v.r) is_any |= ~(lanes <= least.r[0]);  // all of `least` is equal
             }
             uint64_t words[sizeof is_any / 8], all = 0;
             std::memcpy(words, &is_any, sizeof is_any);
