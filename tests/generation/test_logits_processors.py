@@ -25,7 +25,6 @@ from xformer.generation.processors import (
     build_logits_processors,
     takes_rows,
 )
-from xformer.ops import logsumexp
 from xformer.random import Rng
 
 INFINITY = math.inf
@@ -94,12 +93,6 @@ def test_stop_sequences_end_rows_of_any_length(xp):
     ):
         rows = Rows.first(histories, range(len(histories)), is_normalized=False)
         assert to_host(stop(from_host(xp, rows.tokens), from_host(xp, rows.lengths))).tolist() == expected
-
-
-def test_logsumexp(xp):
-    assert_close(logsumexp(from_host(xp, LOGITS)), (LOGITS - log_softmax(LOGITS))[:, :1], xp=xp)
-    one = np.asarray([[0.0, -INFINITY]])
-    assert_close(logsumexp(from_host(xp, one)), [[0.0]], xp=xp)
 
 
 def repeating_tokens(xp, size, *histories):

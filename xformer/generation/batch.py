@@ -22,7 +22,7 @@ from xformer.backends import (
     to_host,
 )
 from xformer.errors import DataError, ShapeError
-from xformer.generation.config import NUM_DRAFT_TOKENS, GenerationConfig, LengthLimits
+from xformer.generation.config import GenerationConfig, LengthLimits
 from xformer.generation.prefix_cache import PrefixCache
 from xformer.generation.processors import LogitsProcessor, Rows, StoppingCriteria, name_of, takes_rows
 from xformer.generation.results import Hypothesis, UnscoredHypothesis, length_penalty
@@ -153,9 +153,7 @@ class GenerationBatch:
     @property
     def num_draft_tokens(self) -> int:
         """Largest number of draft tokens of a step."""
-        if self.new_drafter is None:
-            return 0
-        return self.config.prompt_lookup_num_tokens or self.config.num_draft_tokens or NUM_DRAFT_TOKENS
+        return 0 if self.new_drafter is None else self.config.draft_length
 
     @property
     def rows_per_input(self) -> int:

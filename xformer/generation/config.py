@@ -13,7 +13,6 @@ from xformer.errors import ConfigError
 from xformer.models.token_ids import check_one_each
 
 DEFAULT_DIVERSITY_PENALTY = 0.5  # Vijayakumar et al. (2016) recommend 0.2 to 0.8
-NUM_DRAFT_TOKENS = 5  # tokens that a draft model proposes at a time, unless a configuration says
 # Arguments of Hugging Face's generate that have another name here.
 _HUGGING_FACE = {
     "max_length": "use max_new_tokens, which does not count the prompt",
@@ -241,6 +240,11 @@ class GenerationConfig(Config):
         if do_sample and self.temperature != 0:
             return "sampling"
         return "greedy" if self.num_beams == 1 else "beam"
+
+    @property
+    def draft_length(self) -> int:
+        """Largest number of tokens that a draft model or prompt lookup proposes at a time."""
+        return self.prompt_lookup_num_tokens or self.num_draft_tokens or 5
 
     @property
     def group_size(self) -> int:

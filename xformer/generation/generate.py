@@ -17,7 +17,6 @@ from xformer.generation.assisted import Drafter, DraftModel, PromptLookup, assis
 from xformer.generation.batch import GenerationBatch, Sources, check_prefixes
 from xformer.generation.beams import BeamHistory, beam_search
 from xformer.generation.config import (
-    NUM_DRAFT_TOKENS,
     GenerationConfig,
     LengthLimits,
     LengthRange,
@@ -366,12 +365,12 @@ def _new_drafter(
             "prompt_lookup_num_tokens nor draft_model"
         )
     if draft_model is None:
-        return functools.partial(PromptLookup, num_lookup or 0, config.max_matching_ngram_size)
+        return functools.partial(PromptLookup, config.draft_length, config.max_matching_ngram_size)
     config.check_assisted("draft_model")
     if num_lookup is not None:
         raise ConfigError("prompt_lookup_num_tokens and draft_model are both given; expected one of them")
     check_draft_model(draft_model, model)
-    return functools.partial(DraftModel, draft_model, num_draft or NUM_DRAFT_TOKENS)
+    return functools.partial(DraftModel, draft_model, config.draft_length)
 
 
 def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[int]:

@@ -46,6 +46,7 @@ def test_logsumexp(xp, dtype):
     result = logsumexp(from_host(xp, x))
     assert_close(result, expected, xp=xp, dtype=dtype)
     assert (to_host(result) >= np.max(x, axis=-1, keepdims=True)).all()
+    assert to_host(logsumexp(from_host(xp, np.asarray([[0.0, -math.inf]], dtype)))).item() == 0.0
 
 
 def test_kernels_agree_with_the_definition_and_take_no_rows():
