@@ -121,7 +121,9 @@ def describe_type(value: Any) -> str:
 
 # Names in PyTorch, Keras and Hugging Face, and those of xformer.
 _SYNONYMS = {
-    **dict.fromkeys(("attention_mask", "attn_mask", "key_padding_mask", "src_mask", "tgt_mask"), ("mask",)),
+    **dict.fromkeys(
+        ("attention_mask", "attn_mask", "key_padding_mask", "src_mask", "tgt_mask"), ("mask", "source_mask")
+    ),
     **dict.fromkeys(("dim", "embed_dim", "embedding_dim", "hidden_size", "n_embd"), ("d_model", "features")),
     **dict.fromkeys(("dim_feedforward", "intermediate_size", "n_inner"), ("d_ff",)),
     **dict.fromkeys(("n_head", "nhead", "num_attention_heads"), ("num_heads",)),
@@ -133,7 +135,9 @@ _SYNONYMS = {
     **dict.fromkeys(("eps", "layer_norm_eps"), ("epsilon", "norm_epsilon")),
     "beam_size": ("num_beams",),
     "betas": ("beta1",),
+    "decoder_input_ids": ("target",),
     "ignore_index": ("pad_id",),
+    "input_ids": ("tokens", "source"),
     "is_causal": ("causal",),
     "long_lines": ("truncation",),
     "lr": ("learning_rate",),
@@ -144,8 +148,10 @@ _SYNONYMS = {
     "num_training_steps": ("total_steps", "max_steps", "steps"),
     "num_warmup_steps": ("warmup_steps",),
     "output_dir": ("run_dir",),
+    "pixel_values": ("images",),
     "select_by": ("metric_for_best",),
     "shards": ("data_parallel",),
+    "token_type_ids": ("token_types",),
     "topic_strength": ("sequence_bias_strength",),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -161,3 +162,20 @@ def test_configurations_of_other_classes_are_refused(config):
     received = describe_type(config)
     with raises_line(ConfigError, rf"^Transformer got {received} as config; expected TransformerConfig\(\.\.\.\)$"):
         Transformer(config)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"input_ids": SOURCE}, "Transformer got an unknown argument 'input_ids'; did you mean 'source'?"),
+        ({"decoder_input_ids": TARGET}, "unknown argument 'decoder_input_ids'; did you mean 'target'?"),
+        ({"attention_mask": SOURCE}, "unknown argument 'attention_mask'; did you mean 'source_mask'?"),
+        ({"labels": TARGET}, "unknown argument 'labels'; compute the loss from the logits"),
+    ],
+)
+def test_arguments_of_hugging_face_models_get_a_hint(keywords, message):
+    arguments = () if "input_ids" in keywords else (SOURCE,)
+    with raises_line(ConfigError, re.escape(message)):
+        small_model()(*arguments, **keywords)
+    with raises_line(ConfigError, "unknown argument 'input_ids'; did you mean 'tokens'"):
+        small_language_model()(input_ids=SOURCE)

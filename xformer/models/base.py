@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 from xformer.backends import Array, Device, DType, array_namespace, dtype_name, is_floating
-from xformer.errors import CheckpointError, ConfigError, ShapeError, describe_type
+from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.layers import Initializer
 from xformer.layers.adapters import check_no_adapters
@@ -26,6 +26,12 @@ from xformer.tracing.activations import is_observing
 from xformer.tree import Module, flatten, replace
 
 _MODELS: dict[str, type[BaseModel]] = {}
+# Arguments of models in Hugging Face transformers that have no counterpart.
+_CHECK_CALL = check_arguments(
+    labels="compute the loss from the logits, e.g. with xf.cross_entropy(logits, labels)",
+    past_key_values="to decode, use xf.generate, or a pipeline",
+    position_ids="positions follow from mask",
+)
 
 
 class BaseModel(Module):
@@ -74,6 +80,8 @@ class BaseModel(Module):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        if "__call__" in cls.__dict__:
+            cls.__call__ = _CHECK_CALL(cls.__call__)  # type: ignore[method-assign]
         if hasattr(cls, "config_class"):  # others are bases of models
             _MODELS[cls.__name__] = cls
 

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device, index_dtype, is_integer, to_library_of
-from xformer.errors import ConfigError, DataError, check_arguments
+from xformer.errors import ConfigError, DataError, ShapeError, check_arguments
 from xformer.ops.operation import Operation
 
 
@@ -98,6 +98,11 @@ def cross_entropy(
     is_token = None
     labels = to_library_of(labels, logits, "labels are")
     xp = array_namespace(logits, labels)
+    if labels.shape == logits.shape:
+        raise ShapeError(
+            f"labels have shape {tuple(labels.shape)}, that of the logits; expected the index of each class, "
+            "e.g. xp.argmax(labels, axis=-1)"
+        )
     if is_integer(getattr(labels, "dtype", None)):
         labels = xp.astype(labels, index_dtype(xp), copy=False)  # uint8 cannot hold the ids of a large vocabulary
         if pad_id is not None and not 0 <= pad_id < logits.shape[-1]:  # no token, such as -100, so it has no logit
