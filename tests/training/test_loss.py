@@ -12,6 +12,7 @@ from xformer.layers import load_balancing_loss, record_routing
 from xformer.models import Transformer, TransformerConfig
 from xformer.ops import cross_entropy
 from xformer.random import Rng
+from xformer.runs.recipe import Recipe
 from xformer.tracing import grad, jit
 from xformer.training import (
     Adam,
@@ -156,6 +157,26 @@ def test_dropout_acts_when_there_is_an_rng():
     assert losses[0] == losses[1]
     assert losses[2] == losses[3]
     assert len(set(losses)) == 3
+
+
+def test_r_drop_is_the_divergence_of_torch_between_two_passes(xp):
+    torch = library_or_skip("torch")
+    model, options = make_model(dropout=0.5).to(xp), {"label_smoothing": 0.1}
+    batch = Batch.make(PAIRS, [0, 1], xp=xp)
+    double = Batch.make(TokenPairs(PAIRS.source * 2, PAIRS.target * 2), [0, 1, 2, 3], xp=xp)
+    logits = torch.tensor(np.asarray(to_host(model(double.source, double.target, rng=Rng(3)))))
+    logs = logits[torch.tensor(np.asarray(to_host(double.labels))) != 0].log_softmax(-1).chunk(2)
+    kl = torch.nn.functional.kl_div
+    divergence = sum(float(kl(a, b, reduction="sum", log_target=True)) for a, b in (logs, logs[::-1])) / 2
+    expected = 0.5 * (float(translation_loss(model, double, Rng(3), **options)) + 3.0 * divergence)
+    assert float(translation_loss(model, batch, Rng(3), r_drop=3.0, **options)) == pytest.approx(expected, rel=1e-5)
+    assert divergence > 0.1
+    assert float(translation_loss(model, batch, r_drop=3.0)) == float(translation_loss(model, batch))
+
+
+def test_r_drop_needs_dropout():
+    with raises_line(ConfigError, r"r_drop is 2\.0 and all dropout rates are 0; set dropout, or leave r_drop out"):
+        Recipe.from_dict({"model": {"dropout": 0.0}, "training": {"r_drop": 2.0}})
 
 
 def test_the_z_loss_is_added_for_what_is_not_padding():

@@ -284,6 +284,13 @@ class TrainingConfig(BaseTrainingConfig):
         "it is known by --target-language or the suffix of the file (val.zh), else 13a.",
         default=None,
     )
+    r_drop: float = option(
+        "Weight of the divergence between two passes with different dropout (R-Drop); fewer steps, each of which takes "
+        "almost twice as long. Usual: 1 to 5.",
+        default=0.0,
+        at_least=0.0,
+        panel="Loss",
+    )
 
 
 class LanguageModelTrainingConfig(BaseTrainingConfig):

@@ -207,6 +207,7 @@ class PairsJob(TrainingJob):
             batch_tokens=self.recipe.training.batch_tokens,
             score=score,
             metric=score.name,
+            r_drop=self.recipe.training.r_drop,
         )
 
     def tokenizers(self) -> Mapping[str, Any]:

@@ -234,9 +234,12 @@ def _model_config(spec: TaskSpec, model: dict[str, Any], tokenizer: Any, name: s
 def check_training(config: Any, training: BaseTrainingConfig) -> None:
     """Check that the settings of training fit the configuration of a model; raise ConfigError.
 
-    Learned positions must cover a chunk of text, or the longest text with its eos.
+    Learned positions must cover a chunk of text, or the longest text with its eos. R-Drop needs dropout.
     """
     training.make_schedule(config.d_model)
+    r_drop = getattr(training, "r_drop", 0.0)
+    if r_drop and not (config.dropout or config.attention_dropout or config.activation_dropout):
+        raise ConfigError(f"r_drop is {r_drop} and all dropout rates are 0; set dropout, or leave r_drop out")
     name = "context_length" if hasattr(training, "context_length") else "max_length"
     length = getattr(training, name)
     limit = config.max_positions - (name == "max_length")

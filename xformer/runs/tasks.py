@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,9 +127,8 @@ class TranslationTask:
         batch_tokens: Largest number of tokens of a batch, padding included.
         score: (model) -> score on the validation set, larger being better.
         metric: Name of the score.
+        r_drop: Weight of the divergence between two passes with different dropout, see `translation_loss`.
     """
-
-    loss = staticmethod(translation_loss)
 
     def __init__(
         self,
@@ -139,7 +139,9 @@ class TranslationTask:
         batch_tokens: int,
         score: Callable[[Transformer], float] | None = None,
         metric: str = "BLEU",
+        r_drop: float = 0.0,
     ) -> None:
+        self.loss = functools.partial(translation_loss, r_drop=r_drop)
         self.train, self.valid, self.batch_tokens = train, valid, batch_tokens
         self.score, self.metric = score, metric
         self._batch_options = _array_options(model)

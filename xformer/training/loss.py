@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, TypeVar
 
-from xformer.backends import Array, array_namespace, base_namespace, device, to_library_of
+from xformer.backends import Array, accumulation_dtype, array_namespace, base_namespace, device, to_library_of
 from xformer.data.chunks import TextChunks
 from xformer.data.packing import IGNORE_INDEX, PackedBatch
 from xformer.data.pairs import Batch
@@ -17,7 +17,7 @@ from xformer.distributed import Communicator, SingleProcess
 from xformer.errors import ConfigError, DataError, ShapeError, describe_type
 from xformer.layers import RecordedRouting, load_balancing_loss, record_routing
 from xformer.models import LanguageModel, Transformer
-from xformer.ops import cross_entropy
+from xformer.ops import cross_entropy, softmax
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.training.interrupt import until_stopped
@@ -34,6 +34,7 @@ def translation_loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     load_balancing: float = 0.0,
+    r_drop: float = 0.0,
 ) -> Array:
     """Return the sum of the cross-entropies of all labels that are not padding, in nats.
 
@@ -45,12 +46,22 @@ def translation_loss(
         z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM uses 1e-4).
         load_balancing: Weight of `load_balancing_loss` for each label, if the model has experts; tokens of padding
             count there, too.
+        r_drop: Weight of the divergence between two passes with different dropout (Wu et al., 2021, section 2.1); the
+            cross-entropy is then the mean of both. Only with an rng.
     """
     _check_batch(batch, "source", "target", "labels")
+    source, target, labels, size = batch.source, batch.target, batch.labels, batch.labels.shape[0]
+    is_double = r_drop > 0.0 and rng is not None
+    if is_double:
+        xp = array_namespace(source, target, labels)
+        source, target, labels = (xp.concat([ids, ids]) for ids in (source, target, labels))
     with _recorded(model, load_balancing) as routing:
-        logits = model(batch.source, batch.target, rng=rng)
+        logits = model(source, target, rng=rng)
     pad_id = model.config.label_padding_id
-    losses = cross_entropy(logits, batch.labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
+    losses = cross_entropy(logits, labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
+    if is_double:
+        divergences = _divergences(logits[:size, ...], logits[size:, ...], batch.labels, pad_id)
+        losses = 0.5 * (losses[:size, ...] + losses[size:, ...] + r_drop * divergences)
     return _balanced(losses, batch, routing, load_balancing)
 
 
@@ -160,6 +171,15 @@ def _balanced(
     labels = to_library_of(batch.labels, losses, "labels are")
     count = xp.sum(xp.astype(labels != IGNORE_INDEX, losses.dtype))
     return total + weight * count * load_balancing_loss(routing, batch.segment_ids != 0)
+
+
+def _divergences(first: Array, second: Array, labels: Array, pad_id: int | None) -> Array:
+    """Return the mean of KL(first || second) and KL(second || first) for each label, and 0 for padding."""
+    xp = array_namespace(first)
+    first, second = (xp.astype(x, accumulation_dtype(xp, x.dtype), copy=False) for x in (first, second))
+    # The logarithms of the denominators cancel in the sum of both.
+    divergences = 0.5 * xp.sum((softmax(first) - softmax(second)) * (first - second), axis=-1)
+    return divergences if pad_id is None else xp.where(labels != pad_id, divergences, xp.zeros_like(divergences))
 
 
 def _check_batch(batch: Any, *names: str) -> None:
