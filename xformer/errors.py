@@ -121,9 +121,7 @@ def describe_type(value: Any) -> str:
 
 # Names in PyTorch, Keras and Hugging Face, and those of xformer.
 _SYNONYMS = {
-    **dict.fromkeys(
-        ("attention_mask", "attn_mask", "key_padding_mask", "src_mask", "tgt_mask"), ("mask", "source_mask")
-    ),
+    **dict.fromkeys(("attention_mask", "attn_mask", "key_padding_mask", "src_mask"), ("mask", "source_mask")),
     **dict.fromkeys(("dim", "embed_dim", "embedding_dim", "hidden_size", "n_embd"), ("d_model", "features")),
     **dict.fromkeys(("dim_feedforward", "intermediate_size", "n_inner"), ("d_ff",)),
     **dict.fromkeys(("n_head", "nhead", "num_attention_heads"), ("num_heads",)),
@@ -151,6 +149,7 @@ _SYNONYMS = {
     "pixel_values": ("images",),
     "select_by": ("metric_for_best",),
     "shards": ("data_parallel",),
+    "tgt_mask": ("mask", "causal"),
     "token_type_ids": ("token_types",),
     "topic_strength": ("sequence_bias_strength",),
 }
@@ -183,14 +182,19 @@ def check_arguments(**hints: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        known = [*inspect.signature(function).parameters]
-        is_method = known[0] == "self"
+        parameters = inspect.signature(function).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return function
+        known = [*parameters]
+        is_method = known[:1] == ["self"]
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
             try:
                 return function(*args, **keywords)
-            except TypeError:
+            except TypeError as error:
+                if isinstance(error, XformerError):
+                    raise
                 unknown = next((name for name in keywords if name not in known), None)
                 if unknown is None:
                     raise

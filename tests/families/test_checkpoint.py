@@ -92,7 +92,7 @@ def test_huge_values_are_abbreviated(checkpoint, key):
     ("values", "match"),
     [
         ({"model_type": "lama"}, "has model_type 'lama'; did you mean 'llama'"),
-        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, r"contains Python code \(auto_map"),
+        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, r"requires custom code \(auto_map"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"is quantized \(gptq\)"),
         (
             {"attention_chunk_size": 8},

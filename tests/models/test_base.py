@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, raises_line, small_language_model, small_model
-from xformer import LanguageModelConfig, Transformer
+from xformer import LanguageModel, LanguageModelConfig, Transformer
 from xformer.backends import dtype_name, resolve, to_host
 from xformer.errors import BackendError, CheckpointError, ConfigError, describe_type
 from xformer.io import load_arrays, save_arrays
@@ -170,12 +170,34 @@ def test_configurations_of_other_classes_are_refused(config):
         ({"input_ids": SOURCE}, "Transformer got an unknown argument 'input_ids'; did you mean 'source'?"),
         ({"decoder_input_ids": TARGET}, "unknown argument 'decoder_input_ids'; did you mean 'target'?"),
         ({"attention_mask": SOURCE}, "unknown argument 'attention_mask'; did you mean 'source_mask'?"),
-        ({"labels": TARGET}, "unknown argument 'labels'; compute the loss from the logits"),
+        ({"labels": TARGET}, "unknown argument 'labels'; compute the loss from the output"),
+        ({"past_key_values": None}, "unknown argument 'past_key_values'; to decode with a cache, use xf.generate"),
+        ({"position_ids": SOURCE}, "unknown argument 'position_ids'; positions are computed from the padding"),
+        ({"tgt_mask": SOURCE}, "unknown argument 'tgt_mask'; did you mean 'causal'?"),
     ],
 )
 def test_arguments_of_hugging_face_models_get_a_hint(keywords, message):
     arguments = () if "input_ids" in keywords else (SOURCE,)
     with raises_line(ConfigError, re.escape(message)):
         small_model()(*arguments, **keywords)
-    with raises_line(ConfigError, "unknown argument 'input_ids'; did you mean 'tokens'"):
-        small_language_model()(input_ids=SOURCE)
+
+
+def test_a_subclass_may_forward_keywords():
+    class Forwarding(LanguageModel, init=False):
+        def __call__(self, *args, **keywords):
+            return super().__call__(*args, **keywords)
+
+    model = small_language_model()
+    forwarding = Forwarding(model.config, seed=0)
+    assert forwarding(SOURCE, rng=None).shape == model(SOURCE).shape
+    with raises_line(ConfigError, "Forwarding got an unknown argument 'input_ids'; did you mean 'tokens'"):
+        forwarding(input_ids=SOURCE)
+
+
+def test_errors_inside_a_model_with_any_keywords_stay():
+    class Failing(LanguageModel, init=False):
+        def __call__(self, tokens, **keywords):
+            raise TypeError("inside")
+
+    with pytest.raises(TypeError, match="inside"):
+        Failing(small_language_model().config, seed=0)(SOURCE, rng=None)

@@ -467,7 +467,7 @@ def _check_supported(values: dict[str, Any], path: Path) -> None:
                 f"{path} is quantized ({method}); expected float32, float16, bfloat16 or mxfp4 tensors"
             )
     if "auto_map" in values and values.get("model_type") not in FAMILIES:
-        raise CheckpointError(f"{path} contains Python code (auto_map in config.json), which xformer does not run")
+        raise CheckpointError(f"{path} requires custom code (auto_map in config.json), which xformer does not run")
 
 
 def _tied_names(family: Family, tensors: TensorFiles) -> frozenset[str]:

@@ -26,11 +26,11 @@ from xformer.tracing.activations import is_observing
 from xformer.tree import Module, flatten, replace
 
 _MODELS: dict[str, type[BaseModel]] = {}
-# Arguments of models in Hugging Face transformers that have no counterpart.
+# Arguments of models of Hugging Face that have no counterpart.
 _CHECK_CALL = check_arguments(
-    labels="compute the loss from the logits, e.g. with xf.cross_entropy(logits, labels)",
-    past_key_values="to decode, use xf.generate, or a pipeline",
-    position_ids="positions follow from mask",
+    labels="compute the loss from the output, e.g. with xf.cross_entropy(logits, labels), which does not shift labels",
+    past_key_values="to decode with a cache, use xf.generate or a pipeline",
+    position_ids="positions are computed from the padding",
 )
 
 

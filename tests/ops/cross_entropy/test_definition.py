@@ -120,7 +120,7 @@ def test_invalid_labels_and_settings_are_refused():
         cross_entropy(LOGITS, LABELS[0])
     with raises_line(ShapeError, "labels of dtype float64; expected integers"):
         cross_entropy(LOGITS, LABELS.astype("float64"))
-    with raises_line(ShapeError, r"labels have shape \(2, 4, 7\), that of the logits; expected the index of each"):
+    with raises_line(ShapeError, r"labels have the shape of the logits, \(2, 4, 7\); expected class indices"):
         cross_entropy(LOGITS, np.eye(7)[LABELS])
     with raises_line(ConfigError, r"label_smoothing is 1\.0; expected a number in \[0, 1\)"):
         cross_entropy(LOGITS, LABELS, label_smoothing=1.0)

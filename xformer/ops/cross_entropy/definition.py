@@ -100,8 +100,8 @@ def cross_entropy(
     xp = array_namespace(logits, labels)
     if labels.shape == logits.shape:
         raise ShapeError(
-            f"labels have shape {tuple(labels.shape)}, that of the logits; expected the index of each class, "
-            "e.g. xp.argmax(labels, axis=-1)"
+            f"labels have the shape of the logits, {tuple(labels.shape)}; expected class indices, e.g. "
+            "xp.argmax(labels, axis=-1) of one-hot labels"
         )
     if is_integer(getattr(labels, "dtype", None)):
         labels = xp.astype(labels, index_dtype(xp), copy=False)  # uint8 cannot hold the ids of a large vocabulary
