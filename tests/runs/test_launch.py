@@ -109,6 +109,18 @@ def test_a_run_in_memory_is_resumed_also_from_another_place(commanded, tmp_path)
         xf.resume(tmp_path / "moved", max_steps=6, progress=False)
 
 
+def test_r_drop_of_a_recipe_changes_the_loss(tmp_path):
+    losses = [
+        [
+            event["loss"]
+            for event in train(tmp_path / str(r_drop), r_drop=r_drop, dropout=0.3, max_steps=1).history
+            if event["event"] == "step"
+        ]
+        for r_drop in (0.0, 2.0)
+    ]
+    assert losses[0] < losses[1]
+
+
 def test_callbacks_see_events_and_end_a_run(tmp_path):
     run = train(tmp_path / "run", callbacks=[lambda event, loop: event.name == "step" and event.step == 3])
     assert run.reason.startswith("stopped by")

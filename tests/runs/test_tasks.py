@@ -18,7 +18,7 @@ from xformer.random import Rng
 from xformer.runs.config import TrainingConfig
 from xformer.runs.tasks import LanguageModelTask, TranslationTask
 from xformer.runs.trainer import Trainer
-from xformer.training import TokenPairs
+from xformer.training import TokenPairs, translation_loss
 from xformer.tree import flatten
 
 TEXT = np.asarray([1, 2, 3, 4, 5, 6, 7, 8] * 40)
@@ -44,6 +44,14 @@ def test_a_language_model_learns_its_text(tmp_path, library):
     assert -trainer.validator.best[0] < 0.5
     kept = LanguageModel.load(tmp_path / "model.safetensors", xp=np)
     assert kept([[1, 2, 3]])[0].argmax(axis=-1).tolist() == [2, 3, 4]
+
+
+def test_the_loss_of_translation_has_r_drop():
+    model, pairs = small_model(dropout=0.5), TokenPairs([[4, 5], [6]], [[5], [4, 6]])
+    task = TranslationTask(model, pairs, pairs, batch_tokens=100, r_drop=2.0)
+    _, batch = next(task.batches(Rng(0), skip=0))
+    assert task.loss(model, batch, Rng(1)) == translation_loss(model, batch, Rng(1), r_drop=2.0)
+    assert task.loss(model, batch, Rng(1)) != translation_loss(model, batch, Rng(1))
 
 
 def test_a_resumed_run_of_a_language_model_has_the_bits_of_an_uninterrupted_one(tmp_path):

@@ -172,6 +172,50 @@ def test_r_drop_is_the_divergence_of_torch_between_two_passes(xp):
     assert float(translation_loss(model, batch, Rng(3), r_drop=3.0, **options)) == pytest.approx(expected, rel=1e-5)
     assert divergence > 0.1
     assert float(translation_loss(model, batch, r_drop=3.0)) == float(translation_loss(model, batch))
+    lists = batch._replace(**{name: np.asarray(to_host(getattr(batch, name))) for name in batch._fields[:3]})
+    assert float(translation_loss(model, lists, Rng(3), r_drop=3.0, **options)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_gradients_of_r_drop_equal_difference_quotients():
+    model, batch = make_model(dropout=0.5), Batch.make(PAIRS, [0, 1], xp=np)
+
+    def loss(weight):
+        changed = with_fields(model, output=None, source_embedding=with_fields(model.source_embedding, weight=weight))
+        return translation_loss(changed, batch, Rng(3), r_drop=3.0)
+
+    weight = np.asarray(model.source_embedding.weight)
+    step = np.random.default_rng(0).normal(size=weight.shape)
+    quotient = (loss(weight + 1e-6 * step) - loss(weight - 1e-6 * step)) / 2e-6
+    assert float(np.sum(grad(loss)(weight) * step)) == pytest.approx(float(quotient), rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"jit": True}, {"data_parallel": 2, "jit": True}, {"precision": "bfloat16"}])
+def test_r_drop_trains(options):
+    model, batch = make_model(dropout=0.5), Batch.make(PAIRS, [0, 1], xp=np)
+    settings = {"optimizer": Adam(), "learning_rate": 0.01, "steps": 4}
+
+    def train(weight, **options):
+        loss = functools.partial(translation_loss, r_drop=weight)
+        return [step.loss for step in fit(model.to(dtype="float32"), loss, [batch], **settings, **options)[1]]
+
+    same = {**options, "jit": False} if "jit" in options else {}
+    assert train(2.0, **options) == pytest.approx(train(2.0, **same), rel=0.05 if "precision" in options else 0.0)
+    assert train(2.0, **options)[0] > train(0.0, **options)[0]
+
+
+def test_padding_does_not_count_for_r_drop():
+    model, batch = make_model(dropout=0.5), Batch.make(PAIRS, [0, 1], xp=np)
+    labels = np.where(np.arange(batch.labels.shape[1]) < 1, batch.labels, 0)
+    weights = [translation_loss(model, batch._replace(labels=labels), Rng(3), r_drop=weight) for weight in (0.0, 8.0)]
+    empty = batch._replace(labels=np.zeros_like(labels))
+    assert weights[1] > weights[0]
+    assert translation_loss(model, empty, Rng(3), r_drop=8.0) == 0.0
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_invalid_weights_of_r_drop_are_refused(weight):
+    with raises_line(ConfigError, rf"r_drop is {weight}; expected a number of at least 0"):
+        translation_loss(make_model(), Batch.make(PAIRS, [0, 1], xp=np), Rng(0), r_drop=weight)
 
 
 def test_r_drop_needs_dropout():

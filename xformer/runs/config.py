@@ -285,8 +285,8 @@ class TrainingConfig(BaseTrainingConfig):
         default=None,
     )
     r_drop: float = option(
-        "Weight of the divergence between two passes with different dropout (R-Drop); fewer steps, each of which takes "
-        "almost twice as long. Usual: 1 to 5.",
+        "Weight of R-Drop, the divergence between two passes with different dropout masks, typically 1 to 5. Training "
+        "needs fewer steps, but each takes almost twice as long.",
         default=0.0,
         at_least=0.0,
         panel="Loss",

@@ -234,7 +234,7 @@ def _model_config(spec: TaskSpec, model: dict[str, Any], tokenizer: Any, name: s
 def check_training(config: Any, training: BaseTrainingConfig) -> None:
     """Check that the settings of training fit the configuration of a model; raise ConfigError.
 
-    Learned positions must cover a chunk of text, or the longest text with its eos. R-Drop needs dropout.
+    Learned positions must cover a chunk of text, or the longest text with its eos. R-Drop requires dropout.
     """
     training.make_schedule(config.d_model)
     r_drop = getattr(training, "r_drop", 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,9 +140,8 @@ class TranslationTask:
         metric: str = "BLEU",
         r_drop: float = 0.0,
     ) -> None:
-        self.loss = functools.partial(translation_loss, r_drop=r_drop)
         self.train, self.valid, self.batch_tokens = train, valid, batch_tokens
-        self.score, self.metric = score, metric
+        self.score, self.metric, self.r_drop = score, metric, r_drop
         self._batch_options = _array_options(model)
         config = model.config
         if config.label_padding_id is None:
@@ -152,6 +150,10 @@ class TranslationTask:
         if backend_of(self._batch_options["xp"]).builds_per_shape:
             limit = config.max_positions if config.positions == "learned" else None
             self._batch_options |= {"bucketed": True, "max_positions": limit}
+
+    def loss(self, model: Transformer, batch: Batch, rng: Rng | None, **options: Any) -> Array:
+        """Return the sum of the losses of all labels, see `translation_loss`."""
+        return translation_loss(model, batch, rng, r_drop=self.r_drop, **options)
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Batch]]:
         """Yield (epoch, batch) without end."""

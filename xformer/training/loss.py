@@ -46,22 +46,30 @@ def translation_loss(
         z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM uses 1e-4).
         load_balancing: Weight of `load_balancing_loss` for each label, if the model has experts; tokens of padding
             count there, too.
-        r_drop: Weight of the divergence between two passes with different dropout (Wu et al., 2021, section 2.1); the
-            cross-entropy is then the mean of both. Only with an rng.
+        r_drop: Weight of R-Drop (Wu et al., 2021, section 2.1). With two passes that have different dropout masks, the
+            loss is the mean of both cross-entropies, plus r_drop / 2 times the mean of the Kullback-Leibler divergences
+            of the outputs from each other: half the loss of the paper. Without an rng, there is one pass.
+
+    Raises:
+        ConfigError: If r_drop is negative or not finite.
     """
     _check_batch(batch, "source", "target", "labels")
-    source, target, labels, size = batch.source, batch.target, batch.labels, batch.labels.shape[0]
+    if not 0.0 <= r_drop < math.inf:
+        raise ConfigError(f"r_drop is {r_drop}; expected a number of at least 0")
+    source, target, labels = batch.source, batch.target, batch.labels
     is_double = r_drop > 0.0 and rng is not None
     if is_double:
-        xp = array_namespace(source, target, labels)
-        source, target, labels = (xp.concat([ids, ids]) for ids in (source, target, labels))
+        like = next(iter(model.named_parameters()))[1]
+        moved = [to_library_of(ids, like, "token ids are") for ids in (source, target, labels)]
+        source, target, labels = (array_namespace(ids).concat([ids, ids]) for ids in moved)
     with _recorded(model, load_balancing) as routing:
         logits = model(source, target, rng=rng)
     pad_id = model.config.label_padding_id
     losses = cross_entropy(logits, labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
     if is_double:
-        divergences = _divergences(logits[:size, ...], logits[size:, ...], batch.labels, pad_id)
-        losses = 0.5 * (losses[:size, ...] + losses[size:, ...] + r_drop * divergences)
+        first, second = (slice(0, labels.shape[0] // 2), ...), (slice(labels.shape[0] // 2, None), ...)
+        divergences = _divergences(logits[first], logits[second], labels[first], pad_id)
+        losses = 0.5 * (losses[first] + losses[second] + r_drop * divergences)
     return _balanced(losses, batch, routing, load_balancing)
 
 
