@@ -40,6 +40,7 @@ def build_xformer(settings: dict[str, Any]) -> Computation:
         max_grad_norm=training["max_grad_norm"],
         steps=_WARM_UP,
         data_parallel=shards,
+        jit=True,
     )
     loop.run()
 

@@ -16,7 +16,7 @@ from xformer.data.pairs import Batch, TokenPairs
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.threads import blas_threads
-from xformer.training.data_parallel import data_parallel, default_num_workers
+from xformer.training.data_parallel import data_parallel, default_num_workers, is_numpy
 from xformer.training.jitted_step import JittedStep
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam
@@ -57,7 +57,8 @@ def build(settings: dict[str, Any]) -> Computation:
 
     Args:
         settings: model (a configuration), source and target (token ids), batches (row numbers of each),
-            label_smoothing, max_grad_norm (None: no clipping), backend, jit (whether to trace steps; default False).
+            label_smoothing, max_grad_norm (None: no clipping), backend, jit (whether to trace steps; by default as in
+            `xformer train`, on NumPy only).
     """
     backend = Backend(settings["backend"])
     xp = backend.xp
@@ -71,7 +72,9 @@ def build(settings: dict[str, Any]) -> Computation:
     max_grad_norm = math.inf if settings["max_grad_norm"] is None else settings["max_grad_norm"]
     batches = [Batch.make(pairs, rows, xp=xp) for rows in settings["batches"]]
 
-    make_step = JittedStep(num_workers) if settings.get("jit") else functools.partial(train_step, donate=True)
+    jit = settings.get("jit", is_numpy(model))
+    value_and_grad = data_parallel(num_workers, jit=jit)
+    make_step = JittedStep(num_workers) if jit else functools.partial(train_step, donate=True)
 
     def step(index: int) -> Any:
         nonlocal model, state
@@ -86,7 +89,7 @@ def build(settings: dict[str, Any]) -> Computation:
             learning_rate=LEARNING_RATE,
             max_grad_norm=max_grad_norm,
             num_tokens=batch.num_tokens,
-            value_and_grad=data_parallel(num_workers),
+            value_and_grad=value_and_grad,
         )
         model, state = result.model, result.state
         return float(result.loss) if backend.wait is None else result.loss

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 
 import numpy as np
 import pytest
 from workloads import stacks, training
+
+import xformer as xf
+from xformer.data.pairs import Batch, TokenPairs
+from xformer.runs.config import TrainingConfig
+from xformer.training.loss import _divergences, translation_loss
+from xformer.training.step import train_step
 
 SIZES = {"batch": 3, "length": 5, "heads": 2, "head_dim": 4, "layers": 2, "vocabulary": 17}
 
@@ -55,3 +62,33 @@ def test_the_loss_with_dropout_is_not_compared():
     settings = dict(training.workload(SIZES).settings)
     settings["model"] = stacks.config(SIZES, dropout=0.1).to_dict()
     assert run("workloads.training", "build", {**settings, "backend": "numpy"})[0] == []
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_a_step_of_a_recipe_is_that_of_xformer():
+    torch_recipe = importlib.import_module("torch_recipe")
+    ours = xf.Transformer(stacks.config({**SIZES, "vocabulary": 80}), xp=np, seed=0)  # AdamW updates its embedding
+    pairs = TokenPairs([[4, 5, 6], [7, 8, 9, 10]], [[9, 8, 7, 11], [5, 4, 12]])
+    config = TrainingConfig(optimizer="muon", max_steps=1, batch_tokens=100, keep_checkpoints=1, checkpoint_every=1)
+    parameters = torch_recipe.train(torch_recipe.Translator(ours), pairs, config, lambda step: 0.01)
+    theirs = dict(torch_recipe.load_parameters(ours, parameters).named_parameters())
+    batch = Batch.make(pairs, [0, 1], xp=np)
+    loss = functools.partial(translation_loss, label_smoothing=config.label_smoothing)
+    step = train_step(
+        ours, config.make_optimizer().init(ours), [batch], None, loss_fn=loss, optimizer=config.make_optimizer(),
+        learning_rate=0.01, max_grad_norm=config.max_grad_norm, num_tokens=batch.num_tokens,
+    )  # fmt: skip
+    before = dict(ours.named_parameters())
+    for name, after in step.model.named_parameters():
+        if "attention" not in name:  # torch has queries, keys and values in one matrix, and iterates in bfloat16
+            change, expected = theirs[name] - before[name], after - before[name]
+            error = np.linalg.norm(change - expected) / np.linalg.norm(expected)
+            assert error < (0.3 if "feed_forward" in name and after.ndim == 2 else 1e-3), f"{name}: {error}"
+
+
+def test_the_divergence_of_a_recipe_is_that_of_xformer(torch):
+    torch_recipe = importlib.import_module("torch_recipe")
+    logits, labels = np.random.default_rng(0).normal(size=(4, 3, 7)), np.asarray([[4, 5, 0], [6, 0, 0]])
+    expected = 0.5 * np.sum(_divergences(logits[:2], logits[2:], labels, 0))
+    chosen = torch.tensor(logits)[torch.tensor(labels).repeat(2, 1) != 0]
+    assert float(torch_recipe.divergence(chosen)) == pytest.approx(float(expected), rel=1e-12)
