@@ -144,7 +144,8 @@ def calls(draw):
                 arrays[index] = np.abs(arrays[index]).astype(draw(st.sampled_from(DTYPES)))
         elif change == "value" and arrays[index].size and arrays[index].dtype.kind in "iu":
             arrays[index] = arrays[index].copy()
-            arrays[index].flat[0] = draw(st.sampled_from([-1, -100, 4, 10**9]))
+            value = np.asarray(draw(st.sampled_from([-1, -100, 4, 10**9])))
+            arrays[index].flat[0] = value.astype(arrays[index].dtype)  # may wrap around
         elif change == "no array":
             arrays[index] = draw(st.sampled_from(NOT_ARRAYS))(arrays[index])
     return name, arrays
