@@ -29,9 +29,10 @@ SIDES = ("train.de", "train.en")
 
 def multi30k(settings: dict[str, Any]) -> list[list[list[int]]]:
     """Return the sentences of Multi30k as token ids of a joint vocabulary: [source, target]."""
+    from xformer.text import read_lines
     from xformer.tokenizers import Tokenizer
 
-    texts = [(DATA / name).read_text(encoding="utf-8").splitlines() for name in SIDES]
+    texts = [read_lines(DATA / name) for name in SIDES]
     tokenizer = Tokenizer.train(texts[0] + texts[1], settings["vocab_size"], lowercase=settings["lowercase"])
     return [tokenizer.encode_batch(lines) for lines in texts]
 

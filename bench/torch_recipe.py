@@ -27,12 +27,13 @@ from torch import nn
 import xformer as xf
 from xformer.data.pairs import Batch, TokenPairs, epochs
 from xformer.families.run_directory import RunDirectory
+from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
 from xformer.runs.recipe import Recipe
+from xformer.runs.tasks import build_model
+from xformer.text import read_lines
 from xformer.training.checkpoint import save_parameters
 from xformer.tree import flatten_parameters
-
-MOMENTUM, WEIGHT_DECAY, MAX_ASPECT_RATIO = 0.95, 0.01, 8.0  # those of xformer.Muon
 
 
 def main() -> None:
@@ -48,18 +49,19 @@ def main() -> None:
     recipe = Recipe.from_dict(run.read_config()["recipe"])
     if arguments.steps:
         recipe = recipe.with_training(max_steps=arguments.steps)
-    if None in (recipe.training.max_steps, recipe.training.keep_checkpoints or None):
-        parser.error("expected a run with max_steps and keep_checkpoints")
+    training = recipe.training
+    if training.optimizer != "muon" or not training.keep_checkpoints:
+        parser.error("expected a run with the optimizer muon and keep_checkpoints")
+    if not training.max_steps or training.max_steps < training.checkpoint_interval:
+        parser.error(f"expected at least {training.checkpoint_interval} steps, after which a checkpoint is kept")
     arguments.out.mkdir(parents=True)
-    tokenizer = run.load_tokenizer("joint")
-    sides = [path.read_text(encoding="utf-8").splitlines() for path in (arguments.source, arguments.target)]
-    pairs = TokenPairs(*map(tokenizer.encode_batch, sides))
-    size = tokenizer.vocab_size
-    config = xf.TransformerConfig(source_vocab_size=size, target_vocab_size=size, share_embeddings=True, **recipe.model)
-    ours = xf.Transformer(config, xp=np, seed=recipe.training.seed)
+    tokenizers = Tokenizers.load(run)
+    source, target = read_lines(arguments.source), read_lines(arguments.target)
+    pairs = TokenPairs(tokenizers.source.encode_batch(source), tokenizers.target.encode_batch(target))
+    ours = build_model(recipe, tokenizers, np)
     start = time.perf_counter()
-    average = train(Translator(ours), pairs, recipe.training, recipe.training.make_schedule(config.d_model))
-    print(f"{recipe.training.max_steps} steps in {(time.perf_counter() - start) / 60:.1f} minutes")
+    average = train(Translator(ours), pairs, training, training.make_schedule(ours.config.d_model))
+    print(f"{training.max_steps} steps in {(time.perf_counter() - start) / 60:.1f} minutes")
     for path in (run.config, run.tokenizer("joint")):
         shutil.copy(path, arguments.out)
     save_parameters(load_parameters(ours, average), RunDirectory(arguments.out).model)
@@ -68,7 +70,7 @@ def main() -> None:
 def train(model: Translator, pairs: TokenPairs, training: Any, learning_rate: Any) -> list[Any]:
     """Return the mean parameters of the last checkpoints."""
     torch.manual_seed(training.seed)
-    groups = optimizers(model)
+    both = optimizers(model, training.make_optimizer())
     criterion = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=training.label_smoothing)
     steps, interval = training.max_steps, training.checkpoint_interval
     kept = range(steps - steps % interval, 0, -interval)[: training.keep_checkpoints]
@@ -86,7 +88,7 @@ def train(model: Translator, pairs: TokenPairs, training: Any, learning_rate: An
         model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
-        for optimizer in groups:
+        for optimizer in both:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step)
             optimizer.step()
@@ -107,16 +109,17 @@ def divergence(logits: Any) -> Any:
     return (kl(first, second) + kl(second, first)) / 4
 
 
-def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return Muon for matrices, and AdamW for all other parameters."""
-    parameters = list(model.parameters())
-    weights = [each for each in parameters if each.ndim == 2 and max(each.shape) <= MAX_ASPECT_RATIO * min(each.shape)]
-    rest = [each for each in parameters if not any(each is weight for weight in weights)]
-    decays = [([each for each in rest if each.ndim > 1], WEIGHT_DECAY), ([each for each in rest if each.ndim < 2], 0.0)]
-    others = [{"params": group, "weight_decay": decay} for group, decay in decays]
+def optimizers(model: nn.Module, ours: xf.Muon) -> list[torch.optim.Optimizer]:
+    """Return Muon for weights, and AdamW for all other parameters, with the settings of xformer's Muon."""
+    groups: dict[str, list[Any]] = {"weights": [], "embeddings": [], "vectors": []}
+    for each in model.parameters():
+        is_weight = each.ndim == 2 and max(each.shape) <= ours.max_aspect_ratio * min(each.shape)
+        groups["weights" if is_weight else "embeddings" if each.ndim == 2 else "vectors"].append(each)
+    decay = {"weight_decay": ours.weight_decay}
+    others = [{"params": groups["embeddings"], **decay}, {"params": groups["vectors"], "weight_decay": 0.0}]
     return [
-        torch.optim.Muon(weights, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, betas=(0.9, 0.98), eps=1e-9, fused=True),
+        torch.optim.Muon(groups["weights"], momentum=ours.momentum, adjust_lr_fn="match_rms_adamw", **decay),
+        torch.optim.AdamW(others, betas=(ours.beta1, ours.beta2), eps=ours.epsilon, fused=True),
     ]
 
 

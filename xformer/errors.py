@@ -192,9 +192,9 @@ def check_arguments(**hints: str) -> Callable[[Function], Function]:
         def call(*args: Any, **keywords: Any) -> Any:
             try:
                 return function(*args, **keywords)
-            except TypeError as error:
-                if isinstance(error, XformerError):
-                    raise
+            except XformerError:  # some are TypeErrors
+                raise
+            except TypeError:
                 unknown = next((name for name in keywords if name not in known), None)
                 if unknown is None:
                     raise

@@ -67,9 +67,9 @@ def translation_loss(
     pad_id = model.config.label_padding_id
     losses = cross_entropy(logits, labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
     if is_double:
-        first, second = (slice(0, labels.shape[0] // 2), ...), (slice(labels.shape[0] // 2, None), ...)
-        divergences = _divergences(logits[first], logits[second], labels[first], pad_id)
-        losses = 0.5 * (losses[first] + losses[second] + r_drop * divergences)
+        half = labels.shape[0] // 2
+        divergences = _divergences(logits[:half, ...], logits[half:, ...], labels[:half, ...], pad_id)
+        losses = 0.5 * (losses[:half, ...] + losses[half:, ...] + r_drop * divergences)
     return _balanced(losses, batch, routing, load_balancing)
 
 
