@@ -1,4 +1,7 @@
-"""The examples of the documentation run, and its pages name files that exist."""
+"""The examples of the documentation run, and its pages show them and name files that exist.
+
+    python tests/test_docs.py  # copies changed examples to the pages
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(path for path in (ROOT / "docs" / "examples").rglob("*") if path.suffix in (".py", ".html"))
 EXAMPLES = [path for path in FILES if path.parent.name == "examples"]  # tests/cli runs those in folders
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+EXAMPLE_ON_PAGE = re.compile(r'^(```\w+ title="(docs/examples/[^"]*)"\n).*?^(```)$', flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -28,9 +32,18 @@ def test_example_runs(example: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_example_is_on_a_page() -> None:
-    included = {name for page in PAGES for name in re.findall(r'--8<-- "(.*)"', page.read_text(encoding="utf-8"))}
-    assert included == {path.relative_to(ROOT).as_posix() for path in FILES}
+def with_examples(page: str) -> str:
+    """Return the text of a page with the present code of the examples."""
+    return EXAMPLE_ON_PAGE.sub(lambda match: match[1] + (ROOT / match[2]).read_text(encoding="utf-8") + match[3], page)
+
+
+def test_pages_show_the_examples() -> None:
+    shown = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert with_examples(text) == text, f"{page.name} shows an older example; run python tests/test_docs.py"
+        shown |= {match[2] for match in EXAMPLE_ON_PAGE.finditer(text)}
+    assert shown == {path.relative_to(ROOT).as_posix() for path in FILES}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
@@ -97,3 +110,8 @@ def test_a_newer_result_replaces_the_one_of_the_same_title(benchmarks: ModuleTyp
 def test_the_logo_is_the_icon_of_the_explorer() -> None:
     icons = [ROOT / "docs" / "assets" / "icon.svg", ROOT / "xformer" / "serve" / "static" / "icon.svg"]
     assert icons[0].read_bytes() == icons[1].read_bytes()
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(with_examples(path.read_text(encoding="utf-8")), encoding="utf-8")
