@@ -151,6 +151,12 @@ def test_a_gguf_file_is_tuned(tmp_path, capsys):
     ids = np.asarray([[3, 4, 5]])
     np.testing.assert_allclose(exported(ids), tuned(ids), rtol=0, atol=1e-5)
     assert not np.allclose(before(ids), tuned(ids))
+    xf.save_pretrained(tuned, tmp_path / "saved")
+    assert run("export", tmp_path / "model.gguf", tmp_path / "converted") == 0
+    np.testing.assert_allclose(xf.load_pretrained(tmp_path / "converted")(ids), before(ids), rtol=0, atol=1e-5)
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("exported", "saved", "converted")]
+    assert configs[0] == configs[1] == configs[2]
+    assert configs[0]["tie_word_embeddings"] == before.config.tie_output
     texts = [
         xf.TextGenerator.from_pretrained(tmp_path / name)(["a man"], max_new_tokens=3) for name in ("run", "exported")
     ]

@@ -21,11 +21,12 @@ HELP = """Write the best model of a run, and its tokenizer, in the format of ano
   xformer export run onnx --format onnx
   xformer export run ct2 --format ctranslate2 --quantization int8
   xformer export run page --format web
+  xformer export SmolLM2-135M-Instruct.gguf checkpoint
 
 huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or \
 Marian models with post-norm; language models become Llama or GPT-2 models. If none of them computes the same, the \
 error names the field of the configuration that differs. A run that started from a public checkpoint (--init) is \
-written in the format of that checkpoint.
+written in the format of that checkpoint. RUN may also be a public checkpoint, such as a GGUF file.
 
 peft: the adapters of a run with --lora, as adapter_config.json and adapter_model.safetensors for peft.PeftModel.
 
@@ -46,7 +47,7 @@ _RUNTIME_HELP = "Directory in which the npm packages of web are installed; defau
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run, or a public checkpoint.", show_default=False)],
     output: Annotated[
         Path, typer.Argument(metavar="OUT", help="Directory to write; new or empty.", show_default=False)
     ],

@@ -50,7 +50,7 @@ from xformer.models.base import BaseModel
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.quantized import QUANTIZED_DTYPES, quantized_dtype
 from xformer.threads import parallel_map, run_serially
-from xformer.tree import flatten, replace
+from xformer.tree import flatten, replace, with_fields
 
 Progress = Callable[[int, int], None]
 _POSITION_TOLERANCE = 1e-2  # above the error of bfloat16, far below that of other positions
@@ -139,8 +139,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config = family.read_config(reader)
         reader.skip("quantization_config")  # the tensors show it
         reader.finish()
-        model = family.model(config, seed=None)
-        model.model_type = reader.model_type
+        model = with_fields(family.model(config, seed=None), model_type=reader.model_type)
         return Checkpoint(family, model, tensors, config_path)
     except CheckpointError as error:  # may quote a huge value
         raise CheckpointError(str(error)) from error
@@ -328,9 +327,11 @@ def write_configs(gguf: Path, directory: Path) -> None:
 
     Raises:
         CheckpointError: If a file cannot be read or written.
+        ConfigError: If no family computes the same.
     """
-    write_json(directory / "config.json", GGUFFile(gguf).config)
-    write_json(directory / "generation_config.json", generation_config(open_checkpoint(gguf).model))
+    model = open_checkpoint(gguf).model
+    write_json(directory / "config.json", _writable_family(model, None)[1])
+    write_json(directory / "generation_config.json", generation_config(model))
 
 
 def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: Path) -> None:

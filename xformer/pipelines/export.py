@@ -41,7 +41,7 @@ def export_run(
     """Write the best model of a run, and its tokenizer, in the format of another library.
 
     Args:
-        directory: Directory of the run; for "onnx", "ctranslate2" and "web" also a public checkpoint.
+        directory: Directory of the run; for all formats but "peft" also a public checkpoint.
         output: Directory to write; new or empty.
         target: Name of the format: "huggingface", "peft" for the adapters of a run with LoRA, "onnx", "ctranslate2" or
             "web".
@@ -70,7 +70,12 @@ def export_run(
 
 def _to_hugging_face(directory: Path, output: Path) -> str:
     run = RunDirectory(directory)
-    if (pretrained := run.pretrained_files()) is not None:
+    if is_public(directory):
+        source = _open(directory)
+        save_pretrained(source.model, output)
+        source.write_tokenizers(source.model, output)
+        model_type = read_json(output / "config.json", "configuration")["model_type"]
+    elif (pretrained := run.pretrained_files()) is not None:
         copy_pretrained(pretrained, output)
         model_type = save_with_config(load(run.model), pretrained / "config.json", output)
     else:
