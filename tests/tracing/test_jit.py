@@ -179,6 +179,18 @@ def test_temporaries_share_memory():
     assert recording.run().tolist() == [50.0] * 1000
 
 
+def test_smaller_temporaries_share_the_memory_of_a_larger_one():
+    def function(x):
+        total = array_namespace(x).sum(x + 1.0)
+        first, second = x[:1024] * total, x[1024:] * total
+        return first @ second
+
+    x = np.ones(2048)
+    recording = Program(function, (x,), {})
+    assert recording.nbytes <= x.nbytes + 2 * 64  # those of the total and the result
+    assert recording.run() == 1024 * 4096.0**2
+
+
 def filled(x):
     buffer = np.zeros(2)
     for i in range(2):

@@ -7,7 +7,6 @@ calls assigns.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -60,22 +59,23 @@ def _lifetimes(calls: Sequence[Call], roots: dict[int, Any]) -> dict[int, list[i
 
 
 def _assign_offsets(lifetimes: dict[int, list[int]], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Give each temporary the smallest idle slot that is large enough, or the largest, which grows, or a new one.
+    """Place each temporary, the largest first, at the lowest offset that is free during its lifetime.
 
     Returns:
         The offset of each temporary, and the total size.
     """
-    slots: list[list[int]] = []  # [last call of its temporary, size]
-    slot_of: dict[int, int] = {}
-    for key, (first, last) in sorted(lifetimes.items(), key=lambda item: item[1][0]):
+    keys = sorted(lifetimes, key=lambda key: (-sizes[key], lifetimes[key]))
+    first, last = np.asarray([lifetimes[key] for key in keys], dtype=np.int64).reshape(-1, 2).T
+    starts, ends = np.zeros((2, len(keys)), dtype=np.int64)
+    for index, key in enumerate(keys):
         size = -(-max(sizes[key], 1) // native.CACHE_LINE) * native.CACHE_LINE
-        idle = [index for index, slot in enumerate(slots) if slot[0] < first]
-        slot_of[key] = min(idle, key=lambda i: (slots[i][1] < size, abs(slots[i][1] - size)), default=len(slots))
-        if slot_of[key] == len(slots):
-            slots.append([last, size])
-        slots[slot_of[key]] = [last, max(size, slots[slot_of[key]][1])]
-    offsets = list(itertools.accumulate((size for _, size in slots), initial=0))
-    return {key: offsets[index] for key, index in slot_of.items()}, offsets[-1]
+        used = np.flatnonzero((first[:index] <= last[index]) & (last[:index] >= first[index]))
+        used = used[np.argsort(starts[used])]
+        gap_starts = np.maximum.accumulate([0, *ends[used]])
+        gap_ends = np.append(starts[used], np.iinfo(np.int64).max)
+        starts[index] = gap_starts[np.argmax(gap_ends - gap_starts >= size)]
+        ends[index] = starts[index] + size
+    return dict(zip(keys, starts.tolist(), strict=True)), int(ends.max(initial=0))
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
