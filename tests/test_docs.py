@@ -1,6 +1,6 @@
 """The examples of the documentation run, and its pages show them and name files that exist.
 
-    python tests/test_docs.py  # copies changed examples to the pages
+python tests/test_docs.py  # copies changed examples to the pages
 """
 
 from __future__ import annotations

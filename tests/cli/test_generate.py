@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import subprocess
 import sys
 
 import pytest
 
 from tests.cli.test_train_lm import RECIPE, TEXT
+from tests.pipelines.chat_model import write_model
 from tests.pipelines.sliding_generator import SlidingGenerator
 from xformer.cli.generate import _print_stream, generate
 from xformer.cli.main import exit_code
@@ -166,6 +169,30 @@ def test_one_prompt_is_streamed_to_a_terminal(xformer, run, generator, monkeypat
     assert (done.code, done.out) == (0, blocks(["one"], generator(["one"], max_new_tokens=30)))
     assert len(texts) > 10
     assert xformer(*options, "--json").out.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudoterminals")
+def test_a_conversation_is_typed_on_a_terminal(tmp_path):
+    model = write_model(tmp_path / "model")
+    generator, chat = TextGenerator.from_pretrained(model), [{"role": "system", "content": "one"}]
+    leader, terminal = os.openpty()
+    options = ["--model", model, "--chat", "--system", "one", "--max-new-tokens", 4]
+    command = [sys.executable, "-m", "xformer", "generate", *map(str, options)]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE) as process:
+        os.close(terminal)
+        for message in ("what is two ?", "five", "\x04"):
+            printed = b""
+            while not printed.endswith(b"> "):
+                printed += os.read(leader, 1000)
+            if len(chat) > 1:
+                answer = generator([chat], max_new_tokens=4)[0]
+                assert answer in printed.decode().replace("\r\n", "\n")
+                chat.append({"role": "assistant", "content": answer})
+            chat.append({"role": "user", "content": message})
+            os.write(leader, f"{message}\n".encode() if message.isprintable() else message.encode())
+        assert process.communicate(timeout=60)[1] == b"type a message; Ctrl-D ends the conversation\n"
+    os.close(leader)
+    assert process.returncode == 0
 
 
 def test_an_interrupted_stream_ends_its_line(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -36,12 +38,14 @@ Many prompts in resumable chunks, on four processes
 
 An answer of an instruction model
                   xformer generate --model SmolLM2-135M-Instruct --chat --prompt "What is the capital of France?"
+A conversation    xformer generate --model SmolLM2-135M-Instruct --chat
 
 Prompts are read from standard input, one per line, if neither --prompt nor --input is given and it is not a terminal. \
 Without a prompt, and for an empty line of the input, generation starts as on a new line. By default at most 500 \
 tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 most \
 probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token, and \
---num-beams turns sampling off. On a terminal the text appears as it is generated. Several texts are separated by a \
+--num-beams turns sampling off. Each run samples the same texts; another --seed gives others. With --chat, each prompt \
+is a conversation of its own; only messages that are typed on a terminal follow one another. On a terminal the text appears as it is generated. Several texts are separated by a \
 line of dashes. Texts that do not fit into the context of the model are refused; with --context slide, its first half \
 is dropped when it is full.
 """
@@ -103,7 +107,8 @@ def generate(
     is_open = source is None and not inputs.prompt
     if is_open and sys.stdin is not None and not sys.stdin.isatty():
         source = _io.STANDARD
-    if inputs.chat and is_open and source is None:
+    is_conversation = inputs.chat and is_open and source is None
+    if is_conversation and (inputs.json or output != _io.STANDARD or not sys.stdout.isatty()):
         raise ConfigError(_NO_PROMPT)
     prompts = list(inputs.prompt) or [""]
     corpus = CorpusOptions.pop_from(settings)
@@ -125,9 +130,14 @@ def generate(
     single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
     if single and not inputs.json and output == _io.STANDARD and sys.stdout.isatty():
         options.pop("batch_tokens", None)
+        if is_conversation:
+            _converse(pipeline, config, options, inputs.system)
+            return
         prompt = _to_prompt(prompts[0], inputs.chat, inputs.system)
         _print_stream("" if inputs.chat else prompts[0], pipeline.stream(prompt, config, **options))
         return
+    if is_conversation:
+        raise ConfigError("a conversation has one answer at a time; omit --num-beams and --num-return-sequences")
     number = 0
     with _io.open_output(output) as write:
         for chunk in _read_prompts(prompts, source):
@@ -178,15 +188,40 @@ def _to_prompt(text: str, chat: bool, system: str | None) -> Prompt:
     return [*before, {"role": "user", "content": text}] if chat else text
 
 
-def _print_stream(prompt: str, texts: Iterable[str]) -> None:
-    """Print a prompt and its continuation as it is generated, and end the line, also after Ctrl-C."""
+def _converse(pipeline: TextGenerator, config: GenerationConfig, options: dict[str, Any], system: str | None) -> None:
+    """Answer the messages that are typed, each as a part of the whole conversation."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # lets input() edit and repeat lines
+    make_console(stderr=True).print("type a message; Ctrl-D ends the conversation")
+    chat = [] if system is None else [{"role": "system", "content": system}]
+    while (text := _read_message()) is not None:
+        chat.append({"role": "user", "content": text})
+        chat.append({"role": "assistant", "content": _print_stream("", pipeline.stream(chat, config, **options))})
+
+
+def _read_message() -> str | None:
+    """Return the next message that is not empty; None at the end of the input."""
+    try:
+        while not (text := input("> ").strip()):
+            pass
+    except EOFError:
+        sys.stdout.write("\n")
+        return None
+    return text
+
+
+def _print_stream(prompt: str, texts: Iterable[str]) -> str:
+    """Print a prompt and its continuation as it is generated, and end the line, also after Ctrl-C; return both."""
+    printed = []
     try:
         for text in itertools.chain([prompt], texts):
             sys.stdout.write(text)
             sys.stdout.flush()
+            printed.append(text)
     finally:
         sys.stdout.write("\n")
         sys.stdout.flush()
+    return "".join(printed)
 
 
 def _read_prompts(prompts: list[str], source: str | None) -> Iterable[list[str]]:
