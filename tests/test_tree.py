@@ -79,6 +79,34 @@ def test_a_module_cannot_be_changed():
         del module.weight
 
 
+def test_fields_may_change_until_the_constructor_has_ended():
+    class Stack(Module):
+        layers: list[Norm]
+        size: int
+
+        def __init__(self, size):
+            self.layers, self.size = [], 0
+            for _ in range(size):
+                self.layers.append(norm(1))
+                self.size = self.size + 1
+
+    class Named(Stack):
+        name: str
+
+        def __init__(self, name):
+            super().__init__(2)
+            self.layers.append(norm(1))
+            if name:
+                self.name = name
+
+    stack = Named("a")
+    assert (type(stack.layers), len(stack.layers), stack.size, stack.parameter_count()) == (tuple, 3, 2, 3)
+    with pytest.raises(AttributeError, match=r"Named\.size is frozen"):
+        stack.size = 3
+    with pytest.raises(ConfigError, match="Named has no value of 'name'; set it in __init__"):
+        Named("")
+
+
 @pytest.mark.parametrize("name", sorted(_TORCH_METHODS))
 def test_a_method_of_torch_modules_names_the_replacement(name):
     assert not hasattr(norm(1), name)

@@ -39,13 +39,18 @@ class Holder(xf.Module):
     layer: object
 
 
+class Twice(xf.Module):
+    first: object
+    second: object
+
+
 def mean_loss(model, batch, rng=None):
     losses = xf.cross_entropy(model(batch[:, :-1]), batch[:, 1:])
     return xf.array_namespace(losses).mean(losses)
 
 
-def fit(loss=mean_loss, **options):
-    return xf.fit(MODEL, loss, BATCHES, steps=1, optimizer=xf.Adam(), learning_rate=0.1, **options)
+def fit(loss=mean_loss, model=MODEL, batches=BATCHES, **options):
+    return xf.fit(model, loss, batches, **{"steps": 1, "optimizer": xf.Adam(), "learning_rate": 0.1, **options})
 
 
 def update(optimizer, state=None, learning_rate=0.1):
@@ -136,7 +141,37 @@ CASES = {
     "quantize is 'int4'; expected 'int8' or 'bfloat16'": lambda: xf.load_pretrained(LLAMA, quantize="int4"),
     "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
     "start is array([0, 1]); expected an integer": lambda: xf.masks.sliding_window(3, size=2, start=np.arange(2)),
+    "batches is a tuple of arrays; expected an iterable of batches": lambda: fit(batches=(X, X)),
+    "optimizer is a Holder of tests; expected an optimizer of xformer": lambda: fit(optimizer=Holder(ONES)),
+    "the parameters first.weight and second.weight are the same array": lambda: fit(model=Twice(NARROW, NARROW)),
+    "all arrays of the model are frozen: use xformer.unfreeze": lambda: fit(model=xf.freeze(MODEL)),
+    "all arrays of the model have dtypes of integers or booleans": lambda: fit(model=Holder(np.arange(3))),
+    "weight is a list; expected an array, or None": lambda: with_fields(WIDE, weight=[[1.0]]),
+    "missing ['bias', 'weight']; expected the 2 names of named_arrays(), as in {**dict(": lambda: xf.tree.replace(
+        WIDE, {}
+    ),
+    "model is a str; expected a Module": lambda: xf.save_parameters("model.safetensors", WIDE),
+    "model is the class Linear; expected a Module": lambda: xf.load_parameters(xf.Linear, "model.safetensors"),
+    "unknown argument 'attention_mask'; use mask=(attention_mask != 0)[:, None, None, :]": lambda: MODEL(
+        [[1, 2]], attention_mask=[[1, 1]]
+    ),
+    "'output_hidden_states'; use xf.record(model, *names)": lambda: MODEL([[1]], output_hidden_states=True),
+    "unknown argument 'seed'; use rng=xformer.Rng(seed)": lambda: xf.generate(MODEL, [[1]], do_sample=True, seed=1),
+    "sum of torch got a traced array and would lose its gradient": lambda: torch_gradient(
+        lambda torch, x: torch.sum(x)
+    ),
+    "silu of torch got a traced array and would lose its gradient; use xformer.ops.silu": lambda: torch_gradient(
+        lambda torch, x: torch.nn.functional.silu(x)
+    ),
+    "concatenate has no derivative rule; use xp.concat([x, y], axis=0)": lambda: xf.grad(
+        lambda x: xf.array_namespace(x).concatenate([x, x])[0]
+    )(ONES),
 }
+
+
+def torch_gradient(function):
+    torch = pytest.importorskip("torch")
+    return xf.grad(lambda x: function(torch, x))(torch.ones(3))
 
 
 @pytest.mark.parametrize("message", CASES)
@@ -144,6 +179,30 @@ def test_wrong_calls(message):
     with pytest.raises(XformerError, match=re.escape(message)) as info:
         CASES[message]()
     assert "\n" not in str(info.value)
+
+
+def test_names_of_other_libraries_lead_to_those_of_the_standard():
+    for name in ("cat", "relu", "transpose"):
+        with pytest.raises(AttributeError, match=f"no method '{name}'; use x"):
+            xf.grad(lambda x, name=name: getattr(x, name)())(ONES)
+    with pytest.raises(AttributeError, match=r"no function 'cat'; use xp\.concat\("):
+        xf.grad(lambda x: xf.array_namespace(x).cat([x, x]))(ONES)
+    for name, expected in {"ReLU": "ops.relu", "optim": "AdamW", "manual_seed": "Rng"}.items():
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; use .*xformer\.{expected}"):
+            getattr(xf, name)
+    with pytest.raises(AttributeError, match=r"'AdamW' object has no attribute 'step'; use xformer\.fit"):
+        xf.AdamW().step  # noqa: B018
+
+
+def test_operators_and_keywords_of_torch_in_a_derivative():
+    torch = pytest.importorskip("torch")
+    x, ones = torch.arange(3.0), torch.ones(3)
+    gradient = xf.grad(lambda x: xf.array_namespace(x).sum(ones * x - ones / (1 + x) + (ones @ x)))(x)
+    expected = x.clone().requires_grad_()
+    (ones * expected - ones / (1 + expected) + (ones @ expected)).sum().backward()
+    assert torch.allclose(gradient, expected.grad)
+    with pytest.raises(TypeError, match="sum got dim or keepdim; expected the names of the standard, axis"):
+        xf.grad(lambda x: xf.array_namespace(x).sum(x, dim=0))(x)
 
 
 def test_operators_of_numpy_arrays_and_traced_arrays():

@@ -230,12 +230,17 @@ if not TYPE_CHECKING:  # or checkers would accept every name
             ("ModuleList", "Sequential"),
             "a field with a list of modules, as in layers: list[xformer.EncoderLayer]",
         ),
+        "Tensor": "the arrays of your library",
         "Trainer": "xformer.fit",
         "TrainingArguments": "the arguments of xformer.fit",
         "TransformerDecoderLayer": "xformer.DecoderLayer",
         "TransformerEncoder": "xformer.Encoder",
         "TransformerEncoderLayer": "xformer.EncoderLayer",
+        "functional": "xformer.ops, and the functions of xformer.array_namespace(x)",
+        "load_state_dict": "xformer.load_parameters(module, path)",
+        "manual_seed": "seed= of models, and xformer.Rng(seed) for dropout and samples",
         "no_grad": "the model as it is, since only value_and_grad computes derivatives",
+        "optim": "the optimizers of xformer itself, as in xformer.AdamW",
         "save": "model.save(path), or xformer.save_parameters(module, path)",
         "nn": "the layers of xformer itself, as in xformer.Linear",
     }
@@ -255,8 +260,10 @@ if not TYPE_CHECKING:  # or checkers would accept every name
     def _hint(name: str) -> str:
         if name in _OTHER_NAMES:
             return f"; use {_OTHER_NAMES[name]}"
-        module = importlib.import_module("xformer.layers")
-        return f"; use xformer.layers.{name}" if name in module.__all__ else ""
+        for home, known in (("layers", name), ("ops", name.lower())):  # ReLU is relu
+            if known in importlib.import_module(f"xformer.{home}").__all__:
+                return f"; use xformer.{home}.{known}"
+        return ""
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

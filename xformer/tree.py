@@ -10,6 +10,7 @@ optimizer states need no wrapper.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import operator
@@ -49,21 +50,22 @@ _ARRAY_TYPE = re.compile(r"\b(Array|ndarray|NDArray|Tensor)\b")
 _FROZEN = "_frozen"  # where a module has the names of its arrays that are not parameters
 _LAYOUT = "_layout"  # where a module caches the names of its leaves and branches: a training step needs them often
 _CLASSES: weakref.WeakSet[type[Module]] = weakref.WeakSet()
+_UNDER_CONSTRUCTION: set[int] = set()  # ids of modules
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
 class Module:
     """Base class of layers and models: a frozen dataclass that is a tree of named arrays.
 
-    A subclass lists its fields and sets each exactly once in `__init__`:
+    A subclass lists its fields and sets them in `__init__`, after which the module is immutable:
 
         class Linear(Module):
             weight: Array          # a leaf
             bias: Array | None     # a leaf, or absent
             features: int          # static configuration
 
-    Any field that holds an array is a leaf, whatever its annotation. Lists that are assigned become tuples, and dicts
-    become read-only. With `init=False` a subclass inherits the constructor. Modules are pytrees of JAX and torch:
+    Any field that holds an array is a leaf, whatever its annotation. When `__init__` has ended, lists become tuples and
+    dicts read-only. With `init=False` a subclass inherits the constructor. Modules are pytrees of JAX and torch:
     `jax.jit`, `jax.grad` and `torch.utils._pytree` take them as arguments.
     """
 
@@ -81,8 +83,8 @@ class Module:
         cls.__fields__ = tuple(field.name for field in fields)
         if generate_init and cls.__fields__ == inherited_fields:
             del cls.__init__  # a subclass without new fields inherits the constructor
-        if not hasattr(cls.__init__, "__wrapped__"):
-            cls.__init__ = check_arguments()(cls.__init__)  # type: ignore[method-assign]
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _constructor(check_arguments()(cls.__init__))  # type: ignore[method-assign]
         cls.__array_fields__ = frozenset(field.name for field in fields if _ARRAY_TYPE.search(str(field.type)))
         scope: Any = vars(sys.modules.get(cls.__module__, object))
         classes = {field.name: scope.get(field.type, field.type) for field in fields}
@@ -100,7 +102,7 @@ class Module:
             raise AttributeError(
                 f"{type(self).__name__} has no field {name!r}; annotate it in the class, as `{name}: ...`"
             )
-        if name in self.__dict__:
+        if id(self) not in _UNDER_CONSTRUCTION:
             raise AttributeError(f"{type(self).__name__}.{name} is frozen; xf.tree.with_fields() makes a changed copy")
         if name in self.__module_fields__ and isinstance(value, Real | str):  # as in EncoderLayer(512, 8, 2048)
             expected = self.__module_fields__[name].__name__
@@ -110,10 +112,8 @@ class Module:
             raise ConfigError(
                 f"{type(self).__name__}.{name} is a {received}; expected a layer of xformer, such as xf.Linear"
             )
-        if not self.__dict__:
-            load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
         self.__dict__.pop(_LAYOUT, None)  # of a module that was looked at while it is made
-        object.__setattr__(self, name, _immutable(name, value))
+        object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen")
@@ -165,11 +165,38 @@ class Module:
         return map_arrays(lambda array: _move(array, target, dtype, device), self)
 
 
+def _constructor(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a module immutable when its constructor, with those that it calls by `super`, has ended."""
+
+    @functools.wraps(function)
+    def __init__(self: Module, *args: Any, **keywords: Any) -> None:
+        if id(self) in _UNDER_CONSTRUCTION:
+            function(self, *args, **keywords)
+            return
+        load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
+        _UNDER_CONSTRUCTION.add(id(self))
+        try:
+            function(self, *args, **keywords)
+        finally:
+            _UNDER_CONSTRUCTION.remove(id(self))
+        fields = self.__dict__
+        if missing := [name for name in self.__fields__ if name not in fields and not hasattr(type(self), name)]:
+            raise ConfigError(f"{type(self).__name__} has no value of {missing[0]!r}; set it in __init__")
+        fields.update({name: _immutable(name, fields[name]) for name in self.__fields__ if name in fields})
+        fields[_LAYOUT] = _Layout(self)  # torch.compile traces a model again whose parts get new attributes
+
+    return __init__
+
+
 # Methods of torch.nn.Module and of models of transformers, and what to use here.
 _TORCH_METHODS = {
+    "add_module": "set it as a field in __init__",
+    "apply": "use xformer.tree.map_modules(function, model)",
     "backward": "use xformer.fit, or xformer.value_and_grad(loss_fn)(model)",
+    "children": "use model.called_modules()",
     "cpu": "use model.to('numpy') or model.to(device='cpu')",
     "cuda": "use model.to(device=...) or model.to('cupy')",
+    "double": "use model.to(dtype='float64')",
     "eval": "dropout is off unless the call gets rng=",
     "fit": "use xformer.fit(model, loss_fn, batches, ...)",
     "float": "use model.to(dtype='float32')",
@@ -179,9 +206,12 @@ _TORCH_METHODS = {
     "half": "use model.to(dtype='float16')",
     "load_state_dict": "use xformer.tree.replace(model, arrays)",
     "modules": "use model.called_modules()",
+    "named_modules": "use model.called_modules()",
     "num_parameters": "use model.parameter_count()",
     "parameters": "use model.named_parameters(); optimizers of xformer take none, see xformer.fit",
     "predict": "call the model: model(x)",
+    "register_buffer": "set it as a field in __init__; xformer.freeze keeps floating arrays from being trained",
+    "register_parameter": "set it as a field in __init__; floating arrays are parameters",
     "requires_grad_": "use xformer.freeze(model)",
     "save": "use xformer.save_parameters(model, path)",
     "save_pretrained": "use xformer.save_pretrained(model, directory)",
@@ -191,19 +221,19 @@ _TORCH_METHODS = {
 }
 
 
-class _TorchMethod:
-    """An attribute that is absent, also for hasattr, and whose error names the replacement."""
+class AbsentMethod:
+    """An attribute that is absent, also for hasattr, and whose error says what to use instead."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, hint: str) -> None:
+        self._name, self._hint = name, hint
 
-    def __get__(self, module: Any, cls: type) -> Any:
-        hint = f"'{cls.__name__}' object has no attribute '{self.name}'; {_TORCH_METHODS[self.name]}"
-        raise AttributeError(hint, name=self.name, obj=module)
+    def __get__(self, instance: Any, cls: type) -> Any:
+        hint = f"'{cls.__name__}' object has no attribute '{self._name}'; {self._hint}"
+        raise AttributeError(hint, name=self._name, obj=instance)
 
 
-for _name in _TORCH_METHODS:
-    setattr(Module, _name, _TorchMethod(_name))
+for _name, _hint in _TORCH_METHODS.items():
+    setattr(Module, _name, AbsentMethod(_name, _hint))
 
 
 def _move(array: Array, xp: Namespace | None, dtype: DType | str | None, target: Device) -> Array:
@@ -425,6 +455,9 @@ def with_fields(module: Any, **fields: Any) -> Any:
     if unknown := fields.keys() - set(module.__fields__):
         name = min(unknown)
         raise ConfigError(f"{type(module).__name__} has no field {name!r}; {nearest_hint(name, module.__fields__)}")
+    for name, value in fields.items():
+        if is_array(getattr(module, name)) and isinstance(value, list | tuple | Real | str) and not is_array(value):
+            raise ConfigError(f"{name} is {describe_type(value)}; expected an array, or None")
     copy = object.__new__(type(module))
     copy.__dict__.update(module.__dict__ | {name: _immutable(name, value) for name, value in fields.items()})
     copy.__dict__.pop(_LAYOUT, None)
@@ -615,8 +648,8 @@ def replace(module: Any, arrays: dict[str, Array]) -> Any:
     unknown, missing = arrays.keys() - current.keys(), current.keys() - arrays.keys()
     if unknown or missing:
         raise ConfigError(
-            f"array names differ: unknown {sorted(unknown)[:3]}, missing {sorted(missing)[:3]}; "
-            f"expected the {len(current)} names of named_arrays()"
+            f"array names differ: unknown {sorted(unknown)[:3]}, missing {sorted(missing)[:3]}; expected the "
+            f"{len(current)} names of named_arrays(), as in {{**dict(module.named_arrays()), name: array}}"
         )
     for name, array in current.items():
         if tuple(arrays[name].shape) != tuple(array.shape):

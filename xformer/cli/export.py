@@ -47,7 +47,9 @@ _RUNTIME_HELP = "Directory in which the npm packages of web are installed; defau
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run, or a public checkpoint.", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of the run, or a public checkpoint.", show_default=False)
+    ],
     output: Annotated[
         Path, typer.Argument(metavar="OUT", help="Directory to write; new or empty.", show_default=False)
     ],

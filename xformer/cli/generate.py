@@ -40,14 +40,14 @@ An answer of an instruction model
                   xformer generate --model SmolLM2-135M-Instruct --chat --prompt "What is the capital of France?"
 A conversation    xformer generate --model SmolLM2-135M-Instruct --chat
 
-Prompts are read from standard input, one per line, if neither --prompt nor --input is given and it is not a terminal. \
-Without a prompt, and for an empty line of the input, generation starts as on a new line. By default at most 500 \
-tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 most \
-probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token, and \
---num-beams turns sampling off. Each run samples the same texts; another --seed gives others. With --chat, each prompt \
-is a conversation of its own; only messages that are typed on a terminal follow one another. On a terminal the text appears as it is generated. Several texts are separated by a \
-line of dashes. Texts that do not fit into the context of the model are refused; with --context slide, its first half \
-is dropped when it is full.
+Prompts are read from standard input, one per line, if neither --prompt nor --input is given and it is not a \
+terminal. Without a prompt, and for an empty line of the input, generation starts as on a new line. By default at \
+most 500 tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 \
+most probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token, \
+and --num-beams turns sampling off. Each run samples the same texts; another --seed gives others. With --chat, each \
+prompt is a conversation of its own; only messages that are typed on a terminal follow one another. On a terminal the \
+text appears as it is generated. Several texts are separated by a line of dashes. Texts that do not fit into the \
+context of the model are refused; with --context slide, its first half is dropped when it is full.
 """
 _NO_PROMPT = "--chat needs a prompt; add --prompt or --input, or write to standard input"
 _SEPARATOR = "-" * 15

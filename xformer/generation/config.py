@@ -23,6 +23,14 @@ _HUGGING_FACE = {
     "pad_token_id": "set pad_id in the configuration of the model",
     "logits_processor": "use logits_processors",
     "generation_config": "use config",
+    **dict.fromkeys(("random_state", "seed"), "use rng=xformer.Rng(seed), or seed= of a pipeline"),
+    "return_full_text": "an output is the new text alone",
+    "batch_size": "use batch_tokens of a pipeline",
+    "streamer": "use stream",
+    **dict.fromkeys(
+        ("return_dict_in_generate", "output_logits", "output_scores"), "use outputs(..., logprobs=5) of a pipeline"
+    ),
+    "use_cache": "keys and values are always kept",
     "assistant_model": "use draft_model, an argument of generate and of TextGenerator",
     "draft_model": "use TextGenerator(..., draft_model=...), or generator.draft_model = ...",
     "num_assistant_tokens": "use num_draft_tokens",

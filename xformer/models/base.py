@@ -23,12 +23,14 @@ from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.tracing import remat
 from xformer.tracing.activations import is_observing
-from xformer.tree import Module, flatten, replace
+from xformer.tree import Module, replace, with_fields
 
 _MODELS: dict[str, type[BaseModel]] = {}
 # Arguments of models of Hugging Face that have no counterpart.
 _CHECK_CALL = check_arguments(
+    attention_mask="use mask=(attention_mask != 0)[:, None, None, :], or lists of ids without padding",
     labels="compute the loss from the output, e.g. with xf.cross_entropy(logits, labels), which does not shift labels",
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), "use xf.record(model, *names)(inputs)"),
     past_key_values="to decode with a cache, use xf.generate or a pipeline",
     position_ids="positions are computed from the padding",
 )
@@ -72,7 +74,6 @@ class BaseModel(Module):
         self.config = config
         init = seed if isinstance(seed, Initializer) else Initializer(xp, seed=seed, dtype=dtype, device=device)
         self._build(LayerFactory(config, init))
-        flatten(self)  # caches layouts now: torch.compile traces a model again whose parts get new attributes
 
     def _build(self, make: LayerFactory) -> None:
         """Set the fields of the model."""
@@ -153,8 +154,7 @@ class BaseModel(Module):
             ShapeError: If the changed model has parameters of other shapes.
         """
         changed = type(self)(dataclasses.replace(self.config, **changes), seed=None)
-        changed.model_type = self.model_type
-        model: Self = replace(changed, dict(self.named_arrays()))
+        model: Self = with_fields(replace(changed, dict(self.named_arrays())), model_type=self.model_type)
         return model
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -197,7 +197,10 @@ class BaseModel(Module):
         """
         check_path(path)
         if os.path.isdir(path):
-            raise CheckpointError(f"{path} is a directory; load it with xformer.load_pretrained(directory)")
+            raise CheckpointError(
+                f"{path} is a directory; load a public checkpoint or a run with xformer.load_pretrained(directory), "
+                "and the parameters of another Module with xformer.load_parameters(module, directory)"
+            )
         arrays, metadata = load_arrays(path)
         if metadata.get("format") != "xformer" or "config" not in metadata:
             raise CheckpointError(

@@ -325,6 +325,8 @@ class TextGenerator(GenerationPipeline):
             DataError: For a prompt with unknown characters.
             ConfigError: For invalid or contradictory settings.
         """
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str | list | tuple):
+            raise DataError("stream got a list of prompts; expected a single text or chat, such as the first of them")
         new: list[str] = []
         task = self.search_task([prompt], config, on_text=lambda index, text, tokens: new.append(text), **options)
 

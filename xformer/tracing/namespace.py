@@ -18,7 +18,7 @@ from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import CALLER, InnerArray, Tracer
+from xformer.tracing.tracer import CALLER, OTHER_NAMES, InnerArray, Tracer
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -68,7 +68,12 @@ class GradTrace:
                 f"a traced array was used (by {name!r}) after its value_and_grad/vjp call had ended; "
                 "return it from the function instead of storing it elsewhere"
             )
-        value = self._bind(name)
+        try:
+            value = self._bind(name)
+        except AttributeError:
+            if name not in OTHER_NAMES:
+                raise
+            raise AttributeError(f"{self.base.__name__} has no function {name!r}; {OTHER_NAMES[name]}") from None
         setattr(self, name, value)
         return value
 

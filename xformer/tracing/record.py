@@ -15,7 +15,7 @@ from typing import Any
 from xformer.backends import backend_of, extra, is_trace
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
-from xformer.tracing.tracer import CALLER, OPERATORS, InnerArray, Tracer, join_family
+from xformer.tracing.tracer import CALLER, OPERATORS, OTHER_NAMES, InnerArray, Tracer, join_family
 from xformer.tree import is_array
 
 Function = Callable[..., Any]
@@ -120,6 +120,8 @@ def _unwrap_static(trace: Any, name: str, arguments: Any) -> Any:
         hint = "by keyword; pass arrays by position" if isinstance(arguments, dict) else "as an argument without a rule"
         raise DifferentiationError(f"{name} got a traced array {hint}, or use stop_gradient(x)")
     if isinstance(arguments, dict):
+        if "dim" in arguments or "keepdim" in arguments:  # which torch takes, and derivatives do not
+            raise TypeError(f"{name} got dim or keepdim; expected the names of the standard, axis and keepdims")
         return {key: trace.unwrap(value) for key, value in arguments.items()}
     return trace.unwrap(arguments)
 
@@ -204,9 +206,8 @@ def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
         if not is_constant and (name in _VIEWS or any(map(trace.depends, (*args, *keywords.values())))):
             if name in DECOMPOSITIONS:
                 return DECOMPOSITIONS[name](trace, *args, **keywords)
-            raise DifferentiationError(
-                f"{name} has no derivative rule; add one in xformer/tracing/rules/, or use stop_gradient(x)"
-            )
+            hint = OTHER_NAMES.get(name, "add one by xformer.tracing.defvjp, or use stop_gradient(x)")
+            raise DifferentiationError(f"{name} has no derivative rule; {hint}")
         unwrapped = {key: trace.unwrap(value) for key, value in keywords.items()}
         return trace.wrap(function(*map(trace.unwrap, args), **unwrapped))
 

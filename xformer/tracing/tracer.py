@@ -8,14 +8,30 @@ import weakref
 from typing import Any
 
 from xformer.backends import base_namespace
-from xformer.errors import ShapeError
+from xformer.errors import BackendError, ShapeError
 
-# Methods of torch.Tensor that no namespace has, and what to use here.
-_TORCH_METHODS = {
+# Functions and methods of NumPy and torch that the standard lacks, and what to use here.
+OTHER_NAMES = {
     "backward": "use xformer.value_and_grad(loss)(model), or xformer.vjp(function, *arrays) for other outputs",
+    **dict.fromkeys(("bmm", "dot", "mm"), "use x @ y"),
+    **dict.fromkeys(("cat", "concatenate", "hstack", "vstack"), "use xp.concat([x, y], axis=0)"),
+    **dict.fromkeys(("chunk", "split"), "use slices, as in x[:size, :]"),
+    "clamp": "use xp.clip(x, minimum, maximum)",
+    **dict.fromkeys(("clone", "copy"), "use xp.asarray(x, copy=True)"),
     "detach": "use xformer.stop_gradient(x)",
+    **dict.fromkeys(("double", "float", "half", "to", "type"), "use xp.astype(x, dtype)"),
+    "einsum": "use xp.matmul, xp.tensordot and xp.permute_dims",
+    **dict.fromkeys(("flatten", "ravel", "view"), "use xp.reshape(x, shape)"),
+    **{name: f"use xformer.ops.{name}(x)" for name in ("gelu", "relu", "silu", "softmax")},
     "item": "use float(xformer.stop_gradient(x))",
+    "log_softmax": "use x - xp.expand_dims(xformer.ops.logsumexp(x), axis=-1)",
+    **dict.fromkeys(("masked_fill", "masked_fill_"), "use xp.where(mask, value, x)"),
+    "norm": "use xp.linalg.vector_norm(x)",
+    "sigmoid": "use 1 / (1 + xp.exp(-x))",
+    **dict.fromkeys(("swapaxes", "transpose"), "use xp.permute_dims(x, axes)"),
+    "unsqueeze": "use xp.expand_dims(x, axis=0)",
 }
+_WITH_XP = " with xp = array_namespace(x)"
 CALLER: Any = []  # the family of arrays whose memory belongs to the caller
 
 
@@ -51,10 +67,10 @@ class Tracer:
         self._family: list[weakref.ref[Tracer]] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name in _TORCH_METHODS:
-            hint = f"method {name!r}; {_TORCH_METHODS[name]}"
+        if name in OTHER_NAMES:
+            hint = f"method {name!r}; {OTHER_NAMES[name]}{_WITH_XP if 'xp.' in OTHER_NAMES[name] else ''}"
         elif not name.startswith("_") and callable(getattr(base_namespace(self._namespace), name, None)):
-            hint = f"method {name!r}; use xp.{name}(x) with xp = array_namespace(x)"
+            hint = f"method {name!r}; use xp.{name}(x){_WITH_XP}"
         else:
             hint = f"attribute {name!r}"
         raise AttributeError(f"traced arrays have no {hint}", name=name, obj=self)
@@ -77,6 +93,14 @@ class Tracer:
             inputs = tuple(x._namespace.read(x, name) if type(x) is Tracer else x for x in inputs)
             return getattr(function, method)(*inputs, **options)
         return getattr(self._namespace, f"operator_{operation}")(*inputs)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Raise a TypeError, after which torch calls the reflected operator for `tensor * x`."""
+        name = getattr(function, "__name__", "a function")
+        hint = OTHER_NAMES.get(name, "use the functions of xp = array_namespace(x), as in xp.sum(x)")
+        hint = "use xformer.cross_entropy(logits, labels)" if name == "cross_entropy" else hint
+        raise BackendError(f"{name} of torch got a traced array and would lose its gradient; {hint}")
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from xformer.errors import CheckpointError
-from xformer.io import atomic_write, load_arrays, lock_directory, read_log, restore_like, save_arrays
-from xformer.tree import replace
+from xformer.errors import CheckpointError, ConfigError, describe_type
+from xformer.io import atomic_write, check_path, load_arrays, lock_directory, read_log, restore_like, save_arrays
+from xformer.tree import Module, replace
 
 
 class TrainingFiles:
@@ -88,6 +88,7 @@ def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
         model: A Module.
         path: The file, replaced atomically.
     """
+    _check_module(model)
     if hasattr(model, "save"):
         model.save(path)
     else:
@@ -95,18 +96,26 @@ def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
-    """Return the model with the parameters that `save_parameters` wrote.
+    """Return the model with the parameters that `save_parameters` wrote; the one that is passed stays as it is.
 
     Args:
         model: A Module of the same structure; its backend, dtype and device are kept.
-        path: The file.
+        path: The file, or the `run_dir` of a call of `fit`.
 
     Raises:
         CheckpointError: If the file is missing or damaged.
         ConfigError: If the names of the parameters differ.
         ShapeError: If their shapes differ.
     """
+    _check_module(model)
+    check_path(path)
+    path = Path(path, "model.safetensors") if os.path.isdir(path) else path
     return replace(model, restore_like(load_arrays(path)[0], dict(model.named_arrays())))
+
+
+def _check_module(model: Any) -> None:
+    if not isinstance(model, Module):
+        raise ConfigError(f"model is {describe_type(model)}; expected a Module, and the path after it")
 
 
 def _trees(state: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
 from xformer.training.schedules import Schedule
 from xformer.training.step import Loss, train_step
-from xformer.tree import Module, flatten, flatten_parameters, is_frozen
+from xformer.tree import Module, flatten, flatten_parameters, is_array, is_frozen
 
 _LOG = logging.getLogger("xformer")
 LOG_EVERY = 10  # steps between lines of the log
@@ -148,6 +148,8 @@ def fit(
     if loop.is_incomplete:
         limit = "" if loop.max_steps == math.inf else f" of {loop.max_steps}"
         _LOG.warning("training ended after step %d%s: %s", loop.step, limit, reason)
+    elif not loop.history:
+        _LOG.warning("%s has a training that ended after step %d; pass more steps to continue it", run_dir, loop.step)
     return loop.model, loop.history
 
 
@@ -428,7 +430,10 @@ class TrainingLoop:
         try:
             num_tokens = sum(counts)
         except TypeError as error:
-            raise DataError(f"num_tokens returned {counts} for the batches of step {step}; expected numbers") from error
+            raise DataError(
+                f"num_tokens returned {counts} for the batches of step {step}; expected numbers, such as "
+                "math.prod(x.shape)"
+            ) from error
         if not num_tokens > 0:
             raise DataError(f"the batches of step {step} have {counts} tokens; expected at least 1")
         like = flatten(self._model)[0][0]
@@ -551,7 +556,9 @@ def _check_arguments(
             "with xformer.lora(model)"
         )
     if not flatten_parameters(model)[0]:
-        raise ConfigError("all arrays of the model are frozen; expected at least one parameter: use xformer.unfreeze")
+        is_any = any(True for _ in model.named_parameters()) if isinstance(model, Module) else False
+        problem = "are frozen: use xformer.unfreeze" if is_any else "have dtypes of integers or booleans"
+        raise ConfigError(f"all arrays of the model {problem}; expected at least one parameter, a floating array")
     if is_packed(model):
         raise ConfigError("the model is packed for inference; train model.unpack()")
     if not callable(loss_fn):
@@ -562,10 +569,16 @@ def _check_arguments(
         pass
     except TypeError as error:
         raise ConfigError(f"loss_fn cannot be called as loss_fn(model, batch, rng): {error}") from error
+    if isinstance(batches, tuple) and batches and all(map(is_array, batches)):
+        raise ConfigError(
+            "batches is a tuple of arrays; expected an iterable of batches: put a single batch in brackets"
+        )
     if not callable(batches) and not isinstance(batches, Iterable):
         raise ConfigError(f"batches is {batches!r}; expected an iterable, or a function of the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):
-        raise ConfigError(f"optimizer is {describe_type(optimizer)}; expected an optimizer of xformer, e.g. xf.AdamW()")
+        library = type(optimizer).__module__.split(".")[0]
+        received = f"{describe_type(optimizer)}{'' if library == 'builtins' else f' of {library}'}"
+        raise ConfigError(f"optimizer is {received}; expected an optimizer of xformer, e.g. xf.AdamW()")
     if not callable(learning_rate) and (not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool)):
         raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
     if not isinstance(max_grad_norm, Real) or not float(max_grad_norm) > 0.0:

@@ -21,7 +21,7 @@ from xformer.ops.muon import muon
 from xformer.ops.sgd import sgd
 from xformer.threads import blas_threads, parallel_map
 from xformer.training.data_parallel import is_numpy
-from xformer.tree import check_same_count, flatten, flatten_parameters, is_array, map_parameters
+from xformer.tree import AbsentMethod, Module, check_same_count, flatten, flatten_parameters, is_array, map_parameters
 
 
 class Optimizer(Protocol):
@@ -62,6 +62,25 @@ class _Optimizer(Config):
     _usage = "pass the learning rate to fit or train_step"
     _hints: ClassVar = dict.fromkeys(("lr", "learning_rate"), _usage)
     _state: ClassVar[Any]  # class of the state
+
+    def init(self, model: Any) -> Any:
+        """Return the state before the first update.
+
+        Raises:
+            ConfigError: If two parameters are the same array, which updates would separate.
+        """
+        names: dict[int, str] = {}
+        for name, array in model.named_trainable_parameters() if isinstance(model, Module) else ():
+            if (other := names.setdefault(id(array), name)) != name:
+                raise ConfigError(
+                    f"the parameters {other} and {name} are the same array, and training would separate them; keep the "
+                    "shared module or array in one field, and use it in several places of __call__"
+                )
+        return self._init(model)
+
+    def _init(self, model: Any) -> Any:
+        """Return the state before the first update."""
+        raise NotImplementedError
 
     def update(
         self,
@@ -106,6 +125,10 @@ def _check_shapes(name: str, leaves: Sequence[Array], arrays: Sequence[Array]) -
             )
 
 
+for _name in ("state_dict", "step", "zero_grad"):
+    setattr(_Optimizer, _name, AbsentMethod(_name, "use xformer.fit, or train_step in a loop of your own"))
+
+
 class AdamState(NamedTuple):
     """Number of updates, and running means of the gradients and of their squares (trees like the model)."""
 
@@ -123,8 +146,7 @@ class Adam(_Optimizer):
     beta2: float = option("Decay rate of the mean of the squared gradients.", default=0.98, at_least=0.0, below=1.0)
     epsilon: float = option("Added to the denominator.", default=1e-9, at_least=0.0)
 
-    def init(self, model: Any) -> AdamState:
-        """Return the state before the first update: zero moments."""
+    def _init(self, model: Any) -> AdamState:
         return AdamState(0, map_parameters(zero_moment, model), map_parameters(zero_moment, model))
 
     def _update(
@@ -181,8 +203,7 @@ class Muon(AdamW):
     num_iterations: int = option("Newton-Schulz iterations of an update.", default=5, at_least=1)
     max_aspect_ratio: float = option("Largest ratio of the sides of a weight.", default=8.0, at_least=1.0)
 
-    def init(self, model: Any) -> AdamState:
-        """Return the state before the first update: zero moments; weights have no second one."""
+    def _init(self, model: Any) -> AdamState:
         exp_avg_sq = map_parameters(lambda leaf: None if self._is_weight(leaf) else zero_moment(leaf), model)
         return AdamState(0, map_parameters(zero_moment, model), exp_avg_sq)
 
@@ -240,8 +261,7 @@ class SGD(_Optimizer):
     )
     nesterov: bool = option("Use Nesterov's momentum (Sutskever et al., 2013).", default=False)
 
-    def init(self, model: Any) -> SGDState:
-        """Return the state before the first update: zero velocities."""
+    def _init(self, model: Any) -> SGDState:
         return SGDState(0, map_parameters(zero_moment, model) if self.momentum else None)
 
     def _update(
@@ -294,8 +314,7 @@ class Adafactor(_Optimizer):
     weight_decay: float = option("Weight decay, as in AdamW.", default=0.0, at_least=0.0)
     decay_all: bool = option("Decay every parameter, as in AdamW.", default=False)
 
-    def init(self, model: Any) -> AdafactorState:
-        """Return the state before the first update: zero means."""
+    def _init(self, model: Any) -> AdafactorState:
         leaves, rebuild = flatten_parameters(model)
         columns = _columns([zero_factors(leaf) for leaf in leaves], 3)
         return AdafactorState(0, *(rebuild(column, keep=False) for column in columns))
