@@ -262,7 +262,8 @@ def cudnn_plans(session: nox.Session) -> None:
 
 
 COMPILES = (
-    "with a C++ compiler, pip compiles the kernels: about two minutes without output; XFORMER_NATIVE=off skips this"
+    "with a C++ compiler, pip compiles the kernels: about two minutes without output, or more if other programs use "
+    "the cores; XFORMER_NATIVE=off skips this"
 )
 
 

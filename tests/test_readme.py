@@ -61,6 +61,7 @@ SHORTER["--text input.txt"] = "--text input.txt --max-steps 3"
 SHORTER["docs/recipes/tinyshakespeare.toml"] = shlex.quote(str(ROOT / "docs" / "recipes" / "tinyshakespeare.toml"))
 SHORTER["--batch 8 --length 128 --backend numpy --backend torch --backend jax --backend mlx --backend dpnp"] = "--quick"
 SHORTER["d_ff=128)"], SHORTER["max_new_tokens=8"] = "d_ff=128, num_layers=1)", "max_new_tokens=1"
+SHORTER["[chat], max_new_tokens=40"] = "[chat], max_new_tokens=1"
 SHORTER['connect("mpi")'], SHORTER["WorkerProcesses(4)"] = "None", "WorkerProcesses(1)"
 SMALL = """
 [model]

@@ -142,6 +142,9 @@ CASES = {
     "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
     "start is array([0, 1]); expected an integer": lambda: xf.masks.sliding_window(3, size=2, start=np.arange(2)),
     "batches is a tuple of arrays; expected an iterable of batches": lambda: fit(batches=(X, X)),
+    "ids has dtype float32 and shape (2, 3); expected integers, or floating rows of 9 elements": lambda: (
+        MODEL.embedding(X)
+    ),
     "optimizer is a Holder of tests; expected an optimizer of xformer": lambda: fit(optimizer=Holder(ONES)),
     "the parameters first.weight and second.weight are the same array": lambda: fit(model=Twice(NARROW, NARROW)),
     "all arrays of the model are frozen: use xformer.unfreeze": lambda: fit(model=xf.freeze(MODEL)),
@@ -155,7 +158,7 @@ CASES = {
     "unknown argument 'attention_mask'; use mask=(attention_mask != 0)[:, None, None, :]": lambda: MODEL(
         [[1, 2]], attention_mask=[[1, 1]]
     ),
-    "'output_hidden_states'; use xf.record(model, *names)": lambda: MODEL([[1]], output_hidden_states=True),
+    "'output_hidden_states'; use: with xf.record(model, names)": lambda: MODEL([[1]], output_hidden_states=True),
     "unknown argument 'seed'; use rng=xformer.Rng(seed)": lambda: xf.generate(MODEL, [[1]], do_sample=True, seed=1),
     "sum of torch got a traced array and would lose its gradient": lambda: torch_gradient(
         lambda torch, x: torch.sum(x)

@@ -18,7 +18,7 @@ import re
 import sys
 import textwrap
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
@@ -210,7 +210,7 @@ _TORCH_METHODS = {
     "num_parameters": "use model.parameter_count()",
     "parameters": "use model.named_parameters(); optimizers of xformer take none, see xformer.fit",
     "predict": "call the model: model(x)",
-    "register_buffer": "set it as a field in __init__; xformer.freeze keeps floating arrays from being trained",
+    "register_buffer": "set it as a field in __init__, and call model = xformer.freeze(model, name)",
     "register_parameter": "set it as a field in __init__; floating arrays are parameters",
     "requires_grad_": "use xformer.freeze(model)",
     "save": "use xformer.save_parameters(model, path)",
@@ -452,9 +452,7 @@ def with_fields(module: Any, **fields: Any) -> Any:
     Raises:
         ConfigError: For a name that is not a field.
     """
-    if unknown := fields.keys() - set(module.__fields__):
-        name = min(unknown)
-        raise ConfigError(f"{type(module).__name__} has no field {name!r}; {nearest_hint(name, module.__fields__)}")
+    _check_fields(module, fields)
     for name, value in fields.items():
         if is_array(getattr(module, name)) and isinstance(value, list | tuple | Real | str) and not is_array(value):
             raise ConfigError(f"{name} is {describe_type(value)}; expected an array, or None")
@@ -464,20 +462,38 @@ def with_fields(module: Any, **fields: Any) -> Any:
     return copy
 
 
-def freeze(tree: Any) -> Any:
-    """Return a tree whose arrays training does not change.
+def _check_fields(module: Module, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in module.__fields__:
+            raise ConfigError(f"{type(module).__name__} has no field {name!r}; {nearest_hint(name, module.__fields__)}")
 
-    They have no gradient and no optimizer state, and `named_trainable_parameters` leaves them out. To freeze a part of
-    a model, replace it: `with_fields(model, encoder=freeze(model.encoder))`.
+
+def freeze(tree: Any, *names: str) -> Any:
+    """Return a tree whose arrays, or some of them, training does not change.
+
+        model = xf.freeze(model, "embedding")
+
+    They have no gradient and no optimizer state, and `named_trainable_parameters` leaves them out.
 
     Args:
         tree: A Module, or tuples, lists and dicts of them; it is not changed.
+        names: Fields of a Module whose arrays are frozen, such as those of constants. Default: all.
 
     Raises:
-        ConfigError: If it has no Module.
+        ConfigError: If it has no Module, or no such field.
     """
-    if not _has_modules(tree):
-        raise ConfigError(f"freeze got {describe_type(tree)}; expected a Module, or a container of Modules")
+    if not _has_modules(tree) or (names and not isinstance(tree, Module)):
+        expected = "a Module" if names else "a Module, or a container of Modules"
+        raise ConfigError(f"freeze got {describe_type(tree)}; expected {expected}")
+    if names:
+        _check_fields(tree, names)
+        parts = {name: freeze(getattr(tree, name)) for name in names if _has_modules(getattr(tree, name))}
+        own = (
+            tree.__dict__.get(_FROZEN, frozenset())
+            .union(names)
+            .difference(name for name in names if isinstance(getattr(tree, name), Module))
+        )
+        return with_frozen(with_fields(tree, **parts), own)
     return map_modules(lambda module: with_frozen(module, frozenset(module.__fields__)), tree)
 
 

@@ -94,6 +94,7 @@ def test_the_help_of_each_command_has_an_example(xformer, command):
     ("arguments", "message"),
     [
         (["trian"], "no such command"),
+        (["chat"], "no such command 'chat'; use generate --chat"),
         (["train", "--sorce", "x"], "no such option"),
         (["train"], "missing option"),
         (["train", "--out", "run", "--seed", "many"], "--seed"),

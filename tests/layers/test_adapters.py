@@ -192,7 +192,7 @@ def test_a_frozen_model_generates_but_has_no_gradient():
 
 def test_a_frozen_part_keeps_its_arrays():
     model = xf.LanguageModel(CONFIG, seed=0)
-    frozen = with_fields(model, embedding=xf.freeze(model.embedding))
+    frozen = xf.freeze(model, "embedding")
     _, gradient = xf.value_and_grad(loss_fn)(frozen, IDS)
     _, full = xf.value_and_grad(loss_fn)(model, IDS)
     assert gradient.embedding.weight is None
@@ -212,6 +212,18 @@ def test_a_frozen_part_keeps_its_arrays():
 class Table(xf.Module):
     rows: dict[str, object]
     inner: tuple[object, ...]
+
+
+def test_fields_are_frozen_by_their_names():
+    table = xf.freeze(
+        Table({"a": np.ones(2), "b": (np.ones(3), np.ones(1))}, (xf.Linear(2, 2, init=0), np.ones(4))), "rows"
+    )
+    assert [name for name, _ in table.named_trainable_parameters()] == ["inner.0.weight", "inner.0.bias", "inner.1"]
+    assert not list(xf.freeze(table, "inner").named_trainable_parameters())
+    with pytest.raises(ConfigError, match="Table has no field 'row'; did you mean 'rows'"):
+        xf.freeze(table, "row")
+    with pytest.raises(ConfigError, match="freeze got a list; expected a Module"):
+        xf.freeze([table], "rows")
 
 
 def test_containers_of_arrays_are_frozen():

@@ -165,6 +165,8 @@ def _show_result(demo: Demo, task: DemoTask, translator: Translator, run: RunDir
     console.print(f"\nattention while writing {translations[row]!r}: {run.path / PICTURE}")
     console.print(f"explore it in the browser: {program()} serve --model {run.path}")
     console.print(f"translate more: echo '{sources[row]}' | {program()} translate --model {run.path}")
+    python = f"xformer.Translator.from_pretrained({str(run.path)!r})([{sources[row]!r}])"
+    console.print(f"the same from Python: {python}")
     console.print(
         f"train on your own text, one sentence per line: {program()} train --source train.de --target train.en "
         "--valid-source val.de --valid-target val.en --out run"

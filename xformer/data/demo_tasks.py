@@ -89,7 +89,7 @@ def numbers_task(
     splits = train, drawn[:num_valid], drawn[num_valid:held_out]
     return _make_task(
         "numbers",
-        "English number words to German",
+        f"English number words from 0 to {largest:,}, in lower case, to German",
         splits,
         lambda number: (english(number), german(number)),
         "bpe",

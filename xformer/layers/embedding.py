@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from xformer.backends import Array, array_namespace, device, extra, is_floating
+from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_floating
 from xformer.config import as_flag
+from xformer.errors import ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
@@ -54,6 +55,11 @@ class Embedding(Module):
         scale = self.factor * (math.sqrt(weight.shape[1]) if self.scale else 1.0)
         if not is_floating(ids.dtype):
             return embedding(weight, ids, scale=scale)
+        if not ids.shape or ids.shape[-1] != weight.shape[0]:
+            raise ShapeError(
+                f"ids has dtype {dtype_name(ids.dtype)} and shape {tuple(ids.shape)}; expected integers, or floating "
+                f"rows of {weight.shape[0]} elements"
+            )
         vectors = linear(as_dtype_of(ids, weight), weight)
         return vectors if scale == 1.0 else extra.cast_like(vectors * scale, vectors)
 

@@ -30,7 +30,7 @@ _MODELS: dict[str, type[BaseModel]] = {}
 _CHECK_CALL = check_arguments(
     attention_mask="use mask=(attention_mask != 0)[:, None, None, :], or lists of ids without padding",
     labels="compute the loss from the output, e.g. with xf.cross_entropy(logits, labels), which does not shift labels",
-    **dict.fromkeys(("output_attentions", "output_hidden_states"), "use xf.record(model, *names)(inputs)"),
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), "use: with xf.record(model, names) as activations"),
     past_key_values="to decode with a cache, use xf.generate or a pipeline",
     position_ids="positions are computed from the padding",
 )
