@@ -155,7 +155,7 @@ CASES = {
     ),
     "model is a str; expected a Module": lambda: xf.save_parameters("model.safetensors", WIDE),
     "model is the class Linear; expected a Module": lambda: xf.load_parameters(xf.Linear, "model.safetensors"),
-    "unknown argument 'attention_mask'; use mask=(attention_mask != 0)[:, None, None, :]": lambda: MODEL(
+    "unknown argument 'attention_mask'; pass lists of ids without padding, or (attention_mask != 0)": lambda: MODEL(
         [[1, 2]], attention_mask=[[1, 1]]
     ),
     "'output_hidden_states'; use: with xf.record(model, names)": lambda: MODEL([[1]], output_hidden_states=True),

@@ -52,7 +52,7 @@ def earlier(finished, tmp_path):
 
 def test_the_demo_from_text_to_plot(finished):
     directory, printed = finished
-    assert "English number words from 0 to 999,999, in lower case, to German" in " ".join(printed.split())
+    assert "English number words from 0 to 9,999, in lower case, to German" in " ".join(printed.split())
     assert "8 unseen sources: 0.0 % exactly right, BLEU " in printed
     assert "(of characters, since each line is one word)" in printed
     assert printed.count("  wrong  ") == 6

@@ -112,6 +112,7 @@ def test_templates_without_a_prompt_of_answers_and_with_one_in_any_case(tmp_path
         ([], "has no answer to learn"),
         (CHATS[0][:1], "has no answer to learn"),
         ([{"role": "user"}, {"content": "x"}], "a message is"),
+        ([{"role": "user", "text": "x"}], "a message is"),
         ("text", "messages is not a list of messages"),
         ([{"role": "assistant", "content": "\ud800"}], "got something that is not text"),
         ([{"role": "assistant", "content": 3}], "a message is"),

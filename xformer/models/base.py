@@ -28,7 +28,8 @@ from xformer.tree import Module, replace, with_fields
 _MODELS: dict[str, type[BaseModel]] = {}
 # Arguments of models of Hugging Face that have no counterpart.
 _CHECK_CALL = check_arguments(
-    attention_mask="use mask=(attention_mask != 0)[:, None, None, :], or lists of ids without padding",
+    attention_mask="pass lists of ids without padding, or (attention_mask != 0)[:, None, None, :] as mask or "
+    "source_mask",
     labels="compute the loss from the output, e.g. with xf.cross_entropy(logits, labels), which does not shift labels",
     **dict.fromkeys(("output_attentions", "output_hidden_states"), "use: with xf.record(model, names) as activations"),
     past_key_values="to decode with a cache, use xf.generate or a pipeline",

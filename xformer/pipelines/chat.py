@@ -128,9 +128,6 @@ class _Template:
         def mark(text: str) -> str:
             return text if pattern is None else pattern.sub(lambda match: match[0][0] + self.cut + match[0][1:], text)
 
-        for number, message in enumerate(messages, start=1):
-            if isinstance(message, Mapping) and not {"content", "tool_calls"} & message.keys():
-                raise DataError(f"message {number} has the keys {', '.join(message)}; expected role and content")
         self.messages = [
             {key: value if key == "role" else _map_texts(mark, value) for key, value in message.items()}
             if isinstance(message, Mapping)

@@ -312,8 +312,9 @@ class PretrainedTokenizer(BaseTokenizer):
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise DataError('messages is not a list of messages; expected [{"role": "user", "content": "..."}]')
         for message in messages:
-            content = message.get("content")
-            if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):
+            role, content = message.get("role"), message.get("content")
+            is_empty = message.keys().isdisjoint(("content", "tool_calls"))
+            if not isinstance(role, str) or not isinstance(content, str | list | None) or is_empty:
                 raise DataError(f'a message is {dict(message)!r}; expected {{"role": "user", "content": "..."}}')
         variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
         return render_chat_template(
