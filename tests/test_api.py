@@ -18,7 +18,6 @@ from typer.main import get_command
 
 from xformer.cli.main import COMMANDS, _make_app
 from xformer.config import Config, options_of
-from xformer.tree import AbsentMethod
 
 FILE = Path(__file__).parent / "public_api.txt"
 REFERENCE = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
@@ -58,8 +57,7 @@ def lines_of(module_name: str) -> list[str]:
         value, path = getattr(module, name), f"{module_name}.{name}"
         lines.append(f"{path}{signature(value)}" if callable(value) else path)
         if inspect.isclass(value) and value.__module__.startswith("xformer"):
-            own = (key for key, member in vars(value).items() if not isinstance(member, AbsentMethod))
-            for key in sorted(key for key in own if not key.startswith("_")):  # not those of base classes
+            for key in sorted(key for key in vars(value) if hasattr(value, key) and not key.startswith("_")):
                 member = getattr(value, key, None)
                 text = signature(member) if inspect.isroutine(member) else bounds(value).get(key, "")
                 lines.append(f"{path}.{key}{text}")

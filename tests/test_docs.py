@@ -114,4 +114,4 @@ def test_the_logo_is_the_icon_of_the_explorer() -> None:
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(with_examples(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(with_examples(path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")

@@ -15,6 +15,7 @@ from xformer.errors import XformerError
 from xformer.layers import quantize, sinusoidal
 from xformer.ops import attention, dropout, embedding, gelu, layer_norm, project_heads, rms_norm
 from xformer.ops.operation import explain, register
+from xformer.tracing.tracer import OTHER_NAMES
 from xformer.tree import with_fields
 
 MODEL = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=9, num_layers=1, d_model=8, num_heads=2, d_ff=8))
@@ -141,7 +142,7 @@ CASES = {
     "quantize is 'int4'; expected 'int8' or 'bfloat16'": lambda: xf.load_pretrained(LLAMA, quantize="int4"),
     "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
     "start is array([0, 1]); expected an integer": lambda: xf.masks.sliding_window(3, size=2, start=np.arange(2)),
-    "batches is a tuple of arrays; expected an iterable of batches": lambda: fit(batches=(X, X)),
+    "batches is a tuple of arrays of different shapes; pass [(x, y)]": lambda: fit(batches=(X, ONES)),
     "ids has dtype float32 and shape (2, 3); expected integers, or floating rows of 9 elements": lambda: (
         MODEL.embedding(X)
     ),
@@ -197,6 +198,23 @@ def test_names_of_other_libraries_lead_to_those_of_the_standard():
         xf.AdamW().step  # noqa: B018
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_what_the_hints_name_has_a_derivative(library):
+    xp, x = pytest.importorskip(library), np.asarray([[1.0, 2.0], [3.0, 5.0]])
+    names = {"xformer": xf, "minimum": 0.0, "maximum": 1.0, "value": 0.0, "shape": (4,), "axes": (1, 0), "size": 1}
+    for name, hint in OTHER_NAMES.items():
+        used = re.match(r"use (.*)", hint)[1].removeprefix("slices, as in ").split(" and ")[0].split(", or ")[0]
+        if name in ("backward", "detach", "item", "einsum"):
+            continue
+
+        def loss(x, used=used):
+            ns = xf.array_namespace(x)
+            given = {**names, "mask": xp.asarray(np.asarray([True, False])), "dtype": x.dtype}
+            return ns.sum(eval(used, {"xp": ns, "x": x, "y": x, **given}))
+
+        assert xf.grad(loss)(xp.asarray(x)).shape == x.shape
+
+
 def test_operators_and_keywords_of_torch_in_a_derivative():
     torch = pytest.importorskip("torch")
     x, ones = torch.arange(3.0), torch.ones(3)
@@ -204,7 +222,9 @@ def test_operators_and_keywords_of_torch_in_a_derivative():
     expected = x.clone().requires_grad_()
     (ones * expected - ones / (1 + expected) + (ones @ expected)).sum().backward()
     assert torch.allclose(gradient, expected.grad)
-    with pytest.raises(TypeError, match="sum got dim or keepdim; expected the names of the standard, axis"):
+    count = xf.grad(lambda x: xf.array_namespace(x).sum(x * torch.ones(xf.array_namespace(x).argmax(x) + 1)))(x)
+    assert count.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(TypeError, match="sum got dim= or keepdim= of torch; use axis= and keepdims="):
         xf.grad(lambda x: xf.array_namespace(x).sum(x, dim=0))(x)
 
 

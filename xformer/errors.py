@@ -207,6 +207,29 @@ def check_arguments(**hints: str) -> Callable[[Function], Function]:
     return decorate
 
 
+class _AbsentMethod:
+    """An attribute that is absent, also for hasattr, and whose error says what to use instead."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        self._name, self._hint = name, hint
+
+    def __get__(self, instance: Any, cls: type) -> Any:
+        hint = f"'{cls.__name__}' object has no attribute '{self._name}'; {self._hint}"
+        raise AttributeError(hint, name=self._name, obj=instance)
+
+
+def add_absent_methods(cls: type, hints: Mapping[str, str]) -> None:
+    """Let errors of attributes that only other libraries have say what to use instead; `dir` does not list them."""
+    for name, hint in hints.items():
+        setattr(cls, name, _AbsentMethod(name, hint))
+    listed: Any = cls.__dir__
+
+    def __dir__(self: Any) -> list[str]:
+        return [name for name in listed(self) if name not in hints or hasattr(self, name)]
+
+    cls.__dir__ = __dir__  # type: ignore[assignment]
+
+
 # --- Out of memory ----------------------------------------------------------------------------------------------------
 
 # Raised as RuntimeError by jax, by torch on a CPU, by Python, and by cuBLAS.

@@ -42,7 +42,7 @@ from xformer.backends import (
 )
 from xformer.backends.backend import loaded_backends, on_load
 from xformer.backends.namespaces import load_imported_backends
-from xformer.errors import ConfigError, ShapeError, check_arguments, describe_type, nearest_hint
+from xformer.errors import ConfigError, ShapeError, add_absent_methods, check_arguments, describe_type, nearest_hint
 from xformer.html import Markup, details, tag
 
 _SEQUENCES = (tuple, list)
@@ -51,6 +51,7 @@ _FROZEN = "_frozen"  # where a module has the names of its arrays that are not p
 _LAYOUT = "_layout"  # where a module caches the names of its leaves and branches: a training step needs them often
 _CLASSES: weakref.WeakSet[type[Module]] = weakref.WeakSet()
 _UNDER_CONSTRUCTION: set[int] = set()  # ids of modules
+_CONSTRUCTOR = "_is_constructor"  # an attribute of each `__init__` that is wrapped
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
@@ -64,8 +65,8 @@ class Module:
             bias: Array | None     # a leaf, or absent
             features: int          # static configuration
 
-    Any field that holds an array is a leaf, whatever its annotation. When `__init__` has ended, lists become tuples and
-    dicts read-only. With `init=False` a subclass inherits the constructor. Modules are pytrees of JAX and torch:
+    Any field that holds an array is a leaf, whatever its annotation. After `__init__`, lists become tuples, and dicts
+    become read-only. With `init=False` a subclass inherits the constructor. Modules are pytrees of JAX and torch:
     `jax.jit`, `jax.grad` and `torch.utils._pytree` take them as arguments.
     """
 
@@ -83,7 +84,7 @@ class Module:
         cls.__fields__ = tuple(field.name for field in fields)
         if generate_init and cls.__fields__ == inherited_fields:
             del cls.__init__  # a subclass without new fields inherits the constructor
-        if "__init__" in cls.__dict__:
+        if cls.__init__ is not object.__init__ and not hasattr(cls.__init__, _CONSTRUCTOR):
             cls.__init__ = _constructor(check_arguments()(cls.__init__))  # type: ignore[method-assign]
         cls.__array_fields__ = frozenset(field.name for field in fields if _ARRAY_TYPE.search(str(field.type)))
         scope: Any = vars(sys.modules.get(cls.__module__, object))
@@ -103,7 +104,8 @@ class Module:
                 f"{type(self).__name__} has no field {name!r}; annotate it in the class, as `{name}: ...`"
             )
         if id(self) not in _UNDER_CONSTRUCTION:
-            raise AttributeError(f"{type(self).__name__}.{name} is frozen; xf.tree.with_fields() makes a changed copy")
+            hint = f"xf.tree.with_fields(module, {name}=...) returns a changed copy"
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be set; {hint}")
         if name in self.__module_fields__ and isinstance(value, Real | str):  # as in EncoderLayer(512, 8, 2048)
             expected = self.__module_fields__[name].__name__
             raise ConfigError(f"{type(self).__name__} got {name}={value!r}; expected an instance of {expected}")
@@ -112,14 +114,10 @@ class Module:
             raise ConfigError(
                 f"{type(self).__name__}.{name} is a {received}; expected a layer of xformer, such as xf.Linear"
             )
-        self.__dict__.pop(_LAYOUT, None)  # of a module that was looked at while it is made
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"{type(self).__name__} is frozen")
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in _TORCH_METHODS or hasattr(self, name)]
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be deleted")
 
     def __repr__(self) -> str:
         return _format(self, depth=2)
@@ -166,7 +164,7 @@ class Module:
 
 
 def _constructor(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a module immutable when its constructor, with those that it calls by `super`, has ended."""
+    """Wrap `__init__` so that the module becomes immutable when the outermost constructor returns."""
 
     @functools.wraps(function)
     def __init__(self: Module, *args: Any, **keywords: Any) -> None:
@@ -181,10 +179,11 @@ def _constructor(function: Callable[..., None]) -> Callable[..., None]:
             _UNDER_CONSTRUCTION.remove(id(self))
         fields = self.__dict__
         if missing := [name for name in self.__fields__ if name not in fields and not hasattr(type(self), name)]:
-            raise ConfigError(f"{type(self).__name__} has no value of {missing[0]!r}; set it in __init__")
+            raise ConfigError(f"{type(self).__name__}.__init__ does not set the field {missing[0]!r}")
         fields.update({name: _immutable(name, fields[name]) for name in self.__fields__ if name in fields})
-        fields[_LAYOUT] = _Layout(self)  # torch.compile traces a model again whose parts get new attributes
+        _layout(self)  # torch.compile traces a model again whose parts get new attributes
 
+    setattr(__init__, _CONSTRUCTOR, True)
     return __init__
 
 
@@ -221,19 +220,7 @@ _TORCH_METHODS = {
 }
 
 
-class AbsentMethod:
-    """An attribute that is absent, also for hasattr, and whose error says what to use instead."""
-
-    def __init__(self, name: str, hint: str) -> None:
-        self._name, self._hint = name, hint
-
-    def __get__(self, instance: Any, cls: type) -> Any:
-        hint = f"'{cls.__name__}' object has no attribute '{self._name}'; {self._hint}"
-        raise AttributeError(hint, name=self._name, obj=instance)
-
-
-for _name, _hint in _TORCH_METHODS.items():
-    setattr(Module, _name, AbsentMethod(_name, _hint))
+add_absent_methods(Module, _TORCH_METHODS)
 
 
 def _move(array: Array, xp: Namespace | None, dtype: DType | str | None, target: Device) -> Array:
@@ -454,7 +441,7 @@ def with_fields(module: Any, **fields: Any) -> Any:
     """
     _check_fields(module, fields)
     for name, value in fields.items():
-        if is_array(getattr(module, name)) and isinstance(value, list | tuple | Real | str) and not is_array(value):
+        if is_array(getattr(module, name, None)) and isinstance(value, list | tuple | str):
             raise ConfigError(f"{name} is {describe_type(value)}; expected an array, or None")
     copy = object.__new__(type(module))
     copy.__dict__.update(module.__dict__ | {name: _immutable(name, value) for name, value in fields.items()})
@@ -464,36 +451,36 @@ def with_fields(module: Any, **fields: Any) -> Any:
 
 def _check_fields(module: Module, names: Iterable[str]) -> None:
     for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"a field is {name!r}; expected a name")
         if name not in module.__fields__:
             raise ConfigError(f"{type(module).__name__} has no field {name!r}; {nearest_hint(name, module.__fields__)}")
 
 
 def freeze(tree: Any, *names: str) -> Any:
-    """Return a tree whose arrays, or some of them, training does not change.
+    """Return a copy of a tree in which all arrays, or those of some fields, are not trained.
 
         model = xf.freeze(model, "embedding")
 
     They have no gradient and no optimizer state, and `named_trainable_parameters` leaves them out.
 
     Args:
-        tree: A Module, or tuples, lists and dicts of them; it is not changed.
-        names: Fields of a Module whose arrays are frozen, such as those of constants. Default: all.
+        tree: A Module, or tuples, lists and dicts of them.
+        names: Names of the fields of a Module to freeze. Default: all.
 
     Raises:
-        ConfigError: If it has no Module, or no such field.
+        ConfigError: If it has no Module, or a field does not exist or has no arrays.
     """
     if not _has_modules(tree) or (names and not isinstance(tree, Module)):
         expected = "a Module" if names else "a Module, or a container of Modules"
         raise ConfigError(f"freeze got {describe_type(tree)}; expected {expected}")
     if names:
         _check_fields(tree, names)
+        if without := [name for name in names if not flatten(getattr(tree, name))[0]]:
+            raise ConfigError(f"{type(tree).__name__}.{without[0]} has no arrays to freeze")
         parts = {name: freeze(getattr(tree, name)) for name in names if _has_modules(getattr(tree, name))}
-        own = (
-            tree.__dict__.get(_FROZEN, frozenset())
-            .union(names)
-            .difference(name for name in names if isinstance(getattr(tree, name), Module))
-        )
-        return with_frozen(with_fields(tree, **parts), own)
+        arrays = {name for name in names if not isinstance(getattr(tree, name), Module)}
+        return with_frozen(with_fields(tree, **parts), tree.__dict__.get(_FROZEN, frozenset()) | arrays)
     return map_modules(lambda module: with_frozen(module, frozenset(module.__fields__)), tree)
 
 
@@ -604,7 +591,9 @@ class _Layout:
 def _layout(node: Module) -> _Layout:
     layout: _Layout | None = node.__dict__.get(_LAYOUT)
     if layout is None:
-        layout = node.__dict__[_LAYOUT] = _Layout(node)
+        layout = _Layout(node)
+        if id(node) not in _UNDER_CONSTRUCTION:
+            node.__dict__[_LAYOUT] = layout
     return layout
 
 

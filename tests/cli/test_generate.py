@@ -183,7 +183,9 @@ def test_a_conversation_is_typed_on_a_terminal(tmp_path):
         for message in ("what is two ?", "five", "\x04"):
             printed = b""
             while not printed.endswith(b"> "):
-                printed += os.read(leader, 1000)
+                chunk = os.read(leader, 1000)
+                assert chunk
+                printed += chunk
             if len(chat) > 1:
                 answer = generator([chat], max_new_tokens=4)[0]
                 assert answer in printed.decode().replace("\r\n", "\n")

@@ -224,6 +224,10 @@ def test_fields_are_frozen_by_their_names():
         xf.freeze(table, "row")
     with pytest.raises(ConfigError, match="freeze got a list; expected a Module"):
         xf.freeze([table], "rows")
+    with pytest.raises(ConfigError, match=r"a field is \['rows'\]; expected a name"):
+        xf.freeze(table, ["rows"])
+    with pytest.raises(ConfigError, match=r"LanguageModel\.config has no arrays to freeze"):
+        xf.freeze(xf.LanguageModel(CONFIG, seed=0), "config")
 
 
 def test_containers_of_arrays_are_frozen():

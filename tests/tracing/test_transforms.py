@@ -497,7 +497,7 @@ def test_an_array_that_escaped_an_error_raises():
 def test_a_function_without_a_rule_raises_on_tracked_arrays(name):
     arguments = {"full": lambda x: ((2,), x), "linspace": lambda x: (0.0, x, 3), "arange": lambda x: (x,)}
     call = arguments.get(name, lambda x: (x,))
-    with pytest.raises(NotImplementedError, match=f"{name} has no derivative rule; add one by"):
+    with pytest.raises(NotImplementedError, match=f"{name} has no derivative rule; define one with"):
         grad(lambda x: total(getattr(array_namespace(x), name)(*call(x))))(np.asarray(2.0))
 
 

@@ -16,7 +16,7 @@ from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option, take_options
 from xformer.config import Config, field_names, option
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, XformerError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, Prompt, TextGenerator
@@ -51,6 +51,7 @@ context of the model are refused; with --context slide, its first half is droppe
 """
 _NO_PROMPT = "--chat needs a prompt; add --prompt or --input, or write to standard input"
 _SEPARATOR = "-" * 15
+_END_OF_INPUT = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 
 
 class InputOptions(Config):
@@ -108,7 +109,8 @@ def generate(
     if is_open and sys.stdin is not None and not sys.stdin.isatty():
         source = _io.STANDARD
     is_conversation = inputs.chat and is_open and source is None
-    if is_conversation and (inputs.json or output != _io.STANDARD or not sys.stdout.isatty()):
+    is_terminal = sys.stdin is not None and sys.stdout is not None and sys.stdout.isatty()
+    if is_conversation and (inputs.json or output != _io.STANDARD or not is_terminal):
         raise ConfigError(_NO_PROMPT)
     prompts = list(inputs.prompt) or [""]
     corpus = CorpusOptions.pop_from(settings)
@@ -137,7 +139,7 @@ def generate(
         _print_stream("" if inputs.chat else prompts[0], pipeline.stream(prompt, config, **options))
         return
     if is_conversation:
-        raise ConfigError("a conversation has one answer at a time; omit --num-beams and --num-return-sequences")
+        raise ConfigError("a conversation has one answer at a time; add --num-beams 1 --num-return-sequences 1")
     number = 0
     with _io.open_output(output) as write:
         for chunk in _read_prompts(prompts, source):
@@ -192,11 +194,17 @@ def _converse(pipeline: TextGenerator, config: GenerationConfig, options: dict[s
     """Answer the messages that are typed, each as a part of the whole conversation."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # lets input() edit and repeat lines
-    make_console(stderr=True).print("type a message; Ctrl-D ends the conversation")
+    console = make_console(stderr=True)
+    console.print(f"type a message; {_END_OF_INPUT} ends the conversation")
     chat = [] if system is None else [{"role": "system", "content": system}]
     while (text := _read_message()) is not None:
-        chat.append({"role": "user", "content": text})
-        chat.append({"role": "assistant", "content": _print_stream("", pipeline.stream(chat, config, **options))})
+        message = {"role": "user", "content": text}
+        try:
+            answer = _print_stream("", pipeline.stream([*chat, message], config, **options))
+        except XformerError as error:  # such as a conversation that is longer than the context
+            console.print(f"error: {error}")
+        else:
+            chat += [message, {"role": "assistant", "content": answer}]
 
 
 def _read_message() -> str | None:
@@ -229,7 +237,7 @@ def _read_prompts(prompts: list[str], source: str | None) -> Iterable[list[str]]
     if source is None:
         return [prompts]
     if _io.is_terminal(source):
-        make_console(stderr=True).print("type a prompt; Ctrl-D ends the input")
+        make_console(stderr=True).print(f"type a prompt; {_END_OF_INPUT} ends the input")
     return _io.read_chunks(source) if _io.is_stream(source) else [_io.read_all(source)]
 
 

@@ -34,9 +34,9 @@ COMMANDS = {
 
 # What other programs call commands.
 _OTHER_COMMANDS = {
-    "chat": "; use generate --chat",
-    "convert": "; use export",
-    "finetune": "; use train --init or train-lm --init",
+    "chat": "generate --chat",
+    "convert": "export",
+    "finetune": "train --init or train-lm --init",
 }
 
 HELP = """Run public checkpoints, and train translators, summarizers and language models, on any array library.
@@ -164,7 +164,7 @@ def _message(error: Exception) -> str | None:
         message = error.format_message().strip().rstrip(".")
         context = getattr(error, "ctx", None)
         command = "xformer" if context is None else context.command_path
-        hint = next((hint for name, hint in _OTHER_COMMANDS.items() if f"command '{name}'" in message), "")
+        hint = next((f"; use {hint}" for name, hint in _OTHER_COMMANDS.items() if f"command '{name}'" in message), "")
         return f"{message[:1].lower()}{message[1:]}{hint}; see: {command} --help"
     if isinstance(error, XformerError):
         return str(error)

@@ -216,6 +216,7 @@ def copy_pretrained(source: Path, target: Path) -> None:
 
     Raises:
         CheckpointError: If a file cannot be read or written.
+        ConfigError: If no family computes the same as a GGUF file.
     """
     load_tokenizer(source).save(target)
     if (gguf := find_gguf(source)) is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xformer.errors import ConfigError, how_to_install
+from xformer.errors import ConfigError, describe_type, how_to_install
 from xformer.export import OnnxExport, export_ctranslate2, export_onnx, export_web, find_runtime
 from xformer.families import load_pretrained, save_lora, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
@@ -18,7 +18,7 @@ from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
 from xformer.io import atomic_directory, atomic_write, load_arrays, read_json, write_json
 from xformer.layers import lora
-from xformer.models import BaseModel, ImageEncoder, Transformer, load
+from xformer.models import BaseModel, ImageEncoder, LanguageModel, Transformer, load
 from xformer.pipelines.loading import pipeline_class
 from xformer.pipelines.seq2seq import TextToText
 from xformer.pipelines.text_generation import TextGenerator
@@ -72,12 +72,13 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
     run = RunDirectory(directory)
     if is_public(directory):
         source = _open(directory)
+        if not isinstance(source.model, LanguageModel | Transformer):
+            raise ConfigError(f"{directory} has {describe_type(source.model)}; expected a model that generates text")
         save_pretrained(source.model, output)
         source.write_tokenizers(source.model, output)
-        model_type = read_json(output / "config.json", "configuration")["model_type"]
     elif (pretrained := run.pretrained_files()) is not None:
         copy_pretrained(pretrained, output)
-        model_type = save_with_config(load(run.model), pretrained / "config.json", output)
+        save_with_config(load(run.model), pretrained / "config.json", output)
     else:
         tokenizers, model = Tokenizers.load(run).by_side(), load(run.model)
         save_pretrained(model, output)
@@ -85,8 +86,7 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
             base = GenerationConfig().length_penalty_base  # of runs; transformers ignores it
             write_json(path, {**read_json(path, "generation settings"), "length_penalty_base": base})
         _write_tokenizers(tokenizers, model, output)
-        model_type = read_json(output / "config.json", "configuration")["model_type"]
-    return f"as a model of type {model_type}"
+    return f"as a model of type {read_json(output / 'config.json', 'configuration')['model_type']}"
 
 
 def _to_peft(directory: Path, output: Path) -> str:

@@ -73,7 +73,9 @@ class GradTrace:
         except AttributeError:
             if name not in OTHER_NAMES:
                 raise
-            raise AttributeError(f"{self.base.__name__} has no function {name!r}; {OTHER_NAMES[name]}") from None
+            raise AttributeError(
+                f"the namespace of {backend_name(self.base)} has no function {name!r}; {OTHER_NAMES[name]}"
+            ) from None
         setattr(self, name, value)
         return value
 

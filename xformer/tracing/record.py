@@ -120,8 +120,8 @@ def _unwrap_static(trace: Any, name: str, arguments: Any) -> Any:
         hint = "by keyword; pass arrays by position" if isinstance(arguments, dict) else "as an argument without a rule"
         raise DifferentiationError(f"{name} got a traced array {hint}, or use stop_gradient(x)")
     if isinstance(arguments, dict):
-        if "dim" in arguments or "keepdim" in arguments:  # which torch takes, and derivatives do not
-            raise TypeError(f"{name} got dim or keepdim; expected the names of the standard, axis and keepdims")
+        if "dim" in arguments or "keepdim" in arguments:  # names of torch, which the derivative rules lack
+            raise TypeError(f"{name} got dim= or keepdim= of torch; use axis= and keepdims=")
         return {key: trace.unwrap(value) for key, value in arguments.items()}
     return trace.unwrap(arguments)
 
@@ -206,7 +206,7 @@ def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
         if not is_constant and (name in _VIEWS or any(map(trace.depends, (*args, *keywords.values())))):
             if name in DECOMPOSITIONS:
                 return DECOMPOSITIONS[name](trace, *args, **keywords)
-            hint = OTHER_NAMES.get(name, "add one by xformer.tracing.defvjp, or use stop_gradient(x)")
+            hint = OTHER_NAMES.get(name, "define one with xformer.tracing.defvjp, or use stop_gradient(x)")
             raise DifferentiationError(f"{name} has no derivative rule; {hint}")
         unwrapped = {key: trace.unwrap(value) for key, value in keywords.items()}
         return trace.wrap(function(*map(trace.unwrap, args), **unwrapped))

@@ -24,9 +24,9 @@ OTHER_NAMES = {
     **dict.fromkeys(("flatten", "ravel", "view"), "use xp.reshape(x, shape)"),
     **{name: f"use xformer.ops.{name}(x)" for name in ("gelu", "relu", "silu", "softmax")},
     "item": "use float(xformer.stop_gradient(x))",
-    "log_softmax": "use x - xp.expand_dims(xformer.ops.logsumexp(x), axis=-1)",
+    "log_softmax": "use xp.log(xformer.ops.softmax(x))",
     **dict.fromkeys(("masked_fill", "masked_fill_"), "use xp.where(mask, value, x)"),
-    "norm": "use xp.linalg.vector_norm(x)",
+    "norm": "use xp.sqrt(xp.sum(x * x))",
     "sigmoid": "use 1 / (1 + xp.exp(-x))",
     **dict.fromkeys(("swapaxes", "transpose"), "use xp.permute_dims(x, axes)"),
     "unsqueeze": "use xp.expand_dims(x, axis=0)",
@@ -96,7 +96,10 @@ class Tracer:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Raise a TypeError, after which torch calls the reflected operator for `tensor * x`."""
+        """Refuse functions of torch. BackendError is a TypeError, so torch then tries `x.__rmul__` for `tensor * x`."""
+        values = [*args, *(kwargs or {}).values()]
+        if not any(_depends(value) for value in values):  # such as torch.zeros(n)
+            return function(*map(_constant, args), **{key: _constant(value) for key, value in (kwargs or {}).items()})
         name = getattr(function, "__name__", "a function")
         hint = OTHER_NAMES.get(name, "use the functions of xp = array_namespace(x), as in xp.sum(x)")
         hint = "use xformer.cross_entropy(logits, labels)" if name == "cross_entropy" else hint
@@ -176,6 +179,18 @@ class Tracer:
 
     def __iter__(self) -> Any:
         return iter(self._namespace.unstack(self, axis=0))
+
+
+def _depends(value: Any) -> bool:
+    """Return whether a value, or an item of it, depends on the inputs of a trace."""
+    return value._index >= 0 if type(value) is Tracer else isinstance(value, tuple | list) and any(map(_depends, value))
+
+
+def _constant(value: Any) -> Any:
+    """Return the value of a constant, also in tuples and lists."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_constant, value))
+    return value._value if type(value) is Tracer else value
 
 
 def _binary(name: str) -> tuple[Any, Any]:

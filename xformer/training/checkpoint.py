@@ -96,11 +96,11 @@ def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
-    """Return the model with the parameters that `save_parameters` wrote; the one that is passed stays as it is.
+    """Return the model with the parameters that `save_parameters` wrote; the model passed in is unchanged.
 
     Args:
         model: A Module of the same structure; its backend, dtype and device are kept.
-        path: The file, or the `run_dir` of a call of `fit`.
+        path: The file, or the directory passed to `fit` as `run_dir`.
 
     Raises:
         CheckpointError: If the file is missing or damaged.
@@ -115,7 +115,7 @@ def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
 
 def _check_module(model: Any) -> None:
     if not isinstance(model, Module):
-        raise ConfigError(f"model is {describe_type(model)}; expected a Module, and the path after it")
+        raise ConfigError(f"model is {describe_type(model)}; expected a Module as the first argument")
 
 
 def _trees(state: Any) -> dict[str, Any]:

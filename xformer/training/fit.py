@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xformer.backends import array_namespace, backend_of, device, from_host, to_host_together
+from xformer.backends import array_namespace, backend_of, device, from_host, is_floating, to_host_together
 from xformer.config import check_count
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import (
@@ -148,8 +148,9 @@ def fit(
     if loop.is_incomplete:
         limit = "" if loop.max_steps == math.inf else f" of {loop.max_steps}"
         _LOG.warning("training ended after step %d%s: %s", loop.step, limit, reason)
-    elif not loop.history:
-        _LOG.warning("%s has a training that ended after step %d; pass more steps to continue it", run_dir, loop.step)
+    elif run_dir is not None and not loop.history and loop.step >= loop.max_steps:
+        message = "the training in %s had already ended after step %d; pass a larger number of steps to continue it"
+        _LOG.warning(message, run_dir, loop.step)
     return loop.model, loop.history
 
 
@@ -556,8 +557,8 @@ def _check_arguments(
             "with xformer.lora(model)"
         )
     if not flatten_parameters(model)[0]:
-        is_any = any(True for _ in model.named_parameters()) if isinstance(model, Module) else False
-        problem = "are frozen: use xformer.unfreeze" if is_any else "have dtypes of integers or booleans"
+        is_frozen_model = any(is_floating(array.dtype) for array in flatten(model)[0])
+        problem = "are frozen: use xformer.unfreeze" if is_frozen_model else "have dtypes of integers or booleans"
         raise ConfigError(f"all arrays of the model {problem}; expected at least one parameter, a floating array")
     if is_packed(model):
         raise ConfigError("the model is packed for inference; train model.unpack()")
@@ -569,10 +570,8 @@ def _check_arguments(
         pass
     except TypeError as error:
         raise ConfigError(f"loss_fn cannot be called as loss_fn(model, batch, rng): {error}") from error
-    if isinstance(batches, tuple) and batches and all(map(is_array, batches)):
-        raise ConfigError(
-            "batches is a tuple of arrays; expected an iterable of batches: put a single batch in brackets"
-        )
+    if isinstance(batches, tuple) and all(map(is_array, batches)) and len({tuple(x.shape) for x in batches}) > 1:
+        raise ConfigError("batches is a tuple of arrays of different shapes; pass [(x, y)] if they are one batch")
     if not callable(batches) and not isinstance(batches, Iterable):
         raise ConfigError(f"batches is {batches!r}; expected an iterable, or a function of the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):

@@ -14,14 +14,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from xformer.backends import Array, assign
 from xformer.config import Config, option
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import ConfigError, ShapeError, add_absent_methods
 from xformer.ops.adafactor import adafactor, zero_factors
 from xformer.ops.adam import adam, zero_moment
 from xformer.ops.muon import muon
 from xformer.ops.sgd import sgd
 from xformer.threads import blas_threads, parallel_map
 from xformer.training.data_parallel import is_numpy
-from xformer.tree import AbsentMethod, Module, check_same_count, flatten, flatten_parameters, is_array, map_parameters
+from xformer.tree import Module, check_same_count, flatten, flatten_parameters, is_array, map_parameters
 
 
 class Optimizer(Protocol):
@@ -67,14 +67,16 @@ class _Optimizer(Config):
         """Return the state before the first update.
 
         Raises:
-            ConfigError: If two parameters are the same array, which updates would separate.
+            ConfigError: If two parameters are the same array, which an update would replace by two different arrays.
         """
-        names: dict[int, str] = {}
-        for name, array in model.named_trainable_parameters() if isinstance(model, Module) else ():
+        names: dict[int, Any] = {}
+        is_module = isinstance(model, Module)
+        named = model.named_trainable_parameters() if is_module else enumerate(flatten_parameters(model)[0])
+        for name, array in named:
             if (other := names.setdefault(id(array), name)) != name:
                 raise ConfigError(
-                    f"the parameters {other} and {name} are the same array, and training would separate them; keep the "
-                    "shared module or array in one field, and use it in several places of __call__"
+                    f"the parameters {other} and {name} are the same array, which an update would replace by two; keep "
+                    "a shared module or array in one field, and use it in several places of __call__"
                 )
         return self._init(model)
 
@@ -125,8 +127,10 @@ def _check_shapes(name: str, leaves: Sequence[Array], arrays: Sequence[Array]) -
             )
 
 
-for _name in ("state_dict", "step", "zero_grad"):
-    setattr(_Optimizer, _name, AbsentMethod(_name, "use xformer.fit, or train_step in a loop of your own"))
+add_absent_methods(
+    _Optimizer,
+    dict.fromkeys(("state_dict", "step", "zero_grad"), "use xformer.fit, or train_step in a loop of your own"),
+)
 
 
 class AdamState(NamedTuple):
