@@ -121,7 +121,7 @@ ANSWER = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", 
         ([json.dumps({"messages": LINES[0]})], "chats has too few conversations; expected 1 to train on, 1 for valid"),
         (["", ""], "chats has too few conversations"),
         ([json.dumps({"messages": LINES[0][:1]})] * 2, "chats line 1: the conversation has no answer to learn"),
-        ([json.dumps({"messages": [{"role": "user", "text": "x"}]})] * 2, "chats line 1: .* no attribute 'content'"),
+        ([json.dumps({"messages": [{"role": "user", "text": "x"}]})] * 2, "chats line 1: a message is"),
         ([json.dumps({"messages": [{"role": "user", "content": 3}]})] * 2, "chats line 1: a message is"),
         (
             [json.dumps({"messages": LINES[0]})] * 2 + [json.dumps({"messages": LINES[0] * 4})],

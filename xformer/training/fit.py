@@ -576,7 +576,7 @@ def _check_arguments(
         raise ConfigError(f"batches is {batches!r}; expected an iterable, or a function of the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):
         library = type(optimizer).__module__.split(".")[0]
-        received = f"{describe_type(optimizer)}{'' if library == 'builtins' else f' of {library}'}"
+        received = describe_type(optimizer) + ("" if library in ("builtins", "xformer") else f" of {library}")
         raise ConfigError(f"optimizer is {received}; expected an optimizer of xformer, e.g. xf.AdamW()")
     if not callable(learning_rate) and (not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool)):
         raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
