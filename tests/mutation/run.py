@@ -176,6 +176,10 @@ class Recorder:
         self.loop(session)
         return True
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:  # the import of a file of tests
+            self.failed.append("import")
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.start = time.process_time()
         if self.coverage is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
+from tests.distributed.ranks import run_ranks
 from xformer import Rng, Transformer, TransformerConfig, value_and_grad
 from xformer.backends import resolve
 from xformer.data.pairs import Batch, TokenPairs
@@ -45,6 +46,15 @@ def test_shards_add_up_to_the_batch(model, batch):
         assert float(sharded_value) == pytest.approx(float(value), rel=1e-12)
         assert type(sharded) is Transformer
         for one, other in zip(flatten(sharded)[0], flatten(grads)[0], strict=True):
+            assert_close(one, other, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_ranks_add_up_to_the_batch(model, batch, size):
+    value, grads = value_and_grad(LOSS)(model, batch, None)
+    for actual_value, actual in run_ranks(size, lambda ranks: data_parallel(8, communicator=ranks)(LOSS)(model, batch)):
+        assert float(actual_value) == pytest.approx(float(value), rel=1e-12)
+        for one, other in zip(flatten(actual)[0], flatten(grads)[0], strict=True):
             assert_close(one, other, tolerance=1e-12)
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import library_or_skip
 from tests.reference import raises_line
 from xformer.backends import Array, array_namespace, from_host, to_host
+from xformer.distributed import SingleProcess
 from xformer.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingError
 from xformer.layers.dropout import Dropout
 from xformer.training import (
@@ -248,8 +249,14 @@ def test_callbacks_get_every_event_and_may_stop_training(tmp_path):
 
     run(callbacks=[stop], run_dir=tmp_path / "run")
     assert [type(event) for event in events] == [Start, Step, Step, Step, End, Checkpoint]
-    assert events[-2] == End(3, "stopped by stop")
+    assert events[-2] == End(3, "stopped by stop", is_interrupted=False)
     run(callbacks=[lambda event, loop: "it is enough"], steps=100)
+
+
+def test_callbacks_see_the_communicator_of_fit():
+    communicator, seen = SingleProcess(), []
+    run(communicator=communicator, callbacks=[lambda event, loop: seen.append(loop.communicator)])
+    assert all(each is communicator for each in seen)
 
 
 def test_an_early_end_is_reported(caplog):
@@ -367,6 +374,20 @@ def test_a_finished_run_makes_no_more_steps(tmp_path):
     assert [step.step for step in more] == [7, 8]
 
 
+def test_a_loop_that_is_resumed_by_hand_continues_the_clock(tmp_path):
+    options = {"optimizer": Adam(), "learning_rate": 0.05, "steps": 6, "run_dir": tmp_path}
+    first, second = (TrainingLoop(Regression(), squared_error, make_batches(), **options) for _ in range(2))
+    first.run()
+    second.resume()
+    assert second.step == 6
+    assert second.minutes > first.history[-1].minutes
+
+
+def test_the_log_has_the_first_step_and_every_tenth(tmp_path):
+    run(run_dir=tmp_path, steps=21)
+    assert [event["step"] for event in TrainingFiles(tmp_path).read_log()] == [1, 10, 20]
+
+
 def test_the_directory_is_created_before_the_first_update(tmp_path):
     (tmp_path / "file").write_text("")
     calls = []
@@ -450,6 +471,7 @@ def test_running_out_of_memory_names_the_step():
         ({"save_every_minutes": "5"}, "save_every_minutes is '5'; expected a number of at least 0"),
         ({"learning_rate": math.nan}, "learning_rate is nan at step 1; expected a finite number"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; expected a number above 0"),
+        ({"max_grad_norm": "1"}, "max_grad_norm is '1'; expected a number above 0"),
     ],
 )
 def test_invalid_options_are_refused(options, message):
