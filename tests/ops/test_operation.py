@@ -1,13 +1,16 @@
-"""Half precision on libraries that need upcasts: one rounding, the same dtype, and kernels for the upcast arrays."""
+"""Half precision on libraries that need upcasts: one rounding, the same dtype, their kernels; ranges of arguments."""
+
+import math
 
 import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
 from tests.ops.replace_kernels import replace_kernels
-from tests.reference import weighted_sum
+from tests.reference import raises_line, weighted_sum
 from xformer import ops
 from xformer.backends import dtype_named
+from xformer.errors import ConfigError, DataError
 from xformer.ops import (
     Kernel,
     attention,
@@ -22,6 +25,7 @@ from xformer.ops import (
     softmax,
 )
 from xformer.ops.activations.definition import _gelu
+from xformer.ops.operation import Signature
 from xformer.tracing import grad, vjp
 
 SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # of the numbers from 1 to 2
@@ -152,3 +156,26 @@ def test_the_largest_number_is_an_option():
     largest = np.finfo("float64").max
     for scale in (largest, -largest):
         assert ops.embedding(np.ones((2, 1)), np.asarray([0]), scale=scale) == scale
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ops.rms_norm(x, x[0], epsilon=-1.0), "rms_norm got epsilon -1.0; expected a number from 0 to"),
+        (lambda x: ops.layer_norm(x, x[0], None, epsilon=math.nan), "layer_norm got epsilon nan; expected a number"),
+        (lambda x: ops.attention(x, x, x, scale=math.inf), "attention got scale inf; expected a finite number"),
+        (lambda x: ops.embedding(x, np.asarray([0]), scale="1"), "embedding got scale '1'; expected a finite number"),
+    ],
+)
+def test_options_outside_of_their_range_are_refused(call, message):
+    with raises_line(ConfigError, f"^{message}"):
+        call(np.ones((2, 3)))
+
+
+def test_integers_of_a_signature_stay_below_a_size():
+    signature = Signature("table: (rows, n) float, ids: (m) int[0, rows), weights: (m) float[0, inf) -> (m, n)", {})
+    table, weights = np.ones((2, 3)), np.ones(2)
+    signature.check("gather", (table, np.asarray([0, 1]), weights))
+    for ids, span in (([0, 2], "0 to 2"), ([-1, 1], "-1 to 1")):
+        with raises_line(DataError, f"^gather got ids from {span}; expected 0 to 1, as rows is 2$"):
+            signature.check("gather", (table, np.asarray(ids), weights))
