@@ -11,8 +11,8 @@ import pytest
 from tests.tracing.cases import ROWS, Row
 from tests.tracing.gradcheck import check
 from xformer import ops
-from xformer.backends import array_namespace, extra
-from xformer.tracing import grad
+from xformer.backends import array_namespace, extra, resolve
+from xformer.tracing import grad, vjp
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SEQUENCE_RULES
 
 array_api_strict = pytest.importorskip("array_api_strict", reason="it says which functions there are")
@@ -128,6 +128,14 @@ def test_casts_pass_gradients_in_the_dtype_of_each_side():
     assert seen == [np.float32]
     assert result.dtype == np.float64
     np.testing.assert_allclose(result, 3.0 * x**2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cumulative_sum", "cumulative_prod", "prod", "var"])
+def test_float32_stays_float32(name):
+    x = np.asarray([1.5, -0.5, 0.3, 2.0], dtype=np.float32)
+    result, pull = vjp(lambda x: getattr(array_namespace(x), name)(x), x)
+    assert result.dtype == pull(np.ones_like(result))[0].dtype == np.float32
+    np.testing.assert_allclose(result, getattr(resolve("numpy"), name)(x), rtol=1e-6)
 
 
 def test_a_cast_to_integers_or_booleans_is_a_constant():

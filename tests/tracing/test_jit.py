@@ -112,6 +112,13 @@ def test_each_signature_is_recorded():
     assert len(shapes) == 8
 
 
+def test_arrays_may_be_passed_by_keyword():
+    jitted = xf.jit(lambda x, *, scale, shift: x * scale + shift["by"])
+    for value in (1.0, 2.0, 3.0):
+        result = jitted(np.ones(2), shift={"by": np.asarray(value)}, scale=np.full(2, value))
+        assert result.tolist() == [2.0 * value] * 2
+
+
 def test_a_module_is_read_in_place_and_another_one_is_recorded_again():
     model, other = translator(), translator(activation="gelu")
     jitted, (source, target, _) = xf.jit(lambda model, *ids: model(*ids)), next(iter(batches()))
@@ -507,6 +514,9 @@ def test_inside_a_derivative_and_inside_another_jitted_function():
     jitted, x = xf.jit(gradient), np.asarray([0.5, 2.0])
     for _ in range(3):
         np.testing.assert_allclose(jitted(x), np.cos(x) * x)
+    at_a_constant = xf.jit(lambda x: xf.grad(lambda y: array_namespace(y).sum(y * y * x))(np.ones(2)))
+    for value in (1.0, 2.0, 3.0):
+        assert at_a_constant(np.full(2, value)).tolist() == [2.0 * value] * 2
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "array_api_strict"])
@@ -520,6 +530,16 @@ def test_other_libraries(name):
         np.testing.assert_allclose(
             xf.backends.to_host(jitted(model, source, target)), xf.backends.to_host(expected), rtol=1e-4, atol=1e-5
         )
+
+
+def test_torch_compiles_a_function_once_if_it_is_told_to(monkeypatch):
+    torch, compiled = pytest.importorskip("torch"), []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
+    for torch_compile, count in ((False, 0), (True, 1)):
+        jitted = xf.jit(lambda x: x + 1.0, torch_compile=torch_compile)
+        assert [jitted(torch.ones(2) * value).tolist() for value in (1.0, 2.0)] == [[2.0] * 2, [3.0] * 2]
+        assert jitted(np.ones(2)).tolist() == [2.0] * 2
+        assert len(compiled) == count
 
 
 def test_ids_out_of_range_are_refused_by_every_call():

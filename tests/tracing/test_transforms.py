@@ -259,6 +259,17 @@ def test_three_levels_that_close_over_one_another():
     close(grad(nested)(np.asarray(1.5)), 12 * 1.5**2)
 
 
+def test_a_derivative_by_an_outer_array_closes_over_a_middle_one():
+    def nested(x):
+        def middle(y):
+            return grad(lambda z: y * y * z**3)(x)  # 3 y^2 z^2 at z = x
+
+        return grad(middle)(x)  # 6 y x^2 at y = x
+
+    close(nested(np.asarray(1.5)), 6 * 1.5**3)
+    close(grad(nested)(np.asarray(1.5)), 18 * 1.5**2)
+
+
 def test_the_functions_of_an_outer_namespace_take_inner_arrays():
     def outer(x):
         xp = array_namespace(x)
@@ -427,6 +438,25 @@ def test_an_operation_knows_which_inputs_need_a_cotangent():
     close(grad(lambda x: total(product(x, y, None, factor=2.0)))(x), 2.0 * y)
     close(grad(lambda y: total(product(x, y, None, factor=2.0)))(y), 2.0 * x)
     assert recorded == [(True, False, False), (False, True, False)]
+
+
+def test_a_cotangent_of_one_element_is_that_of_all_elements():
+    def pull(g, residuals, needs):
+        return (3.0 * g,)
+
+    def forward(x, *, save):
+        return 3.0 * array_namespace(x).sum(x), None
+
+    triple_sum = Operation("triple_sum", "x: (...) float -> ()", forward, pull)
+    np.testing.assert_array_equal(grad(lambda x: triple_sum(x))(values(2, 3)), np.full((2, 3), 3.0), strict=True)
+
+
+def test_traced_arrays_may_be_keys():
+    def function(x):
+        y = x * 2.0
+        return total({x: y, y: x}[x])
+
+    close(grad(function)(values(3)), np.full(3, 2.0))
 
 
 # --- what raises -----------------------------------------------------------------------------------------------------
