@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import library_or_skip
 from tests.reference import raises_line
+from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.distributed import SingleProcess
 from xformer.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingError
@@ -143,6 +144,18 @@ print("done")
     environment = {**os.environ, "XFORMER_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
+def test_products_of_batches_that_are_not_split_have_all_threads(monkeypatch, three_blas_threads):  # noqa: F811
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
+    held = []
+
+    def loss(model, batch, rng):
+        held.extend(blas_pools())
+        return squared_error(model, batch, rng)
+
+    fit(Regression(), loss, make_batches(), optimizer=Adam(), learning_rate=0.1, data_parallel=2)
+    assert set(held) == {2}
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------------
