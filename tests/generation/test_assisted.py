@@ -105,14 +105,20 @@ def test_a_record_of_tokens():
         np.testing.assert_allclose(*values, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"positions": "relative"}, {"copy": True, "share_embeddings": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"positions": "relative"}, {"copy": True, "share_embeddings": True}, {"length_encoding": True}],
+    ids=str,
+)
 def test_encoder_decoders(steps, options):
     if "copy" in options:
         options = {**options, "source_vocab_size": 13}
-    model = varied_model(1, **options)
-    expected = xf.generate(model, SOURCES, min_new_tokens=30, max_new_tokens=40)
+    model, limits = varied_model(1, **options), {"min_new_tokens": 30, "max_new_tokens": 40}
+    if "length_encoding" in options:
+        limits["length_condition"] = [30, 35, 31, 32, 30]
+    expected = xf.generate(model, SOURCES, **limits)
     num_plain = len(steps)
-    assert_equal(xf.generate(model, SOURCES, min_new_tokens=30, max_new_tokens=40, **LOOKUP), expected)
+    assert_equal(xf.generate(model, SOURCES, **limits, **LOOKUP), expected)
     assert len(steps) - num_plain < num_plain
 
 

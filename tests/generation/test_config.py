@@ -96,6 +96,23 @@ def test_invalid_values_raise(settings, message):
         GenerationConfig(**settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 1, "num_return_sequences": 1, "num_beam_groups": 1, "max_new_tokens": 1, "min_new_tokens": 0},
+        {"prompt_lookup_num_tokens": 1, "max_matching_ngram_size": 1},
+        {"prompt_lookup_num_tokens": 256, "max_matching_ngram_size": 256},
+        {"num_draft_tokens": 1, "max_new_tokens": 100_000, "no_repeat_ngram_size": 0},
+        {"length_penalty": 0.0, "coverage_penalty": 0.0, "repetition_penalty": 0.001, "length_tolerance": 0.0},
+        {"length_penalty": 100.0, "repetition_penalty": 1000, "length_tolerance": 1.0, "temperature": 1000},
+        {"sequence_bias_strength": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    ],
+)
+def test_the_smallest_and_the_largest_values_are_allowed(settings):
+    config = GenerationConfig(**settings)
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
 def test_fields_can_be_overridden():
     config = GenerationConfig(num_beams=4, suppress_tokens=[5, 3])
     assert GenerationConfig.resolve(config, {"num_beams": 2}) == GenerationConfig(num_beams=2, suppress_tokens=(3, 5))
@@ -139,9 +156,12 @@ def test_an_override_leaves_other_fields_unless_it_selects_another_search(config
 
 
 def test_every_field_has_help_and_a_panel():
+    panels = {}
     for name, _, panel, field in options_of(GenerationConfig):
         assert field.metadata["help"].endswith("."), name
-        assert panel, name
+        panels.setdefault(panel, []).append(name)
+    assert "" not in panels
+    assert panels["Speed"] == ["prompt_lookup_num_tokens", "max_matching_ngram_size", "num_draft_tokens"]
 
 
 @pytest.mark.parametrize(

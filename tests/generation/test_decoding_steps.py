@@ -118,6 +118,16 @@ def test_prompts_of_other_lengths_use_the_same_program(programs):
     assert len(programs) == 1
 
 
+def test_programs_of_a_draft_model_are_kept(programs):
+    model, draft_model = (small_language_model(positions="rotary", seed=seed) for seed in (3, 4))
+    outputs, counts = [], []
+    for _ in range(2):
+        outputs.append(generate(model, [[3, 4, 5]], max_new_tokens=24, min_new_tokens=24, draft_model=draft_model))
+        counts.append(len(programs))
+    assert outputs[0] == outputs[1]
+    assert counts[0] == counts[1] > 1
+
+
 def test_weights_that_change_in_place_are_seen_and_replaced_ones_too(programs):
     model = varied_model(1)
     config = CONFIGS["greedy"]

@@ -9,6 +9,7 @@ import pytest
 
 import xformer as xf
 from tests.generation.definitions import SOURCES, varied_model
+from tests.reference import raises_line
 from xformer.errors import ConfigError, DataError
 from xformer.generation.engine import Engine
 from xformer.generation.generate import make_batch, searches_of
@@ -121,6 +122,18 @@ def test_an_error_ends_its_own_search_only():
     assert_alike(other.result, xf.generate(model, [[5]], max_new_tokens=9))
     with pytest.raises(DataError, match=r"^no$"):
         _ = failing.result
+
+
+def test_an_engine_that_is_closed_ends_its_searches_with_an_error():
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
+    engine, searches = Engine(is_shared=True), [new_search(model, [[token]], max_new_tokens=9) for token in (3, 4)]
+    engine.add(searches)
+    engine.step()
+    engine.close(DataError("the server ends"))
+    assert engine.is_idle
+    for search in searches:
+        with raises_line(DataError, "^the server ends$"):
+            _ = search.result
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)

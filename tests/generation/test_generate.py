@@ -85,6 +85,12 @@ def test_ratios_are_kept(models, method):
             assert np.ceil(0.5 * words) <= len(hypothesis.tokens) <= max(1, int(1.5 * words))
 
 
+def test_ratios_do_not_count_padding_without_an_id():
+    model = varied_model(pad_id=None)
+    found = generate(model, [[4, 5, 6, 7], [8], [9, 10]], min_length_ratio=2.0, max_length_ratio=2.0)
+    assert [len(hypothesis.tokens) for (hypothesis,) in found] == [8, 2, 4]
+
+
 @pytest.mark.parametrize("desired", [1, 3, 6, 10])
 def test_beam_search_reaches_target_lengths(models, desired):
     for model in models:

@@ -12,9 +12,10 @@ import pytest
 from tests.reference import raises_line
 from xformer.backends import backend_name
 from xformer.errors import ConfigError, DataError
-from xformer.generation import Grammar, generate, stream
+from xformer.generation import Grammar, generate, stream, token_bytes
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.random import Rng
+from xformer.tokenizers import Tokenizer
 
 EOS = 2
 WORDS = [b'{"', b'": ', b'", "', b"name", b"true", b"10", b"]]", b"e1", b" "]
@@ -94,6 +95,14 @@ def test_lark_on_any_library(model, xp):
         text = text_of(row[0].tokens)
         assert not row[0].finished or re.fullmatch(r"\(*[1-9][0-9]{0,2}\)*", text)
         assert text.count(")") in ((text.count("("),) if row[0].finished else (0, text.count(")")))
+
+
+def test_the_tokens_of_a_tokenizer():
+    tokenizer = Tokenizer.train(["two hounds run over the grass"], 40)
+    tokens = token_bytes(tokenizer)
+    assert b"".join(tokens[index] for index in tokenizer.encode("hounds run")).decode().strip() == "hounds run"
+    assert {tokens[index] for index in tokenizer.special_ids} == {b""}
+    assert len(tokens) == tokenizer.vocab_size
 
 
 def test_a_truncated_output_is_the_beginning_of_a_text(model):

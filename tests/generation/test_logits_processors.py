@@ -24,6 +24,7 @@ from xformer.generation.processors import (
     SuppressTokens,
     build_logits_processors,
     takes_rows,
+    token_alternatives,
 )
 from xformer.random import Rng
 
@@ -282,3 +283,19 @@ def test_functions_of_arrays_see_prompt_and_output(settings):
 def test_functions_with_other_parameters_are_refused(hooks, message):
     with raises_line(ConfigError, message):
         generate(MODEL, [[3]], max_new_tokens=2, **hooks)
+
+
+# --- Probabilities of given tokens ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("length", [0, 1, 300])  # more rows than are computed at a time
+def test_log_probabilities_of_given_tokens_and_of_their_alternatives(length, count):
+    logits, tokens = normal(0, length, 7), np.random.default_rng(1).integers(0, 7, length).tolist()
+    found, expected = token_alternatives(logits, tokens, count), log_softmax(logits)
+    assert [each.token for each in found] == tokens
+    np.testing.assert_allclose([each.log_probability for each in found], expected[range(length), tokens])
+    for each, row in zip(found, expected, strict=True):
+        best = np.argsort(-row)[:count].tolist()
+        assert [token for token, _ in each.alternatives] == best
+        np.testing.assert_allclose([value for _, value in each.alternatives], row[best])
