@@ -11,6 +11,7 @@ import xformer as xf
 from tests.generation.definitions import SOURCES, varied_model
 from tests.reference import raises_line
 from xformer.errors import ConfigError, DataError
+from xformer.generation import steps
 from xformer.generation.engine import Engine
 from xformer.generation.generate import make_batch, searches_of
 from xformer.models.config import POSITIONS
@@ -77,6 +78,27 @@ def test_encoder_decoders(options):
     found = run_staggered(model, inputs, OPTIONS)
     for outputs, sources, each in zip(found, inputs, OPTIONS, strict=True):
         assert_alike(outputs, xf.generate(model, sources, **each))
+
+
+@pytest.mark.parametrize("conditions", [None, [4, 6, 5, 4]], ids=str)
+def test_searches_that_are_added_together_are_encoded_together(monkeypatch, conditions):
+    model = varied_model(1, length_encoding=conditions is not None)
+    sources = [SOURCES[0], SOURCES[2], SOURCES[4], [4, 5, 6, 7]]  # of 4 to 7 tokens
+    options = [{"max_new_tokens": 6, "length_condition": each and [each]} for each in conditions or [None] * 4]
+    expected = [xf.generate(model, [row], **each) for row, each in zip(sources, options, strict=True)]
+    sizes, prefill = [], xf.Transformer.prefill
+    monkeypatch.setattr(
+        xf.Transformer,
+        "prefill",
+        lambda self, source, **keywords: sizes.append(len(source)) or prefill(self, source, **keywords),
+    )
+    engine, searches = Engine(), [new_search(model, [row], **each) for row, each in zip(sources, options, strict=True)]
+    engine.add(searches)
+    while not engine.is_idle:
+        engine.step()
+    assert sizes == [4]
+    for search, each in zip(searches, expected, strict=True):
+        assert_alike(search.result, each)
 
 
 def test_on_any_library(xp):
@@ -279,3 +301,17 @@ def test_the_memory_of_an_engine_shrinks(copy):
     assert sizes[-1] == len(SOURCES[0])
     for search, row, count in zip(searches, (SOURCES[0], long[0]), (20, 3), strict=True):
         assert_alike(search.result, xf.generate(model, [row], max_new_tokens=count, min_new_tokens=count))
+
+
+def test_programs_for_a_shorter_memory_share_no_arrays_that_steps_change(monkeypatch):
+    kept = []
+    monkeypatch.setattr(steps._kept, "keep", lambda model, key, cache, programs: kept.append(cache))
+    model, engine = varied_model(1, positions="sinusoidal", source_vocab_size=13), Engine(is_shared=True)
+    inputs = ((SOURCES[0], 24), ([4, 5, 6, 7, 8, 9] * 10, 12))
+    engine.add([new_search(model, [row], max_new_tokens=count, min_new_tokens=count) for row, count in inputs])
+    while not engine.is_idle:
+        engine.step()
+    first, second = ([layer.self_attention for layer in cache.layers] for cache in kept)
+    for one, other in zip(first, second, strict=True):
+        assert not np.shares_memory(one.key, other.key)
+        assert not np.shares_memory(one.value, other.value)
