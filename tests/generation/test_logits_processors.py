@@ -96,6 +96,26 @@ def test_stop_sequences_end_rows_of_any_length(xp):
         assert to_host(stop(from_host(xp, rows.tokens), from_host(xp, rows.lengths))).tolist() == expected
 
 
+PROCESSORS = {
+    "repetition": lambda: RepetitionPenalty(2.0),
+    "frequency": lambda: FrequencyPenalty(0.5, 0.25),
+    "n-grams": lambda: NoRepeatNGram(2),
+    "suppressed": lambda: SuppressTokens([1]),
+    "minimum": lambda: MinLength(LengthLimits([LengthRange(3, 9)] * 2), [2]),
+    "bias": lambda: LogitBias({1: 2.0}),
+    "phrases": lambda: SequenceBias([[[(1, 3)]], []], 1.5),
+}
+
+
+@pytest.mark.parametrize("make", PROCESSORS.values(), ids=PROCESSORS)
+def test_logits_stay_on_their_device(make):
+    strict = pytest.importorskip("array_api_strict", reason="has devices to test with")
+    histories, there = [[0, 1, 0], [3]], strict.Device("device1")
+    found = apply(make(), histories, strict.asarray(LOGITS, device=there))
+    assert found.device == there
+    np.testing.assert_array_equal(to_host(found), apply(make(), histories, LOGITS))
+
+
 def repeating_tokens(xp, size, *histories):
     """Return the tokens that are masked in each row; one further token always stays."""
     logits = from_host(xp, np.zeros((len(histories), 9)))

@@ -684,6 +684,8 @@ def test_only_the_last_of_values_written_to_one_element_has_a_gradient():
         return total(y)
 
     assert grad(function)(X).tolist() == [0.0, 4.0, 9.0]
+    torch = pytest.importorskip("torch")
+    assert grad(function)(torch.ones(3, device="meta")).device.type == "meta"
 
 
 def view(x: Any) -> Any:
