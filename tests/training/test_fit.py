@@ -295,6 +295,15 @@ def test_a_state_of_another_optimizer_is_refused(tmp_path):
         run(run_dir=tmp_path, optimizer=AdamW())
 
 
+def test_the_perplexity_of_a_large_loss_is_finite():
+    events = []
+    callbacks = [validate([(x, y + 1e3) for x, y in make_batches(1)], 2), lambda event, loop: events.append(event)]
+    run(callbacks=callbacks, steps=2)
+    (validation,) = (event for event in events if type(event).__name__ == "Validation")
+    assert validation.loss > 1e5
+    assert validation.perplexity == math.exp(700.0)
+
+
 def test_validation_and_early_stopping():
     scores = iter([1.0, 2.0, 1.5, 1.7, 9.0])
     events = []
