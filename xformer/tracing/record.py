@@ -151,7 +151,7 @@ def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Functi
         values = [unwrap(argument) for argument in args]
         output = function(*values, **keywords)
         parents = [trace.position(args[i]) for i in positions if i < len(args)]
-        if max(parents) < 0:
+        if max(parents, default=-1) < 0:
             result = trace.wrap(output)
         else:
             pool = (*(values[i] for i in positions), output)
@@ -173,7 +173,7 @@ def bind_sequence(trace: Any, name: str, function: Function, formula: Function) 
         values = [trace.unwrap(array) for array in arrays]
         output = function(values, **keywords)
         parents = [trace.position(array) for array in arrays]
-        if max(parents, default=-1) < 0:
+        if max(parents) < 0:
             return trace.wrap(output)
         return trace.record(output, pull, parents, ([tuple(value.shape) for value in values], keywords))
 
