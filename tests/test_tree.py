@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import pickle
 import re
@@ -106,7 +107,14 @@ def test_fields_may_change_until_the_constructor_has_ended():
     class Mixed(Plain, Module, init=False):
         weight: object
 
+    class Wrapped(Norm, init=False):
+        @functools.wraps(Norm.__init__)
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.epsilon = 1.0
+
     assert Mixed().parameter_count() == 2
+    assert Wrapped(np.ones(2)).epsilon == 1.0
     stack = Named("a")
     assert (type(stack.layers), len(stack.layers), stack.size, stack.parameter_count()) == (tuple, 3, 2, 3)
     with pytest.raises(AttributeError, match=r"Named\.size cannot be set"):

@@ -51,7 +51,7 @@ _FROZEN = "_frozen"  # where a module has the names of its arrays that are not p
 _LAYOUT = "_layout"  # where a module caches the names of its leaves and branches: a training step needs them often
 _CLASSES: weakref.WeakSet[type[Module]] = weakref.WeakSet()
 _UNDER_CONSTRUCTION: set[int] = set()  # ids of modules
-_CONSTRUCTOR = "_is_constructor"  # an attribute of each `__init__` that is wrapped
+_CONSTRUCTOR = "_constructor"  # where an `__init__` that is wrapped has itself: functools.wraps copies attributes
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
@@ -84,7 +84,7 @@ class Module:
         cls.__fields__ = tuple(field.name for field in fields)
         if generate_init and cls.__fields__ == inherited_fields:
             del cls.__init__  # a subclass without new fields inherits the constructor
-        if cls.__init__ is not object.__init__ and not hasattr(cls.__init__, _CONSTRUCTOR):
+        if getattr(cls.__init__, _CONSTRUCTOR, object.__init__) is not cls.__init__:
             cls.__init__ = _constructor(check_arguments()(cls.__init__))  # type: ignore[method-assign]
         cls.__array_fields__ = frozenset(field.name for field in fields if _ARRAY_TYPE.search(str(field.type)))
         scope: Any = vars(sys.modules.get(cls.__module__, object))
@@ -183,7 +183,7 @@ def _constructor(function: Callable[..., None]) -> Callable[..., None]:
         fields.update({name: _immutable(name, fields[name]) for name in self.__fields__ if name in fields})
         _layout(self)  # torch.compile traces a model again whose parts get new attributes
 
-    setattr(__init__, _CONSTRUCTOR, True)
+    setattr(__init__, _CONSTRUCTOR, __init__)
     return __init__
 
 
