@@ -45,9 +45,9 @@ terminal. Without a prompt, and for an empty line of the input, generation start
 most 500 tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 \
 most probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token, \
 and --num-beams turns sampling off. Each run samples the same texts; another --seed gives others. With --chat, each \
-prompt is a conversation of its own; only messages that are typed on a terminal follow one another. On a terminal the \
-text appears as it is generated. Several texts are separated by a line of dashes. Texts that do not fit into the \
-context of the model are refused; with --context slide, its first half is dropped when it is full.
+prompt starts a new conversation; only messages that are typed on a terminal continue one. On a terminal the text \
+appears as it is generated. Several texts are separated by a line of dashes. Texts that do not fit into the context \
+of the model are refused; with --context slide, its first half is dropped when it is full.
 """
 _NO_PROMPT = "--chat needs a prompt; add --prompt or --input, or write to standard input"
 _SEPARATOR = "-" * 15
@@ -109,8 +109,8 @@ def generate(
     if is_open and sys.stdin is not None and not sys.stdin.isatty():
         source = _io.STANDARD
     is_conversation = inputs.chat and is_open and source is None
-    is_terminal = sys.stdin is not None and sys.stdout is not None and sys.stdout.isatty()
-    if is_conversation and (inputs.json or output != _io.STANDARD or not is_terminal):
+    shows_text = not inputs.json and output == _io.STANDARD and sys.stdout is not None and sys.stdout.isatty()
+    if is_conversation and (sys.stdin is None or not shows_text):
         raise ConfigError(_NO_PROMPT)
     prompts = list(inputs.prompt) or [""]
     corpus = CorpusOptions.pop_from(settings)
@@ -130,7 +130,7 @@ def generate(
     pipeline = load_pipeline(TextGenerator, model, **loading)
     config = pipeline.resolve_config(**settings)
     single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
-    if single and not inputs.json and output == _io.STANDARD and sys.stdout.isatty():
+    if single and shows_text:
         options.pop("batch_tokens", None)
         if is_conversation:
             _converse(pipeline, config, options, inputs.system)

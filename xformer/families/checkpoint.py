@@ -309,17 +309,17 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
         write_json(Path(directory) / "generation_config.json", generation_config(model))
 
 
-def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> str:
+def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> None:
     """Write a model that was loaded from a public checkpoint with the config.json of that checkpoint.
 
-    Returns the model type; raises CheckpointError if a file cannot be read or written.
+    Raises:
+        CheckpointError: If a file cannot be read or written.
     """
     values = read_json(config_path, "configuration")
     family = family_of(values.get("model_type"), config_path)
     for key in ("torch_dtype", "quantization_config"):  # of the tensors that the model replaces
         values.pop(key, None)
     _write(model, family, values, directory)
-    return str(values["model_type"])
 
 
 def write_configs(gguf: Path, directory: Path) -> None:
