@@ -269,17 +269,20 @@ def test_arrays_of_objects_are_an_error():
         xf.jit(lambda x: array_namespace(x).astype(x, np.dtype(object)))(np.arange(2000.0))
 
 
-def test_writing_into_an_argument_is_an_error_unless_it_is_donated():
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_what_a_function_writes_into_an_argument_is_there_afterwards(donated):
     def function(x, y):
         x[0] = y[1]
+        x += y
         return x * 2.0
 
-    with raises_line(JitError, "writes into an argument; pass donate_argnums"):
-        xf.jit(function)(np.zeros(2), np.ones(2))
-    jitted, total = xf.jit(function, donate_argnums=(0,)), np.zeros(2)
+    jitted, total, expected = xf.jit(function, donate_argnums=donated), np.zeros(2), np.zeros(2)
     for value in range(4):
-        assert jitted(total, np.full(2, float(value))).tolist() == [2.0 * value, 0.0]
-        assert total.tolist() == [value, 0.0]
+        y = np.full(2, float(value))
+        np.testing.assert_array_equal(jitted(total, y), function(expected, y))
+        np.testing.assert_array_equal(total, expected)
+    with raises_line(JitError, "shares memory with another one"):
+        jitted(total, total[::-1])
 
 
 def test_arrays_that_the_function_makes_are_made_anew_in_each_call():

@@ -17,6 +17,7 @@ from xformer.errors import BackendError
 
 Table = tuple[Callable[..., Any], tuple[Any, ...]]  # a function that returns cached NumPy arrays, and its arguments
 RANDOM_BITS = 16  # random bits per element of a dropout mask
+KEPT_BYTES = 2**14  # size up to which copying an array costs no more than the call of an operation
 _DLPACK_CPU = 1
 _KEPT_TABLES = 32
 # Raised for arrays without DLPack or a part of it, e.g. of bool.
@@ -131,6 +132,30 @@ class Backend:
         copy = xp.asarray(x, copy=True)
         copy[key] = value
         return copy
+
+    # --- memory that others may write ---------------------------------------------------------------------------------
+
+    def keep(self, array: Array) -> tuple[Array, Callable[[], bool] | None]:
+        """Return an array with the values of this one that later writes to it do not change.
+
+        Returns:
+            The array, here a copy, and None; or the array itself and a function that ends the keeping and returns
+            whether it was not written meanwhile.
+        """
+        return array_namespace(array).asarray(array, copy=True), None
+
+    def share_memory(self, x: Array, y: Array) -> bool:
+        """Return whether a write into `x` changes `y`; one of them was made from the other.
+
+        NumPy compares the memory by DLPack; arrays that it cannot read are taken for copies.
+        """
+        memory = [getattr(array, "__sycl_usm_array_interface__", {}).get("data") for array in (x, y)]
+        if all(memory):
+            return bool(memory[0] == memory[1])
+        try:
+            return bool(np.may_share_memory(np.from_dlpack(x), np.from_dlpack(y)))  # type: ignore[arg-type]
+        except _NO_DLPACK:
+            return False
 
     # --- random numbers -----------------------------------------------------------------------------------------------
 

@@ -78,6 +78,10 @@ class CupyBackend(Backend):
         result[rows] += xp.reshape(totals, updates.shape)
         return result
 
+    def share_memory(self, x: Array, y: Array) -> bool:
+        """Compare the bounds of the memory."""
+        return bool(importlib.import_module("cupy").may_share_memory(x, y))
+
     def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw by a kernel that writes only the mask.
 

@@ -48,6 +48,14 @@ class JaxBackend(Backend):
         """Set by `at[].set`, since arrays are immutable."""
         return x.at[key].set(value)
 
+    def keep(self, array: Array) -> tuple[Array, None]:
+        """Return the array, which is immutable."""
+        return array, None
+
+    def share_memory(self, x: Array, y: Array) -> bool:
+        """Return False, since nothing writes into arrays."""
+        return False
+
     def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw by `jax.random`, so that a jitted function can."""
         return _bernoulli(key % 2**31, key // 2**31 % 2**31, threshold, shape)

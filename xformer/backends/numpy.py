@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from xformer.backends import portable
 from xformer.backends.array_types import Device, DType, Namespace
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import Backend, register_backend
+from xformer.backends.backend import KEPT_BYTES, Backend, register_backend
 from xformer.backends.portable import compute_in_float32
 from xformer.errors import BackendError, how_to_install
 
@@ -50,6 +52,29 @@ class NumpyBackend(Backend):
         """Return whether the array has values: it is not traced."""
         return isinstance(array, np.ndarray | np.generic)
 
+    def keep(self, array: Array) -> tuple[Array, Callable[[], bool] | None]:
+        """Copy small arrays; make others read-only, which costs nothing, and compare some values afterwards.
+
+        The comparison is for writes into the same memory through another array.
+        """
+        if isinstance(array, np.generic):
+            return array, None
+        if array.nbytes <= KEPT_BYTES:
+            return np.array(array), None
+        _lock(array)
+        step = max(1, array.size // 256)
+        values = array.flat[::step].tobytes()
+
+        def end() -> bool:
+            _unlock(array)
+            return bool(array.flat[::step].tobytes() == values)
+
+        return array, end
+
+    def share_memory(self, x: Array, y: Array) -> bool:
+        """Compare the bounds of the memory."""
+        return bool(np.may_share_memory(x, y))
+
     @compute_in_float32
     def erf(self, x: Array) -> Array:
         """Compute erf by SciPy if it is installed: it takes a tenth of the time."""
@@ -72,6 +97,31 @@ class NumpyBackend(Backend):
             return portable.top_k(x, k)
         values, order = portable.top_k(values, k)
         return values, np.take_along_axis(indices, order, axis=-1)
+
+
+# Arrays that are read-only for now, by id, with the number of those who keep them.
+_locked: dict[int, list[Any]] = {}
+_lock_of_locked = threading.Lock()
+
+
+def _lock(array: Array) -> None:
+    with _lock_of_locked:
+        if id(array) in _locked:
+            _locked[id(array)][1] += 1
+        elif array.flags.writeable:
+            array.flags.writeable = False
+            _locked[id(array)] = [array, 1]
+
+
+def _unlock(array: Array) -> None:
+    with _lock_of_locked:
+        if id(array) in _locked:
+            _locked[id(array)][1] -= 1
+        for key, (other, count) in list(_locked.items()):
+            if count == 0:
+                with contextlib.suppress(ValueError):  # a view of an array that is still kept
+                    other.flags.writeable = True
+                    del _locked[key]
 
 
 @functools.cache

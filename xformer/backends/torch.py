@@ -11,7 +11,7 @@ from torch.utils import _pytree
 from xformer.backends import portable
 from xformer.backends.array_types import Device, DType, Namespace
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import RANDOM_BITS, Backend, Table, compute, register_backend
+from xformer.backends.backend import KEPT_BYTES, RANDOM_BITS, Backend, Table, compute, register_backend
 from xformer.backends.dtypes import dtype_name
 from xformer.backends.namespaces import array_namespace
 from xformer.backends.portable import compute_in_float32
@@ -41,6 +41,19 @@ class TorchBackend(Backend):
     def is_host_accessible(self, array: Array) -> bool:
         """Return whether the array has values, on the CPU; inside torch.compile, arrays have none."""
         return bool(array.device.type == "cpu") and not torch.compiler.is_compiling()
+
+    def keep(self, array: Array) -> tuple[Array, Callable[[], bool] | None]:
+        """Copy small arrays; compare the number of writes, which torch counts, of others."""
+        if torch.compiler.is_compiling() or array.is_inference():
+            return super().keep(array)
+        if array.numel() * array.element_size() <= KEPT_BYTES:
+            return array.detach().clone(), None
+        version = array._version
+        return array, lambda: array._version == version
+
+    def share_memory(self, x: Array, y: Array) -> bool:
+        """Compare the storage."""
+        return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
     def erf(self, x: Array) -> Array:
         """Compute erf by `torch.erf`."""

@@ -400,7 +400,7 @@ class Operation:
         Arrays of an outer trace always get the definition, which can be differentiated again.
         """
         if type(xp) is GraphTrace:
-            kernel = self.select(xp.base, xp.unwrap(arrays), options, dtype, save=save)
+            kernel = self.select(xp.base, xp.unwrap_traced(arrays), options, dtype, save=save)
             return (
                 self._portable(xp, arrays, self.select)
                 if kernel.name == self.definition.name

@@ -24,12 +24,14 @@ class Arguments:
     Attributes:
         data: Arrays whose values differ between the calls of a signature.
         modules: Modules, whose identity is part of the signature.
+        numbers: Positions of data that are immutable numbers, such as numpy.float64.
         signature: Hashable; equal for calls that one program serves.
     """
 
     def __init__(self, args: tuple[Any, ...], keywords: dict[str, Any], donated: Sequence[int]) -> None:
         self.args, self.keywords, self._donated = args, keywords, donated
         self.data: list[Any] = []
+        self.numbers: list[int] = []
         self.modules: list[Module] = []
         self.signature: Hashable = (
             *(self._scan(arg, index in donated) for index, arg in enumerate(args)),
@@ -46,8 +48,10 @@ class Arguments:
         if is_array(value):
             if donated:
                 return id(value)
+            is_number = isinstance(value, np.generic)
+            self.numbers += [len(self.data)] if is_number else []
             self.data.append(value)
-            return tuple(value.shape), dtype_name(value.dtype), getattr(value, "strides", None)
+            return tuple(value.shape), dtype_name(value.dtype), getattr(value, "strides", None), is_number
         if isinstance(value, Rng):
             return value.key, None if value.counter is None else self._scan(value.counter, donated)
         if isinstance(value, dict):

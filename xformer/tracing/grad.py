@@ -8,16 +8,30 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from xformer.backends import accumulation_dtype, array_namespace, backend_name, dtype_name, is_floating, trace_level
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
-from xformer.tracing.namespace import GradTrace, active, base_for, tracing
+from xformer.tracing.namespace import WRITTEN_LATER, GradTrace, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
-from xformer.tracing.tracer import Tracer, join_family
+from xformer.tracing.tracer import PLAIN, Tracer
 from xformer.tree import Module, flatten, is_array, map_arrays
+
+_WRITES_ARGUMENT = "the function writes into its argument, which vjp and remat need; write into a copy of it"
+
+
+class _Input(NamedTuple):
+    """An input of a trace.
+
+    Attributes:
+        position: Its position on the tape, or -1.
+        value: Its array.
+    """
+
+    position: int
+    value: Any
 
 
 def value_and_grad(
@@ -59,14 +73,18 @@ def value_and_grad(
         selected = _selected(args, argnums)
         leaves, rebuild = flatten(selected, frozen=frozen)
         with tracing(_base_of(leaves, selected)) as trace:
-            traced = _leaves_of(trace, leaves, frozen)
+            traced, inputs = _leaves_of(trace, leaves, frozen)
             result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
             if has_aux and not (isinstance(result, tuple) and len(result) == 2):
                 raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)
-        return unwrapped, rebuild(_pull_back(trace, [value], None, traced, on_gradient))
+        gradient = _pull_back(trace, [value], None, inputs, on_gradient)
+        for array, tracer, given in zip(leaves, traced, inputs, strict=True):
+            if tracer._value is not given.value:  # the function has written into its argument
+                array[...] = tracer._value
+        return unwrapped, rebuild(gradient)
 
     return differentiated
 
@@ -144,7 +162,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
     """
     check_function("vjp", function)
     leaves, rebuild = flatten(primals)
-    output, pull = vjp_in(base_for(leaves), lambda arrays: function(*rebuild(arrays)), leaves)
+    output, pull = vjp_in(base_for(leaves), lambda arrays: function(*rebuild(arrays)), leaves, is_public=True)
     pending = [(flatten(output)[0], pull)]
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
@@ -163,7 +181,12 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
 
 
 def vjp_in(
-    xp: Any, function: Callable[[list[Any]], Any], arrays: list[Any], constants: Collection[int] = ()
+    xp: Any,
+    function: Callable[[list[Any]], Any],
+    arrays: list[Any],
+    constants: Collection[int] = (),
+    *,
+    is_public: bool = False,
 ) -> tuple[Any, Callable[[Any], list[Any]]]:
     """Compute the VJP of a function of a list of arrays in the namespace `xp`, whichever traces are active.
 
@@ -172,17 +195,25 @@ def vjp_in(
         function: Function of the list.
         arrays: The arrays.
         constants: Positions of arrays without a derivative, besides integers and booleans.
+        is_public: Whether the caller may write into the arrays, and into those of the output, before the pullback.
 
     Returns:
         The output, and a function that takes the list of the cotangents of its arrays, None for unused ones, and
         returns the list of those of `arrays`, None for constants. It can be called once.
     """
     with tracing(xp) as trace:
-        traced = _leaves_of(trace, arrays, constants)
+        values = list(map(trace.keep_outer, arrays)) if is_public else arrays
+        traced, inputs = _leaves_of(trace, values, constants)
         result = function(traced)
-        output = map_arrays(trace.unwrap, result)
+        for array, value, tracer, given in zip(arrays, values, traced, inputs, strict=True):
+            if tracer._value is not given.value:
+                if array is value:
+                    raise DifferentiationError(_WRITES_ARGUMENT)
+                array[...] = tracer._value
+        unwrap = (lambda x: trace.keep_outer(trace.unwrap(x))) if is_public else trace.unwrap
+        output = map_arrays(unwrap, result)
     outputs = flatten(result)[0]
-    return output, lambda cotangents: _pull_back(trace, outputs, cotangents, traced)
+    return output, lambda cotangents: _pull_back(trace, outputs, cotangents, inputs)
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,12 +241,13 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
             args, keywords = rebuild(arrays)
             return function(*args, **keywords)
 
-        values = [trace.unwrap(leaf) for leaf in leaves]
-        with active(trace.base):
-            result = run(values)
+        values = [trace.keep(leaf) for leaf in leaves]
+        with tracing(trace.base) as inner:  # without inputs, it records nothing, but follows writes
+            constants = list(map(inner.wrap, values))
+            result = map_arrays(inner.unwrap, run(constants))
+        if any(constant._value is not value for constant, value in zip(constants, values, strict=True)):
+            raise DifferentiationError(_WRITES_ARGUMENT)
         outputs, rebuild_result = flatten(result)
-        if any(_belongs(output, trace) for output in outputs):
-            raise DifferentiationError("remat(f) closes over a traced array; pass it to f as an argument")
         parents = [trace.position(leaf) for leaf in leaves]
         if max(parents) < 0:
             return map_arrays(trace.wrap, result)
@@ -239,7 +271,10 @@ def stop_gradient(x: Any) -> Any:
     """
     if type(x) is Tracer:
         constant = Tracer(stop_gradient(x._value), x._namespace, -1)
-        join_family(x, constant)
+        if x._origin is PLAIN:
+            constant._origin = PLAIN
+        else:
+            x.add_view(constant, "stop_gradient", (), {})
         return constant
     return x
 
@@ -248,7 +283,7 @@ def _pull_back(
     trace: GradTrace,
     outputs: list[Any],
     seeds: list[Any] | None,
-    traced: list[Any],
+    inputs: list[_Input],
     on_gradient: Callable[[int, Any], object] | None = None,
 ) -> list[Any]:
     """Pull cotangents of `outputs` back to the inputs of an ended trace; inputs without influence get zeros.
@@ -270,24 +305,29 @@ def _pull_back(
         by_position[index] = cotangent if previous is None else previous + cotangent
 
     def gradient(position: int, cotangent: Any) -> Any:
-        return xp.zeros_like(trace_leaves[position]._value) if cotangent is None else cotangent
+        return xp.zeros_like(leaves[position].value) if cotangent is None else cotangent
 
-    trace_leaves = [leaf for leaf in traced if leaf._index >= 0]  # by position on the tape
+    leaves = [given for given in inputs if given.position >= 0]  # by position on the tape
     on_leaf = None
     if on_gradient is not None:
 
         def on_leaf(position: int, cotangent: Any) -> None:
             on_gradient(position, gradient(position, cotangent))
 
-    gradients = backward(xp, trace.tape, by_position, len(trace_leaves), on_leaf)
+    gradients = backward(xp, trace.tape, by_position, len(leaves), on_leaf)
+    if not trace.end_keeping():
+        raise DifferentiationError(WRITTEN_LATER)
     for position, cotangent in enumerate(gradients):
         if cotangent is None:
             gradients[position] = gradient(position, None)
-    return [None if leaf._index < 0 else gradients[leaf._index] for leaf in traced]
+    return [None if given.position < 0 else gradients[given.position] for given in inputs]
 
 
-def _leaves_of(trace: GradTrace, arrays: list[Any], frozen: Collection[int] = ()) -> list[Any]:
-    """Return the arrays as inputs of a trace; integers, booleans and those at `frozen` positions become constants."""
+def _leaves_of(trace: GradTrace, arrays: list[Any], frozen: Collection[int] = ()) -> tuple[list[Tracer], list[_Input]]:
+    """Return the arrays as inputs of a trace, and their state before the function, which may write into them.
+
+    Integers, booleans and those at `frozen` positions become constants.
+    """
     constants = set(frozen)
     inputs = iter(trace.leaves([array for position, array in enumerate(arrays) if position not in constants]))
     traced = [trace.wrap(array) if position in constants else next(inputs) for position, array in enumerate(arrays)]
@@ -296,11 +336,7 @@ def _leaves_of(trace: GradTrace, arrays: list[Any], frozen: Collection[int] = ()
     if not trace.tape:
         dtypes = ", ".join(sorted({dtype_name(array.dtype) for array in arrays}))
         raise ShapeError(f"there are only arrays of {dtypes} to differentiate; expected at least one floating array")
-    return traced
-
-
-def _belongs(value: Any, trace: GradTrace) -> bool:
-    return type(value) is Tracer and value._namespace is trace
+    return traced, [_Input(tracer._index, tracer._value) for tracer in traced]
 
 
 def _check_scalar(value: Any) -> None:

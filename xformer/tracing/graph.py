@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer import native
-from xformer.errors import JitError
+from xformer.backends import backend_of
+from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
 from xformer.tracing.record import base_function
-from xformer.tracing.tracer import Tracer
+from xformer.tracing.tracer import NUMBER, PLAIN, Tracer
 
 ACTIVE_GRAPH: ContextVar[GraphTrace | None] = ContextVar("active_graph", default=None)
 
@@ -56,12 +57,40 @@ class Call(NamedTuple):
     is_check: bool = False
 
 
+WRITES_CONSTANT = (
+    "the function writes into a plain array after it was used; pass it as an argument, or write into a copy"
+)
+
+
+class Constant(NamedTuple):
+    """A plain array that a function uses.
+
+    Attributes:
+        array: The array.
+        copies: Copies of it, one more each time that it had other values than before; of a large one the array itself.
+    """
+
+    array: Any
+    copies: list[Any]
+
+    def is_written(self) -> bool:
+        """Return whether the function has written into the array after its first use."""
+        return len(self.copies) > 1 or not self.has_values_of_last_copy()
+
+    def has_values_of_last_copy(self) -> bool:
+        """Return whether the array has the values of the last copy."""
+        copy = self.copies[-1]
+        return copy is self.array or bool(copy.tobytes() == self.array.tobytes())
+
+
 class GraphTrace:
     """The trace of one function; see the top of this module.
 
     Attributes:
         calls: The calls so far, in order.
         base: The namespace of NumPy.
+        constants: The plain arrays that the function uses, by id.
+        are_kept: Whether no constant was written that was too large for a copy; known when the function has ended.
     """
 
     __name__ = "array_api_compat.numpy"
@@ -72,8 +101,10 @@ class GraphTrace:
         self.calls: list[Call] = []
         self.base = importlib.import_module(self.__name__)
         self.is_closed = False
-        self._constants: dict[int, Any] = {}  # arrays of the caller, by the id of what owns their memory
-        self._token: Any = None
+        self.constants: dict[int, Constant] = {}
+        self.are_kept = True
+        self._copies: set[int] = set()  # ids of the copies of constants
+        self._ends: list[Callable[[], bool]] = []
 
     def __repr__(self) -> str:
         return "<tracing namespace of numpy>"
@@ -85,40 +116,60 @@ class GraphTrace:
         try:
             with run_serially(), native.record(self._append_native):
                 yield
+        except ValueError as error:
+            if self._ends and "read-only" in str(error):  # NumPy's, for a constant
+                raise JitError(WRITES_CONSTANT) from error
+            raise
         finally:
             ACTIVE_GRAPH.reset(token)
             self.is_closed = True
+            kept = [end() for end in reversed(self._ends)]
+            self.are_kept = all(kept)
 
-    def take_calls(self) -> list[Call]:
-        """Return the calls and forget all arrays, which cycles of bound functions would keep in memory."""
-        calls, self.calls, self._constants = self.calls, [], {}
-        return calls
-
-    def argument(self, array: Any, *, is_writable: bool) -> Tracer:
-        """Return an array of the caller as an argument; only a donated one is writable."""
-        if not is_writable:
-            self._constants[id(root_of(array))] = array
-        return self.wrap(array)
+    def take_calls(self) -> tuple[list[Call], dict[int, Constant]]:
+        """Return the calls and the constants, and forget all arrays, which cycles of functions would keep in memory."""
+        calls, constants, self.calls, self.constants = self.calls, self.constants, [], {}
+        return calls, constants
 
     # --- arrays ---------------------------------------------------------------------------------------------------
 
-    def wrap(self, value: Any) -> Any:
-        """Return plain arrays, also in tuples and lists, as arrays of this trace; everything else as it is."""
+    def wrap(self, value: Any, *, is_number: bool = False) -> Any:
+        """Return plain arrays, also in tuples and lists, as arrays of this trace; everything else as it is.
+
+        Args:
+            value: Any value.
+            is_number: Whether an array stands for an immutable number, as those of `numpy.generic` do.
+        """
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.hasobject:
                 raise JitError("the function computes arrays of dtype object; convert them outside")
-            return Tracer(np.asarray(value), self, 0)
+            traced = Tracer(np.asarray(value), self, 0)
+            if is_number or isinstance(value, np.generic):
+                traced._origin = NUMBER
+            return traced
         return _map_items(self.wrap, value)
 
     def unwrap(self, value: Any) -> Any:
         """Return plain arrays instead of arrays of this trace, also in tuples, lists and dicts."""
+        if isinstance(value, np.ndarray):
+            return self._constant(value)
+        return self.unwrap_traced(value, self.unwrap)
+
+    def unwrap_traced(self, value: Any, visit: Callable[[Any], Any] | None = None) -> Any:
+        """Unwrap arrays of this trace; other arrays stay as they are, though the function may write into them."""
         if type(value) is not Tracer:
-            return _map_items(self.unwrap, value)
+            return _map_items(visit or self.unwrap_traced, value)
         if value._namespace is not self:
             value._namespace.__getattr__("unwrap")
         if self.is_closed:
             self.__getattr__("unwrap")
         return value._value
+
+    def unwrap_result(self, value: Any) -> Any:
+        """Unwrap an array that the function returns; a plain one that it has written is not used by others."""
+        written = (root_of(constant.array) for constant in self.constants.values() if constant.is_written())
+        is_written = isinstance(value, np.ndarray) and any(root is root_of(value) for root in written)
+        return np.array(value) if is_written else self.unwrap_traced(value)
 
     def read(self, x: Tracer, use: str) -> Any:
         """Raise JitError, since values differ from run to run."""
@@ -129,23 +180,59 @@ class GraphTrace:
             "array_namespace(x), or pass the number as an argument of the function"
         )
 
+    def _constant(self, array: Any) -> Any:
+        """Return a plain array as it is now, whatever the function writes into it later."""
+        if id(array) in self._copies:
+            return array
+        constant = self.constants.setdefault(id(array), Constant(array, []))
+        if not constant.copies or not constant.has_values_of_last_copy():
+            copy, end = backend_of(self.base).keep(array)
+            constant.copies.append(copy)
+            self._copies.add(id(copy))
+            self._ends += [] if end is None else [end]
+        return constant.copies[-1]
+
+    def keep_for_inner(self, value: Any) -> tuple[Any, Callable[[], bool] | None]:
+        """Return an array for the derivative of an inner function, and a function that tells whether it was written."""
+        if type(value) is not Tracer:
+            constant = self.wrap(self.unwrap(value))
+            constant._origin = PLAIN
+            return constant, None
+        start, root = len(self.calls), root_of(value._value)
+        return value, lambda: not any(root_of(y) is root for call in self.calls[start:] for y in call.outputs)
+
     def write_item(self, x: Tracer, key: Any, value: Any) -> None:
         """Assign in place, as NumPy does."""
-        target = x._value
-        if id(root_of(target)) in self._constants:
-            raise JitError(
-                "x[...] = value writes into an argument; pass donate_argnums to jit, or write into a copy: "
-                "xp.asarray(x, copy=True)"
-            )
-        key, value = self._unwrap_key(key), self.unwrap(value)
+        target, value = self.unwrap(x), self._unwrap_written(value)
+        key = self.unwrap(key) if np.ndim(value) == 0 else self._unwrap_key(key)  # how many elements does not matter
+        if x._origin is NUMBER:
+            target = target[()]  # which NumPy refuses to write
         target[key] = value
-        if not _lower("setitem", target, (target, value, key), {}):
+        overlaps = isinstance(value, np.ndarray) and np.may_share_memory(target, value)  # so it must be made once
+        if overlaps or not _lower("setitem", target, (target, value, key), {}):
             self._append(operator.setitem, (target, key, value), (target,))
+
+    def update(self, x: Tracer, name: str, other: Any) -> Tracer:
+        """Compute `x op= other` in place, as NumPy does, for the operator with this name, such as "add"; return x."""
+        target, other = self.unwrap(x), self._unwrap_written(other)
+        if not _lower_update(name, target, other):
+            function = getattr(operator, f"__i{name}__")
+            function(target, other)
+            self._append(function, (target, other), (target,))
+        return x
+
+    def _unwrap_written(self, value: Any) -> Any:
+        """Unwrap values that are written; those of an inner trace would lose their derivative."""
+        if any(type(x) is Tracer and x._namespace.trace_level for x in _flat(value)):
+            raise DifferentiationError(
+                "an array of an enclosing function was written in a differentiated one; return the new values instead"
+            )
+        return self.unwrap(value)
 
     def _unwrap_key(self, key: Any) -> Any:
         """Return an index with plain integer arrays."""
         for item in key if isinstance(key, tuple) else (key,):
-            if type(item) is Tracer and item.dtype == np.bool_:
+            if type(item) is Tracer and item.dtype == np.bool_ and item._origin is not PLAIN:
                 raise JitError(
                     "the function indexes with a boolean array, so a size depends on values; use xp.where(mask, x, 0)"
                 )
@@ -179,6 +266,8 @@ class GraphTrace:
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
             traced = [x for x in _flat((args, keywords)) if type(x) is Tracer]
+            if name == "asarray" and isinstance(args[0], bool | int | float):
+                return self._create(name, function, args, keywords)
             if not traced:
                 return function(*args, **keywords)
             inner = max(traced, key=lambda x: x._namespace.trace_level)._namespace
@@ -190,12 +279,18 @@ class GraphTrace:
             if name not in _CREATION:
                 args = tuple(map(unwrap, args))
                 keywords = {key: unwrap(value) for key, value in keywords.items()}
-            return self.append_result(name, function(*args, **keywords), function, args, keywords)
+            numbers = {id(x._value) for x in traced if x._origin is NUMBER}
+
+            def given(value: Any) -> Any:  # NumPy makes no views of numbers
+                return value[()] if id(value) in numbers else _map_items(given, value)
+
+            result = function(*given(args), **given(keywords))
+            return self.append_result(name, result, function, args, keywords)
 
         return call
 
     def _unwrap_array(self, value: Any) -> Any:
-        return self.unwrap(value) if type(value) is Tracer else value
+        return self.unwrap(value) if isinstance(value, Tracer | np.ndarray) else value
 
     def _refuse(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
@@ -222,12 +317,14 @@ class GraphTrace:
             return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
         if not isinstance(result, np.ndarray | np.generic):
             return result
-        inputs = (x for x in _flat((args, keywords)) if isinstance(x, np.ndarray))
+        inputs = [x for x in _flat((args, keywords)) if isinstance(x, np.ndarray)]
         if not any(np.may_share_memory(x, result) for x in inputs):
-            result = np.asarray(result)
+            is_number = isinstance(result, np.generic)
+            result = np.asarray(result) if result.flags.writeable or is_number else np.array(result)
             if not _lower(name, result, args, keywords):
                 call, arguments = _call_into(result, function, args, keywords)
                 self._append(call, arguments, (result,))
+            return self.wrap(result, is_number=is_number)
         return self.wrap(result)
 
     def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -263,6 +360,8 @@ class GraphTrace:
             result = run(*args)
         results = result if isinstance(result, tuple | list) else (result,)
         inputs = [x for x in _flat(args) if isinstance(x, np.ndarray)]
+        if any(id(x) in self._copies for x in results):
+            raise JitError("a kernel writes into an array that is not an argument; pass it, with donate_argnums")
         own = set(map(id, inputs))  # most arrays written in place; comparing all memory is quadratic
         fresh = [
             i for i, x in enumerate(results)
@@ -339,6 +438,19 @@ def _lower(name: str, out: Any, args: tuple[Any, ...], keywords: dict[str, Any])
     if lowering is None or (name in _ROUNDED and out.dtype.kind == "f"):
         return False
     return lowering(out, args, keywords)
+
+
+def _lower_update(name: str, target: Any, other: Any) -> bool:
+    """Compute an in-place operator by a native call if it rounds and casts as NumPy does."""
+    if name == "matmul" or not isinstance(other, np.ndarray | np.generic | bool | int | float):
+        return False
+    if isinstance(other, np.ndarray) and other is not target and np.may_share_memory(target, other):
+        return False
+    is_same = (
+        np.result_type(target, other) == target.dtype
+        and np.broadcast_shapes(target.shape, np.shape(other)) == target.shape
+    )
+    return is_same and _lower(f"operator_{name}", target, (target, other), {})
 
 
 def _call_into(out: Any, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -17,12 +17,20 @@ from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
 from xformer.tracing.activations import is_observing
-from xformer.tracing.arguments import Arguments, check_function, check_hashable, check_static, namespace_of
+from xformer.tracing.arguments import (
+    Arguments,
+    arrays_of,
+    check_function,
+    check_hashable,
+    check_static,
+    namespace_of,
+)
 from xformer.tracing.graph import ACTIVE_GRAPH, GraphTrace
-from xformer.tracing.program import CudaProgram, Program, array_copy, compiler
+from xformer.tracing.program import CudaProgram, Program, array_copy, compiler, owner
 from xformer.tree import Module
 
 _MAX_SIGNATURES, _MAX_BYTES = 64, 2**30  # of one function
+_ALIASES = "the function writes into an argument that shares memory with another one; pass a copy of one of them"
 _CALLS_PER_TRACE = 16  # tracing takes as long as a few calls, so the other calls must make up for it
 
 
@@ -95,6 +103,7 @@ class _Entry:
         num_calls: Number of calls so far.
         modules: The Modules whose identity is part of the signature.
         arguments: Arguments of the traced call. They keep the Modules alive.
+        donated: The memory of donated arrays, by `owner`.
         idle: Programs that no thread is using.
     """
 
@@ -102,7 +111,15 @@ class _Entry:
         self.num_calls = 0
         self.modules = [weakref.ref(module) for module in modules]
         self.arguments: Any = None
+        self.donated: set[Any] | None = None
         self.idle: list[Program | CudaProgram] = []
+
+
+def _check_written(program: Any, data: Sequence[Any]) -> None:
+    """Raise JitError if the function writes into an argument that shares memory with another one."""
+    owners = [owner(array) for array in data] if program.written else []
+    if any(owners.count(owners[position]) > 1 for position in program.written):
+        raise JitError(_ALIASES)
 
 
 class _Jitted:
@@ -159,13 +176,20 @@ class _Jitted:
     def _run(self, new_program: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
         arguments = Arguments(args, keywords, self._donated)
         entry, program, may_trace = self._find((arguments.signature, available_threads()), arguments.modules)
+        if entry.donated is None:
+            entry.donated = {owner(x) for i in self._donated if i < len(args) for x in arrays_of(args[i])}
+        if entry.donated and any(owner(x) in entry.donated for x in arguments.data):
+            raise JitError(_ALIASES)
         if program is not None:
+            _check_written(program, arguments.data)
             result = program.run(arguments.data)
         elif may_trace:
             try:
-                program = new_program(self._function, *arguments.replace_data(array_copy))
+                program = new_program(self._function, *arguments.replace_data(array_copy), arguments.numbers)
             except (TypeError, ValueError) as error:  # NumPy's, for a traced array as an element of a plain one
                 raise error.__cause__ if isinstance(error.__cause__, JitError) else error from None
+            _check_written(program, arguments.data)
+            program.write_back(arguments.data)
             result, program.result, entry.arguments = program.result, None, arguments
         else:
             return self._function(*args, **keywords)

@@ -1,4 +1,4 @@
-"""Memory of a program: temporaries with disjoint lifetimes share it.
+"""Memory of a program: constants are read where they are, and temporaries with disjoint lifetimes share memory.
 
 A temporary is memory that a call writes and that does not belong to the caller. It is alive from the first call that
 has it among its arguments to the last. All of them become views of one array, at offsets that a first pass over the
@@ -7,13 +7,72 @@ calls assigns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from xformer import native
-from xformer.tracing.graph import Call, root_of
+from xformer.errors import JitError
+from xformer.tracing.graph import WRITES_CONSTANT, Call, Constant, root_of
+
+
+def place_constants(calls: Sequence[Call], constants: Mapping[int, Constant], *, are_kept: bool) -> list[Call]:
+    """Let a program read constants where they are, so that its runs see what is written into them in between.
+
+    An array that the function makes and writes itself has the same values in each run: those of the copies. If others
+    can read such an array too, its values in the next run are unknown.
+
+    Args:
+        calls: The calls of a graph.
+        constants: Its constants.
+        are_kept: Whether those without copies were not written.
+
+    Raises:
+        JitError: If the function writes into an array of others after it was used.
+    """
+    written = [constant.array for constant in constants.values() if constant.is_written()]
+    if not are_kept or not _are_private(written, constants):
+        raise JitError(WRITES_CONSTANT)
+    refreshes, sources = [], {}
+    for array, copies in constants.values():
+        if len(copies) > 1 or copies[0] is array or any(array is each for each in written):
+            continue
+        if array.flags.forc and array.strides == copies[0].strides:
+            sources[id(copies[0])] = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
+        else:
+            refreshes.append(Call(np.copyto, (copies[0], array), (copies[0],)))
+
+    def move(array: Any) -> Any:
+        copy = root_of(array)
+        if id(copy) not in sources:
+            return array
+        offset = array.ctypes.data - copy.ctypes.data
+        return np.ndarray(array.shape, array.dtype, sources[id(copy)], offset, array.strides)
+
+    moved = [call._replace(args=_map(move, call.args)) for call in calls] if sources else calls
+    return [*refreshes, *moved]
+
+
+def _are_private(arrays: Sequence[Any], constants: Mapping[int, Constant]) -> bool:
+    """Return whether only the constants and the caller refer to some arrays and to the owners of their memory."""
+    if not arrays:
+        return True
+    roots = [root_of(array) for array in arrays]
+    unknown = np.empty(0)
+    tables = [{id(array): (array,) for array in (*arrays, unknown)}, {id(root): (root,) for root in roots}]
+    nobody = id(unknown)
+    del roots, unknown
+    counts = [{key: sys.getrefcount(entry[0]) for key, entry in table.items()} for table in tables]
+    views = Counter(id(constant.array.base) for constant in constants.values())
+    # Other references: the list of arrays, the constants, the other table, and views of the constants.
+    return all(
+        count <= counts[0][nobody] + (key in tables[1 - i]) + 2 * (key in constants) + views[key]
+        for i in range(2)
+        for key, count in counts[i].items()
+    )
 
 
 def share_memory(calls: Sequence[Call], kept: Iterable[Any]) -> tuple[list[Call], int]:

@@ -8,17 +8,28 @@ higher orders work), and append a record. See README.md in this folder.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from xformer.backends import array_namespace, backend_name, call_on_host, dtype_name, is_floating, trace_level
+from xformer.backends import (
+    array_namespace,
+    backend_name,
+    backend_of,
+    call_on_host,
+    dtype_name,
+    is_floating,
+    is_trace,
+    trace_level,
+)
 from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import CALLER, OTHER_NAMES, InnerArray, Tracer
+from xformer.tracing.tracer import OTHER_NAMES, PLAIN, InnerArray, Tracer, View
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -35,6 +46,11 @@ _RULE_OF_OPERATOR = {
     "operator_sub": "subtract",
     "operator_truediv": "divide",
 }
+_RULE_OF_OPERATOR |= {name.replace("operator", "inplace"): rule for name, rule in _RULE_OF_OPERATOR.items()}
+WRITTEN_LATER = (
+    "an array that the derivative needs was written after it was used; write into a copy of it: "
+    "xp.asarray(x, copy=True)"
+)
 
 
 class GradTrace:
@@ -55,6 +71,7 @@ class GradTrace:
         self.tape: list[Record] = []
         self.floating: set[Any] = set()  # real floating dtypes seen so far; looking up their names each time is slow
         self.is_closed = False
+        self._kept: list[Callable[[], bool]] = []  # functions that end the keeping of an array; see Backend.keep
 
     def __repr__(self) -> str:
         return f"<differentiating namespace {self.__name__}>"
@@ -96,10 +113,7 @@ class GradTrace:
 
     def leaves(self, values: Sequence[Any]) -> list[Tracer]:
         """Return arrays as differentiable inputs of the trace; integers and booleans become constants."""
-        leaves = [self.record(value, None, (), None) for value in self.unwrap(list(values))]
-        for leaf in leaves:
-            leaf._family = CALLER
-        return leaves
+        return [self.record(value, None, (), None) for value in self.unwrap(list(values))]
 
     def wrap(self, value: Any) -> Any:
         """Wrap arrays, also inside tuples and lists, as constants of the trace; return everything else as it is."""
@@ -127,10 +141,56 @@ class GradTrace:
                 return value._value
             if trace.trace_level > self.trace_level:
                 raise InnerArray(trace)
+            if trace.trace_level == self.trace_level:
+                raise DifferentiationError("remat(f) closes over a traced array; pass it to f as an argument")
         elif cls is tuple or cls is list:
             return cls([self.unwrap(item) for item in value])
         # A constant. An enclosing trace has its own arrays, and its rules expect no others.
-        return self.base.wrap(value) if self.trace_level > 1 else value
+        return self.base.plain(value) if self.trace_level > 1 else value
+
+    def plain(self, value: Any) -> Any:
+        """Return a plain array, or one of an outer trace, as a constant of this trace with the same memory."""
+        if not _is_array(value) or (type(value) is Tracer and value._namespace is self):
+            return value
+        constant = Tracer(self.unwrap(value), self, -1)
+        constant._origin = PLAIN
+        return constant
+
+    def keep(self, value: Any) -> Any:
+        """Unwrap a value that the backward pass needs, whatever is written into plain and outer arrays until then."""
+        cls = type(value)
+        if cls is tuple or cls is list:
+            return cls([self.keep(item) for item in value])
+        is_own = cls is Tracer and value._namespace is self
+        if (is_own and value._origin is not PLAIN) or not _is_array(value):
+            return self.unwrap(value)
+        return self.keep_outer(self.unwrap(value) if cls is Tracer else value)
+
+    def keep_outer(self, value: Any) -> Any:
+        """Keep a plain array or one of an outer trace; see `keep`."""
+        xp = self.base
+        if is_trace(xp):
+            kept, end = xp.keep_for_inner(value)
+        else:
+            kept, end = backend_of(xp).keep(value)
+        if end is not None:
+            self._kept.append(end)
+        return kept
+
+    def keep_for_inner(self, value: Any) -> tuple[Any, None]:
+        """Return an array of this trace, for an inner one, that no write to `value` changes."""
+        if type(value) is Tracer and value._namespace is self and value._origin is not PLAIN:
+            return Tracer(value._value, self, value._index), None
+        return Tracer(self.keep(value), self, self.position(value)), None
+
+    def end_keeping(self) -> bool:
+        """Let kept arrays be written again; return whether none of them was written meanwhile."""
+        ends, self._kept = self._kept, []
+        kept = [end() for end in reversed(ends)]
+        return all(kept)
+
+    def __del__(self) -> None:
+        self.end_keeping()
 
     def position(self, value: Any) -> int:
         """Return the tape position of `value`; -1 for constants and values that are not of this trace."""
@@ -172,19 +232,74 @@ class GradTrace:
         return x._value
 
     def write_item(self, x: Tracer, key: Any, value: Any) -> None:
-        """Replace the array of a tracer by a copy with the change; layers do not use this."""
-        family = x._family
-        is_view = family is not None and type(value) is Tracer and value is not x and value._family is family
-        others = (each() for each in family or ())
-        if family is CALLER or any(not any(y is each for each in (None, x, value)) for y in others):
+        """Assign to elements: x[key] = value."""
+        self._write(x, self.setitem(x, value, key))
+
+    def update(self, x: Tracer, name: str, other: Any) -> Tracer:
+        """Compute `x op= other` for the operator with this name, such as "add"; return x."""
+        self._write(x, getattr(self, f"inplace_{name}")(x, other))
+        return x
+
+    def _write(self, x: Tracer, new: Any) -> None:
+        """Give an array new values, and the new values of its elements to all arrays that share its memory.
+
+        Arrays are values on the tape, so each of these arrays gets another one: first those that `x` is a view of, up
+        to the one that owns the memory, and then all views of it.
+        """
+        if new._namespace is not self:
             raise DifferentiationError(
-                "x[...] = value in a differentiated function, where x shares memory with an argument or with a view "
-                "of an array; write into a copy: x = xp.asarray(x, copy=True)"
+                "an array of an enclosing function was written in a differentiated one; return the new values instead"
             )
-        updated = self.setitem(x, value, key)
-        x._value, x._index = updated._value, updated._index
-        if is_view:  # as in x[0] = x[1]; it lacks the new values
-            value._namespace = _Overwritten()
+        if not getattr(getattr(_value_of(x), "flags", None), "writeable", True):
+            raise DifferentiationError("a read-only array was written; write into a copy: xp.asarray(x, copy=True)")
+        chain = [x]
+        while type(chain[-1]._origin) is View and self.share_memory(chain[-1], chain[-1]._origin.parent):
+            chain.append(chain[-1]._origin.parent)
+        owner = chain[-1]
+        if owner._origin is PLAIN:
+            if new._index >= 0 or (is_trace(self.base) and not isinstance(self.base, GradTrace)):
+                raise DifferentiationError(
+                    "traced values were written into the memory of a plain array; write into a copy: "
+                    "xp.asarray(x, copy=True)"
+                )
+            x._value[...] = new._value
+            return
+        views = list(self._views_of(owner))
+        for view, parent in itertools.pairwise(chain):
+            new = self._with_view(parent, view, new)
+        owner._value, owner._index = new._value, new._index
+        for view in views:
+            parent, name, args, keywords = view._origin
+            if name == "stop_gradient":
+                view._value = parent._value
+            else:
+                new = getattr(self, name)(parent, *args, **keywords)
+                view._value, view._index = new._value, new._index
+
+    def _views_of(self, x: Tracer) -> Iterator[Tracer]:
+        """Yield the arrays that share the memory of `x`, parents before their views."""
+        found = [view for view in (reference() for reference in x._views or ()) if view is not None]
+        found = [view for view in found if self.share_memory(view, x)]
+        x._views = [weakref.ref(view) for view in found]
+        for view in found:
+            yield view
+            yield from self._views_of(view)
+
+    def share_memory(self, x: Any, y: Any) -> bool:
+        """Return whether a write into `x` changes `y`, for arrays of this trace or of outer ones."""
+        return backend_of(self).share_memory(_value_of(x), _value_of(y))
+
+    def _with_view(self, parent: Tracer, view: Tracer, new: Any) -> Any:
+        """Return the new values of `parent` if those of its view are `new`."""
+        name, args, keywords = view._origin[1:]
+        if name == "getitem":
+            return self.setitem(parent, new, *args)
+        name = _RULE_OF_OPERATOR.get(name, name)
+        if name not in RULES or view.size != parent.size:
+            raise DifferentiationError(f"the result of {name} was written; write into a copy: xp.asarray(x, copy=True)")
+        ((select, pull),) = RULES[name].steps
+        (values,) = pull(self, new, (select((parent, view)) + args, keywords))
+        return self.reshape(values, tuple(parent.shape))
 
     def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function that reads arrays without a derivative."""
@@ -221,20 +336,16 @@ class GradTrace:
         The bound functions and the namespace refer to each other; otherwise only the garbage collector would free their
         memory. The tape remains for the backward pass.
         """
-        attributes = {name: self.__dict__[name] for name in ("base", "trace_level", "__name__", "tape")}
+        attributes = {name: self.__dict__[name] for name in ("base", "trace_level", "__name__", "tape", "_kept")}
         self.__dict__.clear()
         self.__dict__.update(attributes, is_closed=True)
 
 
-class _Overwritten:
-    """The namespace of a view of an array that was written."""
-
-    is_closed = True
-
-    def __getattr__(self, name: str) -> Any:
-        raise DifferentiationError(
-            f"a view was used (by {name!r}) after it was written into its array; copy it: xp.asarray(view, copy=True)"
-        )
+def _value_of(x: Any) -> Any:
+    """Return the array of the library in a traced one."""
+    while type(x) is Tracer:
+        x = x._value
+    return x
 
 
 def _is_array(value: Any) -> bool:
@@ -252,8 +363,12 @@ def tracing(base: Any) -> Iterator[GradTrace]:
     try:
         with active(namespace):
             yield namespace
-    except BaseException:
+    except BaseException as error:
         namespace.tape.clear()
+        is_kept = bool(namespace._kept)
+        namespace.end_keeping()
+        if is_kept and isinstance(error, ValueError) and "read-only" in str(error):  # NumPy's, for a kept array
+            raise DifferentiationError(WRITTEN_LATER) from error
         raise
     finally:
         namespace.close()

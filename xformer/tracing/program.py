@@ -10,7 +10,7 @@ import functools
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy as np
 from xformer import native
 from xformer.backends import backend_name, backend_of
 from xformer.tracing.arguments import arrays_of, rebuild_sequence
-from xformer.tracing.graph import Call, GraphTrace
-from xformer.tracing.memory import share_memory
+from xformer.tracing.graph import Call, GraphTrace, root_of
+from xformer.tracing.memory import place_constants, share_memory
 from xformer.tree import Module, flatten, is_array
 
 
@@ -31,11 +31,12 @@ class Program:
             function updates in place, such as a StaticCache.
         args: Positional arguments. Runs read and write their arrays where they are.
         keywords: Keyword arguments.
-        data: Those arrays of the arguments that a run overwrites with new values. The function must not write into
-            them.
+        data: Those arrays of the arguments that a run overwrites with new values.
+        numbers: Positions of data that stand for immutable numbers, such as numpy.float64.
 
     Attributes:
         result: Result of the first call.
+        written: Positions of data that the function writes.
         nbytes: Size of the memory that temporaries share.
 
     Raises:
@@ -43,17 +44,26 @@ class Program:
     """
 
     def __init__(
-        self, function: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any], data: Sequence[Any] = ()
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        keywords: dict[str, Any],
+        data: Sequence[Any] = (),
+        numbers: Collection[int] = (),
     ) -> None:
-        self._data, is_data, trace = data, set(map(id, data)), GraphTrace()
+        self._data, trace = data, GraphTrace()
+        immutable = {id(data[position]) for position in numbers}
         with trace.record():
             traced_args, traced_keywords = _map_arrays(
-                lambda array: trace.argument(array, is_writable=id(array) not in is_data), (tuple(args), keywords), {}
+                lambda array: trace.wrap(array, is_number=id(array) in immutable), (tuple(args), keywords), {}
             )
-            result = function(*traced_args, **traced_keywords)
-            result = _map_arrays(trace.unwrap, result, {})
+            result = _map_arrays(trace.unwrap_result, function(*traced_args, **traced_keywords), {})
         arguments = (*args, *keywords.values())
-        calls, self.nbytes = share_memory(trace.take_calls(), [*arrays_of(arguments), *flatten(result)[0]])
+        calls, constants = trace.take_calls()
+        calls = place_constants(calls, constants, are_kept=trace.are_kept)
+        written = {id(root_of(array)) for call in calls for array in call.outputs}
+        self.written = [position for position, array in enumerate(data) if id(root_of(array)) in written]
+        calls, self.nbytes = share_memory(calls, [*arrays_of(arguments), *flatten(result)[0]])
         self._steps = list(_steps([call for call in calls if not call.is_check]))
         self._checks = [call for call in calls if call.is_check]
         self._build = _builder(result, arguments, data)
@@ -77,7 +87,13 @@ class Program:
             for check in self._checks:
                 check.function(*check.args)  # type: ignore[operator]
             raise
+        self.write_back(data)
         return self._build()
+
+    def write_back(self, data: Sequence[Any]) -> None:
+        """Copy what the function has written into its data to the arrays of the caller."""
+        for position in self.written:
+            np.copyto(data[position], self._data[position])
 
 
 def _steps(calls: Sequence[Call]) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
@@ -90,7 +106,12 @@ def _steps(calls: Sequence[Call]) -> Iterator[tuple[Callable[..., Any], tuple[An
 
 
 class CudaProgram:
-    """The kernels of `function(*args, **keywords)` on CuPy, launched as a CUDA graph; see `Program`."""
+    """The kernels of `function(*args, **keywords)` on CuPy, launched as a CUDA graph; see `Program`.
+
+    The function must not write into data.
+    """
+
+    written: Sequence[int] = ()
 
     def __init__(
         self,
@@ -99,6 +120,7 @@ class CudaProgram:
         args: Sequence[Any],
         keywords: dict[str, Any],
         data: Sequence[Any] = (),
+        numbers: Collection[int] = (),
     ) -> None:
         self._data = data
         copied, options = _map_arrays(lambda array: array, (args, keywords), {})
@@ -126,6 +148,9 @@ class CudaProgram:
             target[...] = source
         self._graph()
         return self._build()
+
+    def write_back(self, data: Sequence[Any]) -> None:
+        """Do nothing: see `written`."""
 
 
 def _builder(result: Any, arguments: Sequence[Any], data: Sequence[Any]) -> Callable[[], Any]:
@@ -172,6 +197,13 @@ def compiler(xp: Any) -> Callable[..., Program | CudaProgram] | None:
         return Program
     capture_graph = backend_of(xp).graph_capture()
     return None if capture_graph is None else functools.partial(CudaProgram, capture_graph)
+
+
+def owner(array: Any) -> Any:
+    """Return a key that is equal for arrays of NumPy or CuPy with the same memory or parts of it."""
+    if isinstance(array, np.ndarray | np.generic):
+        return id(root_of(array)) if isinstance(array, np.ndarray) else id(array)
+    return array.data.mem.ptr
 
 
 def _memory(array: Any) -> Any:

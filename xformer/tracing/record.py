@@ -15,7 +15,7 @@ from typing import Any
 from xformer.backends import backend_of, extra, is_trace
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
-from xformer.tracing.tracer import CALLER, OPERATORS, OTHER_NAMES, InnerArray, Tracer, join_family
+from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, OTHER_NAMES, PLAIN, InnerArray, Tracer
 from xformer.tree import is_array
 
 Function = Callable[..., Any]
@@ -56,7 +56,7 @@ def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: F
             return getattr(error.trace, name)(x, *static, **keywords)
         output = function(x._value, *static, **keywords)
         result = trace.record(output, pull, (x._index,), (select((x._value, output)) + static, keywords))
-        return _share(x, result) if is_view and not keywords.get("copy") else result
+        return _as_view(x, result, name, static, keywords) if is_view and not keywords.get("copy") else result
 
     def call(x: Any, /, *static: Any, **keywords: Any) -> Any:
         if type(x) is not Tracer or x._namespace is not trace or x._index < 0:
@@ -77,6 +77,7 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
     """Return the fast path for f(a, b), each an array of this trace, a plain array or a scalar."""
     tape, floating, (first, second) = trace.tape, trace.floating, rule.steps
     select_first, pull_first, select_second, pull_second, pull_both = *first, *second, rule.pull_all
+    keeps_first, keeps_second = rule.keeps
 
     def call(a: Any, b: Any, /, *static: Any, **keywords: Any) -> Any:
         i = j = -1
@@ -98,8 +99,12 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
         if j < 0:
             if i < 0:
                 return Tracer(output, trace, -1)
+            if keeps_second and type(b) is not float:
+                y = trace.keep(b)
             pull, parents, residuals = pull_first, (i,), (select_first((x, y, output)), _NO_KEYWORDS)
         elif i < 0:
+            if keeps_first and type(a) is not float:
+                x = trace.keep(a)
             pull, parents, residuals = pull_second, (j,), (select_second((x, y, output)), _NO_KEYWORDS)
         else:
             pool = (x, y, output)
@@ -122,33 +127,34 @@ def _unwrap_static(trace: Any, name: str, arguments: Any) -> Any:
     if isinstance(arguments, dict):
         if "dim" in arguments or "keepdim" in arguments:  # names of torch, which the derivative rules lack
             raise TypeError(f"{name} got dim= or keepdim= of torch; use axis= and keepdims=")
-        return {key: trace.unwrap(value) for key, value in arguments.items()}
-    return trace.unwrap(arguments)
+        return {key: trace.keep(value) for key, value in arguments.items()}
+    return trace.keep(arguments)
 
 
-def _share(source: Any, result: Any) -> Any:
-    """Put a result into the family of the array whose memory it may share."""
-    x, y = source, result._value
-    while type(y) is Tracer:
-        x, y = x._value if type(x) is Tracer else x, y._value
-    x = x._value if type(x) is Tracer else x
-    if y is not x and getattr(y, "base", y) is None:
+def _as_view(source: Any, result: Any, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Note where a result comes from that may share the memory of its first argument; return it."""
+    if type(result) is not Tracer:
+        return result
+    value, given = result._value, source._value if type(source) is Tracer else source
+    if value is not given and getattr(value, "base", value) is None:
         return result  # NumPy says that it owns its memory
-    if type(source) is Tracer:
-        join_family(source, result)
-    elif is_array(source):
-        result._family = CALLER
+    if type(source) is not Tracer:
+        result._origin = PLAIN if is_array(source) else None
+    elif source._origin is PLAIN or source._namespace is not result._namespace:
+        result._origin = PLAIN
+    else:
+        source.add_view(result, name, args, keywords)
     return result
 
 
 def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     """Return the function for calls of any kind."""
-    positions, unwrap = rule.positions, trace.unwrap
+    positions, kept = rule.positions, {i for i, keeps in zip(rule.positions, rule.keeps, strict=True) if keeps}
 
     def call(*args: Any, **keywords: Any) -> Any:
         keywords = _unwrap_static(trace, name, keywords)
         static = _unwrap_static(trace, name, tuple(args[i] for i in range(len(args)) if i not in positions))
-        values = [unwrap(argument) for argument in args]
+        values = [trace.keep(x) if i in kept else trace.unwrap(x) for i, x in enumerate(args)]
         output = function(*values, **keywords)
         parents = [trace.position(args[i]) for i in positions if i < len(args)]
         if max(parents, default=-1) < 0:
@@ -156,7 +162,9 @@ def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Functi
         else:
             pool = (*(values[i] for i in positions), output)
             result = trace.record(output, *rule.plan(parents, pool, static, keywords))
-        return _share(args[0], result) if name in _VIEWS and not keywords.get("copy") else result
+        if name in _VIEWS and not keywords.get("copy"):
+            return _as_view(args[0], result, name, static, keywords)
+        return result
 
     return call
 
@@ -193,7 +201,8 @@ def bind_unstack(trace: Any, function: Function) -> Function:
             results = map(trace.wrap, outputs)
         else:
             results = trace.record_outputs(outputs, pull, (trace.position(x),), axis)
-        return tuple([_share(x, result) for result in results])
+        before = (slice(None),) * (axis % x.ndim)
+        return tuple([_as_view(x, y, "getitem", ((*before, i),), {}) for i, y in enumerate(results)])
 
     return _named(function, innermost(trace, "unstack", call))
 
@@ -242,8 +251,8 @@ def base_function(base: Any, name: str) -> Any:
         return getattr(base, name, _PYTHON_OPERATORS[name])
     if name in extra.NAMES:
         return extra.lookup(base, name)
-    if name in _ITEM_FUNCTIONS:
-        return functools.partial(_ITEM_FUNCTIONS[name], base)
+    if name in _OWN_FUNCTIONS:
+        return functools.partial(_OWN_FUNCTIONS[name], base)
     return getattr(base, name)
 
 
@@ -264,4 +273,19 @@ def _to_device(xp: Any, x: Any, device: Any, *, stream: Any = None) -> Any:
     return to_device(x, device, stream=stream)
 
 
-_ITEM_FUNCTIONS: dict[str, Function] = {"getitem": _get_item, "setitem": set_item, "to_device": _to_device}
+def _in_place(name: str) -> Function:
+    """Return the function of (xp, x, other) that computes in a new array what `x op= other` leaves in x."""
+    compute, update = getattr(operator, f"__{name}__"), getattr(operator, f"__i{name}__")
+
+    def inplace(xp: Any, x: Any, other: Any, /) -> Any:
+        result = compute(x, other)
+        facts = ("dtype", "shape", "strides", "__class__")  # NumPy returns a number for an array without axes
+        if all(getattr(result, fact, None) == getattr(x, fact, None) for fact in facts):
+            return result
+        return update(xp.asarray(x, copy=True), other)  # which casts to the dtype of x, or raises
+
+    return inplace
+
+
+_OWN_FUNCTIONS: dict[str, Function] = {"getitem": _get_item, "setitem": set_item, "to_device": _to_device}
+_OWN_FUNCTIONS |= {f"inplace_{name}": _in_place(name) for name in BINARY_OPERATORS}

@@ -50,12 +50,15 @@ class Rule:
 
     Attributes:
         positions: Positions of those inputs among the positional arguments.
+        keeps: Whether a formula needs the values of each input.
     """
 
     def __init__(self, formulas: Sequence[Formula], positions: Sequence[int]) -> None:
         inputs = ("x",) if len(formulas) == 1 else ("a", "b")
         self.positions = tuple(positions)
         self.steps = tuple(_compile(formula, inputs) for formula in formulas)
+        names = {name for formula in formulas for name in inspect.signature(formula).parameters}
+        self.keeps = tuple(name in names for name in inputs[: len(formulas)])
         self.pull_all = _pull_both(*self.steps) if len(formulas) == 2 else self.steps[0].pull
 
     def plan(self, parents: Sequence[int], pool: tuple[Any, ...], static: tuple[Any, ...], keywords: Any) -> Any:

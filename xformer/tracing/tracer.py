@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from xformer.backends import base_namespace
 from xformer.errors import BackendError, ShapeError
@@ -32,15 +32,24 @@ OTHER_NAMES = {
     "unsqueeze": "use xp.expand_dims(x, axis=0)",
 }
 _WITH_XP = " with xp = array_namespace(x)"
-CALLER: Any = []  # the family of arrays whose memory belongs to the caller
+PLAIN = object()  # the origin of arrays whose memory belongs to a plain array
+NUMBER = object()  # the origin of immutable numbers, such as numpy.float64, whose value is stored as an array
 
 
-def join_family(x: Tracer, other: Tracer) -> None:
-    """Note that the values of two arrays may share memory."""
-    if x._family is None:
-        x._family = [weakref.ref(x)]
-    x._family.append(weakref.ref(other))
-    other._family = x._family
+class View(NamedTuple):
+    """The call that made an array whose memory may be that of another one.
+
+    Attributes:
+        parent: The other array.
+        name: Name of the function in the namespace of both.
+        args: Its arguments after the parent.
+        keywords: Its keyword arguments.
+    """
+
+    parent: Tracer
+    name: str
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
 
 
 class InnerArray(Exception):
@@ -54,17 +63,26 @@ class Tracer:
     """An Array API array that belongs to a trace: a `GradTrace` or a `GraphTrace`.
 
     `_value` is the array of the library below, or a tracer of the enclosing trace. In a derivative, `_index` is the
-    position on the tape of the record that made it, or -1 for a constant (every integer and boolean array is one), and
-    `_family` is a list of all arrays whose values may share memory, or None.
+    position on the tape of the record that made it, or -1 for a constant (every integer and boolean array is one).
+    `_origin` is the call that made it a `View` of another array, PLAIN, NUMBER, or None for memory of its own, and
+    `_views` has weak references to arrays made from this one.
     """
 
-    __slots__ = ("__weakref__", "_family", "_index", "_namespace", "_value")
+    __slots__ = ("__weakref__", "_index", "_namespace", "_origin", "_value", "_views")
 
     def __init__(self, value: Any, namespace: Any, index: int) -> None:
         self._value = value
         self._namespace = namespace
         self._index = index
-        self._family: list[weakref.ref[Tracer]] | None = None
+        self._origin: Any = None
+        self._views: list[weakref.ref[Tracer]] | None = None
+
+    def add_view(self, view: Tracer, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Note that `view` was made from this array by a function that may return a view."""
+        view._origin = View(self, name, args, keywords)
+        if self._views is None:
+            self._views = []
+        self._views.append(weakref.ref(view))
 
     def __getattr__(self, name: str) -> Any:
         if name in OTHER_NAMES:
@@ -206,6 +224,21 @@ def _binary(name: str) -> tuple[Any, Any]:
     return forward, reflected
 
 
+def _in_place(name: str) -> Any:
+    """Return the method of `a op= b`: Python computes `a = a op b` for numbers, and arrays that have no such method."""
+    operator_name = f"__i{name}__"
+
+    def update(self: Tracer, other: Any) -> Any:
+        value: Any = self
+        while type(value) is Tracer:
+            if value._origin is NUMBER:
+                return NotImplemented
+            value = value._value
+        return self._namespace.update(self, name, other) if hasattr(type(value), operator_name) else NotImplemented
+
+    return update
+
+
 def _unary(name: str) -> Any:
     operator_name = f"operator_{name}"
 
@@ -234,6 +267,7 @@ for _name in BINARY_OPERATORS:
     _forward, _reflected = _binary(_name)
     setattr(Tracer, f"__{_name}__", _forward)
     setattr(Tracer, f"__r{_name}__", _reflected)
+    setattr(Tracer, f"__i{_name}__", _in_place(_name))
 for _name in COMPARISONS:
     setattr(Tracer, f"__{_name}__", _binary(_name)[0])
 for _name in UNARY_OPERATORS:

@@ -19,6 +19,7 @@ not_differentiable(
     *("argmax", "argmin", "argsort", "nonzero", "count_nonzero", "searchsorted", "isin"),
     # the operators of these
     *(f"operator_{name}" for name in (*COMPARISONS, "floordiv", "and", "or", "xor", "lshift", "rshift", "invert")),
+    *(f"inplace_{name}" for name in ("floordiv", "and", "or", "xor", "lshift", "rshift")),
     # facts about dtypes and shapes
     *("broadcast_shapes", "can_cast", "finfo", "iinfo", "isdtype", "result_type", "__array_namespace_info__"),
 )

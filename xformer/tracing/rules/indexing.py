@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from xformer.backends import device, extra, is_integer
-from xformer.errors import DifferentiationError
 from xformer.tracing.record import set_item
 from xformer.tracing.rule import decomposition, defvjp
 from xformer.tree import is_array
@@ -47,8 +46,12 @@ def _get_item(xp: Any, g: Any, x_shape: Any, key: Any) -> Any:
     positions = [item for item in keys if _is_position(item)]
     if len(positions) == len(keys) and any(map(is_array, keys)):
         return _get_items(xp, g, x_shape, keys)
-    if any(is_array(position) and position.ndim for position in positions):
-        raise DifferentiationError("indexing that mixes integer arrays with slices has no derivative rule; use take")
+    if any(is_array(position) and position.ndim for position in positions):  # with slices
+        size = math.prod(x_shape)
+        numbers = xp.reshape(xp.arange(size, device=device(g)), x_shape)[keys]
+        zeros = xp.zeros((size,), dtype=g.dtype, device=device(g))
+        total = extra.scatter_add(zeros, xp.reshape(numbers, (-1,)), xp.reshape(g, (-1,)))
+        return xp.reshape(total, x_shape)
     zeros = xp.zeros(x_shape, dtype=g.dtype, device=device(g))
     if any(item is None for item in keys):  # write to where the new axes were put, not through them
         keys = tuple(item for item in keys if item is not None)

@@ -104,7 +104,8 @@ def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> list[Any]:
         if indexing == "xy" and len(arrays) > 1 and position < 2:
             axis = 1 - position
         shape = tuple(-1 if i == axis else 1 for i in range(max(len(arrays), 1)))
-        grids.append(xp.broadcast_to(xp.reshape(array, shape), tuple(value.shape)))
+        grid = xp.broadcast_to(xp.reshape(array, shape), tuple(value.shape))
+        grids.append(grid if xp.share_memory(value, array) else xp.asarray(grid, copy=True))
     return grids
 
 

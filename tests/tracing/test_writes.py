@@ -1,0 +1,963 @@
+"""Functions that write in place: every transformation computes what the function computes eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.conftest import library_or_skip
+from tests.reference import raises_line
+from xformer.backends import array_namespace, resolve, to_host
+from xformer.errors import DifferentiationError, JitError, XformerError
+
+X = np.asarray([0.7, 1.2, 1.9, 0.4])
+M = np.asarray([[0.3, 1.1, 0.8], [1.7, 0.6, 1.4], [0.9, 1.3, 0.5]])
+
+
+class Box:
+    def __init__(self, h: Any) -> None:
+        self.h = h
+
+    def add(self, value: Any) -> None:
+        self.h += value
+
+
+def do(write: Callable[..., Any], *arrays: Any) -> Any:
+    """Call a function that writes into arrays, and return them."""
+    write(*arrays)
+    return arrays if len(arrays) > 1 else arrays[0]
+
+
+def add(h: Any, value: Any) -> None:
+    h += value
+
+
+def power(h: Any, value: Any) -> Any:
+    h **= value
+    return h
+
+
+# Each case is the body of a function of xp, a vector x of 4 and a matrix m of 3 by 3.
+
+
+def alias(xp, x, m):
+    h = x * x
+    r = h
+    h += 3 * x
+    return h * r
+
+
+def a_slice(xp, x, m):
+    y = x * 2.0
+    v = y[::2]
+    v += 10.0
+    return y * y
+
+
+def a_helper(xp, x, m):
+    h, bias = x * x, m[0, 0] * x
+    add(h, bias)
+    return h * bias
+
+
+def two_names(xp, x, m):
+    y = x + 1.0
+    z = y
+    z *= x
+    return y * z
+
+
+def a_list(xp, x, m):
+    h = x * 1.5
+    items = [h]
+    items[0] *= 3
+    return h * x
+
+
+def a_dict(xp, x, m):
+    h, d = x * 1.0, {}
+    d["k"] = h
+    d["k"] += x * x
+    return h * d["k"]
+
+
+def an_attribute(xp, x, m):
+    box = Box(x * x)
+    h = box.h
+    box.add(x)
+    box.h *= 2.0
+    return h * box.h
+
+
+def a_tail(xp, x, m):
+    y = x * x
+    row = y[1:]
+    row += 1.0
+    return y * row[0]
+
+
+def a_reshaped_view(xp, x, m):
+    y = m * 1.0
+    flat = xp.reshape(y, (-1,))
+    flat *= flat
+    flat[4] -= x[0]
+    return y
+
+
+def reshaped_by_a_copy(xp, x, m):
+    y = m * 1.0
+    flat = xp.reshape(xp.matrix_transpose(y), (-1,))
+    flat *= 2.0
+    return y * y, flat * flat
+
+
+def a_transposed_view(xp, x, m):
+    y = m * m
+    t = y.T
+    t += x[:3]
+    return y * m
+
+
+def a_permuted_view_of_a_view(xp, x, m):
+    y = xp.stack([m, m * m])
+    v = xp.permute_dims(y, (2, 0, 1))[1:, :, 0]
+    v *= 3.0
+    return y * y
+
+
+def an_expanded_view(xp, x, m):
+    y = x * x
+    column = xp.expand_dims(y, axis=-1)
+    column += 1.0
+    y *= x
+    return xp.squeeze(column, axis=-1) * y
+
+
+def a_moved_axis(xp, x, m):
+    y = m * 1.0
+    v = xp.moveaxis(y, 0, -1)
+    v[0] = x[1:]
+    return y * y
+
+
+def unstacked_rows(xp, x, m):
+    y = m * m
+    first, _, last = xp.unstack(y)
+    first += last
+    last *= 0.5
+    return y
+
+
+def rows_from_iteration(xp, x, m):
+    y = m * 1.0
+    for row in y:
+        row *= row
+        row += x[:3]
+    return y * y
+
+
+def columns_by_index(xp, x, m):
+    y = m * 1.0
+    for i in range(3):
+        y[:, i] -= y[0, i] * x[i]
+    return y * y
+
+
+def an_element(xp, x, m):
+    y = x * x
+    y[1] += y[0] * y[2]
+    y[-1] *= y[1]
+    return y
+
+
+def a_zero_dimensional_view(xp, x, m):
+    y = x * x
+    v = y[..., 1]
+    v += x[0]
+    return y * v
+
+
+def a_reshaped_element(xp, x, m):
+    y = x * 1.0
+    v = xp.reshape(y[2:3], ())
+    v *= x[0]
+    return y * y
+
+
+def repeated_indices(xp, x, m):
+    y = x * 1.0
+    y[[0, 1, 0]] += x[1:]
+    return y * y
+
+
+def indexed_copies(xp, x, m):
+    y = x * x
+    part = y[[0, 2]]
+    part += 1.0
+    return y, part * part
+
+
+def a_mask_outside(xp, x, m):
+    y = x * x
+    y[plain(x, np.asarray([True, False, True, False]))] *= 3.0
+    return y * y
+
+
+def broadcast_operand(xp, x, m):
+    y = m * m
+    y += x[:3]
+    y *= xp.expand_dims(x[1:], axis=-1)
+    y -= m[0, 0]
+    return y
+
+
+def broadcast_before_the_write(xp, x, m):
+    y = x[:3] * 1.0
+    b = xp.broadcast_to(y, (3, 3))
+    y += 1.0
+    return b * m
+
+
+def powers_and_quotients(xp, x, m):
+    h = x * 1.0
+    r = h
+    h **= 2
+    h /= x + 1.0
+    power(h, 1.5)
+    return r * x
+
+
+def remainders(xp, x, m):
+    h, g = x * 3.1, x * 5.3
+    r, s = h, g
+    h %= 1.3
+    g //= x
+    return r * x + s * x
+
+
+def matrix_product(xp, x, m):
+    h = m + 0.5
+    r = h
+    h @= m
+    return r * h
+
+
+def the_same_array_on_both_sides(xp, x, m):
+    h = x * x
+    h += h
+    h *= h
+    h -= x
+    return h
+
+
+def a_chain_of_aliases(xp, x, m):
+    a = x * x
+    b = a[1:]
+    c = b[1:]
+    c += 1.0
+    b *= 2.0
+    a -= x
+    return a * a, b * 1.0, c * 1.0
+
+
+def reuse_before_and_after(xp, x, m):
+    h = x * x
+    first = xp.sin(h)
+    h += first
+    second = xp.sin(h)
+    h *= second
+    return h * first
+
+
+def written_operand_of_a_product(xp, x, m):
+    h, g = x * x, x + 1.0
+    product = h * g
+    h *= 0.0
+    g += 5.0
+    return product * product
+
+
+def written_input_of_exp(xp, x, m):
+    h = xp.exp(x)
+    y = h * 1.0
+    h += y
+    h[1:] = 0.5
+    return y * y + xp.sum(h)
+
+
+def an_exponential_that_is_written(xp, x, m):
+    h = xp.exp(x)
+    r = xp.tanh(h)
+    s = xp.sqrt(h)
+    h *= 7.0
+    r -= 1.0
+    s *= r
+    return h + r * s
+
+
+def written_operands_of_a_matrix_product(xp, x, m):
+    a, b = m * 1.0, m * m
+    y = a @ b
+    a[...] = 0.0
+    b *= 3.0
+    return y * y
+
+
+def a_list_of_arrays(xp, x, m):
+    states = [x * (0.3 * i + 0.2) for i in range(3)]
+    total = xp.zeros_like(x)
+    for state in states:
+        total += state * state
+        state -= total
+    return total * states[0] * states[2]
+
+
+def an_accumulator(xp, x, m):
+    total = xp.zeros_like(x)
+    for i in range(4):
+        total += x * float(i)
+        total *= x
+    return total
+
+
+def a_loss(xp, x, m):
+    total = 0.0
+    for i in range(3):
+        total += xp.sum(m[i] * m[i])
+        total *= 1.5
+    return total
+
+
+def a_sum_with_another_name(xp, x, m):
+    total = xp.sum(x * x)
+    before = total
+    total += xp.sum(x)
+    return total * before
+
+
+def an_element_with_another_name(xp, x, m):
+    y = x * x
+    s = y[0]
+    r = s
+    s += x[1]
+    return y * s * r
+
+
+def a_zero_dimensional_array(xp, x, m):
+    total = xp.asarray(0.0, dtype=xp.float64)
+    r = total
+    total += xp.sum(x * x)
+    r *= 2.0
+    return total * r
+
+
+def a_closure(xp, x, m):
+    h = x * x
+
+    def shift(value: Any) -> None:
+        h[...] = h + value
+        h[0] *= 2.0
+
+    shift(x)
+    shift(1.0)
+    return h * h
+
+
+def nested_containers(xp, x, m):
+    h = x * x
+    tree = {"a": [h, (x * 2.0, [h])]}
+    tree["a"][1][1][0] += 1.0
+    tree["a"][0] *= x
+    return h * tree["a"][1][0]
+
+
+def a_swap_of_names(xp, x, m):
+    a, b = x * x, x + 1.0
+    a, b = b, a
+    a += b
+    b *= a
+    return a * b
+
+
+def rebound_names(xp, x, m):
+    h = x * x
+    r = h
+    h = h + 1.0
+    h *= 2.0
+    return h * r
+
+
+def assigned_values(xp, x, m):
+    y = xp.zeros_like(m)
+    y[0] = x[:3]
+    y[1:, 1:] = m[:2, :2]
+    y[:, 0] += y[0]
+    y[2, 2] = y[0, 0] * y[1, 1]
+    return y * y
+
+
+def assigned_then_written_source(xp, x, m):
+    source, y = x * x, xp.zeros_like(x)
+    y[...] = source
+    source += 1.0
+    y *= x
+    return y * source
+
+
+def a_recurrence(xp, x, m):
+    h = xp.ones_like(x)
+    for i in range(1, 4):
+        h[i] = h[i - 1] * x[i] + x[0]
+        h[i] += h[0]
+    return h * h
+
+
+def single_precision(xp, x, m):
+    h = xp.astype(x, xp.float32)
+    r = h
+    h += x
+    h *= 2.0
+    return r * r
+
+
+def integers(xp, x, m):
+    k = xp.argsort(x)
+    r = k
+    k += 1
+    k *= 2
+    k %= 4
+    k <<= 1
+    k ^= 3
+    k &= 6
+    k |= 1
+    k >>= 1
+    return xp.take(x, r % 4) * xp.astype(k, xp.float64)
+
+
+def booleans(xp, x, m):
+    mask = x > 0.5
+    r = mask
+    mask &= x < 1.5
+    mask ^= x > 1.0
+    return xp.where(r, x * x, 0.5 * x)
+
+
+def clip_without_bounds(xp, x, m):
+    y = x * x
+    z = xp.clip(y)
+    y += 1.0
+    z *= 3.0
+    return y * z
+
+
+def asarray_and_its_copy(xp, x, m):
+    y = x * x
+    same, other = xp.asarray(y), xp.asarray(y, copy=True)
+    same += 1.0
+    other *= 2.0
+    return y * other
+
+
+def plain_in_a_product(xp, x, m):
+    w, t = plain(x, np.zeros(4)), 0.0
+    for k in range(3):
+        w[:] = k + 1
+        t = t + xp.sum(x * x * w)
+    return t
+
+
+def plain_in_where(xp, x, m):
+    mask, t = plain(x, np.zeros(4) > 0), x * 0.5
+    for k in range(4):
+        mask[k] = True
+        t = t + xp.where(mask, x * x, x)
+    return t
+
+
+def plain_in_take(xp, x, m):
+    indices, t = plain(x, np.zeros(2, np.int64)), 0.0
+    for k in range(3):
+        indices[...] = k
+        indices[1] += 1
+        t += xp.sum(xp.take(x * x, indices))
+    return t
+
+
+def plain_in_a_matrix_product(xp, x, m):
+    w, t = plain(x, np.zeros((3, 3))), m * 0.0
+    for k in range(3):
+        w[k] = k + 1.0
+        t += m @ w
+        w *= 0.5
+    return t * t
+
+
+def plain_as_a_value(xp, x, m):
+    w, y = plain(x, np.ones(2)), x * x
+    y[:2] = w
+    y[2:] *= w
+    w += 5.0
+    y[1:3] += w
+    return y * y
+
+
+def plain_on_either_side(xp, x, m):
+    w = plain(x, np.ones(4))
+    a = w - x * x
+    w *= 2.0
+    b = x / w
+    w -= 3.0
+    c = w * x
+    a += w
+    w[...] = 0.0
+    return a * b + c * c
+
+
+def plain_as_a_key(xp, x, m):
+    indices, y = plain(x, np.asarray([0, 1])), x * x
+    y[indices] *= 3.0
+    indices += 2
+    z = y[indices]
+    indices[...] = 0
+    return y, z * z
+
+
+def a_view_of_plain(xp, x, m):
+    w = plain(x, np.ones(4))
+    v = w[::2]
+    t = x * w
+    v *= 4.0
+    t += x * w
+    return t * x
+
+
+def plain_in_stack(xp, x, m):
+    w = plain(x, np.ones(4))
+    y = xp.stack([x * x, w])
+    w *= 0.0
+    return y * x
+
+
+# Only on NumPy: torch has no negative steps, and refuses sources that overlap.
+
+
+def shifted(xp, x, m):
+    y = x * x
+    y[1:] = y[:-1]
+    return y * x
+
+
+def shifted_in_place(xp, x, m):
+    y = x * x
+    y[1:] += y[:-1]
+    y[:-1] *= y[1:]
+    return y
+
+
+def reversed_in_place(xp, x, m):
+    y = x * x
+    y[...] = y[::-1]
+    return y * x
+
+
+def transposed_in_place(xp, x, m):
+    y = m * 1.0
+    y[...] = y.T
+    y += y.T
+    return y * m
+
+
+def a_row_is_subtracted(xp, x, m):
+    y = m * m
+    y -= y[0]
+    y *= y[..., -1:]
+    return y * m
+
+
+def swapped_rows(xp, x, m):
+    y = m * m
+    y[0], y[-1] = y[-1], y[0]
+    return y * m
+
+
+def a_flipped_view(xp, x, m):
+    y = x * x
+    v = xp.flip(y)
+    v += x
+    v[1:] *= 2.0
+    return y * x
+
+
+def a_view_with_a_negative_step(xp, x, m):
+    y = x * x
+    v = y[::-2]
+    v += x[:2]
+    y[-2::-1] = v[0]
+    return y * y
+
+
+def permuted_indices(xp, x, m):
+    y = x * x
+    y[[0, 1, 2]] = y[[2, 0, 1]]
+    y[[1, 2]] = y[:2]
+    return y * x
+
+
+def plain(x: Any, value: Any) -> Any:
+    """Return a plain array of the library of x."""
+    return resolve(xf.backends.backend_name(array_namespace(x))).asarray(value)
+
+
+CASES = (
+    *(alias, a_slice, a_helper, two_names, a_list, a_dict, an_attribute, a_tail, a_reshaped_view, reshaped_by_a_copy),
+    *(a_transposed_view, a_permuted_view_of_a_view, an_expanded_view, a_moved_axis, unstacked_rows),
+    *(rows_from_iteration, columns_by_index, an_element, a_zero_dimensional_view, a_reshaped_element),
+    *(repeated_indices, indexed_copies, a_mask_outside, broadcast_operand, broadcast_before_the_write),
+    *(powers_and_quotients, remainders, matrix_product, the_same_array_on_both_sides, a_chain_of_aliases),
+    *(reuse_before_and_after, written_operand_of_a_product, written_input_of_exp, an_exponential_that_is_written),
+    *(written_operands_of_a_matrix_product, a_list_of_arrays, an_accumulator, a_loss, a_sum_with_another_name),
+    *(an_element_with_another_name, a_zero_dimensional_array, a_closure, nested_containers, a_swap_of_names),
+    *(rebound_names, assigned_values, assigned_then_written_source, a_recurrence, single_precision, integers, booleans),
+    *(clip_without_bounds, asarray_and_its_copy, plain_in_a_product, plain_in_where, plain_in_take),
+    *(plain_in_a_matrix_product, plain_as_a_value, plain_on_either_side, plain_as_a_key, a_view_of_plain),
+    plain_in_stack,
+)
+NUMPY_CASES = (
+    *(shifted, shifted_in_place, reversed_in_place, transposed_in_place, a_row_is_subtracted, swapped_rows),
+    *(a_flipped_view, a_view_with_a_negative_step, permuted_indices),
+)
+# JAX arrays are immutable: in-place operators rebind the name, and nothing else is written.
+JAX_CASES = (alias, two_names, a_dict, a_loss, powers_and_quotients, the_same_array_on_both_sides, rebound_names)
+
+
+def summed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of x and m with a scalar value, and the outputs of the case."""
+
+    def loss(x: Any, m: Any) -> Any:
+        xp = array_namespace(x)
+        outputs = function(xp, x, m)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        total = xp.sum(x) * 0.0 + xp.sum(m) * 0.0
+        for output in outputs:
+            total = total + xp.sum(output * (1.0 + output))
+        return total, outputs
+
+    return loss
+
+
+def host(x: Any) -> Any:
+    return np.array(to_host(x))
+
+
+def arguments(xp: Any, number: int = 0) -> tuple[Any, Any]:
+    return xp.asarray(X * (1.0 + 0.1 * number)), xp.asarray(M + 0.05 * number)
+
+
+def differences(function: Callable[..., Any], xp: Any, number: int = 0, step: float = 1e-5) -> list[Any]:
+    """Return the gradient of the loss of a case by central differences."""
+    gradients = [np.zeros(4), np.zeros((3, 3))]
+    for i, gradient in enumerate(gradients):
+        for index in np.ndindex(*gradient.shape):
+            values = []
+            for sign in (1.0, -1.0):
+                moved = [host(x) for x in arguments(xp, number)]
+                moved[i][index] += sign * step
+                values.append(float(summed(function)(*map(xp.asarray, moved))[0]))
+            gradient[index] = (values[0] - values[1]) / (2.0 * step)
+    return gradients
+
+
+def check_outputs(actual: Any, expected: Any) -> None:
+    for x, y in zip(actual, expected, strict=True):
+        assert (tuple(x.shape), x.dtype) == (tuple(y.shape), y.dtype)
+        np.testing.assert_allclose(host(x), host(y), rtol=1e-6 if "float32" in str(x.dtype) else 1e-12)
+
+
+def check(function: Callable[..., Any], xp: Any, mode: str) -> None:
+    """Compare one transformation of a case with the eager function and its differences."""
+    loss = summed(function)
+    differentiate = xf.value_and_grad(xf.jit(loss) if mode == "grad of jit" else loss, argnums=(0, 1), has_aux=True)
+    transformed = {"jit": xf.jit(loss), "jit of grad": xf.jit(differentiate)}.get(mode, differentiate)
+    for number in (0, 1, 2) if "jit" in mode else (0,):
+        args = arguments(xp, number)
+        expected = loss(*arguments(xp, number))
+        if mode == "vjp":
+            value, pullback = xf.vjp(lambda *args: loss(*args)[0], *args)
+            outputs, gradients = expected[1], pullback(xp.ones_like(value))
+        elif mode == "jit":
+            (value, outputs), gradients = transformed(*args), None
+        else:
+            (value, outputs), gradients = transformed(*args)
+        check_outputs(outputs, expected[1])
+        np.testing.assert_allclose(float(value), float(expected[0]), rtol=1e-6)
+        for actual, slope in zip(gradients or (), differences(function, xp, number), strict=False):
+            if function is not single_precision:  # whose differences are rounding errors
+                np.testing.assert_allclose(host(actual), slope, rtol=1e-6, atol=1e-6)
+        for arg, original in zip(args, arguments(xp, number), strict=True):
+            assert host(arg).tolist() == host(original).tolist()
+
+
+ON_LIBRARIES = [
+    *(pytest.param(name, case, id=f"{name}-{case.__name__}") for name in ("numpy", "torch") for case in CASES),
+    *(pytest.param("numpy", case, id=f"numpy-{case.__name__}") for case in NUMPY_CASES),
+    *(pytest.param("jax", case, id=f"jax-{case.__name__}") for case in JAX_CASES),
+]
+
+
+@pytest.mark.parametrize("mode", ["grad", "vjp", "jit", "grad of jit", "jit of grad"])
+@pytest.mark.parametrize(("library", "case"), ON_LIBRARIES)
+def test_writes(library, case, mode):
+    if library == "jax" and mode in ("vjp", "jit of grad", "grad of jit"):
+        pytest.skip("compiling takes long")
+    check(case, library_or_skip(library), mode)
+
+
+def test_single_precision():
+    (_, (output,)), (slope, _) = xf.value_and_grad(summed(single_precision), argnums=(0, 1), has_aux=True)(X, M)
+    assert output.dtype == np.float32
+    # y = (4 x) ** 2, and the sum of y + y ** 2
+    np.testing.assert_allclose(slope, 32 * X * (1 + 32 * X**2), rtol=1e-6)
+
+
+WORKED_OUT: dict[str, tuple[Callable[[Any, Any], Any], list[float], list[float]]] = {
+    "alias": (lambda xp, x: alias(xp, x, x), [1.0, 2.0, 3.0], [16.0, 100.0, 324.0]),  # the sum is 440
+    "slice": (lambda xp, x: do(lambda y: add(y[::2], 10), x * 1.0), [1.0, 2.0, 3.0], [11.0, 2.0, 13.0]),
+    "shift": (
+        lambda xp, x: assigned(x * 1.0, slice(1, None), slice(0, -1)),
+        [0.0, 1, 2, 3, 4, 5],
+        [0.0, 0, 1, 2, 3, 4],
+    ),
+    "reverse": (lambda xp, x: assigned(x * 1.0, ..., slice(None, None, -1)), [0.0, 1, 2], [2.0, 1, 0]),
+}
+
+
+def assigned(y: Any, key: Any, source: Any) -> Any:
+    y[key] = y[source]
+    return y
+
+
+@pytest.mark.parametrize(("function", "x", "expected"), WORKED_OUT.values(), ids=WORKED_OUT)
+def test_numbers_that_were_worked_out(function, x, expected):
+    def outputs(x):
+        return function(array_namespace(x), x)
+
+    jitted, value_and_grad = xf.jit(outputs), xf.value_and_grad(lambda x: array_namespace(x).sum(outputs(x)))
+    for _ in range(2):
+        assert jitted(np.asarray(x)).tolist() == expected
+    assert float(value_and_grad(np.asarray(x))[0]) == sum(expected)
+
+
+def test_a_plain_array_that_is_reused():
+    def function(x):
+        xp, w, t = array_namespace(x), np.zeros(4), 0.0
+        for k in range(3):
+            w[:] = k + 1
+            t = t + xp.sum(x * x * w)
+        return t
+
+    x = np.asarray([1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_allclose(xf.grad(function)(x), [12.0, 24.0, 36.0, 48.0], rtol=1e-9)
+    jitted = xf.jit(xf.grad(function))
+    for factor in (1.0, 2.0, 0.5):
+        np.testing.assert_allclose(jitted(factor * x), 12.0 * factor * x, rtol=1e-9)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+ERRORS: dict[str, Callable[[Any, Any], Any]] = {
+    "integers += floats": lambda xp, x: add(xp.argsort(x), x),
+    "integers += 0.5": lambda xp, x: add(xp.argsort(x), 0.5),
+    "integers /= 2": lambda xp, x: divide(xp.argsort(x), 2),
+    "booleans += floats": lambda xp, x: add(x > 0.5, x),
+    "booleans += 1": lambda xp, x: add(x > 0.5, 1),
+    "a larger shape": lambda xp, x: add(x * 1.0, xp.stack([x, x])),
+    "another shape": lambda xp, x: add(x * 1.0, x[:2]),
+    "a row of another shape": lambda xp, x: add(xp.stack([x, x])[0], xp.stack([x, x])),
+    "a broadcast array": lambda xp, x: add(xp.broadcast_to(x * 1.0, (2, 4)), 1.0),
+    "a broadcast constant": lambda xp, x: add(xp.broadcast_to(xp.ones_like(x), (2, 4)), x),
+    "a key out of range": lambda xp, x: add((x * 1.0)[7], 1.0),
+    "an assigned shape": lambda xp, x: (x * 1.0).__setitem__(slice(0, 3), x[:2]),
+    "a product of another shape": lambda xp, x: multiply_matrices(xp.stack([x, x]), xp.stack([x, x]).T),
+}
+
+
+def multiply_matrices(a: Any, b: Any) -> Any:
+    a @= b
+    return a
+
+
+def divide(a: Any, b: Any) -> Any:
+    a /= b
+    return a
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_of_the_library_are_raised(library, name):
+    xp, write = library_or_skip(library), ERRORS[name]
+    if library == "torch" and name == "a product of another shape":
+        pytest.skip("torch has no in-place product")
+
+    def function(x):
+        write(array_namespace(x), x)
+        return array_namespace(x).sum(x * x)
+
+    x = xp.asarray(X)
+    with pytest.raises((TypeError, ValueError, RuntimeError, IndexError)):
+        function(x)
+    for transform in (xf.grad, xf.jit, lambda f: xf.jit(xf.grad(f))):
+        with pytest.raises((TypeError, ValueError, RuntimeError, IndexError)):
+            transform(function)(x)
+
+
+WRITES_OF_ARGUMENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "in place": lambda xp, x: add(x, 1.0),
+    "a product": lambda xp, x: power(x, 2),
+    "a view": lambda xp, x: add(x[1:], 1.0),
+    "a row": lambda xp, x: [add(row, 1.0) for row in xp.reshape(x, (2, 2))],
+    "an element": lambda xp, x: x.__setitem__(0, 2.0),
+    "a list": lambda xp, x: (lambda items: add(items[0], x))([x]),
+    "the same array": lambda xp, x: add(xp.asarray(x), x),
+    "a view of a view": lambda xp, x: add(xp.flip(xp.reshape(x, (2, 2)))[0], 1.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES_OF_ARGUMENTS.values(), ids=WRITES_OF_ARGUMENTS)
+def test_what_is_written_into_an_argument_is_there_after_the_call(write):
+    def function(x):
+        write(array_namespace(x), x)
+        return array_namespace(x).sum(x * x)
+
+    def value(x):
+        return float(function(x.copy()))
+
+    expected, jitted = X.copy(), xf.jit(function)
+    function(expected)
+    slopes = [(value(X + row) - value(X - row)) / 2e-6 for row in 1e-6 * np.eye(4)]
+    for transformed in (xf.grad(function), lambda x: xf.vjp(function, x)[1](np.asarray(1.0))[0], jitted, jitted):
+        x = X.copy()
+        result = transformed(x)
+        np.testing.assert_allclose(x, expected, rtol=1e-12)
+        np.testing.assert_allclose(result, value(X) if transformed is jitted else slopes, rtol=1e-6)
+    with raises_line(DifferentiationError, "writes into its argument"):
+        xf.grad(lambda x: xf.remat(function)(x * 1.0))(X)
+    eager, jitted = X.copy(), X.copy()
+    donated = xf.jit(function, donate_argnums=0)
+    for _ in range(3):
+        assert float(donated(jitted)) == pytest.approx(float(function(eager)), rel=1e-12)
+        np.testing.assert_allclose(jitted, eager, rtol=1e-12)
+
+
+# --- arrays outside the function, and donated arrays ------------------------------------------------------------------
+
+OUTSIDE: dict[str, tuple[Any, Callable[[Any, Any, Any], Any]]] = {
+    "product": (np.asarray([1.0, 2.0, 3.0, 4.0]), lambda xp, x, w: x * x * w),
+    "reflected": (np.asarray([1.0, 2.0, 3.0, 4.0]), lambda xp, x, w: w - x),
+    "where": (np.asarray([True, False, True, False]), lambda xp, x, w: xp.where(w, x * x, x)),
+    "take": (np.asarray([0, 1, 1]), lambda xp, x, w: xp.take(x * x, w)),
+    "index": (np.asarray([0, 1, 1]), lambda xp, x, w: (x * x)[w]),
+    "matmul": (np.eye(4), lambda xp, x, w: w @ (x * x)),
+    "value": (np.asarray([1.0, 2.0]), lambda xp, x, w: do(lambda y: y.__setitem__(slice(0, 2), w), x * x)),
+    "in place": (np.asarray([1.0, 2.0]), lambda xp, x, w: do(lambda y: add(y[1:3], w), x * x)),
+    "concat": (np.asarray([1.0, 2.0]), lambda xp, x, w: xp.concat([w, x * x])),
+    "large": (np.ones((4, 5000)), lambda xp, x, w: x @ w),
+}
+
+
+@pytest.mark.parametrize(("value", "use"), OUTSIDE.values(), ids=OUTSIDE)
+def test_an_array_outside_that_is_written_between_the_calls(value, use):
+    """The program sees the new values, or one of the write and the call is an error; the old result is wrong."""
+
+    def function(x):
+        xp = array_namespace(x)
+        return xp.sum(xp.sin(use(xp, x, outside)) ** 2)
+
+    for transform in (xf.jit, lambda f: xf.jit(xf.grad(f)), xf.grad):
+        outside = value.copy()
+        jitted, eager = transform(function), function if transform is xf.jit else xf.grad(function)
+        for _ in range(2):
+            np.testing.assert_allclose(jitted(X), eager(X), rtol=1e-12)
+        try:
+            outside[...] = outside[::-1].copy() if value.dtype != np.bool_ else ~outside
+        except ValueError as error:
+            assert "read-only" in str(error)  # noqa: PT017
+            assert transform is not xf.grad
+            continue
+        expected = eager(X)
+        try:
+            actual = jitted(X)
+        except XformerError:
+            continue
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+def shift(y: Any) -> None:
+    y[1:] = y[:-1]
+
+
+def reverse(y: Any) -> None:
+    y[...] = y[::-1]
+
+
+# A write into a donated array, and what is read afterwards.
+DONATED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "read after the write": (lambda a, b: add(a, 1.0), lambda a, b: b * 2.0),
+    "shifted": (lambda a, b: shift(a), lambda a, b: a * b),
+    "reversed": (lambda a, b: reverse(a), lambda a, b: a + b),
+    "by itself": (lambda a, b: add(a, b), lambda a, b: a * b),
+    "a view": (lambda a, b: add(a[::2], b[1::2]), lambda a, b: a - 2.0 * b),
+    "two writes": (lambda a, b: (add(a, b), power(a, 2)), lambda a, b: a + b),
+}
+
+
+@pytest.mark.parametrize(("write", "read"), DONATED.values(), ids=DONATED)
+def test_a_donated_array_that_is_another_argument(write, read):
+    def function(a, b):
+        write(a, b)
+        return read(a, b)
+
+    for is_same in (False, True):
+        eager, jitted, other = X.copy(), X.copy(), np.asarray([0.5, -0.25, 0.75, 1.0])
+        call = xf.jit(function, donate_argnums=0)
+        for _ in range(3):
+            expected = function(eager, eager if is_same else other)
+            try:
+                actual = call(jitted, jitted if is_same else other)
+            except JitError:
+                assert is_same
+                break
+            np.testing.assert_allclose(actual, expected, rtol=1e-12)
+            np.testing.assert_allclose(jitted, eager, rtol=1e-12)
+
+
+def test_a_donated_matrix_that_is_transposed():
+    def function(a):
+        a[...] = a.T
+        return a * 1.0
+
+    eager, jitted, call = M.copy(), M.copy(), xf.jit(function, donate_argnums=0)
+    for _ in range(3):
+        assert call(jitted).tolist() == function(eager).tolist()
+        assert jitted.tolist() == eager.tolist()
+
+
+@pytest.mark.parametrize("name", ["imag", "real", "conj"])
+def test_parts_of_real_arrays_in_a_program(name):
+    def function(x):
+        xp = array_namespace(x)
+        return getattr(xp, name)(x * 2.0) + x
+
+    jitted = xf.jit(function)
+    for factor in (1.0, 2.0, 3.0):
+        assert jitted(factor * X).tolist() == function(factor * X).tolist()
+
+
+def test_arrays_are_writable_after_the_derivative():
+    w = np.ones(4)
+    xf.grad(lambda x: array_namespace(x).sum(x * w * x))(X)
+    w += 1.0
+    assert w.tolist() == [2.0] * 4
