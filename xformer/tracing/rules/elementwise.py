@@ -26,26 +26,24 @@ defvjp("log10", lambda g, x: g / (x * math.log(10.0)))
 defvjp("sin", lambda xp, g, x: g * xp.cos(x))
 defvjp("cos", lambda xp, g, x: -g * xp.sin(x))
 defvjp("tan", lambda g, y: g * (1.0 + y * y))
-defvjp("asin", lambda xp, g, x: g / xp.sqrt(1.0 - x * x))
-defvjp("acos", lambda xp, g, x: -g / xp.sqrt(1.0 - x * x))
+defvjp("asin", lambda xp, g, x: g / xp.sqrt((1.0 - x) * (1.0 + x)))
+defvjp("acos", lambda xp, g, x: -g / xp.sqrt((1.0 - x) * (1.0 + x)))
 defvjp("atan", lambda g, x: g / (1.0 + x * x))
 defvjp("sinh", lambda xp, g, x: g * xp.cosh(x))
 defvjp("cosh", lambda xp, g, x: g * xp.sinh(x))
 defvjp("tanh", lambda g, y: g * (1.0 - y * y))
-defvjp("asinh", lambda xp, g, x: g / xp.sqrt(x * x + 1.0))
-defvjp("acosh", lambda xp, g, x: g / xp.sqrt(x * x - 1.0))
-defvjp("atanh", lambda g, x: g / (1.0 - x * x))
+defvjp("asinh", lambda xp, g, x: g / xp.hypot(x, 1.0))
+defvjp("acosh", lambda xp, g, x: g / (xp.sqrt(x - 1.0) * xp.sqrt(x + 1.0)))
+defvjp("atanh", lambda g, x: g / ((1.0 - x) * (1.0 + x)))
 defvjp("erf", lambda xp, g, x: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-x * x))
 
-# Functions of two arrays: one formula for each.
+# Functions of two arrays: one formula for each. Points without a derivative, such as the origin of hypot, have a finite
+# value in its place; see tests/tracing/test_special_points.py.
 defvjp("add", lambda g: g, lambda g: g)
 defvjp("subtract", lambda g: g, lambda g: -g)
 defvjp("multiply", lambda g, b: g * b, lambda g, a: g * a)
 defvjp("divide", lambda g, b: g / b, lambda g, b, y: -g * y / b)
-defvjp("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor(a / b))
-defvjp("atan2", lambda g, a, b: g * b / (a * a + b * b), lambda g, a, b: -g * a / (a * a + b * b))
-defvjp("hypot", lambda g, a, y: g * a / y, lambda g, b, y: g * b / y)
-defvjp("logaddexp", lambda xp, g, a, y: g * xp.exp(a - y), lambda xp, g, b, y: g * xp.exp(b - y))
+defvjp("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor_divide(a, b))
 
 
 def _array(xp: Any, value: Any, like: Any) -> Any:
@@ -53,18 +51,50 @@ def _array(xp: Any, value: Any, like: Any) -> Any:
     return xp.asarray(value, dtype=like.dtype, device=device(like)) if isinstance(value, bool | int | float) else value
 
 
+def _unit(xp: Any, g: Any, a: Any, b: Any) -> Any:
+    """Return a / hypot(a, b): zero at the origin, and finite where a or b is infinite or the hypotenuse overflows."""
+    a, b = _array(xp, a, g), _array(xp, b, g)
+    is_infinite = xp.isinf(a) | xp.isinf(b)
+    a, b = (xp.where(is_infinite, xp.where(xp.isinf(x), xp.sign(x), 0.0), x) for x in (a, b))
+    largest = xp.maximum(xp.abs(a), xp.abs(b))
+    is_origin = largest == 0.0
+    b, largest = xp.where(is_origin, 1.0, b), xp.where(is_origin, 1.0, largest)
+    return a / largest / xp.hypot(a / largest, b / largest)
+
+
+def _angle(xp: Any, g: Any, a: Any, b: Any) -> Any:
+    """Return g b / (a^2 + b^2), for atan2, without squares that overflow; zero at the origin."""
+    radius = xp.hypot(a, b)
+    return g * _unit(xp, g, b, a) / xp.where(radius == 0.0, 1.0, radius)
+
+
+def _share(xp: Any, g: Any, a: Any, b: Any) -> Any:
+    """Return g / (1 + exp(b - a)), for logaddexp; one half for equal infinities."""
+    a, b = _array(xp, a, g), _array(xp, b, g)
+    is_same = xp.isinf(a) & (a == b)
+    difference = xp.where(is_same, 0.0, b) - xp.where(is_same, 0.0, a)
+    return g * xp.exp(-xp.logaddexp(0.0, difference))
+
+
+defvjp("hypot", lambda xp, g, a, b: g * _unit(xp, g, a, b), lambda xp, g, a, b: g * _unit(xp, g, b, a))
+defvjp("atan2", _angle, lambda xp, g, a, b: -_angle(xp, g, b, a))
+defvjp("logaddexp", _share, lambda xp, g, a, b: _share(xp, g, b, a))
+
+
 def _pow_base(xp: Any, g: Any, a: Any, b: Any) -> Any:
-    """d(a^b)/da = b a^(b-1); zero where b is zero, also at a = 0."""
-    if isinstance(b, int | float):
+    """d(a^b)/da = b a^(b-1); zero where b is zero, also at a = 0, and where an infinite b makes the power zero."""
+    if isinstance(b, int | float) and math.isfinite(b):
         return xp.zeros_like(g) if b == 0 else g * (b * a ** (b - 1))
-    is_zero = b == 0
-    return xp.where(is_zero, 0.0, g * b * a ** xp.where(is_zero, 1.0, b - 1.0))
+    b = _array(xp, b, g)
+    power = a ** xp.where(b == 0, 0.0, b - 1.0)
+    return g * xp.where(xp.isinf(b) & (power == 0), 0.0, b) * power
 
 
-def _pow_exponent(xp: Any, g: Any, a: Any, y: Any) -> Any:
-    """d(a^b)/db = a^b log(a), taken as zero where a is not positive."""
+def _pow_exponent(xp: Any, g: Any, a: Any, b: Any, y: Any) -> Any:
+    """d(a^b)/db = a^b log(a); zero where the power is zero, at 0^0, and by convention where a is negative."""
     a = _array(xp, a, y)
-    return g * y * xp.log(xp.where(a > 0, a, 1.0))
+    is_zero = (a < 0) | (y == 0) | ((a == 0) & (b == 0))
+    return g * xp.where(is_zero, 0.0, y) * xp.log(xp.where(is_zero, 1.0, a))
 
 
 defvjp("pow", _pow_base, _pow_exponent)

@@ -30,7 +30,7 @@ def _sum(xp: Any, g: Any, x_shape: Any, *, axis: Any = None, keepdims: bool = Fa
 
 def _mean(xp: Any, g: Any, x_shape: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
     count = math.prod(x_shape[i] for i in _axes(x_shape, axis))
-    return xp.broadcast_to(_restore(xp, g / float(count), x_shape, axis, keepdims), x_shape)
+    return xp.broadcast_to(_restore(xp, g / float(count or 1), x_shape, axis, keepdims), x_shape)
 
 
 def _extreme(xp: Any, g: Any, x: Any, y: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
@@ -108,4 +108,7 @@ def _var(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepd
 
 @decomposition("std")
 def _std(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
-    return xp.sqrt(xp.var(x, axis=axis, correction=correction, keepdims=keepdims))
+    """Give equal elements, where the root has no derivative, the derivative zero."""
+    variance = xp.var(x, axis=axis, correction=correction, keepdims=keepdims)
+    is_zero = variance == 0.0
+    return xp.where(is_zero, 0.0, xp.sqrt(xp.where(is_zero, 1.0, variance)))
