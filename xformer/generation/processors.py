@@ -21,7 +21,7 @@ from xformer.backends import Array, array_namespace, device, extra, from_host, i
 from xformer.errors import ConfigError, DataError
 from xformer.generation.config import GenerationConfig, LengthLimits
 from xformer.models.token_ids import check_one_each, check_tokens
-from xformer.ops.decoding import logsumexp, top_k
+from xformer.ops.decoding import log_softmax, top_k
 
 Tokens = Sequence[int]
 Phrase = Sequence[Tokens]
@@ -422,7 +422,7 @@ def _matched_length(history: Tokens, tokens: Tokens) -> int:
 
 def normalize(tokens: Array, lengths: Array, logits: Array) -> Array:
     """Return log-probabilities."""
-    return logits - logsumexp(logits)
+    return log_softmax(logits)
 
 
 def limit_to_zero(tokens: Array, lengths: Array, log_probs: Array) -> Array:
@@ -529,7 +529,7 @@ class TokenRecord:
 
     def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
         """Record the alternatives of a step; a logits processor."""
-        log_probs = logits if rows.is_normalized else logits - logsumexp(logits)
+        log_probs = logits if rows.is_normalized else log_softmax(logits)
         top = top_tokens(log_probs, max(1, self.num_alternatives), None)
         if self in rows.state:
             nodes = self._children(rows)
@@ -592,7 +592,7 @@ def token_alternatives(logits: Array, tokens: Sequence[int], count: int) -> list
     for start in range(0, len(tokens), _MAX_ROWS):
         chosen = tokens[start : start + _MAX_ROWS]
         rows = logits[start : start + len(chosen), :]
-        log_probs = rows - logsumexp(rows)
+        log_probs = log_softmax(rows)
         top = top_tokens(log_probs, max(1, count), None)
         values = to_host(log_probs)[np.arange(len(chosen)), np.asarray(chosen)].tolist()
         others = zip(top.tokens.tolist(), top.log_probs.tolist(), strict=True)

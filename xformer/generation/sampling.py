@@ -11,14 +11,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from xformer.backends import Array, array_namespace, device, from_host, to_host_together
 from xformer.generation.batch import Choice, GenerationBatch, Move
 from xformer.generation.config import GenerationConfig
 from xformer.generation.processors import Rows
 from xformer.generation.results import Hypothesis, UnscoredHypothesis, best_first
-from xformer.ops.decoding import logsumexp, top_k
+from xformer.ops.decoding import log_softmax, top_k
 from xformer.ops.softmax import softmax
 from xformer.random import Rng
 
@@ -132,7 +130,6 @@ def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample], rows:
 # --- From logits to tokens --------------------------------------------------------------------------------------------
 
 
-@np.errstate(invalid="ignore")  # searches report rows without a finite score
 def choose(choices: Sequence[Choice]) -> tuple[list[int], list[float]]:
     """Return the next token of each row and its log-probability, on the host."""
     first = choices[0]
@@ -144,7 +141,7 @@ def choose(choices: Sequence[Choice]) -> tuple[list[int], list[float]]:
         uniforms = [uniform for choice in choices for uniform in choice.uniforms or ()]
         chosen = draw(truncate(logits, first.config), uniforms)
         scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
-    log_probs = scores - logsumexp(logits)
+    log_probs = log_softmax(logits, scores)
     host_tokens, host_log_probs = to_host_together(chosen, log_probs)
     return host_tokens.tolist(), host_log_probs[:, 0].tolist()
 

@@ -13,7 +13,7 @@ import xformer as xf
 from xformer.backends import to_host
 from xformer.errors import ConfigError, DataError
 from xformer.generation.processors import token_alternatives, top_tokens
-from xformer.ops.decoding import logsumexp
+from xformer.ops.decoding import log_softmax
 from xformer.pipelines import TextGenerator, TextToText
 from xformer.pipelines.output_text import pieces_of, tokens_of
 from xformer.serve import schema
@@ -81,7 +81,7 @@ def _layer(pipeline: Any, index: int, found: Mapping[str, Any], parts: Mapping[s
     name, model, tokenizer = layers_name(pipeline, "decoder"), pipeline.model, pipeline.target_tokenizer
     state = found[f"{name}.0.residual_in" if index < 0 else f"{name}.{index}.residual_out"][:, first:, :]
     logits = model.readout(state)[0, ...]
-    top = top_tokens(logits - logsumexp(logits), 1, None)
+    top = top_tokens(log_softmax(logits), 1, None)
     ids = top.tokens[:, 0].tolist()
     texts = tokenizer.decode_batch([[each] for each in ids])
     values = zip(ids, pieces_of(tokenizer, ids), texts, top.log_probs[:, 0].tolist(), strict=True)

@@ -33,6 +33,15 @@ def test_cross_entropy(cuda, dtype, labels, label_smoothing, z_loss, scale):
     cuda.agree(functools.partial(cross_entropy, **settings | {"pad_id": -100}), logits, outside, dtype=dtype)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_an_offset_of_all_logits_changes_nothing(cuda, label_smoothing):
+    logits = np.round(8.0 * normal(3, 300)) / 8.0  # exact in float32 with the offset, too
+    settings = {"labels": cuda.array([7, 0, 299]), "label_smoothing": label_smoothing}
+    expected = to_host(cross_entropy(cuda.array(logits, "float64"), **settings))
+    losses = to_host(cross_entropy(cuda.array(logits + 1e6, "float32"), **settings))
+    np.testing.assert_allclose(losses, expected, rtol=2e-6)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layouts(cuda, layout, dtype):

@@ -73,6 +73,23 @@ def test_z_loss_adds_the_squared_log_partition(monkeypatch, mode, pad_id):
     assert_close(gradient, logits.grad.numpy())
 
 
+@pytest.mark.parametrize("mode", ["auto", "no-native", "portable"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("offset", [1e6, -1e6])
+def test_an_offset_of_all_logits_changes_nothing(xp, monkeypatch, mode, label_smoothing, offset):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    logits = np.round(8.0 * normal(0, 3, 300)) / 8.0  # exact in float32 with the offset, too
+    labels, settings = np.asarray([7, 0, 299]), {"label_smoothing": label_smoothing}
+
+    losses, pull = vjp(lambda x: cross_entropy(x, labels, **settings), logits)
+    shifted, pull_shifted = vjp(
+        lambda x: cross_entropy(x, labels, **settings), from_host(xp, (logits + offset).astype(np.float32))
+    )
+    np.testing.assert_allclose(to_host(shifted), losses, rtol=2e-6)
+    g = np.asarray([1.0, -2.0, 0.5], np.float32)
+    assert_close(pull_shifted(from_host(xp, g))[0], pull(g.astype(np.float64))[0], xp=xp, dtype="float32")
+
+
 @without_jax
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
 def test_uint8_labels_of_a_large_vocabulary(xp, dtype):

@@ -1,4 +1,4 @@
-"""logsumexp and top_k: every kernel against a sort by NumPy, and in jit."""
+"""logsumexp, log_softmax and top_k: every kernel against a sort by NumPy, and in jit."""
 
 import math
 
@@ -11,6 +11,7 @@ from xformer import native
 from xformer.backends import extra, from_host, to_host
 from xformer.errors import ConfigError, ShapeError
 from xformer.ops import explain, logsumexp, top_k
+from xformer.ops.decoding import log_softmax
 
 X = np.random.default_rng(0).normal(size=(3, 2, 1033)).astype(np.float32)
 
@@ -47,6 +48,26 @@ def test_logsumexp(xp, dtype):
     assert_close(result, expected, xp=xp, dtype=dtype)
     assert (to_host(result) >= np.max(x, axis=-1, keepdims=True)).all()
     assert to_host(logsumexp(from_host(xp, np.asarray([[0.0, -math.inf]], dtype)))).item() == 0.0
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+@pytest.mark.parametrize("offset", [1e6, -1e6])
+def test_log_softmax_of_large_elements(xp, monkeypatch, mode, offset):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    x = np.round(8.0 * X[0]) / 8.0  # exact in float32 with the offset, too
+    expected = torch.log_softmax(torch.tensor(x, dtype=torch.float64), -1).numpy()
+    shifted = from_host(xp, x + np.float32(offset))
+    result = to_host(log_softmax(shifted))
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    np.testing.assert_array_equal(to_host(log_softmax(shifted, shifted[:, 3:5])), result[:, 3:5])
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+def test_log_softmax_without_a_finite_element_is_nan(monkeypatch, mode):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    x = np.asarray([[-math.inf, -math.inf], [-math.inf, 2.0]], np.float32)
+    np.testing.assert_array_equal(log_softmax(x), [[math.nan, math.nan], [-math.inf, 0.0]])
 
 
 def test_kernels_agree_with_the_definition_and_take_no_rows():

@@ -387,15 +387,16 @@ void run_cross_entropy(const Record& r, int part) {
         const float top = largest_of_row(classes, [&](int64_t i, int64_t c) { return load(logits + i, c, -INFINITY); });
         Vector sums = {};
         const float total = sum_row(classes, [&](int64_t i, int64_t c) {
-            sums += load(logits + i, c);
+            sums += load(logits + i, c, top) - top;
             return exp_of_negative(load(logits + i, c, -INFINITY) - top);
         });
         statistics[row] = top;
         statistics[rows + row] = total;
-        const float log_z = top + std::log(total);
-        float loss = (1.0f - smoothing) * (log_z - logits[label]);
+        // Relative to the largest logit, which would round the others away.
+        const float log_total = std::log(total), log_z = top + log_total;
+        float loss = (1.0f - smoothing) * (log_total + (top - logits[label]));
         if (z_loss > 0.0f) loss += z_loss * log_z * log_z;  // the square may overflow
-        if (smoothing > 0.0f) loss += smoothing * (log_z - sum(sums) / classes);
+        if (smoothing > 0.0f) loss += smoothing * (log_total - sum(sums) / classes);
         losses[row] = loss;
     }
 }

@@ -32,15 +32,17 @@ def _forward(
             buffer = powers[block]
         elif buffer is None:
             buffer = np.empty(x.shape, x.dtype)
-        e = np.subtract(x, top[:, None], out=buffer[: len(x)])
+        e = np.subtract(x, top[:, None], out=buffer[: len(x)])  # large logits would round log(Z) away
+        label_logits = np.take_along_axis(e, labels_flat[block, None], axis=-1)[:, 0]
+        mean = (e @ all_ones) / classes if label_smoothing else 0.0
         np.exp(e, out=e)
         total = e @ all_ones
         np.divide(1.0, total, out=inverse[block, 0])
-        log_z_block = np.add(np.log(total), top, out=log_z[block])
-        label_logits = np.take_along_axis(x, labels_flat[block, None], axis=-1)[:, 0]
-        loss = (1.0 - label_smoothing) * (log_z_block - label_logits)
+        log_total = np.log(total)
+        log_z_block = np.add(log_total, top, out=log_z[block])
+        loss = (1.0 - label_smoothing) * (log_total - label_logits)
         if label_smoothing:
-            loss += label_smoothing * (log_z_block - (x @ all_ones) / classes)
+            loss += label_smoothing * (log_total - mean)
         if z_loss:
             loss += z_loss * (log_z_block * log_z_block)
         losses[block] = loss

@@ -1,5 +1,5 @@
-"""Largest elements, and the logarithm of the sum of exponentials, over the last axis."""
+"""Largest elements, and logarithms of sums of exponentials, over the last axis."""
 
-from xformer.ops.decoding.definition import logsumexp, top_k
+from xformer.ops.decoding.definition import log_softmax, logsumexp, top_k
 
-__all__ = ["logsumexp", "top_k"]
+__all__ = ["log_softmax", "logsumexp", "top_k"]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import Array, array_namespace, extra
 from xformer.config import check_count
 from xformer.ops.operation import Operation
 
 
-def _logsumexp(x: Array, *, save: bool) -> tuple[Array, Any]:
+def _logsumexp(x: Array, *, save: bool) -> tuple[tuple[Array, Array], Any]:
+    """Return the largest element, and the logarithm of the sum of exponentials relative to it."""
     xp = array_namespace(x)
     top = xp.max(x, axis=-1, keepdims=True)
-    return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True, dtype=x.dtype)), None
+    return (top, xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True, dtype=x.dtype))), None
 
 
 def _top_k(x: Array, *, k: int, save: bool) -> tuple[tuple[Array, Array], Any]:
@@ -20,7 +23,7 @@ def _top_k(x: Array, *, k: int, save: bool) -> tuple[tuple[Array, Array], Any]:
 
 
 _LOGSUMEXP = Operation(
-    "logsumexp", "x: (..., n) float -> (..., 1)", _logsumexp, None, conditions={"n > 0": lambda s: s["n"] > 0}
+    "logsumexp", "x: (..., n) float -> (..., 1), (..., 1)", _logsumexp, None, conditions={"n > 0": lambda s: s["n"] > 0}
 )
 _TOP_K = Operation("top_k", "x: (..., n) float -> (..., k)", _top_k, None)
 
@@ -41,7 +44,22 @@ def logsumexp(x: Array) -> Array:
         ShapeError: If n is 0.
         DifferentiationError: If `x` is to be differentiated.
     """
-    return _LOGSUMEXP(x)
+    top, log_total = _LOGSUMEXP(x)
+    return top + log_total
+
+
+@np.errstate(invalid="ignore")
+def log_softmax(x: Array, scores: Array | None = None) -> Array:
+    """Return the logarithm of the softmax over the last axis, NaN in rows without a finite element.
+
+    It is at most zero, and large elements do not round the logarithm of the sum away. It has no derivative.
+
+    Args:
+        x: Array of shape (..., n), floating, n at least 1.
+        scores: Elements of `x` whose logarithms are wanted, of shape (..., k); default all of them.
+    """
+    top, log_total = _LOGSUMEXP(x)
+    return ((x if scores is None else scores) - top) - log_total
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:

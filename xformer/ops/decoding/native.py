@@ -12,12 +12,13 @@ from xformer.ops._native import native_kernel, rows_of, why_not
 _MAX_K = 256  # values are inserted one by one; more are sorted faster
 
 
-def _logsumexp(x: Any, *, save: bool) -> tuple[Any, Any]:
+def _logsumexp(x: Any, *, save: bool) -> tuple[tuple[Any, Any], Any]:
     """Take the statistics of a cross-entropy: the largest element, and the sum of exponentials relative to it."""
     rows = rows_of(x)
     losses, statistics = np.empty(len(rows), x.dtype), np.empty((2, len(rows)), x.dtype)
     native.call("cross_entropy", (rows, np.zeros(len(rows), np.int64), losses, statistics), -1, n0=0.0, n1=0.0)
-    return (statistics[0] + np.log(statistics[1])).reshape(*x.shape[:-1], 1), None
+    shape = (*x.shape[:-1], 1)
+    return (statistics[0].reshape(shape), np.log(statistics[1]).reshape(shape)), None
 
 
 def _top_k(x: Any, *, k: int, save: bool) -> tuple[Any, Any]:

@@ -165,16 +165,17 @@ __global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long 
     }
 }
 
-// The total of the logits of this thread; their sum is added to `sum` if it is wanted.
+// The total of the logits of this thread; the sum of their differences from `origin` is added to `sum` if it is wanted.
 template <int R, int V, typename T>
-__device__ inline OnlineSoftmax<T> total_of_logits(const T* from, long long n, bool wants_sum, Wide<T>& sum)
+__device__ inline OnlineSoftmax<T> total_of_logits(const T* from, long long n, bool wants_sum, Wide<T> origin,
+                                                   Wide<T>& sum)
 {
     OnlineSoftmax<T> total;
     Wide<T> v[R][V];
     for (long long start = 0; start < n; start += R * V * blockDim.x) {
         read(from + start, n - start, blockDim.x, threadIdx.x, v, [&](Wide<T> (&some)[V], int) {
             if (wants_sum)
-                for (int k = 0; k < V; ++k) sum += some[k];
+                for (int k = 0; k < V; ++k) sum += some[k] - origin;
         });
         total.raise(v);
         total.add(v);
@@ -204,14 +205,15 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
             }
             continue;
         }
+        const W own = upcast(from[label]), origin = own == -infinity() ? W(0) : own;  // large numbers would round the sum
         W sum = 0;
-        OnlineSoftmax<T> total = is_aligned ? total_of_logits<R, V>(from, n, smoothing != 0, sum)
-                                            : total_of_logits<V / 2, 1>(from, n, smoothing != 0, sum);
+        OnlineSoftmax<T> total = is_aligned ? total_of_logits<R, V>(from, n, smoothing != 0, origin, sum)
+                                            : total_of_logits<V / 2, 1>(from, n, smoothing != 0, origin, sum);
         total.join(blockDim.x, sum);
         if (threadIdx.x == 0) {
             const W log_total = logarithm(total.sum), log_partition = log_total + total.top;
-            W loss = (1 - (W)smoothing) * (log_total + (total.top - upcast(from[label])));
-            if (smoothing != 0) loss += (W)smoothing * (log_total + (total.top - sum / n));
+            W loss = (1 - (W)smoothing) * (log_total + (total.top - own));
+            if (smoothing != 0) loss += (W)smoothing * (log_total + (total.top - origin - sum / n));
             if (z_loss != 0) loss += (W)z_loss * (log_partition * log_partition);
             losses[row] = loss;
             tops[row] = total.top;
