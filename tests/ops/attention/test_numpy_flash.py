@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import xformer as xf
 from tests.reference import normal
 from xformer import ops
 from xformer.ops.attention import numpy_flash as flash
@@ -119,3 +120,21 @@ def test_the_other_kernel_runs_unsupported_calls(monkeypatch):
     monkeypatch.setattr(flash, "_MIN_SCORES", 200)
     assert "fewer than 200 scores" in explain(query, key, value, None, None, None)
     assert ops.attention(query, key, value).shape == (2, 3, 9, 4)
+
+
+@pytest.mark.parametrize("offset", [1e6, -1e6])
+def test_an_offset_of_all_scores_changes_no_derivative(offset):
+    """Scores are integers, so float32 holds them exactly, with the offset of their first feature too."""
+    generator = np.random.default_rng(0)
+    query, key = (generator.integers(-2, 3, (1, 2, 9, 4)).astype(np.float64) for _ in range(2))
+    value, g = normal(2, 1, 2, 9, 3), normal(3, 1, 2, 9, 3)
+    query[..., 0], key[..., 0] = offset / 1e3, 1e3
+    centered = np.concat([0.0 * query[..., :1], query[..., 1:]], axis=-1)
+
+    def attend(*arrays):
+        return ops.attention(*arrays, scale=1.0)
+
+    _, pull = xf.vjp(attend, centered, key, value)
+    _, pull_shifted = xf.vjp(attend, *(x.astype(np.float32) for x in (query, key, value)))
+    for result, expected in zip(pull_shifted(g.astype(np.float32)), pull(g), strict=True):
+        np.testing.assert_allclose(result[..., 1:], expected[..., 1:], atol=1e-5)

@@ -89,8 +89,11 @@ class _Heads:
             np.maximum(top, tile.max(axis=-1), out=top)
         return np.where(top > 0.5 * _MASKED, top, top.dtype.type(0.0))
 
-    def forward(self, out: Any, logsumexp: Any) -> None:
-        """Write the output, and the logsumexp of the scores, (sentences, heads, queries)."""
+    def forward(self, out: Any, shifts: Any, inverses: Any) -> None:
+        """Write the output, and for each query, (sentences, heads, queries), a shift and 1 / sum(exp(score - shift)).
+
+        Their logsumexp would round the sum away beside a large shift.
+        """
         max_key_norm = np.sqrt(np.vecdot(self.key, self.key).max(axis=-1, keepdims=True, initial=0.0))
         bounds = np.sqrt(np.vecdot(self.query, self.query)) * (abs(self.scale) * max_key_norm)
         for rows in self.blocks():
@@ -100,20 +103,22 @@ class _Heads:
                 shift = self.max_scores(rows)
                 weighted, total = self.weighted_sums(rows, shift)
             visible = total > 0.0
-            total = np.where(visible, total, total.dtype.type(1.0))
-            np.divide(weighted, total[..., None], out=out[:, :, rows])
-            # In a fully masked row the derivative recomputes the weights exp(-1e30) = 0.
-            logsumexp[:, :, rows] = np.where(visible, shift + np.log(total), -_MASKED)
+            inverse = np.divide(1.0, total, out=np.zeros_like(total), where=visible)
+            np.multiply(weighted, inverse[..., None], out=out[:, :, rows])
+            shifts[:, :, rows], inverses[:, :, rows] = shift, inverse
 
-    def backward(self, g: Any, out: Any, logsumexp: Any, dquery: Any, dkey: Any, dvalue: Any) -> None:
-        """Write the cotangents, with P the weights: dV = P^T g, dS = P (g V^T - sum(g out)), dQ = dS K, dK = dS^T Q."""
+    def backward(self, g: Any, out: Any, shifts: Any, inverses: Any, dquery: Any, dkey: Any, dvalue: Any) -> None:
+        """Write the cotangents, with P the weights: dV = P^T g, dS = P (g V^T - sum(g out)), dQ = dS K, dK = dS^T Q.
+
+        The weights are exp(score - shift); the inverses of their sums are factors of g.
+        """
         dkey[...], dvalue[...] = 0.0, 0.0
         buffer = np.empty_like(self.scores)
         for rows in self.blocks():
-            query, g_rows = self.query[:, :, rows], g[:, :, rows]
+            query, g_rows = self.query[:, :, rows], g[:, :, rows] * inverses[:, :, rows, None]
             cotangent = _with_columns(g_rows, 1.0, -np.vecdot(g_rows, out[:, :, rows]))
             dquery_rows: Any = 0.0
-            for columns, tile in self.tiles(rows, -logsumexp[:, :, rows]):
+            for columns, tile in self.tiles(rows, -shifts[:, :, rows]):
                 weights = np.exp(tile, out=tile)
                 dvalue[:, :, columns] += weights.mT @ cotangent[..., :-1]
                 dscores = buffer[: tile.size].reshape(tile.shape)
@@ -162,20 +167,20 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
     query, key, value, mask, _, _ = arrays
     batch, heads, queries, _ = query.shape
     out = empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
-    logsumexp = np.empty(query.shape[:3], query.dtype)
+    statistics = np.empty((2, *query.shape[:3]), query.dtype)
     if mask is not None:
         mask = np.broadcast_to(mask, (*mask.shape[:-1], key.shape[2]))
 
     def forward(group: tuple[slice, slice]) -> None:
         part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
-        part.forward(out[group], logsumexp[group])
+        part.forward(out[group], *statistics[:, *group])
 
     parallel_for(forward, _groups(query, key))
-    return out, (query, key, value, mask, out, logsumexp)
+    return out, (query, key, value, mask, out, statistics)
 
 
 def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
-    query, key, value, mask, out, logsumexp = residuals
+    query, key, value, mask, out, statistics = residuals
     batch, heads, queries, head_dim = query.shape
     dquery = empty_heads(batch, heads, queries, head_dim, query.dtype)
     dkey = empty_heads(batch, heads, key.shape[2], head_dim, query.dtype)
@@ -183,7 +188,7 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
 
     def backward(group: tuple[slice, slice]) -> None:
         part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
-        part.backward(g[group], out[group], logsumexp[group], dquery[group], dkey[group], dvalue[group])
+        part.backward(g[group], out[group], *statistics[:, *group], dquery[group], dkey[group], dvalue[group])
 
     parallel_for(backward, _groups(query, key))
     return dquery, dkey, dvalue, None, None, None
