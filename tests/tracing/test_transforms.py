@@ -201,6 +201,17 @@ def test_a_cotangent_of_another_shape_is_refused_and_the_pullback_stays_usable()
     close(pullback(np.ones(3))[0], 2.0 * x)
 
 
+def test_a_complex_cotangent_is_refused_and_the_pullback_stays_usable():
+    x = values(3)
+    _, pullback = vjp(lambda x: {"squares": x * x, "total": total(x)}, x)
+    for dtype in (np.complex64, np.complex128):
+        with raises_line(
+            ShapeError, f"the cotangent has dtypes ['{np.dtype(dtype)}', 'float64']; expected real numbers"
+        ):
+            pullback({"squares": np.ones(3, dtype), "total": np.asarray(1.0)})
+    close(pullback({"squares": np.ones(3, np.float32), "total": np.asarray(2)})[0], 2.0 * x + 2.0)
+
+
 def test_vjp_of_the_same_output_twice_adds_up():
     x = values(3)
 
@@ -938,3 +949,9 @@ def test_the_argument_to_differentiate_is_chosen_by_position():
     for argnums, arguments in ((1, (x,)), ((0, 2), (x, y)), (0, ())):
         with raises_line(ConfigError, "positional arguments; pass the arguments"):
             grad(function, argnums)(*arguments)
+    for wrong in (None, 1.0, "x", (None,)):
+        with raises_line(ConfigError, "positional arguments; pass the arguments to differentiate by position"):
+            grad(function, wrong)(x, y)
+    for repeated in ((0, 0), (1, 0, 1), [0, -2], (1, -1)):  # the gradient of the first one would be zero
+        with raises_line(ConfigError, "names an argument twice; expected each position once"):
+            grad(function, repeated)(x, y)

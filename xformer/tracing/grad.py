@@ -58,7 +58,7 @@ def value_and_grad(
 
     Raises:
         ShapeError: When called, if the value is not a floating-point scalar, or if the argument has no floating array.
-        ConfigError: When called, if there is no positional argument at one of the positions.
+        ConfigError: When called, if there is no positional argument at one of the positions, or if two are the same.
 
     Examples:
         >>> import numpy as np
@@ -108,12 +108,17 @@ def _base_of(leaves: Sequence[Any], value: Any) -> Any:
 def _selected(args: tuple[Any, ...], argnums: int | Sequence[int]) -> Any:
     """Return the argument at a position, or the tuple of those at several."""
     try:
-        return args[argnums] if isinstance(argnums, int) else tuple(args[position] for position in argnums)
-    except IndexError:
+        if isinstance(argnums, int):
+            return args[argnums]
+        positions = [range(len(args))[position] for position in argnums]
+    except (IndexError, TypeError):
         raise ConfigError(
-            f"argnums is {argnums}, but the function got {len(args)} positional arguments; pass the arguments to "
+            f"argnums is {argnums!r}, but the function got {len(args)} positional arguments; pass the arguments to "
             "differentiate by position"
         ) from None
+    if len(set(positions)) < len(positions):
+        raise ConfigError(f"argnums is {argnums!r} and names an argument twice; expected each position once")
+    return tuple(args[position] for position in positions)
 
 
 def _replaced(args: tuple[Any, ...], argnums: int | Sequence[int], value: Any) -> tuple[Any, ...]:
@@ -155,7 +160,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         The output, and a function that takes a cotangent (a tree like the output) and returns a tuple with one
         cotangent for each primal, in which integer and boolean arrays have None, and frozen ones do not. The pullback
         consumes the trace, so it can be called once. It raises ShapeError if the cotangent does not have the shapes of
-        the output.
+        the output, or is complex.
 
     Raises:
         ShapeError: If the primals have no floating array.
@@ -173,6 +178,9 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         shapes, expected = ([tuple(array.shape) for array in arrays] for arrays in (seeds, outputs))
         if shapes != expected:
             raise ShapeError(f"the cotangent has shapes {shapes}; expected those of the output, {expected}")
+        dtypes = [dtype_name(array.dtype) for array in seeds]
+        if any(name.startswith("complex") for name in dtypes):
+            raise ShapeError(f"the cotangent has dtypes {dtypes}; expected real numbers, as the output has")
         array_namespace(*outputs, *seeds)
         pending.clear()
         return rebuild(pull(seeds))
