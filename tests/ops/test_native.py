@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import pytest
 
 from tests.ops.native_cases import kernels, needs_library, single  # noqa: F401
-from xformer import ops
+from xformer import jit, ops, vjp
+from xformer.backends import array_namespace
 from xformer.ops import kernel_check
 
 pytestmark = needs_library
@@ -35,3 +40,40 @@ def test_the_check_of_kernels_passes(monkeypatch):
     for call in calls.values():
         call()
     assert {f"native.{name}" for name in calls} == kernel_check._CHECKED
+
+
+# Functions of arrays without axes, or with results without axes, which NumPy's functions return as scalars.
+SCALARS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    **{name: (getattr(ops, name), (0.7,)) for name in ops.activations.definition.ACTIVATIONS},
+    "dropout": (lambda x: ops.dropout(x, np.bool_(True), 0.8), (0.7,)),
+    "cross_entropy": (lambda x: 3.0 * ops.cross_entropy(x, np.int64(1)), ([0.1, 0.7, -0.2],)),
+    "embedding": (lambda weight: ops.embedding(weight, np.int64(1)), ([[0.1], [0.7]],)),
+    "logsumexp": (lambda x: x * ops.logsumexp(np.float32(0.5) * np.ones(1, np.float32))[0], (0.7,)),
+    "squared_norm": (lambda x, y: 3.0 * ops.squared_norm(x, y), (0.7, [0.1, -0.2])),
+}
+
+
+@pytest.mark.parametrize("make", [np.asarray, lambda x: np.asarray(x)[()]], ids=["array", "scalar"])
+@pytest.mark.parametrize("name", SCALARS)
+def test_scalars_of_numpy_are_arrays_without_axes(name, make):
+    def doubled(*arrays):
+        y = function(*arrays)
+        return array_namespace(y).sum(y * 2.0)  # its cotangent is a scalar
+
+    function, values = SCALARS[name]
+    results = []
+    for dtype in ("float64", "float32"):
+        arrays = [make(np.asarray(value, dtype)) for value in values]
+        value, pull = vjp(doubled, *arrays)
+        assert value.dtype == dtype
+        results.append((function(*arrays), jit(function)(*arrays), value, *pull(make(np.asarray(1.0, dtype)))))
+    for wide, single_precision in zip(*results, strict=True):
+        np.testing.assert_allclose(single_precision, wide, rtol=1e-6)
+
+
+def test_subclasses_of_arrays_have_the_kernels_of_numpy(tmp_path):
+    x = single(3, 4)
+    on_disk = np.memmap(tmp_path / "x", np.float32, "w+", shape=x.shape)
+    on_disk[...] = x
+    np.testing.assert_allclose(ops.relu(on_disk), ops.relu(x))
+    assert "not native.relu: an array is a memmap" in ops.explain("relu", on_disk)

@@ -205,9 +205,7 @@ def test_a_complex_cotangent_is_refused_and_the_pullback_stays_usable():
     x = values(3)
     _, pullback = vjp(lambda x: {"squares": x * x, "total": total(x)}, x)
     for dtype in (np.complex64, np.complex128):
-        with raises_line(
-            ShapeError, f"the cotangent has dtypes ['{np.dtype(dtype)}', 'float64']; expected real numbers"
-        ):
+        with raises_line(ShapeError, rf"has dtypes \['{np.dtype(dtype)}', 'float64'\]; expected real numbers"):
             pullback({"squares": np.ones(3, dtype), "total": np.asarray(1.0)})
     close(pullback({"squares": np.ones(3, np.float32), "total": np.asarray(2)})[0], 2.0 * x + 2.0)
 

@@ -1,5 +1,6 @@
 import importlib
 import math
+import types
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from tests.conftest import assert_close
 from tests.reference import raises_line, without_jax
 from xformer import value_and_grad
 from xformer.backends import to_host
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, DataError
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.training import (
@@ -122,6 +123,41 @@ def test_batches_are_differentiated_one_at_a_time_with_their_own_rng():
     assert calls == list(zip(["a", "b"], Rng(3).split(2), strict=True))
     with raises_line(ConfigError, "batches is empty"):
         accumulate(loss_and_grads, None, [], None)
+
+
+@pytest.mark.parametrize("num_tokens", [0, -1, math.nan, np.int64(0), np.asarray(0), "3"])
+def test_without_tokens_there_is_no_step(num_tokens):
+    def run(batches, num_tokens=None):
+        optimizer, model = SGD(), {"x": np.ones(3)}
+        options = {"loss_fn": lambda model, batch, rng: model["x"].sum(), "optimizer": optimizer, "learning_rate": 0.1}
+        train_step(model, optimizer.init(model), batches, None, num_tokens=num_tokens, **options)
+
+    with raises_line(DataError, "num_tokens is .* for 1 batches; expected at least 1"):
+        run([None], num_tokens)
+    with raises_line(DataError, "num_tokens is 0 for 1 batches; expected at least 1"):
+        run([types.SimpleNamespace(num_tokens=0)])
+    with raises_line(DataError, "num_tokens is 0 for 0 batches; expected at least 1"):
+        run([])
+
+
+@pytest.mark.parametrize("optimizer", [Adam(), SGD(), Muon(), Adafactor()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("kind", [np.asarray, np.float32], ids=["array", "scalar"])
+def test_parameters_without_axes(optimizer, kind):
+    """They and their gradients may be scalars of NumPy."""
+
+    def loss(model, batch, rng):
+        return model["scale"] * model["scale"] * batch
+
+    def trained(dtype, kind):
+        model = {"scale": kind(np.asarray(1.5, dtype))}
+        options = {"loss_fn": loss, "optimizer": optimizer, "learning_rate": 0.1, "num_tokens": 1}
+        first = train_step(model, optimizer.init(model), [np.asarray(3.0, dtype)], None, **options)
+        return train_step(first.model, first.state, [np.asarray(2.0, dtype)], None, donate=True, **options)
+
+    single, double = trained(np.float32, kind), trained(np.float64, np.asarray)
+    assert single.model["scale"].dtype == np.float32
+    np.testing.assert_allclose(single.model["scale"], double.model["scale"], rtol=1e-6)
+    np.testing.assert_allclose(single.grad_norm, double.grad_norm, rtol=1e-6)
 
 
 def test_large_gradients_are_clipped():

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from xformer import native
 from xformer.ops.operation import Kernel
 
@@ -17,7 +19,11 @@ from xformer.ops.operation import Kernel
 def why_not(*arrays: Any, save: bool = False, **options: Any) -> str | None:
     """Return why native kernels take no such arrays, or None."""
     for array in arrays:
-        if array is not None and not array.flags.aligned:
+        if array is None:
+            continue
+        if type(array) is not np.ndarray:
+            return f"an array is a {type(array).__name__}"
+        if not array.flags.aligned:
             return "an array is not aligned in memory"
     return None
 

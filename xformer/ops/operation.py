@@ -361,9 +361,10 @@ class Operation:
         if self.ranges:
             self.check_options(options)
         if trace_level(xp) == 0:
+            arrays = _as_arrays(arrays)
             dtype = self.signature.check(self.name, arrays)
             return self.select(xp, arrays, options, dtype, save=False).forward(*arrays, save=False, **options)[0]
-        values: list[Any] = []
+        values: Any = []
         parents: list[int] = []
         for array in arrays:
             is_own = type(array) is Tracer and array._namespace is xp and not xp.is_closed
@@ -371,7 +372,8 @@ class Operation:
             parents.append(array._index if is_own else -1)
         if max(parents) < 0:
             return xp.wrap(self(*values, **options))
-        dtype = self.signature.check(self.name, tuple(values))
+        values = _as_arrays(values)
+        dtype = self.signature.check(self.name, values)
         kernel = self.select(xp.base, values, options, dtype, save=True)
         if kernel.vjp is None:  # raise before computing, since such operations may work in place
             raise DifferentiationError(f"{self.name} has no derivative; call it outside the differentiated function")
@@ -465,7 +467,13 @@ class Operation:
 
 def _pull(xp: Any, g: Any, saved: Any) -> Any:
     vjp, residuals, needs, options = saved
+    g = list(_as_arrays(g)) if isinstance(g, list) else _as_arrays((g,))[0]
     return vjp(g, residuals, needs, **options)
+
+
+def _as_arrays(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return scalars of NumPy, which its functions return in place of arrays without axes, as such arrays."""
+    return tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in values])
 
 
 # --- half precision ---------------------------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from xformer import tracing
 from xformer.backends import Array, array_namespace
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, DataError
 from xformer.ops.grad_scale import cast_number
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng, split_rng
@@ -82,17 +85,30 @@ def train_step(
 
     Returns:
         A StepResult. The loss is the mean over the tokens.
+
+    Raises:
+        DataError: If the batches have no tokens.
+        ConfigError: If `num_tokens` is None and a batch has none, or if the loss is no array.
     """
     if num_tokens is None:
         if not all(hasattr(batch, "num_tokens") for batch in batches):
             raise ConfigError("num_tokens is None and a batch has no num_tokens; pass their number of tokens")
         num_tokens = sum(batch.num_tokens for batch in batches)
+    _check_tokens(num_tokens, batches)
     weight = loss_scale / num_tokens
     loss, grads = accumulate(value_and_grad(_Weighted(loss_fn)), model, batches, rng, weight)
     grad_norm = global_norm(grads)
     grad_scale = clip_scale(loss, grad_norm, max_grad_norm, loss_scale)
     model, state = optimizer.update(model, grads, state, learning_rate, grad_scale, donate=donate)
     return StepResult(model, state, loss / loss_scale, grad_norm / loss_scale)
+
+
+def _check_tokens(num_tokens: Any, batches: Sequence[Any]) -> None:
+    """Raise DataError unless there is a token; a number on a device, or of a trace, is not read."""
+    if is_array(num_tokens) and not isinstance(num_tokens, np.ndarray | np.generic):
+        return
+    if not isinstance(num_tokens, Real | np.ndarray) or not num_tokens > 0:
+        raise DataError(f"num_tokens is {num_tokens!r} for {len(batches)} batches; expected at least 1")
 
 
 def accumulate(
