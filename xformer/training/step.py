@@ -107,7 +107,8 @@ def _check_tokens(num_tokens: Any, batches: Sequence[Any]) -> None:
     """Raise DataError unless there is a token; a number on a device, or of a trace, is not read."""
     if is_array(num_tokens) and not isinstance(num_tokens, np.ndarray | np.generic):
         return
-    if not isinstance(num_tokens, Real | np.ndarray) or not num_tokens > 0:
+    is_number = isinstance(num_tokens, Real | np.ndarray)
+    if not is_number or not num_tokens > 0:
         raise DataError(f"num_tokens is {num_tokens!r} for {len(batches)} batches; expected at least 1")
 
 

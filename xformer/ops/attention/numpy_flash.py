@@ -89,8 +89,8 @@ class _Heads:
             np.maximum(top, tile.max(axis=-1), out=top)
         return np.where(top > 0.5 * _MASKED, top, top.dtype.type(0.0))
 
-    def forward(self, out: Any, shifts: Any, inverses: Any) -> None:
-        """Write the output, and for each query, (sentences, heads, queries), a shift and 1 / sum(exp(score - shift)).
+    def forward(self, out: Any, statistics: Any) -> None:
+        """Write the output, and for each query a shift and 1 / sum(exp(score - shift)), (2, sentences, heads, queries).
 
         Their logsumexp would round the sum away beside a large shift.
         """
@@ -105,13 +105,14 @@ class _Heads:
             visible = total > 0.0
             inverse = np.divide(1.0, total, out=np.zeros_like(total), where=visible)
             np.multiply(weighted, inverse[..., None], out=out[:, :, rows])
-            shifts[:, :, rows], inverses[:, :, rows] = shift, inverse
+            statistics[0, :, :, rows], statistics[1, :, :, rows] = shift, inverse
 
-    def backward(self, g: Any, out: Any, shifts: Any, inverses: Any, dquery: Any, dkey: Any, dvalue: Any) -> None:
+    def backward(self, g: Any, out: Any, statistics: Any, dquery: Any, dkey: Any, dvalue: Any) -> None:
         """Write the cotangents, with P the weights: dV = P^T g, dS = P (g V^T - sum(g out)), dQ = dS K, dK = dS^T Q.
 
         The weights are exp(score - shift); the inverses of their sums are factors of g.
         """
+        shifts, inverses = statistics
         dkey[...], dvalue[...] = 0.0, 0.0
         buffer = np.empty_like(self.scores)
         for rows in self.blocks():
@@ -173,7 +174,7 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
 
     def forward(group: tuple[slice, slice]) -> None:
         part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
-        part.forward(out[group], *statistics[:, *group])
+        part.forward(out[group], statistics[:, *group])
 
     parallel_for(forward, _groups(query, key))
     return out, (query, key, value, mask, out, statistics)
@@ -188,7 +189,7 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
 
     def backward(group: tuple[slice, slice]) -> None:
         part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
-        part.backward(g[group], out[group], *statistics[:, *group], dquery[group], dkey[group], dvalue[group])
+        part.backward(g[group], out[group], statistics[:, *group], dquery[group], dkey[group], dvalue[group])
 
     parallel_for(backward, _groups(query, key))
     return dquery, dkey, dvalue, None, None, None
