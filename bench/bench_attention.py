@@ -54,4 +54,7 @@ def test_multi_head_attention(benchmark: Any, recorder: Recorder, workload: Any)
         *xformer_specs("xformer.benchmarks.attention:build"),
         baseline("torch nn.MultiheadAttention", "baselines.torch_attention:build_layer"),
     ]
+    if not workload.settings["backward"]:
+        slow = "torch nn.MultiheadAttention, no fast path"
+        specs.append(baseline(slow, "baselines.torch_attention:build_layer", fast_path=False))
     recorder.measure(benchmark, "multi-head-attention", workload, specs, ROUNDS)

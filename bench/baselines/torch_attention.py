@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import xformer as xf
-from baselines.torch_support import device_and_dtype, tensor, torch_computation
+from baselines.torch_support import compiled, device_and_dtype, tensor, torch_computation
 from xformer.benchmarks import Computation
 from xformer.benchmarks.attention import layer_fingerprint, make_inputs
 
@@ -33,7 +33,11 @@ def build_attention(settings: dict[str, Any]) -> Computation:
 
 
 def build_layer(settings: dict[str, Any]) -> Computation:
-    """Build nn.MultiheadAttention with the weights of xformer's layer; inference takes its fast path."""
+    """Build nn.MultiheadAttention with the weights of xformer's layer.
+
+    Inference takes its fast path unless settings["fast_path"] is False: with masks, the other path is faster on CPUs.
+    """
+    torch.backends.mha.set_fastpath_enabled(settings.get("fast_path", True))
     inputs = make_tensors(settings)
     features, heads = settings["heads"] * settings["head_dim"], settings["heads"]
     module = nn.MultiheadAttention(features, heads, batch_first=True).train(settings["backward"])
@@ -41,8 +45,7 @@ def build_layer(settings: dict[str, Any]) -> Computation:
     module = module.to(**device_and_dtype(settings))
     blocked = None if inputs["mask"] is None else ~inputs["mask"][:, 0, 0, :]
     late = later(settings["length"], inputs["x"].device) if settings["causal"] else None
-    apply = torch.compile(module) if settings.get("compiled") else module
-
+    apply = compiled(module, settings)
     masks = {"key_padding_mask": blocked, "attn_mask": late, "is_causal": late is not None}
 
     def forward(x: Any) -> Any:

@@ -18,7 +18,6 @@ def torch_computation(
     gradient: Any = None,
     *,
     parameters: Iterable[Any] = (),
-    compiled: bool = False,
     fingerprint: Callable[[Any], list[list[float]]] = ours.fingerprint,
     metadata: dict[str, Any] | None = None,
 ) -> Computation:
@@ -29,12 +28,9 @@ def torch_computation(
         arguments: Tensors, whose gradients follow those of the parameters in the result.
         gradient: Gradient of the output; None computes the forward pass only.
         parameters: Parameters whose gradients are computed.
-        compiled: Use torch.compile.
         fingerprint: Fingerprint of the result.
         metadata: Further facts for the results.
     """
-    if compiled:
-        forward = torch.compile(forward)
     facts, wait = metadata or {}, wait_for(arguments[0].device)
     if gradient is None:
         return Computation(lambda index: (forward(*arguments),), fingerprint, facts, torch.inference_mode, wait)
@@ -46,6 +42,11 @@ def torch_computation(
         return (out.detach(), *torch.autograd.grad(out, [*weights, *leaves], gradient))
 
     return Computation(step, fingerprint, facts, wait=wait)
+
+
+def compiled(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
+    """Return a function compiled by torch if the settings say so; a break of its graph, which is slow, is an error."""
+    return torch.compile(function, fullgraph=True) if settings.get("compiled") else function
 
 
 def wait_for(device: Any) -> Callable[[Any], None] | None:

@@ -17,7 +17,7 @@ from workloads.training import LEARNING_RATE, fingerprint
 
 import xformer as xf
 from baselines.torch_models import Translator
-from baselines.torch_support import device_and_dtype, wait_for
+from baselines.torch_support import compiled, device_and_dtype, wait_for
 from xformer.benchmarks import Computation
 
 ADAMS: dict[str, dict[str, bool]] = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -30,17 +30,20 @@ def build(settings: dict[str, Any]) -> Computation:
     torch.manual_seed(0)
     device, dtype = device_and_dtype(settings).values()
     model = Translator(xf.Transformer(xf.TransformerConfig(**settings["model"]), xp="numpy", seed=0)).to(device)
-    apply = torch.compile(model) if settings.get("compiled") else model
     criterion = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=settings["label_smoothing"])
+
+    def loss_of(source: Any, target: Any, labels: Any) -> Any:
+        return criterion(model(source, target).flatten(0, 1), labels.flatten())
+
+    forward = compiled(loss_of, settings)
     batches = [[ids.to(device) for ids in make_batch(settings, rows)] for rows in settings["batches"]]
 
     def make(**options: bool) -> Callable[[int], Any]:
         optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), eps=1e-9, **options)
 
         def step(index: int) -> Any:
-            source, target, labels = batches[index % len(batches)]
             with torch.autocast(device, dtype, enabled=dtype != torch.float32):  # parameters stay in float32
-                loss = criterion(apply(source, target).flatten(0, 1), labels.flatten())
+                loss = forward(*batches[index % len(batches)])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if settings["max_grad_norm"] is not None:

@@ -16,19 +16,20 @@ FLAGS = [
     for values in itertools.product((False, True), repeat=3)
 ]
 BASELINES = [
-    ("baselines.naive_attention", "build", False),
-    ("baselines.torch_attention", "build_attention", False),
-    ("baselines.torch_attention", "build_layer", True),
+    ("baselines.naive_attention", "build", {"layer": False}),
+    ("baselines.torch_attention", "build_attention", {"layer": False}),
+    ("baselines.torch_attention", "build_layer", {"layer": True, "fast_path": False}),
+    ("baselines.torch_attention", "build_layer", {"layer": True}),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: "-".join(name for name in flags if flags[name]) or "plain")
-@pytest.mark.parametrize(("module", "function", "layer"), BASELINES, ids=lambda value: str(value))
-def test_a_baseline_computes_the_same(module, function, layer, flags):
+@pytest.mark.parametrize(("module", "function", "options"), BASELINES, ids=lambda value: str(value))
+def test_a_baseline_computes_the_same(module, function, options, flags):
     if module.startswith("baselines.torch"):
         pytest.importorskip("torch")
-    settings = {**SIZES, **flags, "layer": layer}
+    settings = {**SIZES, **flags, **options}
     ours = attention.build({**settings, "backend": "numpy"})
     theirs = getattr(importlib.import_module(module), function)(settings)
     with theirs.context():

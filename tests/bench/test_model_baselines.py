@@ -92,3 +92,29 @@ def test_the_divergence_of_a_recipe_is_that_of_xformer(torch):
     expected = 0.5 * np.sum(_divergences(logits[:2], logits[2:], labels, 0))
     chosen = torch.tensor(logits)[torch.tensor(labels).repeat(2, 1) != 0]
     assert float(torch_recipe.divergence(chosen)) == pytest.approx(float(expected), rel=1e-12)
+
+
+LAYER = {"padded": False, "causal": True, "layer": True}
+COMPILED = {
+    "encoder": ("torch_models", "build_encoder", {}),
+    "model": ("torch_models", "build_model", {}),
+    "gradient": ("torch_models", "build_model", {"gradient": True}),
+    "layer": ("torch_attention", "build_layer", {**LAYER, "backward": True}),
+    "masked layer": ("torch_attention", "build_layer", {**LAYER, "backward": False, "padded": True}),
+    "training": ("torch_training", "build", training.workload(SIZES).settings),
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("module", "function", "settings"), COMPILED.values(), ids=COMPILED)
+def test_compiled_baselines_have_one_graph(torch, monkeypatch, module, function, settings):
+    """Without code of its own: the compiler of torch is slow, and what breaks a graph is found before."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    settings = {**SIZES, **settings}
+    expected, _ = run(f"baselines.{module}", function, settings)
+    torch._dynamo.utils.counters.clear()
+    actual, _ = run(f"baselines.{module}", function, {**settings, "compiled": True})
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
