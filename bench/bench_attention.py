@@ -55,6 +55,6 @@ def test_multi_head_attention(benchmark: Any, recorder: Recorder, workload: Any)
         baseline("torch nn.MultiheadAttention", "baselines.torch_attention:build_layer"),
     ]
     if not workload.settings["backward"]:
-        slow = "torch nn.MultiheadAttention, no fast path"
-        specs.append(baseline(slow, "baselines.torch_attention:build_layer", fast_path=False))
+        name = "torch nn.MultiheadAttention, no fast path"
+        specs.append(baseline(name, "baselines.torch_attention:build_layer", fast_path=False))
     recorder.measure(benchmark, "multi-head-attention", workload, specs, ROUNDS)
