@@ -349,6 +349,20 @@ def test_parallel_map_raises_after_all_threads_have_ended(monkeypatch, bad):
     assert sorted(ended) == [item for item in range(3) if item != bad]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("bad", [{0}, {3, 4, 6}, {1, 2}, {5, 2, 4}])
+def test_parallel_map_raises_the_error_of_the_first_item_for_any_number_of_threads(monkeypatch, count, bad):
+    monkeypatch.setattr(threads, "_explicit", [count])
+
+    def work(item):
+        time.sleep(0.01 * (item == min(bad)))  # later items fail before it
+        if item in bad:
+            raise KeyError(item)
+
+    with pytest.raises(KeyError, match=f"^{min(bad)}$"):
+        threads.parallel_map(work, range(7))
+
+
 # In a process of its own, since one whose pool is stuck does not end.
 CALLERS = """
 import os, threading

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import operator
 import os
 import sys
 import threading
@@ -251,7 +252,8 @@ def run_serially() -> Iterator[None]:
 def parallel_map(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return [function(item) for item in items], computed on `num_threads()` threads including this one.
 
-    Worthwhile for code that releases the GIL, as NumPy's loops and matrix products do. Nested calls run serially.
+    If the function raises errors for several items, that of the first one is raised. Worthwhile for code that releases
+    the GIL, as NumPy's loops and matrix products do. Nested calls run serially.
     """
     items = list(items)
     count = _threads_for(items)
@@ -263,11 +265,14 @@ def parallel_map(function: Callable[[Item], Result], items: Iterable[Item]) -> l
     parts = [functools.partial(_run_part, function, items[first::count], limit) for first in range(count)]
     futures = [_pools[0].submit(copy_context().run, part) for part in parts[1:]]
     try:
-        results = [copy_context().run(parts[0])]
+        outcomes = [copy_context().run(parts[0])]
     finally:
         wait(futures)  # no thread may use the caller's arrays after an error is raised here
-    results += [future.result() for future in futures]
-    return [results[index % count][index // count] for index in range(len(items))]
+    outcomes += [future.result() for future in futures]
+    errors = [(len(results) * count + first, error) for first, (results, error) in enumerate(outcomes) if error]
+    if errors:
+        raise min(errors, key=operator.itemgetter(0))[1]
+    return [outcomes[index % count][0][index // count] for index in range(len(items))]
 
 
 def parallel_for(function: Callable[[Item], None], items: Sequence[Item]) -> None:
@@ -285,10 +290,19 @@ def _threads_for(items: Sequence[Any]) -> int:
     return min(available_threads(), len(items))
 
 
-def _run_part(function: Callable[[Item], Result], items: Sequence[Item], limit: int | None) -> list[Result]:
+def _run_part(
+    function: Callable[[Item], Result], items: Sequence[Item], limit: int | None
+) -> tuple[list[Result], Exception | None]:
+    """Return the results up to the first error, and this error."""
     _IS_WORKER.set(True)
+    results: list[Result] = []
     with contextlib.nullcontext() if limit is None else blas_threads(limit):
-        return [function(item) for item in items]
+        try:
+            for item in items:
+                results.append(function(item))
+        except Exception as error:  # noqa: BLE001 - parallel_map raises that of the first item
+            return results, error
+    return results, None
 
 
 def _after_fork() -> None:

@@ -107,7 +107,7 @@ def test_padding_of_siglip_is_attended_to_unless_a_mask_says_otherwise():
         ("clip", {"vision_config": {"image_size": [12, 16]}}, r"has image_size \[12, 16\]; expected a square"),
         ("clip", {"text_config": {"mlp_bias": 3}}, "has the key 'mlp_bias'"),
         ("clip", {"vision_config": {"hidden_size": -1}}, "has vision_config.hidden_size -1; expected an integer"),
-        ("clip", {"projection_dim": 21}, "which gives image.pooler.linear.weight the shape"),
+        ("clip", {"projection_dim": 21}, "which gives text.pooler.linear.weight the shape"),
         ("siglip", {"vision_config": {"vision_use_head": False}}, "has vision_use_head False; expected True"),
         ("siglip", {"text_config": {"projection_size": 23}}, "vectors of texts have 23 features, those of images 24"),
         ("siglip", {"model_type": "siglip2"}, "has model_type 'siglip2'"),
