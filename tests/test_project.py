@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -88,16 +89,12 @@ def test_all_lists_the_public_names_of_a_package(package):
 
 
 def project_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the names and contents of the files of the project."""
-    listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if listing.returncode:
-        pytest.skip("not a git checkout: the files of the project are unknown")
-    for name in listing.stdout.splitlines():
+    """Yield the names and contents of the files that git tracks, not those of environments and outputs beside them."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True) if shutil.which("git") else None
+    names = listing.stdout.decode().split("\0")[:-1] if listing else []
+    if not names:
+        pytest.skip("not a checkout of git: the files of the project are unknown")
+    for name in names:
         if (ROOT / name).is_file():
             yield name, (ROOT / name).read_bytes()
 
