@@ -289,7 +289,7 @@ OPERATORS = {"add": np.add, "subtract": np.subtract, "maximum": np.maximum}
 def test_random_programs(seed: int, threads: int) -> None:
     """Records on overlapping parts of one block of memory give what NumPy gives in order, for any number of threads."""
     rng = np.random.default_rng(seed)
-    memory = rng.integers(-9, 9, 400_000).astype(np.float32)
+    memory = rng.integers(-9, 9, 400_000, np.int32)
     expected = memory.copy()
     steps = []
     program = Program()

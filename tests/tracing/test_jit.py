@@ -15,7 +15,7 @@ import xformer as xf
 from tests.conftest import library_or_skip
 from tests.reference import raises_line
 from xformer.backends import array_namespace, resolve
-from xformer.errors import ConfigError, JitError
+from xformer.errors import BackendError, ConfigError, JitError
 from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.threads import parallel_map
@@ -24,7 +24,7 @@ from xformer.tracing.program import CudaProgram, Program
 from xformer.tracing.tracer import Tracer
 from xformer.training import Adam
 from xformer.training.step import train_step
-from xformer.tree import flatten
+from xformer.tree import flatten, with_fields
 
 JIT = sys.modules["xformer.tracing.jit"]
 SIZES = {"d_model": 16, "num_heads": 4, "d_ff": 24, "dropout": 0.0}
@@ -327,6 +327,57 @@ def test_shapes_that_depend_on_values_are_an_error():
         repeat(np.ones(2), np.asarray([2, 2]))
 
 
+# Zeros of either sign, infinities, NaN, halves that are rounded, the largest and smallest numbers.
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 127.0, np.inf, -np.inf, np.nan]
+UNARY = ["abs", "all", "any", "argmax", "argmin", "ceil", "cos", "cumulative_sum", "exp", "expm1", "floor", "isfinite"]
+UNARY += ["isinf", "isnan", "log", "log1p", "max", "mean", "min", "negative", "positive", "prod", "reciprocal", "round"]
+UNARY += ["sign", "sin", "sqrt", "square", "std", "sum", "tanh", "trunc", "var"]
+BINARY = ["add", "divide", "equal", "floor_divide", "greater", "greater_equal", "less", "less_equal", "maximum"]
+BINARY += ["minimum", "multiply", "not_equal", "pow", "remainder", "subtract"]
+
+
+def specials(dtype):
+    """Return all pairs of special values as two arrays, in which vectors and the elements behind them have each."""
+    limits = [np.finfo(dtype).max, -np.finfo(dtype).max, np.finfo(dtype).tiny, -np.finfo(dtype).smallest_subnormal]
+    values = np.asarray([*SPECIAL, *limits], dtype)
+    return np.tile(np.stack(np.meshgrid(values, values)).reshape(2, -1), 3)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_special_values(dtype):
+    """A NaN may have another sign: which of two it is depends on the processor, also for NumPy."""
+    x, y = specials(dtype)
+    tables = {name: lambda xp, x, y, name=name: getattr(xp, name)(x) for name in UNARY}
+    for name in BINARY:
+        tables[name] = lambda xp, x, y, name=name: getattr(xp, name)(x, y)
+        for number in (0, -0.0, 0.5, -1.0, 2, np.inf, np.nan):
+            tables[name, number] = lambda xp, x, y, name=name, number=number: [
+                getattr(xp, name)(x, number),
+                getattr(xp, name)(number, x),
+            ]
+    for bounds in ((0, 1), (0.0, None), (None, -0.0), (-0.0, 0.0), (1, 0), (None, np.nan)):
+        tables["clip", *bounds] = lambda xp, x, y, bounds=bounds: xp.clip(x, *bounds)
+    tables["clip by arrays"] = lambda xp, x, y: [xp.clip(x, y), xp.clip(x, None, y)]
+    tables["where"] = lambda xp, x, y: [xp.where(x < y, x, y), xp.where(x == y, x, 0.0)]
+    # The largest zero of arrays in which there is nothing larger, and along either axis.
+    for name in ("max", "min"):
+        tables[name, "zeros"] = lambda xp, x, y, name=name: [
+            getattr(xp, name)(xp.reshape(xp.where(x == 0, x, zero), (25, -1)), axis=axis)
+            for zero in (0.0, -0.0)
+            for axis in (None, 0, 1)
+        ]
+    xp, different = resolve("numpy"), set()
+    for name, function in tables.items():
+        jitted = xf.jit(lambda x, y: function(array_namespace(x), x, y))  # noqa: B023
+        for _ in range(2):
+            for actual, expected in zip(flatten(jitted(x, y))[0], flatten(function(xp, x, y))[0], strict=True):
+                numbers = expected == expected
+                if not np.array_equal(actual == actual, numbers) or not equal_bits(actual[numbers], expected[numbers]):
+                    different.add(name)
+    assert different == set()
+
+
 REDUCTIONS = {
     "mean": lambda xp, x: xp.mean(x, axis=0, keepdims=True),
     "mean in 16 bits": lambda xp, x: xp.mean(xp.astype(x, xp.float16), axis=(0, 1)),
@@ -422,8 +473,54 @@ def test_scalars_memory_maps_and_orders_of_memory(tmp_path):
             y, transposed = jitted(x, np.float64(row))
             assert y.tolist() == (np.exp(x) * row).tolist()
             assert transposed.flags.c_contiguous == x.T.flags.c_contiguous
+    assert xf.grad(lambda x: array_namespace(x).sum(x * x))(mapped).tolist() == (2.0 * mapped).tolist()
     signed = xf.jit(lambda x, factor: x * factor)
     assert [str(signed(np.ones(()), factor)) for factor in (0.0, 0.0, -0.0)] == ["0.0", "0.0", "-0.0"]
+
+
+class Doubling(np.ndarray):
+    """An array whose functions compute something else, as those of arrays with units do."""
+
+    def __array_ufunc__(self, function, method, *inputs, **options):
+        inputs = [x.view(np.ndarray) if isinstance(x, Doubling) else x for x in inputs]
+        return (2.0 * getattr(function, method)(*inputs, **options)).view(Doubling)
+
+
+SQUARE = np.arange(4.0).reshape(2, 2)
+SUBCLASSES = {
+    "matrix": SQUARE.view(np.matrix),
+    "masked": np.ma.masked_array(SQUARE, SQUARE == 1.0),
+    "recarray": SQUARE.view(np.recarray),
+    "ufunc": SQUARE.view(Doubling),
+}
+USES = {
+    "argument": lambda x: xf.jit(lambda x: x * x)(x),
+    "keyword": lambda x: xf.jit(lambda x: x * x)(x=x),
+    "donated": lambda x: xf.jit(lambda x: x * x, donate_argnums=0)(x),
+    "layer": lambda x: xf.jit(lambda layer, x: x + layer.bias)(with_fields(xf.Linear(2, 2, init=0), bias=x), SQUARE),
+    "constant": lambda x: xf.jit(lambda y: y * x)(SQUARE),
+    "constant of a kernel": lambda x: xf.jit(lambda y: xf.ops.linear(y, x))(SQUARE),
+    "grad": lambda x: xf.grad(lambda x: array_namespace(x).sum(x * x))(x),
+    "vjp": lambda x: xf.vjp(lambda x: x * x, x),
+    "constant of grad": lambda x: xf.grad(lambda y: array_namespace(y).sum(y * x))(SQUARE),
+    "cotangent": lambda x: xf.vjp(lambda y: y * y, np.zeros(x.shape))[1](x),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("x", SUBCLASSES.values(), ids=SUBCLASSES)
+def test_subclasses_of_arrays_are_refused(x, use):
+    with raises_line(BackendError, r"an array is a \S+, .* pass np\.asarray\(x\)"):
+        use(x)
+
+
+def test_a_program_of_plain_arrays_takes_no_subclass():
+    jitted = xf.jit(lambda x: x * x)
+    for _ in range(2):
+        jitted(SQUARE)
+    for x in SUBCLASSES.values():
+        with raises_line(BackendError, "an array is a"):
+            jitted(x)
 
 
 def test_a_jitted_function_of_constants_inside_another_one():

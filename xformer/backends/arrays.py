@@ -182,6 +182,23 @@ def check_same_device(arrays: Sequence[Array | None]) -> None:
         )
 
 
+CHECKED_CLASSES: set[type] = set()  # of arrays that compute as their library does
+
+
+def check_class(array: Any) -> None:
+    """Raise BackendError for a subclass of np.ndarray, such as np.matrix, whose functions compute something else.
+
+    Every array of a trace is checked; ask before whether its class is in CHECKED_CLASSES.
+    """
+    cls = type(array)
+    if isinstance(array, np.ndarray) and cls not in (np.ndarray, np.memmap):
+        raise BackendError(
+            f"an array is a {cls.__module__}.{cls.__name__}, whose functions may compute something else; expected "
+            "a plain numpy.ndarray: pass np.asarray(x), or x.filled(value) for a masked array"
+        )
+    CHECKED_CLASSES.add(cls)
+
+
 def is_writable(array: Array) -> bool:
     """Return whether xformer may write into an array: its library allows it, and no derivative needs the old values."""
     xp = array_namespace(array)

@@ -176,8 +176,8 @@ _binary("divide", _FLOATS, "operator_truediv")
 _binary("pow", _FLOATS, "operator_pow")
 _binary("floor_divide", _INTEGERS, "operator_floordiv")
 _binary("remainder", _INTEGERS, "operator_mod")
-_binary("maximum", _NUMBERS)
-_binary("minimum", _NUMBERS)
+for _name in ("maximum", "minimum"):  # of floats, NumPy decides by the processor which of two zeros is larger
+    _binary(_name, _INTEGERS)
 for _names in (("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le"), ("greater", "gt")):
     _comparison(_names[0], f"operator_{_names[1]}")
 _comparison("greater_equal", "operator_ge")
@@ -207,7 +207,7 @@ def _where(out: Any, condition: Any, a: Any, b: Any, /) -> bool:
 @_lowering("clip")
 def _clip(out: Any, x: Any, /, min: Any = None, max: Any = None) -> bool:
     bounds = [(name, bound) for name, bound in (("maximum", min), ("minimum", max)) if bound is not None]
-    if out.dtype not in _NUMBERS or x.dtype != out.dtype or not all(_is_operand(bound) for _, bound in bounds):
+    if out.dtype not in _INTEGERS or x.dtype != out.dtype or not all(_is_operand(bound) for _, bound in bounds):
         return False
     if any(np.result_type(bound, x) != x.dtype for _, bound in bounds):
         return False
@@ -375,8 +375,8 @@ _TOTALS = {_FLOAT32: (_FLOAT32,), _FLOAT64: (_FLOAT64,), _INT64: (_INT64, _INT32
 _reduction("sum", _TOTALS)
 _reduction("prod", _TOTALS)
 _reduction("mean", {dtype: (dtype,) for dtype in _FLOATS})
-_reduction("max", {dtype: (dtype,) for dtype in _NUMBERS})
-_reduction("min", {dtype: (dtype,) for dtype in _NUMBERS})
+_reduction("max", {dtype: (dtype,) for dtype in _INTEGERS})
+_reduction("min", {dtype: (dtype,) for dtype in _INTEGERS})
 _reduction("any", {_BOOL: (_BOOL, *_NUMBERS)})
 _reduction("all", {_BOOL: (_BOOL, *_NUMBERS)})
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import array_namespace, backend_name, dtype_name
+from xformer.backends.arrays import check_class
 from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.tree import Module, flatten, is_array
@@ -46,6 +47,7 @@ class Arguments:
         if holds_arrays(value):
             return (id(value), *map(id, value.arrays()))
         if is_array(value):
+            check_class(value)
             if donated:
                 return id(value)
             is_number = isinstance(value, np.generic)

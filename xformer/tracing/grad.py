@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from xformer.backends import accumulation_dtype, array_namespace, backend_name, dtype_name, is_floating, trace_level
+from xformer.backends.arrays import check_class
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.namespace import WRITTEN_LATER, GradTrace, base_for, tracing
@@ -182,6 +183,8 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         if any(name.startswith("complex") for name in dtypes):
             raise ShapeError(f"the cotangent has dtypes {dtypes}; expected real numbers, as the output has")
         array_namespace(*outputs, *seeds)
+        for seed in seeds:
+            check_class(seed)
         pending.clear()
         return rebuild(pull(seeds))
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from xformer import native
 from xformer.backends import backend_of
+from xformer.backends.arrays import check_class
 from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
@@ -143,6 +144,7 @@ class GraphTrace:
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.hasobject:
                 raise JitError("the function computes arrays of dtype object; convert them outside")
+            check_class(value)
             traced = Tracer(np.asarray(value), self, 0)
             if is_number or isinstance(value, np.generic):
                 traced._origin = NUMBER
@@ -317,6 +319,7 @@ class GraphTrace:
             return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
         if not isinstance(result, np.ndarray | np.generic):
             return result
+        check_class(result)
         inputs = [x for x in _flat((args, keywords)) if isinstance(x, np.ndarray)]
         if not any(np.may_share_memory(x, result) for x in inputs):
             is_number = isinstance(result, np.generic)
@@ -354,6 +357,8 @@ class GraphTrace:
         """
         reads_options = any(type(x) is Tracer for x in _flat(args[0]))  # numbers, which the kernel may read
         args = self.unwrap(args)
+        for x in _flat(args):
+            check_class(x)
         if is_native and not reads_options:
             return self.wrap(run(*args))
         with native.record(None):

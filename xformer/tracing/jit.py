@@ -51,9 +51,10 @@ def jit(
     the host, as `float(x)` and `if x > 0` do, raises JitError then, and so do shapes that depend on values.
 
     On NumPy the traced calls run in preallocated buffers, most of them by one call of the native library, with the same
-    bits as the function; for an argument that is not contiguous, they are those for a contiguous copy, since NumPy's
-    rounding depends on strides. On CuPy they are one CUDA graph. JAX compiles the function by `jax.jit`. With other
-    libraries, in a derivative, and inside another function for jit, the function is called.
+    bits as the function, except for the sign of NaN; for an argument that is not contiguous, they are those for a
+    contiguous copy, since NumPy's rounding depends on strides. On CuPy they are one CUDA graph. JAX compiles the
+    function by `jax.jit`. With other libraries, in a derivative, and inside another function for jit, the function is
+    called.
 
     The signature consists of the shapes and dtypes of arrays, of the identity of Modules, and of all other arguments,
     which must be hashable. The parameters of a Module are read where they are, so changes that an optimizer makes in
@@ -82,6 +83,7 @@ def jit(
         ConfigError: If an argument is static and donated.
         JitError: When called, if the function reads values on the host, computes shapes from values or arrays of
             dtype object, or an argument is not hashable.
+        BackendError: When called, if it uses arrays of a subclass of np.ndarray other than np.memmap.
     """
     check_function("jit", function)
     static, donated = ((x,) if isinstance(x, int) else tuple(x) for x in (static_argnums, donate_argnums))

@@ -8,6 +8,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from xformer.backends import base_namespace
+from xformer.backends.arrays import CHECKED_CLASSES, check_class
 from xformer.errors import BackendError, ShapeError
 
 # Functions and methods of NumPy and torch that the standard lacks, and what to use here.
@@ -71,6 +72,8 @@ class Tracer:
     __slots__ = ("__weakref__", "_index", "_namespace", "_origin", "_value", "_views")
 
     def __init__(self, value: Any, namespace: Any, index: int) -> None:
+        if type(value) not in CHECKED_CLASSES:
+            check_class(value)
         self._value = value
         self._namespace = namespace
         self._index = index

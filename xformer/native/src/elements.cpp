@@ -67,8 +67,8 @@ BINARY(Add, T(Wrapping<T>(a) + Wrapping<T>(b)))
 BINARY(Subtract, T(Wrapping<T>(a) - Wrapping<T>(b)))
 BINARY(Multiply, T(Wrapping<T>(a) * Wrapping<T>(b)))
 BINARY(Divide, a / b)
-BINARY(Maximum, a >= b || a != a ? a : b)
-BINARY(Minimum, a <= b || a != a ? a : b)
+BINARY(Maximum, a > b ? a : b)
+BINARY(Minimum, a < b ? a : b)
 BINARY(Equal, a == b)
 BINARY(NotEqual, a != b)
 BINARY(Less, a < b)
@@ -388,8 +388,8 @@ const Operation operations[] = {
     TWO("subtract", Subtract, Numbers, 1),
     TWO("multiply", Multiply, Numbers, 1),
     TWO("divide", Divide, Floats, 2),
-    TWO("maximum", Maximum, Numbers, 1),
-    TWO("minimum", Minimum, Numbers, 1),
+    TWO("maximum", Maximum, Integers, 1),
+    TWO("minimum", Minimum, Integers, 1),
     TWO("pow", Power, Floats, 30),
     TWO("floor_divide", FloorDivide, Integers, 10),
     TWO("remainder", Remainder, Integers, 10),

@@ -21,7 +21,7 @@ struct Product : Sum {
     template <class T> static T combine(T a, T b) { return T(Wrapping<T>(a) * Wrapping<T>(b)); }
 };
 struct Extreme {
-    using Inputs = Numbers;
+    using Inputs = Integers;
     template <class T> using Total = T;
     template <class T> static constexpr T start = 0;  // there is none: see check_reduce
 };
