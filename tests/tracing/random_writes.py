@@ -989,7 +989,9 @@ def try_to_change(program: Program, module: dict[str, Any]) -> bool:
 
     No trace sees what is computed from plain arrays only, such as a product of a constant and `xp.asarray(0.5)`.
     """
-    if program.library == "jax" or re.search(r"xp\.asarray\(([pq]\d|OUT|0\.)", program.text):
+    if program.library == "jax" or re.search(
+        r"xp\.asarray\(([pq]\d|OUT|0\.)|(?m:^ *[pq]\d+\b.*\b[WMI]\d)", program.text
+    ):
         return False
     try:
         change_constants(program, module)

@@ -186,6 +186,7 @@ class GraphTrace:
         """Return a plain array as it is now, whatever the function writes into it later."""
         if id(array) in self._copies:
             return array
+        check_class(array)
         constant = self.constants.setdefault(id(array), Constant(array, []))
         if not constant.copies or not constant.has_values_of_last_copy():
             copy, end = backend_of(self.base).keep(array)

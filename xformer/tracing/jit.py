@@ -189,7 +189,9 @@ class _Jitted:
             try:
                 program = new_program(self._function, *arguments.replace_data(array_copy), arguments.numbers)
             except (TypeError, ValueError) as error:  # NumPy's, for a traced array as an element of a plain one
-                raise error.__cause__ if isinstance(error.__cause__, JitError) else error from None
+                if isinstance(error.__cause__, JitError):
+                    raise error.__cause__ from None
+                raise
             _check_written(program, arguments.data)
             program.write_back(arguments.data)
             result, program.result, entry.arguments = program.result, None, arguments

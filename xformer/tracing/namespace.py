@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import (
     array_namespace,
     backend_name,
@@ -25,6 +27,7 @@ from xformer.backends import (
     is_trace,
     trace_level,
 )
+from xformer.backends.arrays import check_class
 from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
@@ -162,12 +165,13 @@ class GradTrace:
         if cls is tuple or cls is list:
             return cls([self.keep(item) for item in value])
         is_own = cls is Tracer and value._namespace is self
-        if (is_own and value._origin is not PLAIN) or not _is_array(value):
+        if (is_own and value._origin is not PLAIN) or not _is_array(value) or isinstance(value, np.generic):
             return self.unwrap(value)
         return self.keep_outer(self.unwrap(value) if cls is Tracer else value)
 
     def keep_outer(self, value: Any) -> Any:
         """Keep a plain array or one of an outer trace; see `keep`."""
+        check_class(value)
         xp = self.base
         if is_trace(xp):
             kept, end = xp.keep_for_inner(value)

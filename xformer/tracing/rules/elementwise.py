@@ -129,7 +129,8 @@ defvjp(
 @decomposition("clip")
 def _clip(xp: Any, x: Any, /, min: Any = None, max: Any = None) -> Any:
     """Decompose clip into maximum and minimum, so that bounds may be traced; the result is always a new array."""
-    x = xp.asarray(x, copy=True) if min is None and max is None else x
+    if min is None and max is None:
+        return xp.asarray(x, copy=True) if x.ndim else xp.asarray(x, copy=True)[()]  # NumPy returns a number
     for bound, choose in ((min, xp.maximum), (max, xp.minimum)):
         if bound is not None:
             bound = xp.asarray(bound, dtype=x.dtype, device=device(x)) if isinstance(bound, int | float) else bound
