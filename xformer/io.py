@@ -195,11 +195,15 @@ def lock_directory(directory: Path, activity: str = "training") -> Iterator[None
                 lock_file.unlink()
 
 
+def to_json(value: Any) -> bytes:
+    """Return `value` as indented JSON."""
+    return f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode()
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     with atomic_write(path) as file:
-        file.write(text.encode("utf-8"))
+        file.write(to_json(value))
 
 
 def check_no_lfs_pointer(path: str | os.PathLike[str]) -> None:

@@ -15,6 +15,7 @@ from xformer.errors import CheckpointError
 from xformer.families.checkpoint import open_checkpoint
 from xformer.families.tensor_files import _FP4_PAIRS, _POWERS, TensorFiles
 from xformer.tokenizers import load_tokenizer
+from xformer.tree import map_arrays
 
 DATA = Path(__file__).parent / "data"
 
@@ -128,9 +129,12 @@ def test_configurations_that_xformer_does_not_compute_are_refused(checkpoint, va
     refuse(checkpoint, match)
 
 
-def test_unknown_keys_that_are_null_or_false_are_harmless(checkpoint):
-    change_config(checkpoint, new_key=None, other_key=False)
+def test_only_unknown_keys_that_are_null_or_false_by_default_are_harmless(checkpoint):
+    change_config(checkpoint, new_key=None, add_cross_attention=False, new_dropout=0.1)
     xf.load_pretrained(checkpoint)
+    for value in (False, 0, 0.0, ""):
+        change_config(checkpoint, new_key=value)
+        refuse(checkpoint, rf"has the key 'new_key' \({value!r}\), which xformer does not know in models of type llama")
 
 
 def test_weights_in_pickles_are_refused(checkpoint):
@@ -218,20 +222,92 @@ def test_a_quantized_tensor_is_refused(checkpoint):
     refuse(checkpoint, "lm_head.weight has dtype I8; .* quantized checkpoints are not supported")
 
 
-def test_files_in_shards_are_read_by_their_index(checkpoint):
-    expected = dict(xf.load_pretrained(checkpoint).named_parameters())
-    tensors = load_file(checkpoint / "model.safetensors")
-    (checkpoint / "model.safetensors").unlink()
+def write_shards(directory):
+    """Write the tensors in two files with an index instead of model.safetensors, and return the index."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
     names = sorted(tensors)
     weight_map = {name: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, name in enumerate(names)}
     for file in set(weight_map.values()):
-        save_file({name: tensors[name] for name in names if weight_map[name] == file}, checkpoint / file)
-    index = checkpoint / "model.safetensors.index.json"
+        save_file({name: tensors[name] for name in names if weight_map[name] == file}, directory / file)
+    index = directory / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    for name, x in xf.load_pretrained(checkpoint).named_parameters():
-        np.testing.assert_array_equal(x, expected[name])
+    return index
+
+
+def assert_equal(model, other):
+    for (name, x), (key, y) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        assert name == key
+        np.testing.assert_array_equal(x, y)
+
+
+def test_files_in_shards_are_read_by_their_index(checkpoint):
+    expected = xf.load_pretrained(checkpoint)
+    index = write_shards(checkpoint)
+    assert_equal(xf.load_pretrained(checkpoint), expected)
+    weight_map = json.loads(index.read_text())["weight_map"]
     index.write_text(json.dumps({"weight_map": {name: f"../{file}" for name, file in weight_map.items()}}))
     refuse(checkpoint, "names the file '../model-00001.* expected a file of the same directory")
+
+
+def test_saving_replaces_a_checkpoint_in_shards(checkpoint, monkeypatch):
+    write_shards(checkpoint)
+    files = sorted(checkpoint.iterdir())
+    model = xf.load_pretrained(checkpoint)
+    changed = map_arrays(lambda x: x + 1, model).with_config(rope_theta=500.0)
+
+    def fail(*arguments):
+        raise CheckpointError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("xformer.families.checkpoint.save_arrays", fail)
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            xf.save_pretrained(changed, checkpoint)
+    assert sorted(checkpoint.iterdir()) == files
+    assert_equal(xf.load_pretrained(checkpoint), model)
+    xf.save_pretrained(changed, checkpoint)
+    assert [path.name for path in checkpoint.glob("model*")] == ["model.safetensors"]
+    again = xf.load_pretrained(checkpoint)
+    assert_equal(again, changed)
+    assert again.config == changed.config
+
+
+def test_an_encoder_in_place_of_a_language_model_has_its_own_special_tokens(checkpoint):
+    (checkpoint / "generation_config.json").write_text('{"bos_token_id": 7, "eos_token_id": 8}')
+    encoder = xf.load_pretrained(DATA / "bert")
+    xf.save_pretrained(encoder, checkpoint)
+    assert xf.load_pretrained(checkpoint).config == encoder.config
+
+
+def test_a_single_file_is_read_rather_than_shards(checkpoint):
+    shutil.copy(checkpoint / "model.safetensors", checkpoint / "new.safetensors")
+    index = write_shards(checkpoint)
+    (checkpoint / "new.safetensors").rename(checkpoint / "model.safetensors")
+    change_tensors(checkpoint, lambda t: t["model.norm.weight"].fill(7.0))
+    with pytest.warns(UserWarning, match="model.safetensors is read, as by transformers: delete the"):
+        model = xf.load_pretrained(checkpoint)
+    assert np.all(np.asarray(model.norm.weight) == 7.0)
+    for shard in checkpoint.glob("model-*"):
+        shard.unlink()
+    assert index.exists()
+    assert_equal(xf.load_pretrained(checkpoint), model)
+
+
+def test_a_path_that_is_a_file_cannot_be_saved_to(checkpoint):
+    with pytest.raises(CheckpointError, match=r"cannot write .*config.json/config.json: "):
+        xf.save_pretrained(xf.load_pretrained(checkpoint), checkpoint / "config.json")
+
+
+@pytest.mark.parametrize("name", ["llama", "bert_classifier", "t5", "vit_classifier"])
+def test_dropout_of_a_checkpoint_is_0_until_the_configuration_of_the_model_says_otherwise(name):
+    model, reference = xf.load_pretrained(DATA / name), np.load(DATA / name / "reference.npz")
+    assert (model.config.dropout, model.config.attention_dropout, model.config.activation_dropout) == (0.0, 0.0, 0.0)
+    inputs = [reference[key] for key in ("source", "images", "tokens") if key in reference.files]
+    np.testing.assert_array_equal(model(*inputs, rng=xf.Rng(0)), model(*inputs))
+    for field in ("dropout", "attention_dropout", "activation_dropout"):
+        changed = model.with_config(**{field: 0.1})
+        np.testing.assert_array_equal(changed(*inputs), model(*inputs))
+        assert np.max(np.abs(changed(*inputs, rng=xf.Rng(0)) - model(*inputs))) > 1e-3
 
 
 @pytest.mark.parametrize("xp", ["numpy", "torch", "jax"])
@@ -258,6 +334,13 @@ def test_a_head_that_repeats_the_embedding_is_tied_and_another_one_is_not(checkp
     change_tensors(checkpoint, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
     assert xf.load_pretrained(checkpoint).output is None
     change_tensors(checkpoint, lambda t: t.pop("lm_head.weight"))
+    for value in (False, "removed"):
+        change_config(checkpoint, tie_word_embeddings=value)
+        refuse(
+            checkpoint,
+            r"\(tie_word_embeddings is false\), and the checkpoint lacks the tensor lm_head.weight; expected",
+        )
+    change_config(checkpoint, tie_word_embeddings=True)
     assert xf.load_pretrained(checkpoint).output is None
 
 

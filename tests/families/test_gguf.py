@@ -314,6 +314,16 @@ def test_an_unknown_architecture_is_refused(tmp_path):
         load_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("case", ["llama", "qwen2_tied", "phi3", "mixtral", "gpt2"])
+def test_a_file_that_is_not_causal_has_the_states_of_config_json_with_is_causal_false(case, tmp_path):
+    directory = shutil.copytree(DATA / case, tmp_path / case)
+    values = {**json.loads((directory / "config.json").read_text()), "is_causal": False}
+    (directory / "config.json").write_text(json.dumps(values))
+    path = convert(case, tmp_path / "model.gguf", change=lambda writer: writer.add_causal_attention(False))
+    states = [load_pretrained(each, dtype="float64").states([[5, 17, 33, 8, 41, 12]]) for each in (path, directory)]
+    np.testing.assert_allclose(*states, rtol=0, atol=1e-5)
+
+
 def test_damaged_files_are_refused_in_one_line(llama, tmp_path):
     content, path = llama.read_bytes(), tmp_path / "model.gguf"
     for length in [0, 3, 4, 20, 30, 200, 1000, 3000, len(content) // 2, len(content) - 64]:

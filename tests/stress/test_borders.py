@@ -298,6 +298,7 @@ def is_valid(ids):
 def test_language_model(data):
     options, layers = data.draw(model_options())
     options |= {"logits_scale": data.draw(st.sampled_from([1.0, 0.25]))}
+    options |= {"causal": data.draw(st.sampled_from([True, True, False]))}
     options |= {"layers_without_positions": data.draw(st.lists(st.integers(0, max(layers - 1, 0)), max_size=layers))}
     model = outcome(
         lambda: xf.LanguageModel(xf.LanguageModelConfig(vocab_size=VOCABULARY, num_layers=layers, **options))
@@ -313,6 +314,8 @@ def test_language_model(data):
         return
     for row in range(len(ids)):
         assert_equal(model(ids[row : row + 1]), full[row : row + 1])
+    if not model.config.causal:
+        return
     if model.config.padding_id is not None and np.any(ids == model.config.padding_id):
         return
     cache, start = model.init_cache(len(ids)), data.draw(st.integers(1, ids.shape[1]))
@@ -358,6 +361,8 @@ def test_transformer(data):
 def test_encoder(data):
     options, layers = data.draw(model_options())
     options |= {"num_token_types": data.draw(st.sampled_from([0, 0, 2])), "num_labels": data.draw(st.integers(0, 3))}
+    problem_types = ("single_label_classification", "multi_label_classification", "regression")
+    options |= {"problem_type": data.draw(st.sampled_from(problem_types))}
     options |= {"pooler": data.draw(st.sampled_from(["none", "tanh", "relu"])), "masked_lm": data.draw(st.booleans())}
     options |= {name: data.draw(st.booleans()) for name in ("pooler_norm", "head_bias", "first_norm", "share_layers")}
     options |= {"pooling": data.draw(st.sampled_from(["cls", "mean"])), "relative_bias": data.draw(st.booleans())}

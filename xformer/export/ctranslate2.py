@@ -151,6 +151,7 @@ class _Converter:
         specs = require("ctranslate2.specs.transformer_spec")
         model, c = self._model, self._config
         if isinstance(model, LanguageModel):
+            model.check_generates()
             decoder = self._stack(specs, model.layers, model.norm, model.input, model.embedding, model.positions)
             spec = specs.TransformerDecoderModelSpec(decoder)
             spec.register_vocabulary(vocabularies[0])

@@ -15,7 +15,7 @@ def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("position_embedding_type", "absolute")
     reader.require("num_hidden_groups", 1)
     reader.require("inner_group_num", 1)
-    reader.skip("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    reader.skip("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     fields = read_encoder(
         reader,
         BERT_FIELDS,

@@ -12,7 +12,14 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, affine, attention, linear, same, single_row, skip_rows, transposed
-from xformer.families.values import read_activation, read_decoder_ids, read_fields, write_activation, write_fields
+from xformer.families.values import (
+    read_activation,
+    read_decoder_ids,
+    read_fields,
+    read_tied,
+    write_activation,
+    write_fields,
+)
 from xformer.models import Transformer, TransformerConfig
 
 # {model type: fields in which the types differ}
@@ -51,8 +58,7 @@ _CLASSES = {
 
 def read_shared(reader: ConfigReader) -> dict[str, Any]:
     """Return the fields whose keys are those of Whisper too."""
-    reader.skip("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
-    reader.skip("num_hidden_layers", "tie_word_embeddings")
+    reader.skip("num_hidden_layers")
     sizes = read_fields(reader, _SIZES)
     reader.require("decoder_attention_heads", sizes["num_heads"])
     reader.require("decoder_ffn_dim", sizes["d_ff"])
@@ -76,7 +82,7 @@ def write_shared(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_config(reader: ConfigReader) -> TransformerConfig:
-    reader.skip("classifier_dropout", "classif_dropout", "extra_pos_embeddings", "tokenizer_class")
+    reader.skip("extra_pos_embeddings", "tokenizer_class")
     reader.skip("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
     reader.skip("static_position_embeddings", "hidden_size", "num_attention_heads", "force_bos_token_to_be_generated")
     reader.skip("do_blenderbot_90_layernorm", "layernorm_variant", "unk_token_id")
@@ -98,7 +104,7 @@ def _read_config(reader: ConfigReader) -> TransformerConfig:
         max_positions=reader.count("max_position_embeddings"),
         scale_embeddings=reader.flag("scale_embedding", default=reader.model_type == "m2m_100"),
         share_embeddings=is_shared,
-        tie_output="lm_head.weight" in reader.tied,
+        tie_output=read_tied(reader),
         output_bias="final_logits_bias" in reader.tensors,
         **fields,
         **read_shared(reader),

@@ -67,7 +67,6 @@ def read_encoder(
         pad_id: Id of padding if config.json has none.
         **defaults: As for `read_fields`.
     """
-    reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "tie_word_embeddings")
     name, *endings = pooler
     key, default = activation
     return {
@@ -218,7 +217,6 @@ CAMEMBERT = _register_roberta("Camembert", "camembert")
 
 def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
     """Translate the config.json of DistilBERT; the names of the tensors determine the heads."""
-    reader.skip("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout")
     reader.skip("sinusoidal_pos_embds")  # the file contains the positions either way
     fields = read_encoder(
         reader,

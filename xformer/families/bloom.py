@@ -22,8 +22,8 @@ _LAYER, _OURS = "transformer.h.{i}.", "layers.{i}."
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "hidden_dropout", "tie_word_embeddings", "unk_token_id", "offset_alibi")
-    reader.skip("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion")
+    reader.skip("unk_token_id", "offset_alibi")
+    reader.skip("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion")
     reader.skip("skip_bias_add", "skip_bias_add_qkv")
     reader.require("apply_residual_connection_post_layernorm", False)
     fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5)

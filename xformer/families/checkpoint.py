@@ -31,8 +31,8 @@ from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
-from xformer.families.tensor_files import TensorFiles
-from xformer.io import check_path, read_json, restorable_dtype, save_arrays, write_json
+from xformer.families.tensor_files import TensorFiles, remove_shards
+from xformer.io import atomic_write, check_path, read_json, restorable_dtype, save_arrays, to_json, write_json
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
@@ -110,12 +110,14 @@ class Checkpoint(NamedTuple):
         model: The model, whose parameters are zeros that take no memory.
         tensors: The tensors of the files.
         config_path: The file with the configuration.
+        tied: Names in `Family.tied` whose tensors are absent or equal the other one.
     """
 
     family: Family
     model: BaseModel
     tensors: TensorFiles
     config_path: Path
+    tied: frozenset[str]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -133,14 +135,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     try:
         family = family_of(values.get("model_type"), config_path)
         tensors = TensorFiles(path) if gguf is None else file
-        reader = ConfigReader(values, config_path, list(tensors), _tied_names(family, tensors))
+        tied = _tied_names(family, tensors)
+        reader = ConfigReader(values, config_path, list(tensors), tied)
         if gguf is None and (generation := path / "generation_config.json").exists():
             reader.generation = ConfigReader(read_json(generation, "generation settings"), generation, (), ())
         config = family.read_config(reader)
         reader.skip("quantization_config")  # the tensors show it
         reader.finish()
         model = with_fields(family.model(config, seed=None), model_type=reader.model_type)
-        return Checkpoint(family, model, tensors, config_path)
+        return Checkpoint(family, model, tensors, config_path, tied)
     except CheckpointError as error:  # may quote a huge value
         raise CheckpointError(str(error)) from error
     except ConfigError as error:
@@ -241,10 +244,10 @@ def _read_parameters(
     The converters of `inference_weights_of` are applied to the parameters that they name, except, with `keep_blocks`,
     to those that the file has in quantized blocks.
     """
-    family, model, tensors, config_path = checkpoint
+    family, model, tensors, config_path, tied = checkpoint
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
     layouts = family.layouts_of(model)
-    stored_names = _stored_names(path, family, tensors, layouts)
+    stored_names = _stored_names(path, family, tensors, layouts, tied)
     _check_positions(path, model.config, tensors)
     arrays: dict[str, Any] = {}
     num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
@@ -305,8 +308,11 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
     model = with_separate_halves(model.unpack())
     family, values = _writable_family(model, model_type)
     _write(model, family, values, Path(directory))
+    path = Path(directory) / "generation_config.json"
     if isinstance(model, LanguageModel | Transformer):
-        write_json(Path(directory) / "generation_config.json", generation_config(model))
+        write_json(path, generation_config(model))
+    else:
+        path.unlink(missing_ok=True)  # of the model that was there before
 
 
 def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> None:
@@ -337,7 +343,7 @@ def write_configs(gguf: Path, directory: Path) -> None:
 def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: Path) -> None:
     """Write config.json and the tensors of a model."""
     model = model.unpack()
-    parameters = dict(model.named_parameters())
+    parameters, has_output = dict(model.named_parameters()), getattr(model.config, "has_output", True)
     tensors: dict[str, Any] = {}
     for name, (layout, names) in family.layouts_of(model).items():
         x: Any = np.asarray(layout.join([to_host(parameters[parameter]) for parameter in names]), order="C")
@@ -345,12 +351,17 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
             x = x.astype(dtype_named(np, "bfloat16"))
         tensors[name] = x
     for name, other in family.tied.items():  # config.json may say that a tied model is not: write both tensors
-        if values.get("tie_word_embeddings") is False and name not in tensors and other in tensors:
+        is_copied = has_output and values.get("tie_word_embeddings") is False
+        if is_copied and name not in tensors and other in tensors:
             tensors[name] = tensors[other]
-    directory.mkdir(parents=True, exist_ok=True)
+    if not has_output:
+        tensors = {name.removeprefix(family.prefix): x for name, x in tensors.items()}
     values = {**values, "dtype": dtype_name(flatten(model)[0][0].dtype)}
-    save_arrays(directory / "model.safetensors", tensors, {"format": "pt"})
-    write_json(directory / "config.json", values)
+    with atomic_write(directory / "config.json") as file:  # which replaces the old one right after the weights
+        file.write(to_json(values))
+        file.flush()
+        save_arrays(directory / "model.safetensors", tensors, {"format": "pt"})
+        remove_shards(directory)
 
 
 def generation_config(model: BaseModel) -> dict[str, Any]:
@@ -397,7 +408,10 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
 def _check_round_trip(family: Family, model: BaseModel, values: dict[str, Any]) -> None:
     """Raise ConfigError if reading config.json would give another configuration than that of the model."""
     tied = family.tied if family.tied and model.config.tie_output else ()
-    reader = ConfigReader(values, Path("config.json"), list(family.layouts_of(model, is_complete=False)), tied)
+    names = [*family.layouts_of(model, is_complete=False), *tied]
+    if not getattr(model.config, "has_output", True):
+        names = [name.removeprefix(family.prefix) for name in names if name not in tied]
+    reader = ConfigReader(values, Path("config.json"), names, tied)
     read, own = _effective_fields(family.read_config(reader)), _effective_fields(model.config)
     for name, value in own.items():
         if read.get(name, value) != value:
@@ -501,14 +515,21 @@ def _check_positions(path: Path, config: Any, tensors: TensorFiles) -> None:
             raise CheckpointError(f"{path}: {name} has values other than sinusoidal positions, which xformer computes")
 
 
-def _stored_names(path: Path, family: Family, tensors: TensorFiles, expected: Collection[str]) -> dict[str, str]:
-    """Return {name in the family's table: name in the files}.
+def _stored_names(
+    path: Path, family: Family, tensors: TensorFiles, expected: Collection[str], tied: Collection[str]
+) -> dict[str, str]:
+    """Return {name in the family's table: name in the files}; tensors of `tied` need not be used.
 
     Raises:
         CheckpointError: If a tensor is missing, or the model does not use a tensor of the files.
     """
     known = {*expected, *family.tied}
     names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
+    if twice := set(tensors) - set(names.values()):
+        name = family.canonical_name(min(twice), known)
+        raise CheckpointError(
+            f"{path} has the tensors {min(twice)} and {names[name]}, which are the same; expected one"
+        )
     for name, other in family.tied.items():  # some files have the shared tensor only under the name of its copy
         if name in names and other in expected:
             names.setdefault(other, names[name])
@@ -520,7 +541,7 @@ def _stored_names(path: Path, family: Family, tensors: TensorFiles, expected: Co
     unused = sorted(
         tensor
         for name, tensor in names.items()
-        if name not in expected and name not in family.tied and not family.is_ignored(name)
+        if name not in expected and name not in tied and not family.is_ignored(name)
     )
     if unused:
         raise CheckpointError(

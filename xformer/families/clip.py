@@ -65,7 +65,7 @@ def _section(reader: ConfigReader, key: str) -> ConfigReader:
     """Return the reader of one encoder. Old files have its values under another key too, which transformers prefers."""
     section, preferred = reader.section(key), reader.section(f"{key}_dict")
     section = section if reader.values.get(f"{key}_dict") is None else preferred
-    section.skip("attention_dropout", "dropout", "projection_dim", "tie_word_embeddings")
+    section.skip("projection_dim")
     section.skip("bos_token_id", "eos_token_id", "pad_token_id", "projection_size")
     return section
 

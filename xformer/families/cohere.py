@@ -26,7 +26,7 @@ _FIELDS = {
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "tie_word_embeddings", "use_embedding_sharing", "use_parallel_embedding")
+    reader.skip("use_embedding_sharing", "use_parallel_embedding")
     reader.skip("model_max_length", "cache_implementation")
     reader.require("hidden_act", "silu", "swish")
     reader.require("use_qk_norm", False)

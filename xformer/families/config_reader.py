@@ -10,7 +10,8 @@ from xformer.errors import CheckpointError
 
 REQUIRED: Any = object()
 # Keys that do not change what a model computes: provenance, initialization, outputs of torch modules, generation
-# defaults of old files (generation_config.json has them now) and labels.
+# defaults of old files (generation_config.json has them now), labels, tying (which the tensors show) and what pipelines
+# read.
 _HARMLESS = """
 _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward cross_attention_hidden_size
 decoder do_sample dtype diversity_penalty early_stopping encoder encoder_no_repeat_ngram_size
@@ -18,12 +19,12 @@ exponential_decay_length_penalty finetuning_task gradient_checkpointing id2label
 initializer_range is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty max_length
 min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
 output_attentions output_hidden_states output_past output_scores prefix pretraining_tp problem_type pruned_heads
-remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id task_specific_params
-temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-transformers.js_config typical_p use_bfloat16 use_cache
+remove_invalid_values repetition_penalty return_dict return_dict_in_generate sbert_ce_default_activation_function
+sentence_transformers sep_token_id task_specific_params temperature tf_legacy_loss tie_word_embeddings tokenizer_class
+top_k top_p torch_dtype torchscript transformers_version transformers.js_config typical_p use_bfloat16 use_cache
 """
-
-
+# Keys that change what a model computes, and whose default is false in all families.
+_FALSE = "_flash_attn_2_enabled add_cross_attention is_decoder rope_interleaved tie_encoder_decoder use_mrope"
 _MAX_COUNT, _MAX_NUMBER = 2**24, 1e30  # far above the values of any model
 
 
@@ -53,7 +54,8 @@ class ConfigReader:
         self.values = dict(values)
         self.generation = self
         self._prefix = prefix
-        self._unread = set(values) - set(_HARMLESS.split())
+        # Dropout changes the training only; loaded models have none.
+        self._unread = {key for key in values if "drop" not in key} - set(_HARMLESS.split())
 
     def count(self, *keys: str, default: Any = REQUIRED, at_least: int = 1) -> Any:
         """Return an integer, e.g. a size or the id of a token."""
@@ -121,8 +123,9 @@ class ConfigReader:
         self._unread -= set(keys)
 
     def finish(self) -> None:
-        """Raise CheckpointError for a key that was not read and is neither null nor false."""
-        unknown = sorted(key for key in self._unread if self.values[key] not in (None, False))
+        """Raise CheckpointError for a key that was not read, unless it is null, or false where that is the default."""
+        off = {key for key in _FALSE.split() if self.values.get(key) is False}
+        unknown = sorted(key for key in self._unread - off if self.values[key] is not None)
         if unknown:
             key = unknown[0]
             raise CheckpointError(

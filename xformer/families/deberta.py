@@ -9,7 +9,7 @@ from xformer.families.bert import SIZES_AND_EPSILON, encoder_tensors, read_encod
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, linear, same
-from xformer.families.values import ACTIVATION_NAMES, read_activation
+from xformer.families.values import ACTIVATION_NAMES, has_tensor, read_activation
 from xformer.models import Encoder, EncoderConfig
 
 # The only values that xformer computes
@@ -23,7 +23,7 @@ _NUM_SCORES = 3  # of contents, of contents and distances, and of distances and 
 
 
 def _read_config(reader: ConfigReader) -> EncoderConfig:
-    reader.skip("pooler_dropout", "cls_dropout", "legacy", "pos_att_type", *_FIXED)
+    reader.skip("legacy", "pos_att_type", *_FIXED)
     types = reader.values.get("pos_att_type")
     types = types.lower().replace(" ", "").split("|") if isinstance(types, str) else types
     for key, value, expected in (
@@ -33,7 +33,8 @@ def _read_config(reader: ConfigReader) -> EncoderConfig:
         if value != expected:
             raise CheckpointError(f"{reader.path} has {key} {value!r:.60}; expected {expected!r}")
     pooler = read_activation(reader, "pooler_hidden_act", default="gelu"), "pooler.dense.weight"
-    masked_lm, keys = "lm_predictions.lm_head.dense.weight", SIZES_AND_EPSILON
+    legacy, keys = "transform.dense.weight", SIZES_AND_EPSILON
+    masked_lm = legacy if has_tensor(reader, legacy) else "lm_head.dense.weight"
     fields = read_encoder(reader, keys, pooler=pooler, masked_lm=masked_lm, max_positions=512, norm_epsilon=1e-7)
     d_model, head_dim = fields["d_model"], fields["d_model"] // fields["num_heads"]
     reader.require("conv_groups", 1)
@@ -77,6 +78,15 @@ DEBERTA_V2 = register(
         read_config=_read_config,
         write_config=_write_config,
         prefix="deberta.",
+        tied={
+            "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "lm_predictions.lm_head.bias",
+        },
+        # The head that transformers writes if `legacy` is true
+        renamed={
+            "cls.predictions.transform.": "lm_predictions.lm_head.",
+            "cls.predictions.bias": "lm_predictions.lm_head.bias",
+        },
         ignored=("*.position_ids", "*.embeddings.position_embeddings.weight", "mask_predictions.*"),
         tensors={
             **encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense"),

@@ -121,7 +121,7 @@ def simple_family(
     is_gated = activation is None
 
     def read_config(reader: ConfigReader) -> LanguageModelConfig:
-        reader.skip("attention_dropout", "tie_word_embeddings", *skipped)  # tensors determine what is tied
+        reader.skip(*skipped)
         for key, value in (required or {}).items():
             reader.require(key, value)
         if is_gated:

@@ -13,7 +13,7 @@ from xformer.models import Encoder, EncoderConfig
 
 def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("position_embedding_type", "absolute")
-    reader.skip("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
+    reader.skip("summary_type", "summary_use_proj", "summary_activation")
     fields = read_encoder(
         reader,
         BERT_FIELDS,

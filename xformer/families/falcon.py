@@ -31,7 +31,7 @@ _LAYER, _OURS = "transformer.h.{i}.", "layers.{i}."
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "hidden_dropout", "tie_word_embeddings", "auto_map")
+    reader.skip("auto_map")
     reader.skip("ff_factor")  # ffn_hidden_size replaces it
     reader.require("apply_residual_connection_post_layernorm", False)
     fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, attention_bias=False)

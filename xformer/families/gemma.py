@@ -29,7 +29,7 @@ _FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
     """Translate the config.json of Gemma 2 or 3."""
     reader.require("use_bidirectional_attention", False)
-    reader.skip("attention_dropout", "tie_word_embeddings", "cache_implementation")
+    reader.skip("cache_implementation")
     activation = read_activation(reader, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
     if activation != "gelu_tanh":
         raise CheckpointError(f"{reader.path} has the activation {activation!r}; expected 'gelu_pytorch_tanh'")

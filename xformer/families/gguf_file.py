@@ -119,6 +119,7 @@ _KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.causal": "is_causal",
     "rope.freq_base": "rope_theta",
 }
 _GEMMA_KEYS = {
@@ -250,6 +251,7 @@ class GGUFFile(TensorFiles):
         self.config = {
             "model_type": architecture.model_type or model_type,
             "vocab_size": stored["token_embd.weight"].shape[0],
+            "tie_word_embeddings": "output.weight" not in stored,  # llama.cpp then uses the embedding
         }
         values = _translate_metadata(self.metadata, architecture, stored, path)
         self.config |= {**architecture.defaults(values), **values}
@@ -371,8 +373,8 @@ def _translate(values: dict[str, Any], keys: Mapping[str, str], tensors: dict[st
     config = {new: values.pop(old) for old, new in keys.items() if old in values}
     if config.get("sliding_window") == 0:  # none
         del config["sliding_window"]
-    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
+    biases = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
+    config |= {key: True for key, tensor in biases.items() if tensor in tensors}
     head_dim = config.get("head_dim") or config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
     if values.get("attention.value_length") == head_dim:
         del values["attention.value_length"]

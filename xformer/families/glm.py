@@ -20,7 +20,6 @@ _NORMS = {
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "tie_word_embeddings")
     reader.require("hidden_act", "silu", "swish")
     return LanguageModelConfig(
         **read_fields(reader, _FIELDS, max_positions=131072, norm_epsilon=1.5625e-7, attention_bias=True),

@@ -30,9 +30,8 @@ _LAYER, _PARTS = "transformer.h.{i}.", ("query", "key", "value")
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.require("scale_attn_weights", True)
     reader.require("scale_attn_by_inverse_layer_idx", False)
-    reader.skip("n_ctx", "reorder_and_upcast_attn", "attn_pdrop", "resid_pdrop", "embd_pdrop")
+    reader.skip("n_ctx", "reorder_and_upcast_attn")
     reader.skip("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
-    reader.skip("summary_first_dropout", "tie_word_embeddings")
     fields = read_fields(reader, _FIELDS, norm_epsilon=1e-5)
     return LanguageModelConfig(
         **fields,

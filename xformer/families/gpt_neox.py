@@ -29,7 +29,6 @@ _LAYER, _OURS = "gpt_neox.layers.{i}.", "layers.{i}."
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "hidden_dropout", "classifier_dropout", "tie_word_embeddings")
     return LanguageModelConfig(
         **read_fields(reader, _FIELDS, norm_epsilon=1e-5, parallel_residual=True, attention_bias=True),
         activation=read_activation(reader, "hidden_act", default="gelu"),

@@ -23,8 +23,7 @@ _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # as in ClampedFeedForw
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "output_router_logits", "router_aux_loss_coef", "initial_context_length")
-    reader.skip("tie_word_embeddings")  # the tensors determine it
+    reader.skip("output_router_logits", "router_aux_loss_coef", "initial_context_length")
     reader.require("hidden_act", "silu", "swish")
     for key, value in _CLAMPED.items():
         reader.require(key, value)

@@ -42,8 +42,8 @@ _SCALES = {
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map", "max_window_layers")
-    reader.skip("use_sliding_window", "tie_word_embeddings")  # the tensors determine the latter
+    reader.skip("auto_map", "max_window_layers")
+    reader.skip("use_sliding_window")
     reader.require("hidden_act", "silu", "swish")
     epsilon = 1e-5 if reader.model_type == "phi3" else 1e-6
     fields = read_fields(reader, RMS_SIZES, max_positions=2048, norm_epsilon=epsilon)
@@ -52,7 +52,6 @@ def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     has_bias = reader.flag("attention_bias", default=reader.model_type in ("qwen2", "seed_oss"))
     has_output_bias = False if reader.model_type == "qwen2" else has_bias
     if reader.model_type == "seed_oss":
-        reader.skip("residual_dropout")
         has_output_bias = reader.flag("attention_out_bias", default=False)
     return LanguageModelConfig(
         **fields,

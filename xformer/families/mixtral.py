@@ -55,8 +55,8 @@ _KEY_VALUE_HEADS = {"mixtral": 8, "qwen2_moe": 16, "qwen3_moe": 4}
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "router_jitter_noise", "output_router_logits", "router_aux_loss_coef")
-    reader.skip("use_sliding_window", "max_window_layers", "tie_word_embeddings")  # the tensors determine the latter
+    reader.skip("router_jitter_noise", "output_router_logits", "router_aux_loss_coef")
+    reader.skip("use_sliding_window", "max_window_layers")
     reader.require("hidden_act", "silu", "swish")
     model_type = reader.model_type
     fields = read_fields(reader, _KEYS[model_type], max_positions=2048, **_DEFAULTS[model_type])

@@ -39,7 +39,6 @@ _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 
 def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("decoder_bias", True)
-    reader.skip("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout", "tie_word_embeddings")
     reader.skip("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "reference_compile")
     reader.skip("repad_logits_with_grad", "initializer_cutoff_factor", "cls_token_id", "position_embedding_type")
     reader.skip("layer_norm_eps")  # norm_eps replaces it

@@ -25,7 +25,6 @@ _ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "exa
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "tie_word_embeddings")
     reader.require("hidden_act", "silu", "swish")
     fields = read_fields(reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, attention_bias=False)
     windows: dict[str, Any] = {}

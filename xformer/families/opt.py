@@ -28,7 +28,6 @@ def _read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.require("_remove_final_layer_norm", False)
     reader.require("enable_bias", True)
     reader.require("layer_norm_elementwise_affine", True)
-    reader.skip("dropout", "attention_dropout", "activation_dropout", "layerdrop", "tie_word_embeddings")
     return LanguageModelConfig(
         **fields,
         activation=read_activation(reader, "activation_function", default="relu"),

@@ -30,9 +30,11 @@ _FIXED |= {
     "alora_invocation_tokens": None,
     "trainable_token_indices": None,
     "layer_replication": None,
+    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config")),
     "use_bdlora": False,
     "use_qalora": False,
 }
+_MUTATED = ("pissa", "olora", "loftq", "corda", "lora_ga")  # initializations that change the weights of the base model
 
 
 def save_lora(
@@ -121,6 +123,13 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
     for name, expected in _FIXED.items():
         if config.get(name) and config[name] != expected:
             raise CheckpointError(f"{path} has {name} {config[name]!r}; expected {expected!r}")
+    initialization = config.get("init_lora_weights")
+    if str(initialization).lower().startswith(_MUTATED):
+        raise CheckpointError(
+            f"{path} has init_lora_weights {initialization!r}, which changes the weights of the base model; expected a "
+            "plain adapter: convert it with save_pretrained(path, path_initial_model_for_weight_conversion=...) of "
+            "PEFT, or save the model that its merge_and_unload returns"
+        )
     found: dict[str, dict[str, Any]] = {}
     for key, entry in read_header(path / "adapter_model.safetensors").items():
         match = _KEY.fullmatch(key)

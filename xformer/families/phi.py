@@ -25,5 +25,4 @@ PHI = simple_family(
     fixed={"parallel_residual": True, "shared_norm": True, "output_bias": True},
     activation="gelu_new",
     fraction=0.5,
-    skipped=("embd_pdrop", "resid_pdrop"),
 )

@@ -36,6 +36,5 @@ STABLELM = simple_family(
     fixed={"attention_output_bias": False, "feed_forward_bias": False},
     fraction=0.25,
     has_head_dim=False,
-    skipped=("hidden_dropout",),
     required={"qk_layernorm": False},
 )

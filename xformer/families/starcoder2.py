@@ -26,7 +26,6 @@ _FIELDS = {
 
 
 def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("attention_dropout", "residual_dropout", "embedding_dropout", "tie_word_embeddings")
     reader.skip("activation_function", "layer_norm_epsilon")  # hidden_act and norm_epsilon replace them
     reader.skip("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     reader.require("scale_attn_weights", True)

@@ -27,7 +27,7 @@ _DEFAULTS = {"norm_epsilon": 1e-6, "relative_buckets": 32, "relative_max_distanc
 
 
 def _read_config(reader: ConfigReader) -> TransformerConfig:
-    reader.skip("dropout_rate", "classifier_dropout", "n_positions", "output_past", "dense_act_fn", "is_gated_act")
+    reader.skip("n_positions", "output_past", "dense_act_fn", "is_gated_act")
     default_activation = "relu" if reader.model_type == "t5" else "gated-gelu"
     activation = reader.choice("feed_forward_proj", known=_ACTIVATIONS, default=default_activation)
     num_layers, vocab_size = reader.count("num_layers"), reader.count("vocab_size")
@@ -48,7 +48,7 @@ def _read_config(reader: ConfigReader) -> TransformerConfig:
         scale_embeddings=False,
         scale_output=_scales_output(reader),
         share_embeddings=True,
-        tie_output="lm_head.weight" in reader.tied,
+        tie_output="lm_head.weight" in reader.tied,  # tie_word_embeddings does not say so, see `_scales_output`
         dropout=0.0,
         **read_decoder_ids(reader, start=0),
     )

@@ -10,7 +10,7 @@ from xformer.families import gemma
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, attention, feed_forward, plus_one, same, transposed
-from xformer.families.values import read_decoder_ids, write_output
+from xformer.families.values import read_decoder_ids, read_tied, write_output
 from xformer.models import LanguageModelConfig, ModelConfig, Transformer, TransformerConfig
 
 _SIDES = {"encoder": "source_vocab_size", "decoder": "target_vocab_size"}
@@ -20,7 +20,7 @@ _OWN = ("layer_types", "window", "tie_output", "logits_softcap", "pad_id", "bos_
 
 def _read_config(reader: ConfigReader) -> TransformerConfig:
     """Translate the config.json of T5Gemma, in which each side has the keys of Gemma 2."""
-    reader.skip("dropout_rate", "classifier_dropout_rate", "attention_dropout", "tie_word_embeddings", "vocab_size")
+    reader.skip("vocab_size")
     encoder, decoder = (_read_side(reader, side) for side in _SIDES)
     for name in _SHARED:
         if name not in _OWN and (value := getattr(encoder, name)) != getattr(decoder, name):
@@ -40,7 +40,7 @@ def _read_config(reader: ConfigReader) -> TransformerConfig:
             "target_vocab_size": decoder.vocab_size,
             "num_encoder_layers": encoder.num_layers,
             "num_decoder_layers": decoder.num_layers,
-            "tie_output": "lm_head.out_proj.weight" in reader.tied,
+            "tie_output": read_tied(reader, "lm_head.out_proj.weight"),
             **read_decoder_ids(reader),
         }
     )
@@ -49,7 +49,9 @@ def _read_config(reader: ConfigReader) -> TransformerConfig:
 def _read_side(reader: ConfigReader, side: str) -> LanguageModelConfig:
     """Return the configuration of the encoder or the decoder."""
     section = reader.section(side)
-    section.skip("is_decoder", "dropout_rate", "model_type")
+    section.values["tie_word_embeddings"] = True  # that of the whole model counts
+    section.skip("is_decoder", "model_type")
+    section.require("is_causal", side == "decoder")
     config = gemma.read_config(section)
     section.finish()
     return config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from xformer.io import read_json
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "?"}
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+_INDEX, _SHARDS = "model.safetensors.index.json", "model-*-of-*.safetensors"
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class TensorFiles:
     """The tensors of a directory, read one at a time; files are mapped into memory, never read as a whole.
 
     Args:
-        directory: Directory with model.safetensors, or model.safetensors.index.json and the files that it names.
+        directory: Directory with model.safetensors, or else model.safetensors.index.json and the files that it names.
 
     Raises:
         CheckpointError: If the files are missing, damaged or in another format.
@@ -90,8 +93,16 @@ class TensorFiles:
 
     def __init__(self, directory: Path) -> None:
         self.entries: dict[str, TensorEntry] = {}
-        index = directory / "model.safetensors.index.json"
-        if index.exists():
+        single, index = directory / "model.safetensors", directory / _INDEX
+        if single.exists():
+            self.entries = read_header(single)
+            if index.exists() and any(directory.glob(_SHARDS)):
+                warnings.warn(
+                    f"{directory} has {single.name} and shards with {index.name}; {single.name} is read, as by "
+                    "transformers: delete the files that are outdated",
+                    stacklevel=2,
+                )
+        elif index.exists():
             weight_map = read_json(index, "index").get("weight_map")
             if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
                 raise CheckpointError(f"{index} has no weight_map; expected {{tensor: file}}")
@@ -101,8 +112,6 @@ class TensorFiles:
                 self.entries |= read_header(directory / name)
             if missing := weight_map.keys() - self.entries.keys():
                 raise CheckpointError(f"{index} lists {min(missing)}, which is in none of its files")
-        elif (directory / "model.safetensors").exists():
-            self.entries = read_header(directory / "model.safetensors")
         else:
             raise CheckpointError(_describe_missing(directory))
         for name in [name.removesuffix("_blocks") for name in self.entries if name.endswith("_blocks")]:
@@ -125,6 +134,12 @@ class TensorFiles:
         """Return the name of the most frequent floating dtype."""
         codes = [entry.code for entry in self.entries.values() if entry.code in DTYPE_NAMES]
         return DTYPE_NAMES[max(set(codes), key=codes.count)] if codes else "float32"
+
+
+def remove_shards(directory: Path) -> None:
+    """Remove the index of a checkpoint in shards and the shards, which model.safetensors replaces."""
+    for path in (directory / _INDEX, *directory.glob(_SHARDS)):
+        path.unlink(missing_ok=True)
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:

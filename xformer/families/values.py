@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from xformer.families.config_reader import REQUIRED, ConfigReader
 from xformer.models.config import (
     GATED,
     LAYER_TYPES,
+    PROBLEM_TYPES,
     EncoderConfig,
     ImageEncoderConfig,
     LanguageModelConfig,
@@ -44,6 +46,12 @@ ACTIVATION_NAMES = {
     "relu_squared": "relu2",
     "quick_gelu": "quick_gelu",
 }
+# Types whose embedding is not the output matrix unless tie_word_embeddings says so
+_UNTIED = """
+arcee exaone4 glm glm4 gpt_neox gpt_oss granite helium llama ministral mistral mixtral nemotron olmo2 olmo3 olmoe phi
+phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss stablelm
+"""
+_PREFIXES = ("model.", "transformer.", "gpt_neox.")  # of language models; base models have none
 _ROPE_TYPES = {
     "default": None,
     "linear": "linear",
@@ -165,6 +173,7 @@ def read_windows(
         return {}
     if not (window and has_window):
         raise CheckpointError(f"{reader.path} has layers of the type 'sliding_attention'; expected a sliding_window")
+    window += reader.values.get("is_causal") is False  # transformers then counts the tokens of one side
     return {"window": window, "layer_types": tuple(types) if "full_attention" in types else None}
 
 
@@ -185,7 +194,7 @@ def write_windows(config: LanguageModelConfig | EncoderConfig) -> dict[str, Any]
     """Return the config.json keys of windows."""
     windows = [config.window_of(layer) for layer in range(config.num_layers)]
     return {
-        "sliding_window": config.window if any(windows) else None,
+        "sliding_window": config.window - _is_bidirectional(config) if config.window and any(windows) else None,
         "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
     }
 
@@ -205,14 +214,49 @@ def read_special_ids(reader: ConfigReader, *, pad_id: int | None = None) -> dict
     }
 
 
+def _is_tied(reader: ConfigReader) -> bool:
+    return reader.flag("tie_word_embeddings", default=reader.model_type not in _UNTIED.split())
+
+
+def read_tied(reader: ConfigReader, output: str = "lm_head.weight") -> bool:
+    """Return whether the embedding is the output matrix, whose tensor is the same or absent.
+
+    Raises CheckpointError if it is absent and config.json does not say that the embedding replaces it.
+    """
+    if not _is_tied(reader) and not has_tensor(reader, output):
+        raise CheckpointError(
+            f"{reader.path} does not tie the embedding to the output matrix (tie_word_embeddings is false), and the "
+            f"checkpoint lacks the tensor {output}; expected the complete checkpoint, or tie_word_embeddings true"
+        )
+    return output in reader.tied
+
+
 def read_output(reader: ConfigReader, output: str = "lm_head.weight") -> dict[str, Any]:
-    """Return the fields of a language model that depend on its output matrix, special tokens and dropout."""
-    return {"tie_output": output in reader.tied, "dropout": 0.0, **read_special_ids(reader)}
+    """Return the fields of a language model that its output matrix, is_causal and special tokens determine."""
+    has_output = _is_tied(reader) or has_tensor(reader, output) or not _is_base_model(reader)
+    return {
+        "tie_output": not has_output or read_tied(reader, output),
+        "has_output": has_output,
+        "causal": reader.flag("is_causal", default=True),
+        "dropout": 0.0,
+        **read_special_ids(reader),
+    }
 
 
 def write_output(config: LanguageModelConfig | TransformerConfig) -> dict[str, Any]:
     """Return the config.json keys of `read_output`."""
-    return {"tie_word_embeddings": config.tie_output, **_write_special_ids(config)}
+    values = {"is_causal": False} if _is_bidirectional(config) else {}
+    is_tied = config.tie_output and getattr(config, "has_output", True)
+    return {"tie_word_embeddings": is_tied, **values, **_write_special_ids(config)}
+
+
+def _is_base_model(reader: ConfigReader) -> bool:
+    """Return whether the tensors are those of a base model of transformers, whose names have no prefix."""
+    return not any(name.startswith(_PREFIXES) for name in reader.tensors)
+
+
+def _is_bidirectional(config: Any) -> bool:
+    return isinstance(config, LanguageModelConfig) and not config.causal
 
 
 def write_decoder(
@@ -227,6 +271,7 @@ def write_decoder(
         keys: As for `write_fields`.
     """
     fields = write_fields(config, keys)
+    architecture = architecture if config.has_output else re.sub("ForCausalLM|LMHeadModel", "Model", architecture)
     return {"architectures": [architecture], "model_type": model_type, **fields, **write_output(config)}
 
 
@@ -309,18 +354,23 @@ def read_labels(reader: ConfigReader) -> dict[str, Any]:
     number = reader.count("num_labels", "_num_labels", default=2, at_least=0)
     if not (has_tensor(reader, "classifier.weight") or has_tensor(reader, "classifier.out_proj.weight")):
         return {}
+    problem_type = reader.choice("problem_type", known=PROBLEM_TYPES, default=PROBLEM_TYPES[0])
     if not names:
-        return {"num_labels": number}
+        return {"num_labels": number, "problem_type": problem_type}
     labels = [names.get(str(i)) for i in range(len(names))]
     if not all(isinstance(label, str) for label in labels):
         raise CheckpointError(f"{reader.path} has id2label {names!r:.60}; expected a name for each number from 0")
-    return {"num_labels": len(labels), "labels": None if labels == _default_labels(len(labels)) else labels}
+    own = None if labels == _default_labels(len(labels)) else labels
+    return {"num_labels": len(labels), "labels": own, "problem_type": problem_type}
 
 
 def write_labels(config: EncoderConfig | ImageEncoderConfig) -> dict[str, Any]:
-    """Return the config.json key with the names of the classes, which transformers counts."""
+    """Return the config.json keys of the classes: their names, which transformers counts, and the problem type."""
     labels = config.labels or _default_labels(config.num_labels)
-    return {"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}
+    if not labels:
+        return {}
+    problem_type = {} if config.problem_type == PROBLEM_TYPES[0] else {"problem_type": config.problem_type}
+    return {"id2label": {str(i): label for i, label in enumerate(labels)}, **problem_type}
 
 
 def write_heads(config: EncoderConfig, name: str, model_type: str) -> dict[str, Any]:

@@ -30,7 +30,6 @@ DEFAULTS = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072, "nu
 
 
 def _read_config(reader: ConfigReader) -> ImageEncoderConfig:
-    reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "tie_word_embeddings")
     reader.skip("encoder_stride")  # masked image modeling only
     reader.require("pooler_act", "tanh")
     fields = read_fields(reader, FIELDS, **DEFAULTS, norm_epsilon=1e-12, attention_bias=True)

@@ -8,6 +8,7 @@ from xformer.families.bart import read_shared, stack, write_shared
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, linear, same, transposed
+from xformer.families.values import read_tied
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 
 
@@ -26,7 +27,7 @@ def _read_config(reader: ConfigReader) -> SpeechTransformerConfig:
         max_source_positions=reader.count("max_source_positions", default=1500),
         max_positions=reader.count("max_target_positions", default=448),
         scale_embeddings=False,
-        tie_output="proj_out.weight" in reader.tied,
+        tie_output=read_tied(reader, "proj_out.weight"),
         **read_shared(reader),
     )
 

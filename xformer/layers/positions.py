@@ -486,14 +486,17 @@ class ALiBi(Module):
     Args:
         num_heads: Number of heads.
         scale: Factor of the slopes.
+        signed: Give keys after the query a bonus instead of a penalty, as the formula of decoders does without a mask.
     """
 
     num_heads: int
     scale: float
+    signed: bool
 
-    def __init__(self, num_heads: int, *, scale: float = 1.0):
+    def __init__(self, num_heads: int, *, scale: float = 1.0, signed: bool = False):
         self.num_heads = num_heads
         self.scale = scale
+        self.signed = signed
 
     @property
     def slopes(self) -> list[float]:
@@ -511,8 +514,10 @@ class ALiBi(Module):
         xp = base_namespace(array_namespace(like))
         slopes = _alibi_table, (_table_rows(keys), tuple(self.slopes), dtype_name(like.dtype))
         table = backend_of(xp).rows_of_table(xp, slopes, slice(None), like.dtype, device(like))
-        distances = xp.reshape(xp.abs(_distances(xp, queries, keys, device(like))), (queries * keys,))
-        return PositionTerms(bias=xp.reshape(xp.take(table, distances, axis=1), (self.num_heads, queries, keys)))
+        distances = _distances(xp, queries, keys, device(like))
+        bias = xp.take(table, xp.reshape(xp.abs(distances), (queries * keys,)), axis=1)
+        bias = xp.reshape(bias, (self.num_heads, queries, keys))
+        return PositionTerms(bias=xp.where(distances > 0, -bias, bias) if self.signed else bias)
 
 
 @_cached

@@ -36,7 +36,7 @@ from xformer.layers import (
 from xformer.layers.normalization import Norm, RMSNorm, norm_named
 from xformer.layers.positions import RelativePositions
 from xformer.layers.transformer import Residual
-from xformer.models.config import GATED, EncoderConfig, ModelConfig
+from xformer.models.config import GATED, EncoderConfig, LanguageModelConfig, ModelConfig
 
 
 class LayerFactory:
@@ -207,7 +207,8 @@ class LayerFactory:
         if c.positions == "rotary":
             return self._rotary(c.rope_theta, c.rope_scaling)
         if c.positions == "alibi":
-            return ALiBi(c.num_heads, scale=c.alibi_scale)
+            # The bias of a decoder falls with the position of the key, whether or not it comes after the query.
+            return ALiBi(c.num_heads, scale=c.alibi_scale, signed=isinstance(c, LanguageModelConfig) and not c.causal)
         return self.relative_bias(bidirectional=bidirectional) if c.positions == "relative" else None
 
     def relative_bias(self, *, bidirectional: bool) -> RelativeBias:

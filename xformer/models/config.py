@@ -19,6 +19,7 @@ _EXPERT_FIELDS = (
     *("num_experts_per_token", "router_bias", "normalize_expert_weights", "expert_d_ff", "shared_expert_d_ff"),
     "dense_layers",
 )
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 LAYER_TYPES = ("sliding_attention", "full_attention")
 _MAX_LAYERS = 10_000  # far above any model: making a model makes objects for each
 _MAX_ROTARY = 65_536  # features of a head, far above any model: making a model computes their wavelengths
@@ -318,6 +319,10 @@ class LanguageModelConfig(ModelConfig):
     vocab_size: int = option("Number of tokens.", at_least=1)
     num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
     logits_scale: float = option("Factor of the logits (Granite).", default=1.0, above=0)
+    causal: bool = option(
+        "Let each token attend to those before it only; false makes an encoder, which generates no text.", default=True
+    )
+    has_output: bool = option("Compute logits; false for a model of states, such as an embedder.", default=True)
     layers_without_positions: tuple[int, ...] = option(
         "Indices of the layers, from 0, that have no relative positions (Kazemnejad et al., 2023).", default=()
     )
@@ -354,6 +359,11 @@ class _EncoderConfig(ModelConfig):
     )
     num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
     labels: tuple[str, ...] | None = option("Names of the classes.", default=None)
+    problem_type: str = option(
+        "Meaning of the logits of the classifier: one of the classes applies, any number of them, or they are values.",
+        default=PROBLEM_TYPES[0],
+        choices=PROBLEM_TYPES,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

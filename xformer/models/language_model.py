@@ -52,10 +52,11 @@ class LanguageModel(BaseModel, init=False):
         self.embedding = make.embedding(config.vocab_size)
         self.layers = tuple(make.encoder_layer(i) for i in range(config.num_layers))
         self.norm = make.final_norm()
-        self.output = None if config.tie_output else Linear(config.d_model, config.vocab_size, bias=False, init=init)
+        has_matrix = config.has_output and not config.tie_output
+        self.output = Linear(config.d_model, config.vocab_size, bias=False, init=init) if has_matrix else None
         self.output_bias = init.zeros((config.vocab_size,)) if config.output_bias else None
         self.input = make.input_embedding()
-        self.positions = make.relative_positions(bidirectional=False)
+        self.positions = make.relative_positions(bidirectional=not config.causal)
         self.local_positions = make.local_positions()
 
     @property
@@ -73,7 +74,7 @@ class LanguageModel(BaseModel, init=False):
                 one-hot rows (batch, length, vocab_size).
             mask: Boolean, True = may attend; broadcastable to (batch, heads, length, length). Default: tokens other
                 than pad_id; if pad_id is None or equal to bos_id or eos_id, all tokens (right padding needs no mask,
-                as attention is causal). With a mask, positions are counted from the first column.
+                if attention is causal). With a mask, positions are counted from the first column.
             segment_ids: Integers (batch, length), the index of the document of each token, for rows that hold several
                 documents one after the other: tokens attend to their own document, and positions count from its first
                 token. No token is padding then; padding after the last document has another index.
@@ -109,7 +110,8 @@ class LanguageModel(BaseModel, init=False):
         mask = padding_mask(ids, pad_id) if mask is None else mask
         # Relative positions depend on distances, which are those within the document.
         terms = [position_terms(p, ids.shape[1], ids.shape[1], x, lengths)._asdict() for p in self._all_positions]
-        options = [{"mask": mask, "causal": True, **self._terms_of(i, terms)} for i in range(len(self.layers))]
+        causal = self.config.causal
+        options = [{"mask": mask, "causal": causal, **self._terms_of(i, terms)} for i in range(len(self.layers))]
         return self._apply_layers(self.layers, x, options=options, rngs=layer_rngs)
 
     def readout(self, x: Array, *, norm: Callable[[Array], Array] | None = None) -> Array:
@@ -156,6 +158,7 @@ class LanguageModel(BaseModel, init=False):
         Returns:
             Logits of shape (rows, vocab_size), or with all_logits (rows, new tokens, vocab_size).
         """
+        self.check_generates()
         _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
         x = cache.embed(self.input, named(self, "embeddings", self.embedding(tokens)))
         terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x, lengths)]
@@ -192,8 +195,24 @@ class LanguageModel(BaseModel, init=False):
     def _logits(self, x: Array) -> Array:
         return named(self, "logits", self._unembed(self._normalized(x)))
 
+    def check_generates(self) -> None:
+        """Raise ConfigError if the model cannot generate text: it is not causal, or has no output matrix."""
+        if not self.config.causal:
+            raise ConfigError(
+                "the model is not causal (is_causal is false): its tokens attend to later ones, so it cannot generate "
+                "text; use an Embedder, or model.states(tokens)"
+            )
+        self._check_output()
+
+    def _check_output(self) -> None:
+        if not self.config.has_output:
+            raise ConfigError(
+                "the model has no output matrix, as its checkpoint has none; use an Embedder, or model.states(tokens)"
+            )
+
     def _unembed(self, x: Array) -> Array:
         """Return the logits of states."""
+        self._check_output()
         x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self.embedding.unembed(x) if self.output is None else self.output(x)
         logits = logits if self.output_bias is None else logits + self.output_bias

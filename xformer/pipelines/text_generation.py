@@ -57,7 +57,8 @@ class TextGenerator(GenerationPipeline):
 
     Raises:
         CheckpointError: If the vocabulary sizes of model and tokenizer differ.
-        ConfigError: For a context that is too short, and a draft_model with another vocabulary.
+        ConfigError: For a model that is not causal or computes no logits, a context that is too short, and a
+            draft_model with another vocabulary.
     """
 
     task = "language_modeling"
@@ -88,6 +89,7 @@ class TextGenerator(GenerationPipeline):
         check_class("tokenizer", tokenizer, BaseTokenizer)
         if context_length is not None and not isinstance(context_length, Integral):
             raise ConfigError(f"context_length is {context_length!r}; expected an integer of at least 2")
+        model.check_generates()
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer, self.defaults = model, tokenizer, defaults
         self.prefix_cache = PrefixCache()

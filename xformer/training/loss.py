@@ -149,6 +149,8 @@ def dpo_loss(
 def _label_losses(model: LanguageModel, batch: Any, rng: Rng | None, **options: Any) -> Array:
     """Return the cross-entropy of each label, (batch, length)."""
     _check_batch(batch, "tokens", "labels")
+    if isinstance(model, LanguageModel):  # labels would be visible to a model that is not causal
+        model.check_generates()
     if isinstance(batch, PackedBatch):
         logits = model(batch.tokens, segment_ids=batch.segment_ids, rng=rng)
         return cross_entropy(logits, batch.labels, pad_id=IGNORE_INDEX, **options)
