@@ -122,6 +122,15 @@ def test_a_model_or_the_environment(refused, tmp_path):
     assert "and --environment; pass one of them" in refused("inspect", tmp_path, "--environment", untouched=tmp_path)
 
 
+def test_the_dropout_of_a_checkpoint_is_not_that_of_the_loaded_model(xformer):
+    done = xformer("inspect", Path(__file__).parent.parent / "families" / "data" / "bert")
+    text = " ".join(done.out.split())
+    assert (
+        "dropout 0 (the file has attention_probs_dropout_prob 0.1, hidden_dropout_prob 0.1; for training, use" in text
+    )
+    assert "model.with_config(dropout=0.1))" in text
+
+
 def test_a_checkpoint_with_two_encoders_has_the_settings_of_both(xformer):
     done = xformer("inspect", Path(__file__).parent.parent / "families" / "data" / "clip")
     assert "ImageTextEncoder; clip, CLIPModel" in done.out

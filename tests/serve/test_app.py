@@ -538,6 +538,27 @@ def test_documents_are_ordered_by_a_query(client):
     client.post("/classify", status=400, model="reranker", input="a")
 
 
+@pytest.mark.parametrize(
+    ("problem_type", "total"),
+    [("single_label_classification", 1.0), ("multi_label_classification", None), ("regression", None)],
+)
+def test_classes_and_relevance_have_the_functions_of_the_pipelines(chat, problem_type, total):
+    config = {"vocab_size": 61, **SIZES, "num_layers": 1, "max_positions": 32}
+    model = Encoder(EncoderConfig(**config, num_labels=3, problem_type=problem_type), xp=np, seed=0)
+    ranker = Encoder(EncoderConfig(**config, num_labels=1), xp=np, seed=0)
+    served = {"classes": Classifier(model, chat[1]), "ranks": Reranker(ranker, chat[1], activation="sigmoid")}
+    client = Client(served)
+    (answer,) = client.post("/classify", input="the dog", model="classes")["data"]
+    (expected,) = served["classes"](["the dog"])
+    assert answer["probabilities"] == pytest.approx(expected.probabilities)
+    assert (sum(answer["probabilities"].values()) == pytest.approx(1.0)) == (total is not None)
+    ranked = client.post("/rerank", query="the", documents=["a", "dog"], model="ranks")["results"]
+    assert [each["relevance_score"] for each in ranked] == pytest.approx(
+        [each.score for each in served["ranks"]("the", ["a", "dog"])]
+    )
+    client.close()
+
+
 def test_exploring_a_beam_search(client, translator):
     settings = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 9}
     body = {"text": TEXTS[0], **settings}

@@ -151,6 +151,7 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
         "model": type(checkpoint.model).__name__,
         **_describe_tensors(files.entries),
         "config": config.to_dict(),
+        "dropout": {key: value for key, value in values.items() if "drop" in key and value},
     }
     shapes = {name: x.shape for name, x in checkpoint.model.named_parameters()}
     report["parameters"] = _count_parts(shapes)  # counts tied tensors once
@@ -246,6 +247,9 @@ def _summary(report: dict[str, Any]) -> Table:
         if special := tokenizer.get("special_tokens"):
             tokens = ", ".join(f"{role.removesuffix('_token')} {token}" for role, token in special.items())
             table.add_row("special tokens", tokens)
+    if dropout := report.get("dropout"):
+        keys = ", ".join(f"{key} {value}" for key, value in dropout.items())
+        table.add_row("dropout", f"0 (the file has {keys}; for training, use model.with_config(dropout=0.1))")
     if "tokenizer_error" in report:
         table.add_row("tokenizer", f"none ({report['tokenizer_error']})")
     if report.get("languages"):

@@ -91,8 +91,10 @@ class EncoderPipeline(Pipeline):
         def run(rows: list[int]) -> tuple[list[int], Any]:
             ids = pad([encoded[row] for row in rows], self.model.config.pad_id)
             is_token: Any = np.asarray(pad([[True] * len(encoded[row]) for row in rows], False))
-            if isinstance(self.model, LanguageModel):  # padding on the right changes no earlier state
-                states = self.model.states(ids, mask=from_host(xp, np.ones((1, 1), bool), device=place))
+            if isinstance(self.model, LanguageModel):
+                # Padding on the right changes no earlier state of a causal model.
+                allowed = np.ones((1, 1), bool) if self.model.config.causal else is_token[:, None, None, :]
+                states = self.model.states(ids, mask=from_host(xp, allowed, device=place))
             else:
                 token_types = None if types is None else pad([types[row] for row in rows], 0)
                 mask = from_host(xp, is_token[:, None, None, :], device=place)
@@ -355,8 +357,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         label: Name of the most probable class.
-        probability: Its probability.
-        probabilities: Probability of each class by name.
+        probability: Its probability; if the problem type of the model is "regression", the output itself.
+        probabilities: Probability, or output, of each class by name.
     """
 
     label: str
@@ -384,13 +386,23 @@ def label_names(pipeline: str, config: EncoderConfig | ImageEncoderConfig, label
     return names
 
 
-def predictions(logits: Any, labels: Sequence[str], *, sigmoid: bool = False) -> list[Prediction]:
+def class_predictions(logits: Any, labels: Sequence[str], problem_type: str) -> list[Prediction]:
+    """Return the prediction of each row of logits (rows, classes), with the function that transformers applies."""
+    if problem_type == "regression":
+        return predictions(logits, labels, "none")
+    has_sigmoid = problem_type == "multi_label_classification" or len(labels) == 1
+    return predictions(logits, labels, "sigmoid" if has_sigmoid else "softmax")
+
+
+def predictions(logits: Any, labels: Sequence[str], function: str = "softmax") -> list[Prediction]:
     """Return the prediction of each row of logits (rows, classes), a NumPy array.
 
-    Probabilities are the softmax of a row, or the sigmoid of each logit.
+    Probabilities are the softmax of a row, the sigmoid of each logit or, with the function "none", the logits.
     """
-    if sigmoid:
-        rows = (0.5 * (1.0 + np.tanh(0.5 * logits, dtype=np.float64))).tolist()
+    if function == "none":
+        rows = logits.tolist()
+    elif function == "sigmoid":
+        rows = _sigmoid(logits).tolist()
     else:
         weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
         rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
@@ -402,6 +414,9 @@ def predictions(logits: Any, labels: Sequence[str], *, sigmoid: bool = False) ->
 
 class Classifier(EncoderPipeline):
     """Classify texts: `Classifier.from_pretrained("distilbert-sst2")(["A great film."])`.
+
+    Probabilities are the softmax over the classes. If the problem type of the model is "multi_label_classification", or
+    if it has a single class, each is a sigmoid; for "regression" the outputs are returned as they are.
 
     Args:
         model: A model with a classifier.
@@ -439,7 +454,8 @@ class Classifier(EncoderPipeline):
         check_texts(texts)
         if not len(texts):
             return []
-        return predictions(self._run(self.token_ids(texts), self._class_logits, batch_tokens), self.labels)
+        logits = self._run(self.token_ids(texts), self._class_logits, batch_tokens)
+        return class_predictions(logits, self.labels, self.model.config.problem_type)
 
 
 class Ranked(NamedTuple):
@@ -447,7 +463,7 @@ class Ranked(NamedTuple):
 
     Attributes:
         position: Its index among the documents.
-        score: Logit of the model; higher is better.
+        score: Logit of the model, or what the activation of the `Reranker` makes of it; higher is better.
     """
 
     position: int
@@ -464,18 +480,45 @@ class Reranker(EncoderPipeline):
         tokenizer: Its tokenizer.
         max_length: Maximum tokens of a pair, special tokens included; the longer of both texts is cut.
             Default: that of the tokenizer, or the positions of the model.
+        activation: Function of the logits: "identity", "sigmoid" or "tanh". `from_pretrained` reads what
+            sentence-transformers wrote; without that, scores are logits.
 
     Raises:
-        ConfigError: If the model has another number of labels, or max_length exceeds its positions.
+        ConfigError: If the model has another number of labels, max_length exceeds its positions, or for an unknown
+            activation.
     """
 
     task = "reranking"
 
-    def __init__(self, model: Encoder, tokenizer: PretrainedTokenizer, *, max_length: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        tokenizer: PretrainedTokenizer,
+        *,
+        max_length: int | None = None,
+        activation: str = "identity",
+    ) -> None:
         super().__init__(model, tokenizer, max_length=max_length)
+        if activation not in _SCORES:
+            raise ConfigError(f"activation is {activation!r}; expected one of {', '.join(_SCORES)}")
+        self.activation = activation
         if model.config.num_labels != 1:
             raise ConfigError(f"the model has {model.config.num_labels} labels; Reranker expects a model with one")
         self.tokenizer = tokenizer.truncated(self.max_length)
+
+    @classmethod
+    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
+        """Read the activation, which each version of sentence-transformers writes elsewhere."""
+        values: dict[str, Any] = {}
+        for path in (directory / "config.json", directory / "config_sentence_transformers.json"):
+            values |= read_json(path, "configuration") if path.exists() else {}
+        nested = values.get("sentence_transformers")
+        names = (nested or {}).get("activation_fn"), values.get("sbert_ce_default_activation_function")
+        name = next((str(name) for name in (*names, values.get("activation_fn")) if name is not None), "Identity")
+        activation = name.rpartition(".")[2].lower()
+        if activation not in _SCORES:
+            raise CheckpointError(f"{directory} has the activation {name!r:.80}; expected one of {', '.join(_SCORES)}")
+        return {"activation": activation}
 
     def __call__(
         self, query: str, documents: Sequence[str], *, top_k: int | None = None, batch_tokens: int = 4096
@@ -505,13 +548,26 @@ class Reranker(EncoderPipeline):
         return self.tokenizer.encode_pairs(queries, documents)
 
     def scores(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = 4096) -> list[float]:
-        """Return the logit of each pair of a query and a document."""
+        """Return the score of each pair of a query and a document."""
         encoded = self.encode_pairs(pairs)
         types = [types for _, types in encoded] if self.model.config.num_token_types > 1 else None
         ids = [ids for ids, _ in encoded]
-        return self._run(ids, self._class_logits, batch_tokens, types)[:, 0].tolist() if ids else []
+        if not ids:
+            return []
+        scores: list[float] = _SCORES[self.activation](self._run(ids, self._class_logits, batch_tokens, types)[:, 0])
+        return scores
 
 
+def _sigmoid(logits: Any) -> Any:
+    return 0.5 * (1.0 + np.tanh(0.5 * logits, dtype=np.float64))
+
+
+# Functions of the logits of a cross-encoder by name
+_SCORES: dict[str, Callable[[Any], list[float]]] = {
+    "identity": lambda logits: logits.tolist(),
+    "sigmoid": lambda logits: _sigmoid(logits).tolist(),
+    "tanh": lambda logits: np.tanh(logits).tolist(),
+}
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 _POOLINGS = {"mean_tokens": "mean", "cls_token": "cls", "mean": "mean", "cls": "cls", "lasttoken": "lasttoken"}
 _ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": "identity"}

@@ -15,7 +15,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError, check_argume
 from xformer.models import ImageEncoder, ImageEncoderConfig, ImageTextEncoder
 from xformer.pipelines.base import Pipeline, check_class
 from xformer.pipelines.batching import run_batches
-from xformer.pipelines.encoders import Prediction, label_names, predictions
+from xformer.pipelines.encoders import Prediction, class_predictions, label_names, predictions
 from xformer.text.normalize import check_texts
 from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
 
@@ -41,7 +41,7 @@ def _run(pipeline: Any, images: Sequence[ImageSource], batch_size: int, function
 class ImageClassifier(Pipeline):
     """Classify images: `ImageClassifier.from_pretrained("vit-base-patch16-224")(["cat.jpg"])`.
 
-    Files are read with Pillow, the extra `images`.
+    Files are read with Pillow, the extra `images`. Probabilities are those of `Classifier`.
 
     Args:
         model: A model with a classifier.
@@ -82,7 +82,7 @@ class ImageClassifier(Pipeline):
         if not len(images):
             return []
         logits = _run(self, images, batch_size, lambda pixels: self.model.class_logits(self.model(pixels)))
-        return predictions(logits, self.labels)
+        return class_predictions(logits, self.labels, self.model.config.problem_type)
 
 
 class ZeroShotImageClassifier(Pipeline):
@@ -162,7 +162,7 @@ class ZeroShotImageClassifier(Pipeline):
         logits = _run(
             self, images, batch_size, lambda pixels: self.model.logits(self.model.encode_image(pixels), texts)
         )
-        return predictions(logits, labels, sigmoid=self.model.config.sigmoid)
+        return predictions(logits, labels, "sigmoid" if self.model.config.sigmoid else "softmax")
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts, special tokens included, without padding.

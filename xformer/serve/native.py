@@ -160,10 +160,11 @@ async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank
     num_tokens = sum(len(ids) for ids, _ in await server.in_thread(model.pipeline.encode_pairs, pairs))
     scores = await model.worker.join(model.pipeline.scores, pairs)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    is_probability = model.pipeline.activation == "sigmoid"
     results = [
         schema.Relevance(
             index,
-            0.5 + 0.5 * math.tanh(0.5 * scores[index]),
+            scores[index] if is_probability else 0.5 + 0.5 * math.tanh(0.5 * scores[index]),
             schema.Document(documents[index]) if request.return_documents else msgspec.UNSET,
         )
         for index in order

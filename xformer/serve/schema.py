@@ -449,7 +449,7 @@ class Embeddings(Struct):
 
 
 class Class(Struct):
-    """The most probable class of a text."""
+    """The most probable class of a text; for a model of problem type "regression", its output."""
 
     index: int
     label: str
@@ -471,7 +471,7 @@ class Document(Struct):
 
 
 class Relevance(Struct):
-    """Index of a document, and how well it answers the query: the logistic function of its score, 0 to 1."""
+    """Index of a document, and how well it answers the query: the logistic function of its logit, 0 to 1."""
 
     index: int
     relevance_score: float
