@@ -145,7 +145,7 @@ def _graphs(model: BaseModel) -> dict[str, Graph]:
 
 def _switches(model: Any, layers: tuple[Any, ...]) -> dict[str, Input]:
     """Return the input with a factor of each head, and after the heads one of the output, by layer and part."""
-    return {"switches": Input((len(layers), len(_parts(layers[0])), model.config.num_heads + 1))}
+    return {"switches": Input((len(layers), len(_parts(layers[0])), model.config.num_heads + 1), is_switch=True)}
 
 
 def _parts(layer: Any) -> list[str]:
