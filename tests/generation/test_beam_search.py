@@ -10,6 +10,7 @@ from tests.generation import definitions
 from tests.generation.definitions import SEEDS, SOURCES, Models, padded, rescored, varied_model
 from tests.reference import without_jax
 from xformer.backends import from_host
+from xformer.families import load_pretrained
 from xformer.generation import GenerationConfig, generate
 from xformer.generation.beams import BeamGroup
 from xformer.generation.results import Hypothesis
@@ -474,3 +475,32 @@ def test_a_beam_wider_than_the_vocabulary(model):
     for found in beam(model, SOURCES, 40, num_return_sequences=40, max_new_tokens=2):
         assert len(found) == len({tuple(hypothesis.tokens) for hypothesis in found})
         assert all(isinstance(hypothesis, Hypothesis) and hypothesis.score > -math.inf for hypothesis in found)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
+def test_early_stopping_ends_a_search_as_in_transformers(tmp_path, alpha):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    sizes = {"d_model": 16, "vocab_size": 20, "max_position_embeddings": 40, "init_std": 1.0}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 16}
+    later = []
+    for seed in (0, 1, 3, 6):
+        torch.manual_seed(seed)
+        reference = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).double().eval()
+        reference.generation_config.forced_eos_token_id = None
+        reference.save_pretrained(tmp_path)
+        model = load_pretrained(tmp_path)
+        options = {"num_beams": 3, "num_return_sequences": 2, "length_penalty": alpha}
+        for source in ([4, 7, 10, 2], [5, 8, 11, 14, 2], [9, 4, 18, 6, 12, 2]):
+            with torch.no_grad():
+                ids = torch.tensor([source])
+                expected = reference.generate(ids, early_stopping=True, do_sample=False, max_new_tokens=20, **options)
+            expected = [row[1:].tolist() for row in expected]
+            if not all(2 in row for row in expected):
+                continue
+            options |= {"length_penalty_base": "length", "keep_greedy": False, "max_new_tokens": 19}
+            found, full = (generate(model, [source], early_stopping=stops, **options)[0] for stops in (True, False))
+            assert [each.tokens for each in found] == [row[: row.index(2)] for row in expected]
+            later.append([each.tokens for each in found] != [each.tokens for each in full])
+            del options["length_penalty_base"], options["keep_greedy"], options["max_new_tokens"]
+    assert any(later) or not alpha

@@ -27,7 +27,8 @@ from xformer.generation import GenerationConfig
         ({"top_p": 1.0}, "greedy"),
         ({"top_p": 0}, "greedy"),
         ({"min_p": 0.0}, "greedy"),
-        ({"do_sample": True, "top_k": 0, "top_p": 0, "min_p": 0}, "sampling"),
+        ({"do_sample": True, "top_k": 0, "top_p": 1, "min_p": 0}, "sampling"),
+        ({"do_sample": True, "temperature": 2.0, "top_p": 0}, "greedy"),
     ],
 )
 def test_settings_determine_the_method(settings, method):
@@ -115,7 +116,7 @@ def test_the_smallest_and_the_largest_values_are_allowed(settings):
 
 def test_fields_can_be_overridden():
     config = GenerationConfig(num_beams=4, suppress_tokens=[5, 3])
-    assert GenerationConfig.resolve(config, {"num_beams": 2}) == GenerationConfig(num_beams=2, suppress_tokens=(3, 5))
+    assert GenerationConfig.resolve(config, {"num_beams": 2}) == GenerationConfig(num_beams=2, suppress_tokens=(5, 3))
     assert GenerationConfig.resolve(None, {}) == GenerationConfig()
     with raises_line(ConfigError, "unknown key 'num_beam' in GenerationConfig; did you mean 'num_beams'"):
         GenerationConfig.resolve(config, {"num_beam": 2})

@@ -72,14 +72,60 @@ def test_an_encoder_decoder_with_beams(tmp_path):
         "num_beams": 4,
         "length_penalty": 2.0,
         "no_repeat_ngram_size": 3,
-        "suppress_tokens": (3, 9, 58100),
+        "suppress_tokens": (9, 3, 58100),
         "max_new_tokens": 140,  # without the start and the forced eos
         "min_new_tokens": 55,
         "begin_suppress_tokens": (220, 50257),
+        "early_stopping": True,
     }
     assert (settings.eos_ids, settings.forced_bos_id) == ((0,), 7)
     assert settings.ignored == {"bad_words_ids": [[5, 6]]}
     assert GenerationConfig(**settings.options).method == "beam"
+
+
+def test_lists_of_ids_keep_their_order_and_repetitions(tmp_path):
+    values = {"bad_words_ids": [[7, 7], [8]], "suppress_tokens": [9, 3, 9], "begin_suppress_tokens": [5, 2, 5]}
+    settings = read(tmp_path, {**values, "eos_token_id": [4, 1, 4]})
+    assert settings.options == {"suppress_tokens": (9, 3, 9, 8), "begin_suppress_tokens": (5, 2, 5)}
+    assert (settings.eos_ids, settings.ignored) == ((4, 1, 4), {"bad_words_ids": [[7, 7]]})
+    config = settings.config(LanguageModelConfig(vocab_size=10, eos_id=4))
+    assert (config.suppress_tokens, config.stop_token_ids) == ((9, 3, 9, 8), (1,))
+
+
+# Values with an effect in transformers; other keys have the value 2.
+VALUES = {
+    **dict.fromkeys(("do_sample", "early_stopping", "renormalize_logits", "token_healing"), True),
+    **dict.fromkeys(("top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"), 0.5),
+    **{key: [2] for key in ("suppress_tokens", "begin_suppress_tokens", "stop_strings")},
+    **{key: [[2, 2]] for key in ("bad_words_ids", "force_words_ids")},
+    "num_beam_groups": 2,
+}
+BEAMS = ("renormalize_logits", "num_beam_groups", "diversity_penalty")
+SAMPLING = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+# These concern speed and memory, the values that a call returns, or what the model, its tokenizer and its class state.
+NO_EFFECT = {
+    *("assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind", "bos_token_id"),
+    *("cache_config", "cache_implementation", "compile_config", "continuous_batching_config", "decoder_start_token_id"),
+    *("disable_compile", "is_assistant", "low_memory", "max_cache_len", "max_matching_ngram_size"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "output_attentions", "output_hidden_states"),
+    *("output_logits", "output_scores", "pad_token_id", "prefill_chunk_size", "prompt_lookup_num_tokens"),
+    *("remove_invalid_values", "return_dict_in_generate", "speculation_type", "target_lookbehind"),
+    *("transformers_version", "use_cache", "use_mtp", "_from_model_config"),
+}
+
+
+def test_each_key_of_transformers_is_followed_or_named_in_a_warning(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    keys = transformers.GenerationConfig().to_dict().keys() | vars(transformers.GenerationConfig()).keys()
+    for key in keys - NO_EFFECT - {"_original_object_hash"}:
+        others = {"num_beams": 2} if key in BEAMS else {"do_sample": True} if key in SAMPLING else {}
+        for encoder_decoder in (False, True):
+            plain = read(tmp_path, others, encoder_decoder=encoder_decoder)
+            settings = read(tmp_path, {**others, key: VALUES.get(key, 2)}, encoder_decoder=encoder_decoder)
+            if key == "forced_eos_token_id":  # the last token of an output of the maximum length
+                settings = read(tmp_path, {key: 2, "max_new_tokens": 5}, encoder_decoder=encoder_decoder)
+                assert settings.options["max_new_tokens"] == 4
+            assert settings != plain, key
 
 
 def test_the_limits_of_an_encoder_decoder_include_the_start_of_the_decoder(tmp_path):

@@ -29,7 +29,8 @@ def test_top_k(xp, k, kept):
 
 
 @pytest.mark.parametrize(
-    ("p", "kept"), [(0.01, [1]), (0.39, [1]), (0.41, [1, 3]), (0.7, [1, 3, 4]), (0.94, [1, 3, 4, 5]), (1.0, None)]
+    ("p", "kept"),
+    [(0.0, [1]), (0.01, [1]), (0.39, [1]), (0.41, [1, 3]), (0.7, [1, 3, 4]), (0.94, [1, 3, 4, 5]), (1.0, None)],
 )
 def test_top_p(xp, p, kept):
     assert support(keep_top_p(from_host(xp, LOGITS), p)) == [kept or [0, 1, 3, 4, 5]]
@@ -48,6 +49,16 @@ def test_truncation_uses_the_distribution_after_temperature():
     assert support(truncate(LOGITS, options)) == [[1, 3, 4]]  # .33 + .26 of the four that top_k leaves is below .7
     np.testing.assert_allclose(truncate(LOGITS, GenerationConfig(temperature=2.0)), LOGITS / 2.0)
     assert support(truncate(LOGITS, GenerationConfig(min_p=0.6))) == [[1, 3]]
+
+
+def test_top_p_of_one_is_off_and_of_zero_keeps_one_token_as_in_transformers():
+    logits = np.asarray([[20.0, 3.0, 1.0, 0.0, -4.0]], np.float32)  # the others have less than 1e-7 of the probability
+    assert support(truncate(logits, GenerationConfig(temperature=1.0, top_p=1.0))) == [[0, 1, 2, 3, 4]]
+    warpers = pytest.importorskip("transformers").generation.logits_process
+    torch = pytest.importorskip("torch")
+    for p in (0.0, 1e-9, 0.5, 1.0 - 1e-6):
+        expected = warpers.TopPLogitsWarper(p)(None, torch.asarray(logits))
+        assert support(keep_top_p(logits, p)) == support(expected.numpy()), p
 
 
 @settings(max_examples=50, deadline=None)

@@ -329,9 +329,7 @@ def _trace(model: BaseModel, graph: Graph, limits: dict[str, int]) -> bytes:
         return onnx_namespace.build(inputs, graph.function(traced, **arrays), parameters)
 
 
-def _verify(
-    name: str, model: BaseModel, graphs: dict[str, Graph], content: bytes, limits: dict[str, int]
-) -> float:
+def _verify(name: str, model: BaseModel, graphs: dict[str, Graph], content: bytes, limits: dict[str, int]) -> float:
     """Return the largest difference of a file from the model at two shapes."""
     import onnxruntime
 

@@ -96,7 +96,7 @@ function draw(logits, order, { temperature, top_p = 1 }, random) {
   for (const id of order) {
     kept.push(id);
     sum += probabilities[id];
-    if (sum >= top_p) break;
+    if (top_p < 1 && sum >= top_p) break;
   }
   let rest = random() * sum;
   return kept.find((id) => (rest -= probabilities[id]) <= 0) ?? kept[0];

@@ -123,6 +123,8 @@ class BeamGroup:
         finished: Best finished hypotheses.
         is_too_long: Returns whether tokens exceed the limit in another unit than tokens; None without such a limit.
         truncated: Beams that reached the maximum length.
+        early_stopping: Whether the search ends as soon as `size` hypotheses have finished.
+        num_finished: Hypotheses that have finished, kept or not.
     """
 
     size: int
@@ -132,6 +134,8 @@ class BeamGroup:
     finished: BeamHypotheses
     is_too_long: Callable[[list[int]], bool] | None = None
     truncated: list[Beam] = field(default_factory=list)
+    early_stopping: bool = False
+    num_finished: int = 0
 
     @property
     def is_done(self) -> bool:
@@ -148,7 +152,7 @@ class BeamGroup:
 
         Groups after the first depend on the choices of earlier ones, so a group runs as long as any of its input does.
         """
-        if not self.beams:
+        if not self.beams or (self.early_stopping and self.num_finished >= self.size):
             return True
         best = max(beam.log_probability for beam in self.beams)
         return best / self.max_length_penalty <= self.finished.worst_score
@@ -300,6 +304,7 @@ class InputBeams:
                 # The first group is free of the diversity penalty, so it contains greedy search.
                 beams=[Beam(prefix, 0.0, index, is_greedy=config.keep_greedy and number == 0)],
                 finished=BeamHypotheses(config.num_return_sequences),
+                early_stopping=config.early_stopping,
                 is_too_long=functools.partial(batch.lengths.exceeds_units, index)
                 if batch.lengths.unit_ranges
                 else None,
@@ -440,6 +445,8 @@ def _keep_best(batch: GenerationBatch, ended: Sequence[tuple[BeamGroup, Unscored
     """Score the hypotheses that ended and keep the best."""
     # Coverage costs a pass of the model, so only hypotheses that may be kept are scored in full.
     possible = [(group, each) for group, each in ended if batch.score_bound(each) > group.finished.worst_score]
+    for group, _ in ended:
+        group.num_finished += 1
     for (group, _), hypothesis in zip(possible, batch.score([each for _, each in possible]), strict=True):
         group.finished.add(hypothesis)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ _HUGGING_FACE = {
     "max_length": "use max_new_tokens, which does not count the prompt",
     "stop_strings": "use stop, an argument of TextGenerator, Translator and Summarizer",
     "min_length": "use min_new_tokens, which does not count the prompt",
-    "early_stopping": "beam search stops as soon as no better output is possible",
     "eos_token_id": "use stop_token_ids, or set eos_id in the configuration of the model",
     "pad_token_id": "set pad_id in the configuration of the model",
     "logits_processor": "use logits_processors",
@@ -80,6 +79,11 @@ class GenerationConfig(Config):
     keep_greedy: bool = option(
         "Always keep the greedy hypothesis in the beam, so that beam search is never worse than greedy search.",
         default=True,
+    )
+    early_stopping: bool = option(
+        "End the beam search of an input as soon as num_beams hypotheses have finished. Default: as soon as no better "
+        "output is possible.",
+        default=False,
     )
     length_penalty: float = option(
         "Exponent alpha of the length penalty (Wu et al., 2016); values above 0 favor longer outputs.",
@@ -185,8 +189,8 @@ class GenerationConfig(Config):
         "Sample from the k most probable tokens; 0 is off.", default=None, at_least=0, at_most=10_000_000
     )
     top_p: float | None = option(
-        "Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020); 0 and 1 are "
-        "off.",
+        "Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020); 1 is off, 0 is "
+        "greedy search.",
         default=None,
         at_least=0.0,
         at_most=1.0,
@@ -244,8 +248,8 @@ class GenerationConfig(Config):
         """Search method: "greedy", "sampling" or "beam"."""
         do_sample = self.do_sample
         if do_sample is None:
-            do_sample = any((self.temperature, self.top_k, self.top_p not in (None, 0, 1), self.min_p))
-        if do_sample and self.temperature != 0:
+            do_sample = any((self.temperature, self.top_k, self.top_p not in (None, 1), self.min_p))
+        if do_sample and self.temperature != 0 and self.top_p != 0:
             return "sampling"
         return "greedy" if self.num_beams == 1 else "beam"
 
@@ -301,10 +305,10 @@ class GenerationConfig(Config):
 
 
 def _token_ids(name: str, tokens: Any) -> tuple[int, ...]:
-    ids = tuple(tokens) if isinstance(tokens, Collection) else (tokens,)
+    ids = tuple(sorted(tokens) if isinstance(tokens, Set) else tokens) if isinstance(tokens, Collection) else (tokens,)
     if not all(isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0 for token in ids):
         raise ConfigError(f"{name} is {tokens!r}; expected token ids")
-    return tuple(sorted(map(int, ids)))
+    return tuple(map(int, ids))
 
 
 def _biases(biases: Any) -> dict[int, float] | None:

@@ -22,8 +22,6 @@ GENERATION_FILE = "generation_config.json"
 class PretrainedGeneration:
     """Generation settings of a checkpoint.
 
-    `early_stopping` has no field: beam search stops as soon as no better output is possible.
-
     Attributes:
         options: Fields of `GenerationConfig`: num_beams, length_penalty, max_new_tokens, suppress_tokens, ...
         eos_ids: Tokens that end an output.
@@ -107,12 +105,13 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
             options = {"do_sample": False, **options}
     if "num_beams" in options:
         options.setdefault("length_penalty", 1.0)  # the default of transformers
+    else:  # has an effect on beams only
+        ignored.pop("renormalize_logits", None)
     single = [ids[0] for ids in read.get("bad_words_ids", ()) if len(ids) == 1]
     if len(single) < len(read.get("bad_words_ids", ())):
         ignored["bad_words_ids"] = [list(ids) for ids in read["bad_words_ids"] if len(ids) > 1]
-    suppressed = sorted({*single, *read.get("suppress_tokens", ())})
-    if suppressed:
-        options["suppress_tokens"] = tuple(suppressed)
+    if suppressed := (*read.get("suppress_tokens", ()), *single):
+        options["suppress_tokens"] = suppressed
     _read_lengths(read, options, ignored, encoder_decoder=encoder_decoder)
     valid: dict[str, Any] = {}
     for key, value in options.items():
@@ -163,7 +162,7 @@ def _id(value: Any) -> int:
 def _ids(value: Any) -> tuple[int, ...]:
     # Lists of suppressed tokens of old Whisper files hold -1 for "none".
     values = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(_id(each) for each in values if each != -1))
+    return tuple(_id(each) for each in values if each != -1)
 
 
 def _sequences(value: Any) -> list[tuple[int, ...]]:
@@ -183,6 +182,12 @@ def _count(value: Any) -> int:
     return value
 
 
+def _early_stopping(value: Any) -> bool:
+    if value not in (True, "never"):
+        raise ValueError('a boolean or "never", as without it')
+    return value is True
+
+
 # Keys that do not change what xformer generates: they concern the speed or the values that a call returns, or repeat
 # what the model, its tokenizer or its pipeline states.
 _WITHOUT_EFFECT = {
@@ -190,8 +195,8 @@ _WITHOUT_EFFECT = {
     *("compile_config", "disable_compile", "low_memory", "max_cache_len", "prefill_chunk_size", "use_mtp"),
     *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
     *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "speculation_type"),
-    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "early_stopping", "remove_invalid_values"),
-    *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "renormalize_logits"),
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "remove_invalid_values"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
     *("return_dict", "return_dict_in_generate", "transformers_version", "bos_token_id", "pad_token_id"),
     "suppress_special",  # of models that xformer wrote
     # Of Whisper.
@@ -203,6 +208,7 @@ _UNSUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), 1),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "penalty_alpha"), 0),
     **dict.fromkeys(("constraints", "dola_layers", "exponential_decay_length_penalty", "force_words_ids")),
+    **dict.fromkeys(("assistant_ensemble_weight", "renormalize_logits", "token_healing")),
     **dict.fromkeys(("max_time", "sequence_bias", "stop_strings", "top_h", "watermarking_config")),
     "forced_decoder_ids": None,
     "task": "transcribe",
@@ -212,7 +218,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "ep
 _OPTIONS = (
     *("num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "length_penalty"),
     *("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "do_sample"),
-    *("begin_suppress_tokens", "length_penalty_base"),
+    *("begin_suppress_tokens", "length_penalty_base", "early_stopping"),
     *_SAMPLING[:4],
 )
 # Values with which a setting has no effect.
@@ -220,10 +226,12 @@ _NEUTRAL = {
     **dict.fromkeys(("num_beams", "num_return_sequences", "num_beam_groups", "temperature", "top_p"), 1),
     **dict.fromkeys(("diversity_penalty", "min_new_tokens", "no_repeat_ngram_size", "min_p", "top_k"), 0),
     "repetition_penalty": 1.0,
+    "early_stopping": False,
 }
 _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"), _id),
     **dict.fromkeys(("eos_token_id", "suppress_tokens", "begin_suppress_tokens"), _ids),
     **dict.fromkeys(("max_length", "min_length"), _count),
     "bad_words_ids": _sequences,
+    "early_stopping": _early_stopping,
 }

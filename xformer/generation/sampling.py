@@ -155,7 +155,7 @@ def truncate(logits: Array, config: GenerationConfig) -> Array:
         logits = logits / max(config.temperature, _MIN_TEMPERATURE)
     if config.top_k:
         logits = keep_top_k(logits, config.top_k)
-    if config.top_p:
+    if config.top_p is not None and config.top_p < 1.0:
         logits = keep_top_p(logits, config.top_p)
     return keep_min_p(logits, config.min_p) if config.min_p else logits
 
@@ -169,13 +169,13 @@ def keep_top_k(logits: Array, k: int) -> Array:
 def keep_top_p(logits: Array, p: float) -> Array:
     """Keep the smallest set of tokens with at least probability p (nucleus sampling, Holtzman et al., 2020).
 
-    Tokens as probable as the least probable one of the set stay, too.
+    The most probable token is always one of them. Tokens as probable as the least probable one of the set stay, too.
     """
     xp = array_namespace(logits)
     probabilities = softmax(logits)
     ordered = xp.sort(probabilities, axis=-1, descending=True)
     before = xp.cumulative_sum(ordered, axis=-1) - ordered
-    smallest = xp.min(xp.where(before < p, ordered, math.inf), axis=-1, keepdims=True)
+    smallest = xp.min(xp.where(before < p, ordered, ordered[:, :1]), axis=-1, keepdims=True)
     return xp.where(probabilities >= smallest, logits, -math.inf)
 
 
