@@ -1,5 +1,6 @@
 """Pipelines on directories in the Hugging Face format: tiny random models with word-level tokenizers."""
 
+import inspect
 import json
 import pickle
 import shutil
@@ -310,6 +311,92 @@ def test_vectors_are_those_of_sentence_transformers(bert, pooling, include_promp
     np.testing.assert_allclose(ours(texts, truncate_dim=5), short, atol=2e-6)
     np.testing.assert_array_equal(ours(["A CAT"]), ours(["a cat"]))
     assert np.abs(ours(["dog"]) - ours(["dog"], prompt="")).max() > 0.01
+
+
+LEFT = {"truncation_side": "left"}
+LONG = ["the dog runs on a bench on a man", "a man", "", "dog : user : assistant : word1 word2 word3"]
+TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "unk_token": "<unk>",
+    "model_max_length": 9,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "module"),
+    [
+        (LEFT, {}),
+        ({}, {"tokenizer_args": LEFT, "max_seq_length": 5}),
+        (LEFT, {"processor_kwargs": {"truncation_side": "right", "model_max_length": 6}, "max_seq_length": 5}),
+        ({"do_lower_case": False}, {"tokenizer_args": {"clean_up_tokenization_spaces": True, "use_fast": True}}),
+        ({}, {"model_args": {"torch_dtype": "float32"}, "do_lower_case": True, "max_seq_length": None}),
+    ],
+)
+def test_texts_are_cut_as_in_sentence_transformers(bert, caplog, settings, module):
+    library = pytest.importorskip("sentence_transformers")
+    write_modules(bert, "Transformer Pooling")
+    pooling = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True}
+    (bert / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (bert / "tokenizer_config.json").write_text(json.dumps({**TOKENIZER, **settings}))
+    (bert / "sentence_bert_config.json").write_text(json.dumps(module))
+    expected = library.SentenceTransformer(str(bert), device="cpu").encode(LONG)
+    np.testing.assert_allclose(xf.Embedder.from_pretrained(bert)(LONG), expected, atol=2e-6)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("module", [{}, {"max_seq_length": 10}, {"tokenizer_args": {"truncation_side": "right"}}])
+def test_pairs_are_cut_at_the_side_that_the_files_state(cross_encoder, module):
+    transformers = pytest.importorskip("transformers")
+    (cross_encoder / "tokenizer_config.json").write_text(json.dumps({**TOKENIZER, **LEFT}))
+    (cross_encoder / "sentence_bert_config.json").write_text(json.dumps(module))
+    reranker = xf.Reranker.from_pretrained(cross_encoder)
+    assert reranker.max_length == module.get("max_seq_length", 9)
+    theirs = transformers.AutoTokenizer.from_pretrained(cross_encoder, **module.get("tokenizer_args", {}))
+    pairs = [(first, second) for first in LONG for second in LONG]
+    options = {"truncation": True, "max_length": reranker.max_length, "return_token_type_ids": True}
+    expected = theirs(pairs, **options)
+    assert reranker.encode_pairs(pairs) == list(zip(expected["input_ids"], expected["token_type_ids"], strict=True))
+
+
+# The fate of each key of sentence_bert_config.json; those that are followed are in the test above.
+FOLLOWED = {"max_seq_length", "do_lower_case", "processor_kwargs", "tokenizer_args"}
+REFUSED = {
+    "transformer_task": "fill-mask",
+    "config_kwargs": {"is_causal": False},
+    "config_args": {"is_causal": False},
+    "processing_kwargs": {"text": {"truncation": False}},
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "query_expansion": {"length": 5},
+    "tokenizer_name_or_path": "other",
+}
+NAMED = {
+    "query_length": 5,
+    "document_length": 5,
+    "model_kwargs": {"output_attentions": True},
+    "model_args": {"output_attentions": True},
+    "unknown": 1,
+}
+NO_EFFECT = {"module_output_name", "unpad_inputs", "backend"}
+
+
+def test_each_key_of_sentence_transformers_is_followed_refused_or_named(bert, caplog):
+    library = pytest.importorskip("sentence_transformers.base.modules.transformer").Transformer
+    keys = {*inspect.signature(library.__init__).parameters} - {"self", "model_name_or_path"} | {*library.config_keys}
+    keys |= {"model_args", "tokenizer_args", "config_args", "unknown"}
+    assert keys == FOLLOWED | REFUSED.keys() | NAMED.keys() | NO_EFFECT
+    for key, value in (REFUSED | NAMED).items():
+        (bert / "sentence_bert_config.json").write_text(json.dumps({key: value}))
+        name = key.replace("_args", "_kwargs")
+        if key in REFUSED:
+            with raises_line(CheckpointError, f"has {name} .* which changes the results and is not supported"):
+                xf.Embedder.from_pretrained(bert)
+        else:
+            caplog.clear()
+            xf.Embedder.from_pretrained(bert)
+            assert f"sentence_bert_config.json: settings that are not followed: {name}" in caplog.messages[0]
 
 
 def test_prompts_are_checked(bert):

@@ -22,11 +22,11 @@ from xformer.models.encoder import apply_activation, last_token_mask, mean_of_to
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Pipeline, check_class
 from xformer.pipelines.batching import run_batches
+from xformer.pipelines.sentence_transformers import MIN_LENGTH, read_transformer_module
 from xformer.text.normalize import check_texts
-from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
+from xformer.tokenizers import PretrainedTokenizer
+from xformer.tokenizers.loading import load_with_settings
 from xformer.tree import Module, replace
-
-_MIN_LENGTH = 3  # two special tokens and one of the text
 
 
 class EncoderPipeline(Pipeline):
@@ -35,8 +35,8 @@ class EncoderPipeline(Pipeline):
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        max_length: Maximum tokens of a text, special tokens included; the rest of longer texts is not read.
-            Default: that of the tokenizer, or the positions of the model.
+        max_length: Maximum tokens of a text, special tokens included; the end of longer texts is not read, or the start
+            if the files of the tokenizer say so. Default: that of the tokenizer, or the positions of the model.
 
     Raises:
         ConfigError: If max_length exceeds the positions of the model.
@@ -51,9 +51,9 @@ class EncoderPipeline(Pipeline):
         check_class("tokenizer", tokenizer, PretrainedTokenizer)
         limit = model.config.max_positions
         self.max_length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
-        if not _MIN_LENGTH <= self.max_length <= limit:
+        if not MIN_LENGTH <= self.max_length <= limit:
             raise ConfigError(
-                f"max_length is {self.max_length}; expected {_MIN_LENGTH} to {limit}, the positions of the model"
+                f"max_length is {self.max_length}; expected {MIN_LENGTH} to {limit}, the positions of the model"
             )
         self.model: Any = model
         self.tokenizer = tokenizer
@@ -65,13 +65,7 @@ class EncoderPipeline(Pipeline):
             DataError: For a single text, or an iterator, instead of a list.
         """
         check_texts(texts)
-        limit = self.max_length
-        encoded = self.tokenizer.encode_batch(texts)
-        ends = [ids[-1:] if ids and ids[-1] in self.tokenizer.special_ids else [] for ids in encoded]
-        return [
-            ids if len(ids) <= limit else [*ids[: limit - len(end)], *end]
-            for ids, end in zip(encoded, ends, strict=True)
-        ]
+        return self.tokenizer.encode_truncated(texts, self.max_length)
 
     def _class_logits(self, states: Array, is_token: Array) -> Array:
         return self.model.class_logits(states, mask=is_token)
@@ -197,19 +191,16 @@ class Embedder(EncoderPipeline):
         modules = [each for each in _read_modules(directory / "modules.json") if _kind(each) == "Dense"]
         settings = cls._settings(directory, model.config)
         dense = [_read_dense(_module_directory(directory, each), model) for each in modules]
-        return cls(model, load_tokenizer(directory), dense=dense, **settings)
+        tokenizer = load_with_settings(directory, settings.pop("tokenizer"))
+        return cls(model, tokenizer, dense=dense, **settings)
 
     @classmethod
     def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
-        """Read the files of sentence-transformers; without them, vectors are means and normalized."""
-        settings: dict[str, Any] = {}
-        if (path := directory / "sentence_bert_config.json").exists():
-            values = read_json(path, "configuration")
-            length = values.get("max_seq_length")
-            if length is not None and (type(length) is not int or length < _MIN_LENGTH):
-                raise CheckpointError(f"{path} has max_seq_length {length!r}; expected at least {_MIN_LENGTH}")
-            settings["max_length"] = None if length is None else min(length, config.max_positions)
-            settings["lower_case"] = bool(values.get("do_lower_case"))
+        """Read the files of sentence-transformers; without them, vectors are means and normalized.
+
+        "tokenizer" has the settings that replace those of the tokenizer.
+        """
+        settings = read_transformer_module(directory, "feature-extraction")
         if (path := directory / "config_sentence_transformers.json").exists():
             values = read_json(path, "configuration")
             prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
@@ -470,6 +461,20 @@ class Ranked(NamedTuple):
     score: float
 
 
+def _read_activation(directory: Path) -> str:
+    """Return the activation of a cross-encoder, which each version of sentence-transformers writes elsewhere."""
+    values: dict[str, Any] = {}
+    for path in (directory / "config.json", directory / "config_sentence_transformers.json"):
+        values |= read_json(path, "configuration") if path.exists() else {}
+    nested = values.get("sentence_transformers")
+    names = (nested or {}).get("activation_fn"), values.get("sbert_ce_default_activation_function")
+    name = next((str(name) for name in (*names, values.get("activation_fn")) if name is not None), "Identity")
+    activation = name.rpartition(".")[2].lower()
+    if activation not in _SCORES:
+        raise CheckpointError(f"{directory} has the activation {name!r:.80}; expected one of {', '.join(_SCORES)}")
+    return activation
+
+
 class Reranker(EncoderPipeline):
     """Order documents by a query: `Reranker.from_pretrained("ms-marco-MiniLM-L6-v2")(query, documents)`.
 
@@ -507,18 +512,11 @@ class Reranker(EncoderPipeline):
         self.tokenizer = tokenizer.truncated(self.max_length)
 
     @classmethod
-    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
-        """Read the activation, which each version of sentence-transformers writes elsewhere."""
-        values: dict[str, Any] = {}
-        for path in (directory / "config.json", directory / "config_sentence_transformers.json"):
-            values |= read_json(path, "configuration") if path.exists() else {}
-        nested = values.get("sentence_transformers")
-        names = (nested or {}).get("activation_fn"), values.get("sbert_ce_default_activation_function")
-        name = next((str(name) for name in (*names, values.get("activation_fn")) if name is not None), "Identity")
-        activation = name.rpartition(".")[2].lower()
-        if activation not in _SCORES:
-            raise CheckpointError(f"{directory} has the activation {name!r:.80}; expected one of {', '.join(_SCORES)}")
-        return {"activation": activation}
+    def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
+        settings = read_transformer_module(directory, "sequence-classification")
+        tokenizer = load_with_settings(directory, settings["tokenizer"])
+        tokenizer = tokenizer.lower_cased() if settings.get("lower_case") else tokenizer
+        return cls(model, tokenizer, activation=_read_activation(directory))
 
     def __call__(
         self, query: str, documents: Sequence[str], *, top_k: int | None = None, batch_tokens: int = 4096

@@ -100,7 +100,8 @@ class OutputText:
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self.text, self.is_stopped, self.is_finished = "", False, False
         self._tokenizer, self._prompt, self._stop = tokenizer, list(prompt), stop
-        self._decoder = DecodeStream(tokenizer.decode, prompt)
+        cleans_up_spaces = getattr(tokenizer, "cleans_up_spaces", False)
+        self._decoder = DecodeStream(tokenizer.decode, prompt, cleans_up_spaces=cleans_up_spaces)
         self._ids: list[int] = []
         self._texts: list[str] = []  # of each token
         self._pending = ""  # may begin a stop string

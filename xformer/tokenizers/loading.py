@@ -16,14 +16,15 @@ from xformer.text.extras import library_errors, read_bytes, require
 from xformer.tokenizers.base import PACKAGE, add_affixes
 from xformer.tokenizers.gguf import read_gguf
 from xformer.tokenizers.models import SPECIAL_TOKENS
-from xformer.tokenizers.pretrained import (
-    TOKENIZER_FILE,
-    PretrainedTokenizer,
-    additional_tokens,
-    read_inner,
-    read_settings,
-)
+from xformer.tokenizers.pretrained import TOKENIZER_FILE, PretrainedTokenizer, read_inner
 from xformer.tokenizers.sentencepiece import build_tokenizer, read_sentencepiece
+from xformer.tokenizers.settings import (
+    add_to_vocabulary,
+    additional_tokens,
+    apply_settings,
+    read_settings,
+    warn_of_ignored,
+)
 
 _DEFAULTS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 _GPT2_DEFAULTS = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
@@ -78,19 +79,24 @@ def load_tokenizer(
         ConfigError: If the tokenizer has no such language.
         BackendError: If the package tokenizers is missing.
     """
-    directory = Path(path)
-    if gguf := find_gguf(directory):
-        tokenizer = read_gguf(gguf)
-    elif not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory; expected one with {TOKENIZER_FILE}")
-    else:
-        tokenizer = _load(directory)
+    tokenizer = load_with_settings(Path(path), {})
     tokenizer.set_languages(source_language, target_language)
     return tokenizer
 
 
-def _load(directory: Path) -> PretrainedTokenizer:
-    settings = read_settings(directory)
+def load_with_settings(path: Path, overrides: Mapping[str, Any]) -> PretrainedTokenizer:
+    """Load a tokenizer with values that replace those of its tokenizer_config.json; see `load_tokenizer`."""
+    if gguf := find_gguf(path):
+        return read_gguf(gguf)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory; expected one with {TOKENIZER_FILE}")
+    settings = read_settings(path, overrides)
+    tokenizer = _load(path, settings)
+    warn_of_ignored(tokenizer._inner, tokenizer._settings, path)
+    return tokenizer
+
+
+def _load(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
     for name, load in _LOADERS.items():
         if (directory / name).exists():
             with library_errors(f"the tokenizer of {directory} is not valid"):
@@ -104,6 +110,7 @@ def _load(directory: Path) -> PretrainedTokenizer:
 def _load_tokenizer_json(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
     inner = read_inner(directory / TOKENIZER_FILE)
     name = _class_name(directory, settings)
+    apply_settings(inner, settings, name)
     if name not in _LANGUAGES:
         return PretrainedTokenizer(inner, settings or _our_settings(inner), directory)
     added = sorted(inner.get_added_tokens_decoder().items())
@@ -169,6 +176,7 @@ def _load_marian(directory: Path, settings: dict[str, Any]) -> PretrainedTokeniz
     separate = bool(settings.get("separate_vocabs"))
     vocab = _read_vocab(directory / "vocab.json", settings)
     target_vocab = _read_vocab(directory / "target_vocab.json", settings) if separate else vocab
+    add_to_vocabulary(vocab, settings, len(vocab))
     ids = {token[2:-2]: index for token, index in vocab.items() if token.startswith(">>") and token.endswith("<<")}
     special = [*_specials(settings, vocab), *(f">>{code}<<" for code in ids)]
 
@@ -193,6 +201,7 @@ def _load_m2m100(directory: Path, settings: dict[str, Any]) -> PretrainedTokeniz
         )
     ids = {code: len(vocab) + index for index, code in enumerate(_M2M_LANGUAGES[name].split())}
     vocab |= {f"__{code}__": index for code, index in ids.items()}
+    add_to_vocabulary(vocab, settings, len(vocab) + _count(settings, "num_madeup_words", 8, directory))
     special = [*_specials(settings, vocab), *(f"__{code}__" for code in ids)]
     inner = build_tokenizer(read_sentencepiece(directory / "sentencepiece.bpe.model"), after=special)
     return PretrainedTokenizer(inner, settings, directory, vocab=vocab, language_ids=ids)
@@ -288,8 +297,9 @@ def _load_byte_level(directory: Path, settings: dict[str, Any]) -> PretrainedTok
     inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
     inner.decoder = package.decoders.ByteLevel()
     inner.add_special_tokens([package.AddedToken(token, normalized=False) for token in _specials(settings, vocab)])
-    if settings.get("add_bos_token"):  # OPT
-        add_affixes(inner, [settings["bos_token"]], [])
+    add_affixes(
+        inner, *([settings[f"{role}_token"]] if settings.get(f"add_{role}_token") else [] for role in ("bos", "eos"))
+    )
     return PretrainedTokenizer(inner, settings, directory)
 
 

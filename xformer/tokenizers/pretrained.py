@@ -16,12 +16,23 @@ from xformer.text.extras import library_errors, read_bytes, require
 from xformer.text.normalize import check_texts
 from xformer.tokenizers.base import PACKAGE, BaseTokenizer, add_affixes, raise_not_text
 from xformer.tokenizers.chat import CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template, template_files
+from xformer.tokenizers.settings import (
+    ADDED_TOKENS_FILE,
+    CONFIG_FILE,
+    ROLES,
+    SPECIAL_TOKENS_FILE,
+    add_tokens,
+    additional_tokens,
+)
 
-TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+TOKENIZER_FILE = "tokenizer.json"
 _UNLIMITED = 10**9  # files spell "no limit" as 10**30
-_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# What clean_up_tokenization_spaces replaces in a decoded text, in this order.
+_CLEANED = (
+    {f" {mark}": mark for mark in ".?!,"} | {" ' ": "'"} | {f" {end}": end for end in ("n't", "'m", "'s", "'ve", "'re")}
+)
 _FILES = (
-    *(TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, CHAT_TEMPLATE_FILE, "added_tokens.json"),
+    *(TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, CHAT_TEMPLATE_FILE),
     *("vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
     *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "source_tokenizer.json", "target_tokenizer.json"),
 )
@@ -41,7 +52,7 @@ class PretrainedTokenizer(BaseTokenizer):
 
     Args:
         inner: A `tokenizers.Tokenizer`.
-        settings: Contents of special_tokens_map.json, updated by those of tokenizer_config.json.
+        settings: Contents of the JSON files; see `read_settings`.
         directory: Directory of the files, or the GGUF file.
         vocab: Ids by token if they differ from those of `inner`.
         language_ids: Ids of the tokens of languages by their codes; see `set_languages`.
@@ -51,6 +62,8 @@ class PretrainedTokenizer(BaseTokenizer):
         eos_ids: Ids that end a text or a turn; empty if generation_config.json has them.
 
     Attributes:
+        cleans_up_spaces: Whether `decode` removes spaces before punctuation and contractions.
+        truncation_side: Side that texts lose tokens from if they are too long, "right" or "left".
         language_ids: Ids of the tokens of languages by their codes; empty without such tokens.
         target: Tokenizer of the outputs of a translation model.
         source_language: Code of the language of sources; None if the files do not state it.
@@ -71,10 +84,21 @@ class PretrainedTokenizer(BaseTokenizer):
         target: PretrainedTokenizer | None = None,
         eos_ids: tuple[int, ...] = (),
     ) -> None:
+        # A tokenizer.json that truncates texts says from which side, too.
+        side = settings.get("truncation_side") or (inner.truncation or {}).get("direction", "right")
+        if side not in ("left", "right"):
+            raise CheckpointError(f"{directory} has truncation_side {side!r}; expected 'left' or 'right'")
         super().__init__(inner)
+        add_tokens(inner, settings, is_raw=vocab is not None)
+        self.truncation_side: str = side
+        self._splits_special = bool(settings.get("split_special_tokens"))
+        inner.encode_special_tokens = self._splits_special
+        is_bpe = type(inner.model).__name__ == "BPE"
+        key = "clean_up_tokenization_spaces" + ("_for_bpe_even_though_it_will_corrupt_output" if is_bpe else "")
+        self.cleans_up_spaces: bool = bool(settings.get("clean_up_tokenization_spaces") and settings.get(key))
         self._settings, self.directory, self._vocab, self.eos_ids = settings, directory, vocab, eos_ids
         self._tokens = None if vocab is None else {index: token for token, index in vocab.items()}
-        self._special = {name: token for name in _NAMES if isinstance(token := settings.get(f"{name}_token"), str)}
+        self._special = {name: token for name in ROLES if isinstance(token := settings.get(f"{name}_token"), str)}
         named = {*self._special.values(), *additional_tokens(settings)}
         added = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
         ids = {index for token in named | added if (index := self.token_to_id(token)) is not None}
@@ -96,9 +120,9 @@ class PretrainedTokenizer(BaseTokenizer):
     @property
     def model_max_length(self) -> int | None:
         """Maximum number of tokens of an input; None if the files do not state it."""
-        value = self._settings.get("model_max_length")
+        value = self._settings.get("model_max_length", self._settings.get("max_len"))
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return int(value) if is_number and 0 < value < _UNLIMITED else None  # type: ignore[arg-type, operator]
+        return int(value) if is_number and 0 < value < _UNLIMITED else None
 
     @property
     def model_input_names(self) -> list[str] | None:
@@ -151,6 +175,19 @@ class PretrainedTokenizer(BaseTokenizer):
         """Return the token ids of each text, without padding; see `encode`."""
         check_texts(texts)
         return [self._ids(encoding) for encoding in self._encode(texts, special_tokens)]
+
+    def encode_truncated(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
+        """Return the token ids of each text, special ones included, of at most max_length tokens; see `truncated`."""
+        check_texts(texts)
+        return [self._cut(self._ids(each), each.special_tokens_mask, max_length) for each in self._encode(texts, True)]
+
+    def _cut(self, ids: list[int], is_special: Sequence[int], max_length: int) -> list[int]:
+        if len(ids) <= max_length:
+            return ids
+        content = [position for position, special in enumerate(is_special) if not special]
+        count = max(0, max_length - (len(ids) - len(content)))
+        kept = set(content[len(content) - count :] if self.truncation_side == "left" else content[:count])
+        return [index for position, index in enumerate(ids) if position in kept or is_special[position]]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token ids of a text without special tokens, and the (start, end) offsets of each token."""
@@ -213,9 +250,13 @@ class PretrainedTokenizer(BaseTokenizer):
         with library_errors(f"the tokenizer of {self.directory} failed"):
             if self._tokens is None:
                 rows = [[index for index in row if index < 1 << 31] for row in rows]
-                return list(self._inner.decode_batch(rows, skip_special_tokens=False))
-            known, decoder = self._tokens, self._inner.decoder
-            return [decoder.decode([known[index] for index in row if index in known]).strip() for row in rows]
+                texts = list(self._inner.decode_batch(rows, skip_special_tokens=False))
+            else:
+                known, decoder = self._tokens, self._inner.decoder
+                texts = [decoder.decode([known[index] for index in row if index in known]).strip() for row in rows]
+        for old, new in _CLEANED.items() if self.cleans_up_spaces else ():
+            texts = [text.replace(old, new) for text in texts]
+        return texts
 
     def lower_cased(self) -> Self:
         """Return the tokenizer with texts in lower case; tokens that are spelled out in a text keep their case."""
@@ -225,14 +266,18 @@ class PretrainedTokenizer(BaseTokenizer):
         return tokenizer
 
     def truncated(self, max_length: int) -> Self:
-        """Return the tokenizer with texts, or pairs, of at most max_length tokens; the longer of a pair is cut."""
+        """Return the tokenizer with texts, or pairs, of at most max_length tokens; the longer of a pair is cut.
+
+        The files say whether it loses its end or its start.
+        """
         tokenizer = self._copied()
-        tokenizer._inner.enable_truncation(max_length)
+        tokenizer._inner.enable_truncation(max_length, direction=self.truncation_side)
         return tokenizer
 
     def _copied(self) -> Self:
         tokenizer = copy.copy(self)
         tokenizer._inner = copy.deepcopy(self._inner)
+        tokenizer._inner.encode_special_tokens = self._splits_special  # which a copy loses
         return tokenizer
 
     # --- Languages ----------------------------------------------------------------------------------------------------
@@ -375,26 +420,3 @@ def read_inner(path: Path) -> Any:
     content = read_bytes(path)
     with library_errors(f"{path} is not a valid tokenizer"):
         return library.Tokenizer.from_str(str(content, "utf-8"))
-
-
-def read_settings(directory: Path) -> dict[str, Any]:
-    """Return the contents of special_tokens_map.json, updated by those of tokenizer_config.json."""
-    settings: dict[str, Any] = {}
-    for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
-        if (directory / name).exists():
-            settings |= read_json(directory / name, "tokenizer configuration")
-    # The tokens of roles are strings, or objects with the string as "content".
-    return {key: _content(value) if key.endswith("_token") else value for key, value in settings.items()}
-
-
-def additional_tokens(settings: Mapping[str, Any]) -> list[str]:
-    """Return the special tokens without a role, in the order of the files."""
-    tokens: list[Any] = []
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        values = settings.get(key) or []
-        tokens += values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else []
-    return [content for content in map(_content, tokens) if isinstance(content, str)]
-
-
-def _content(token: Any) -> Any:
-    return token.get("content") if isinstance(token, Mapping) else token

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
+# The end of a text that the next tokens may change if the tokenizer cleans up spaces, as in "do n't".
+_UNCLEAN = re.compile(r" (n'?|'[rv]?)?\Z")
 _REPLACEMENT = "\ufffd"  # the end of a text whose last character is not complete
 _MAX_PENDING = 16  # tokens; a character has at most 4 bytes
 
@@ -18,6 +21,7 @@ class DecodeStream:
     Args:
         decode: Function from ids to text, such as `tokenizer.decode`.
         prompt: Ids before the first one, whose text is not returned.
+        cleans_up_spaces: The function removes spaces before punctuation, as tokenizers with that attribute do.
 
     Examples:
         >>> stream = DecodeStream(lambda ids: bytes(ids).decode(errors="replace"), prompt=b"in ")
@@ -25,8 +29,10 @@ class DecodeStream:
         (['K', '', 'ö', 'l', 'n'], '')
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], prompt: Iterable[int] = ()) -> None:
-        self._decode = decode
+    def __init__(
+        self, decode: Callable[[list[int]], str], prompt: Iterable[int] = (), *, cleans_up_spaces: bool = False
+    ) -> None:
+        self._decode, self._cleans_up_spaces = decode, cleans_up_spaces
         # The text of ids[:end] has been returned; `ids` begins with the tokens that are decoded again.
         self._ids = list(prompt)[-_MAX_PENDING:]
         self._end = len(self._ids)
@@ -38,7 +44,8 @@ class DecodeStream:
         self._ids += ids
         text = text_after(self._decoded, self._decode(self._ids))
         self._pending = text
-        if not text or (text.endswith(_REPLACEMENT) and len(self._ids) - self._end < _MAX_PENDING):
+        is_open = text.endswith(_REPLACEMENT) or (self._cleans_up_spaces and _UNCLEAN.search(text))
+        if not text or (is_open and len(self._ids) - self._end < _MAX_PENDING):
             return ""
         self._ids, self._pending = self._ids[self._end :], ""
         self._end = len(self._ids)
