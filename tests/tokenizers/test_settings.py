@@ -169,7 +169,9 @@ def test_tokens_that_only_one_file_names_are_one_token(tmp_path, case):
     [
         ({"add_eos_token": True, "eos_token": "[MASK]"}, "add_eos_token True"),
         ({"add_bos_token": True, "bos_token": "[MASK]"}, "add_bos_token True"),
-        ({"add_eos_token": False, "eos_token": "[SEP]"}, "add_eos_token False"),
+        ({"add_eos_token": False, "eos_token": "[SEP]", "sep_token": None}, "add_eos_token False"),
+        ({"tokenizer_class": "LlamaTokenizer", "legacy": True}, "legacy True"),
+        ({"tokenizer_class": "T5Tokenizer", "legacy": True, "add_bos_token": False, "bos_token": "[CLS]"}, None),
         ({"fast_tokenizer_files": ["tokenizer.9.json"]}, "fast_tokenizer_files ['tokenizer.9.json']"),
         ({"add_eos_token": True, "eos_token": "[SEP]", "add_bos_token": False, "bos_token": None}, None),
     ],

@@ -79,20 +79,21 @@ def load_tokenizer(
         ConfigError: If the tokenizer has no such language.
         BackendError: If the package tokenizers is missing.
     """
-    tokenizer = load_with_settings(Path(path), {})
-    tokenizer.set_languages(source_language, target_language)
-    return tokenizer
+    return load_with_settings(Path(path), {}, source_language, target_language)
 
 
-def load_with_settings(path: Path, overrides: Mapping[str, Any]) -> PretrainedTokenizer:
+def load_with_settings(
+    path: Path, overrides: Mapping[str, Any], source_language: str | None = None, target_language: str | None = None
+) -> PretrainedTokenizer:
     """Load a tokenizer with values that replace those of its tokenizer_config.json; see `load_tokenizer`."""
     if gguf := find_gguf(path):
-        return read_gguf(gguf)
-    if not path.is_dir():
+        tokenizer = read_gguf(gguf)
+    elif not path.is_dir():
         raise CheckpointError(f"{path} is not a directory; expected one with {TOKENIZER_FILE}")
-    settings = read_settings(path, overrides)
-    tokenizer = _load(path, settings)
-    warn_of_ignored(tokenizer._inner, tokenizer._settings, path)
+    else:
+        tokenizer = _load(path, read_settings(path, overrides))
+        warn_of_ignored(tokenizer._inner, tokenizer._settings, path)
+    tokenizer.set_languages(source_language, target_language)
     return tokenizer
 
 
@@ -112,23 +113,24 @@ def _load_tokenizer_json(directory: Path, settings: dict[str, Any]) -> Pretraine
     name = _class_name(directory, settings)
     apply_settings(inner, settings, name)
     if name not in _LANGUAGES:
-        return PretrainedTokenizer(inner, settings or _our_settings(inner), directory)
+        return PretrainedTokenizer(inner, _with_roles(settings, inner), directory)
     added = sorted(inner.get_added_tokens_decoder().items())
     ids = {token.content: index for index, token in added if _is_language(token.content)}
     return _with_languages(inner, settings, directory, name, ids)
 
 
-def _our_settings(inner: Any) -> dict[str, Any]:
-    """Return the roles of the special tokens of a tokenizer that xformer trained; no roles for any other."""
+def _with_roles(settings: dict[str, Any], inner: Any) -> dict[str, Any]:
+    """Return settings without roles of special tokens with those of a tokenizer that xformer trained, if it is one."""
     is_ours = [inner.token_to_id(token) for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
-    return dict(_OUR_DEFAULTS) if is_ours else {}
+    has_roles = any(key.endswith("_token") for key in settings)
+    return {**_OUR_DEFAULTS, **settings} if is_ours and not has_roles else settings
 
 
 def _load_ours(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
     """Load the separate tokenizers of source and target of a run of xformer."""
     source, target = (read_inner(directory / f"{side}_tokenizer.json") for side in ("source", "target"))
-    target_tokenizer = PretrainedTokenizer(target, settings or _our_settings(target), directory)
-    return PretrainedTokenizer(source, settings or _our_settings(source), directory, target=target_tokenizer)
+    target_tokenizer = PretrainedTokenizer(target, _with_roles(settings, target), directory)
+    return PretrainedTokenizer(source, _with_roles(settings, source), directory, target=target_tokenizer)
 
 
 def _class_name(directory: Path, settings: Mapping[str, Any]) -> str:

@@ -27,8 +27,13 @@ _BERT_KEYS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# Settings that cannot change a tokenizer; `_actual` says what its file has.
-_DECIDED = ("add_bos_token", "add_eos_token", "keep_accents", "split_by_punct", "legacy")
+# Settings that cannot change a tokenizer, with the classes that read them; `_actual` says what its file has.
+_DECIDED: dict[str, str | tuple[str, ...]] = {
+    **dict.fromkeys(("add_bos_token", "add_eos_token"), ""),
+    "keep_accents": "Albert",
+    "split_by_punct": "DebertaV2",
+    "legacy": ("Llama", "CodeLlama"),
+}
 _LOWER_CASING = ("albert", "debertav2")
 # Classes that read add_prefix_space if words begin with "▁", with the scheme for false.
 _PREFIXES = {**dict.fromkeys(("albert", "barthez", "camembert", "llama", "xlmroberta"), "never"), "debertav2": "first"}
@@ -86,11 +91,11 @@ def add_tokens(inner: Any, settings: Mapping[str, Any], *, is_raw: bool = False)
     if "added_tokens_decoder" not in settings:  # there are no files
         return
     make, known = require(PACKAGE).AddedToken, inner.get_added_tokens_decoder().values()
-    named = {token["content"]: token for token in _named_tokens(settings)}
+    named, found = {token["content"]: token for token in _named_tokens(settings)}, {repr(token) for token in known}
     new, fixed = {}, {"normalized": False} if is_raw else {}
     for token in settings["added_tokens_decoder"].values():
         added = make(**{**token, **({"special": True} if token["content"] in named else {}), **fixed})
-        if repr(added) not in map(repr, known):
+        if repr(added) not in found:
             new[added.content] = added
     names = {token.content for token in known}
     new |= {name: make(**token) for name, token in named.items() if name not in names and name not in new}
@@ -141,7 +146,11 @@ def warn_of_ignored(inner: Any, settings: Mapping[str, Any], directory: Path) ->
     added = {token.content for token in inner.get_added_tokens_decoder().values()}
     ignored = [name for name in settings.get("unread", ()) if name not in added]
     differs = {key: True for key in ("fast_tokenizer_files", "sp_model_kwargs") if settings.get(key)}
-    if stated := {key for key in _DECIDED if isinstance(settings.get(key), bool)}:
+    name = str(settings.get("tokenizer_class") or "")
+    stated = {
+        key for key in _DECIDED if isinstance(settings.get(key), bool) and (not name or name.startswith(_DECIDED[key]))
+    }
+    if stated:
         differs |= {key: settings[key] != value for key, value in _actual(inner, settings).items() if key in stated}
     ignored += [f"{key} {str(settings[key])[:40]}" for key, is_other in differs.items() if is_other]
     if ignored:
@@ -153,10 +162,12 @@ def _actual(inner: Any, settings: Mapping[str, Any]) -> dict[str, bool]:
     """Return the values of the settings for which the file of the tokenizer decides."""
     encoding, steps = inner.encode("a"), [*_parts(inner.normalizer), *_parts(inner.pre_tokenizer)]
     is_special, types = encoding.special_tokens_mask, {type(step).__name__ for step in steps}
-    added = [token for token, special in zip(encoding.tokens, is_special, strict=True) if special]
-    return {
-        "add_bos_token": settings.get("bos_token") in added[:1] and is_special[:1] == [1],
-        "add_eos_token": settings.get("eos_token") in added[-1:] and is_special[-1:] == [1],
+    tokens = encoding.tokens
+    bos, cls, eos, sep = (settings.get(f"{role}_token") for role in ("bos", "cls", "eos", "sep"))
+    # Encoders add their first and last token as cls and sep.
+    ends = {} if bos == cls else {"add_bos_token": is_special[:1] == [1] and tokens[0] == bos}
+    ends |= {} if eos == sep else {"add_eos_token": is_special[-1:] == [1] and tokens[-1] == eos}
+    return ends | {
         "keep_accents": "StripAccents" not in types,
         "split_by_punct": "Punctuation" in types,
         "legacy": "Prepend" in types or any(getattr(step, "prepend_scheme", "") == "always" for step in steps),
