@@ -117,6 +117,24 @@ def test_sources_of_checkpoints_end_with_one_eos(marian):
     assert translator([""]) == [""]
 
 
+def test_a_target_length_replaces_the_length_limits_of_a_checkpoint(marian):
+    translator = xf.Translator.from_pretrained(marian)
+    assert translator.defaults.max_new_tokens == 11
+    ((output,),) = translator.outputs(["a man sleeps"], target_length=20, num_return_sequences=1)
+    assert 18 <= len(output.tokens) <= 22
+    with pytest.raises(ConfigError, match="both a target length and max_new_tokens are set"):
+        translator(["a man sleeps"], target_length=20, max_new_tokens=9)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_blank_texts_have_vectors_without_special_tokens_too(tmp_path, pooling):
+    directory = checkpoint(tmp_path, "qwen3", "", {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3})
+    embedder = xf.Embedder.from_pretrained(directory)
+    embedder.pooling = pooling
+    assert embedder.token_ids([""]) == [[]]
+    np.testing.assert_allclose(embedder(["", ""])[1], embedder(["", "a"])[0], atol=1e-6)
+
+
 def test_vectors_are_means_of_the_states_of_all_tokens(bert):
     texts = ["a man sleeps", "dog", "the dog runs on a bench"]
     vectors = xf.Embedder.from_pretrained(bert)(texts)

@@ -83,14 +83,15 @@ class EncoderPipeline(Pipeline):
         xp, place = array_namespace(like), device(like)
 
         def run(rows: list[int]) -> tuple[list[int], Any]:
-            ids = pad([encoded[row] for row in rows], self.model.config.pad_id)
-            is_token: Any = np.asarray(pad([[True] * len(encoded[row]) for row in rows], False))
+            pad_id = self.model.config.pad_id or 0
+            ids = pad([encoded[row] or [pad_id] for row in rows], pad_id)  # a blank text may have no tokens
+            is_token: Any = np.asarray(pad([[True] * len(encoded[row]) or [False] for row in rows], False))
             if isinstance(self.model, LanguageModel):
                 # Padding on the right changes no earlier state of a causal model.
                 allowed = np.ones((1, 1), bool) if self.model.config.causal else is_token[:, None, None, :]
                 states = self.model.states(ids, mask=from_host(xp, allowed, device=place))
             else:
-                token_types = None if types is None else pad([types[row] for row in rows], 0)
+                token_types = None if types is None else pad([types[row] or [0] for row in rows], 0)
                 mask = from_host(xp, is_token[:, None, None, :], device=place)
                 states = self.model(ids, token_types=token_types, mask=mask)
             return rows, to_host(function(states, from_host(xp, is_token, device=place)))

@@ -192,10 +192,11 @@ class TextToText(GenerationPipeline):
 
         Arguments are those of `tasks`.
         """
-        task = self.tasks(encoded, config, **options)([row for row, ids in enumerate(encoded) if len(ids)])
+        rows = [row for row, ids in enumerate(encoded) if len(ids)]
+        task = self.tasks(encoded, config, **options)(rows)
 
         def run() -> Task[list[list[Output]]]:
-            found = dict((yield from task))
+            found = dict((yield from task)) if rows else {}
             return [found.get(row, []) for row in range(len(encoded))]
 
         return run()
@@ -245,8 +246,8 @@ class TextToText(GenerationPipeline):
             ConfigError: For invalid or contradictory settings.
             DataError: For a wrong number of prefixes, phrases or lengths, and for unknown characters.
         """
-        config = GenerationConfig.resolve(self.defaults if config is None else config, overrides)
-        config = self._resolve_config(config, target_length, length_unit)
+        config = self.resolve_config(config, target_length=target_length, **overrides)
+        config = self._with_lengths(config, target_length, length_unit)
         strings = stop_strings(stop)
         count, target, rng = len(encoded), self.tokenizers.target, Rng(seed)
         config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, *target.suppressed_ids))
@@ -307,7 +308,20 @@ class TextToText(GenerationPipeline):
             return encoded, 0
         return [self.tokenizers.cut_source(ids, limit) for ids in encoded], sum(len(ids) > limit for ids in encoded)
 
-    def _resolve_config(self, config: GenerationConfig, target_length: Any, length_unit: str) -> GenerationConfig:
+    def resolve_config(
+        self, config: GenerationConfig | None = None, *, target_length: Any = None, **overrides: Any
+    ) -> GenerationConfig:
+        """Return the settings of a call of `outputs`; a target_length replaces the length limits of the defaults.
+
+        Raises:
+            ConfigError: For invalid or contradictory settings.
+        """
+        if config is None and (config := self.defaults) is not None and target_length is not None:
+            no_limits = {"min_new_tokens": 0, "max_new_tokens": None, "min_length_ratio": 0.0, "max_length_ratio": None}
+            config = GenerationConfig(**{**config.to_dict(), **no_limits})
+        return GenerationConfig.resolve(config, overrides)
+
+    def _with_lengths(self, config: GenerationConfig, target_length: Any, length_unit: str) -> GenerationConfig:
         if length_unit not in ("tokens", "words"):
             raise ConfigError(f"length_unit is {length_unit!r}; expected 'tokens' or 'words'")
         if target_length is not None:
