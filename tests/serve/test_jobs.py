@@ -142,6 +142,32 @@ def test_texts_are_joined_and_a_long_list_does_not_hold_others():
     run(test)
 
 
+def test_texts_of_clients_that_have_gone_hold_no_others():
+    proceed, sizes = threading.Event(), []
+
+    def embed(texts):
+        sizes.append(len(texts))
+        return [text.upper() for text in texts]
+
+    async def test(worker):
+        running = asyncio.ensure_future(worker.compute(proceed.wait, 10))
+        gone = [asyncio.ensure_future(worker.join(embed, ["gone"] * 64)) for _ in range(3)]
+        waiting = asyncio.ensure_future(worker.join(embed, ["a"]))
+        gone.append(asyncio.ensure_future(worker.join(embed, ["gone"] * 64)))
+        while len(worker._texts) < 5:
+            await asyncio.sleep(0.01)
+        for each in gone:
+            each.cancel()
+        await asyncio.sleep(0.01)
+        proceed.set()
+        assert await running
+        assert await asyncio.wait_for(waiting, 10) == ["A"]
+        assert await asyncio.wait_for(worker.join(embed, ["b"]), 10) == ["B"]
+        assert sizes == [1, 1]
+
+    run(test)
+
+
 def test_errors_of_requests_and_of_the_server():
     missing, invalid, mixed = map(
         public_error, (MissingPackageError("run: pip install x"), DataError("text is blank"), BackendError("devices"))

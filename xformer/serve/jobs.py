@@ -45,6 +45,16 @@ def stopping() -> JobError:
     return JobError("the server is stopping", 503, "stopping")
 
 
+def too_long(message: str, param: str | None = None) -> JobError:
+    """Return the error of texts that do not fit into the context of a model, with the code of OpenAI."""
+    return JobError(message, 400, "context_length_exceeded", param)
+
+
+def timed_out() -> JobError:
+    """Return the error of requests that took longer than the server allows."""
+    return JobError("the request took too long; ask for less at a time: fewer texts, tokens or beams", 504, "timeout")
+
+
 class Job:
     """A search for a request.
 
@@ -76,7 +86,7 @@ class Job:
     def check(self, tokens: Any = None, lengths: Any = None) -> list[bool]:
         """Raise JobError after `cancel` or the timeout; a stopping criterion that ends no row otherwise."""
         if self._error is None and time.monotonic() > self._deadline:
-            self._error = JobError("the request took too long; ask for fewer tokens or beams", 504, "timeout")
+            self._error = timed_out()
         if self._error is not None:
             raise self._error
         return [] if lengths is None else [False] * lengths.shape[0]
@@ -197,15 +207,22 @@ class Worker:
         for start in range(0, len(texts), _MAX_TEXTS):  # so that a long list does not hold the others
             waiting = _Texts(texts[start : start + _MAX_TEXTS], asyncio.get_running_loop().create_future())
             self._texts.append(waiting)
-            await self.compute(self._join, function)
-            results += await waiting.result
+            try:
+                await self.compute(self._join, function)
+                results += await waiting.result
+            finally:
+                waiting.result.cancel()  # if the client has disconnected
         return results
 
     def _join(self, function: Callable[[list[Any]], Sequence[Any]]) -> None:
-        """Run a function with the texts that wait, if no earlier call has done so."""
+        """Run a function with the texts that wait, if no earlier call has done so.
+
+        Texts whose client has gone are skipped: they would take the place of those of this call, which has no other.
+        """
         batch: list[_Texts] = []
         while self._texts and sum(len(each.texts) for each in [*batch, self._texts[0]]) <= _MAX_TEXTS:
-            batch.append(self._texts.popleft())
+            if not (first := self._texts.popleft()).result.done():
+                batch.append(first)
         if not batch:
             return
         try:

@@ -14,11 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
+from starlette.routing import compile_path
 
 import xformer
 from xformer.errors import XformerError
 from xformer.serve import schema
-from xformer.serve.jobs import Event, JobError, public_error
+from xformer.serve.jobs import Event, JobError, public_error, timed_out
 from xformer.serve.schema import Json
 
 _SECONDS_FOR_BODY = 20.0
@@ -91,7 +92,10 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
             try:
                 if route.request is not None:
                     admitted.enter_context(server.admit())
-                response = await answer(request)
+                async with asyncio.timeout(server.config.timeout):
+                    response = await answer(request)
+            except TimeoutError:
+                return error_response(timed_out())
             except ClientDisconnect:
                 return Response(status_code=400)  # which nobody receives
             except (XformerError, JobError) as error:
@@ -100,7 +104,9 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
                 response.admitted = admitted.pop_all()
             return response
 
-    return StarletteRoute(route.path, handle, methods=[route.method])
+    found = StarletteRoute(route.path, handle, methods=[route.method])
+    found.path_regex, *_ = compile_path(route.path.replace("}", ":path}"))  # ids may have slashes
+    return found
 
 
 async def read_body(request: Request, limit: int) -> Any:
@@ -252,7 +258,7 @@ def openapi(max_tokens: int) -> Json:
             entry["requestBody"] = {"required": True, "content": _content(route.request)}
         if "{model}" in route.path:
             entry["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
-        paths[route.path.replace(":path", "")] = {route.method.lower(): entry}
+        paths[route.path] = {route.method.lower(): entry}
     return {
         "openapi": "3.1.0",
         "info": {"title": "xformer serve", "version": xformer.__version__},
