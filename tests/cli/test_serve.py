@@ -8,6 +8,7 @@ import json
 import re
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -39,8 +40,33 @@ def test_invalid_options_are_refused(xformer, trained, options, message):
     assert message in done.err
 
 
-def test_models_of_one_name_are_numbered(tmp_path):
-    assert _names([tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "m.gguf"]) == ["run", "run-2", "m"]
+def test_the_id_of_a_model_is_the_last_part_of_its_path(tmp_path, monkeypatch):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "1f2e").touch()
+    (tmp_path / "model.q8.gguf").symlink_to(tmp_path / "blobs" / "1f2e")
+    (tmp_path / "latest").symlink_to(tmp_path / "blobs")
+    paths = [tmp_path / "model.q8.gguf", tmp_path / "latest", tmp_path / "y" / "run-2", tmp_path / "y" / "run"]
+    assert _names(paths) == ["model.q8", "latest", "run-2", "run"]
+    monkeypatch.chdir(tmp_path)
+    assert _names([Path("latest/"), Path()]) == ["latest", tmp_path.name]
+    assert _names([Path("blobs/..")]) == [tmp_path.name]
+    assert _names([tmp_path / "a" / "run", tmp_path / "b" / "run"], ["a", "Org/B"]) == ["a", "Org/B"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "{0}/."], "2 models have the id '{1}'; expected different ids: pass --name for each one"),
+        (["--model", "{0}", "--name", "a", "--name", "a"], "2 models have the id 'a'; expected different ids"),
+        (["--model", "{0}", "--name", "a"], "--name is given 1 times for 2 models; expected one for each --model"),
+        (["--name", "a", "--name", "b"], "--name is given 2 times for 1 models; expected one for each --model"),
+        (["--name", ""], "{0} has no id; expected one, which --name sets"),
+    ],
+)
+def test_ids_that_name_no_model_are_refused(xformer, trained, options, message):
+    done = xformer("serve", "--model", trained, *(option.format(trained) for option in options))
+    assert done.code == 2
+    assert message.format(trained, trained.name) in done.err
 
 
 def test_answers_are_not_delayed():
@@ -50,15 +76,15 @@ def test_answers_are_not_delayed():
 
 
 def test_a_server_translates_shows_its_curves_and_stops(start_process, trained):
-    process = start_process("serve", "--model", trained, "--port", "0")
+    process = start_process("serve", "--model", trained, "--name", "team/first", "--port", "0")
     address = None
     while address is None and (line := process.stderr.readline()):
         address = re.search(rb"open http://127\.0\.0\.1:(\d+)", line)
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=60)) as connection:
-        body = json.dumps({"text": "zwei", "max_new_tokens": 3})
+        body = json.dumps({"model": "team/first", "text": "zwei", "max_new_tokens": 3})
         connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
         assert len(json.load(connection.getresponse())["outputs"]) == 1
-        connection.request("GET", f"/runs/{trained.name}")
+        connection.request("GET", "/runs/team%2Ffirst")
         curves = json.load(connection.getresponse())
     log = read_log(trained)
     assert curves["steps"]["loss"] == [event["loss"] for event in log if event["event"] == "step"]

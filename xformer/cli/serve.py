@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 from xformer.cli._console import program
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import DraftModelOption, config_options, value_option
+from xformer.cli._options import DraftModelOption, check_utf8, config_options, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists, is_public
 from xformer.pipelines import TextGenerator, pipeline_class
 from xformer.runs.console import make_console
-from xformer.serve.config import ServeConfig
+from xformer.serve.config import ServeConfig, check_ids
 from xformer.text.extras import require
 
 HELP = """Serve models on this machine: a page in the browser to explore them, and an HTTP API. Needs the extra \
@@ -26,6 +26,7 @@ serve: pip install "array-transformers\\[cli,serve]".
 \b
 Explore a run         xformer serve --model run
 Compare two models    xformer serve --model run --model other
+Name a model          xformer serve --model run --name translator
 Another port          xformer serve --model run --port 9000
 With a draft model    xformer serve --model SmolLM2-1.7B --draft-model SmolLM2-135M
 On the local network  xformer serve --model run --host 0.0.0.0 --token SECRET
@@ -44,6 +45,7 @@ Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embedd
 together. Only this machine can connect, unless --host and --token are passed. Ctrl-C waits for running \
 requests and stops.
 """
+_NAME_HELP = "Id of a model in requests; repeatable, one for each --model in the same order."
 _SECONDS_TO_STOP = 20
 _BACKLOG = 256  # connections
 
@@ -54,6 +56,10 @@ def serve(
         list[Path],
         value_option("--model", "DIR", "Directory of a run or public checkpoint, or a .gguf file; repeatable."),
     ],
+    name: Annotated[
+        list[str] | None,
+        value_option("--name", "ID", f"{_NAME_HELP} \\[default: the last part of its path]", callback=check_utf8),
+    ] = None,
     draft_model: DraftModelOption = None,
     *,
     settings: dict[str, Any],
@@ -67,7 +73,7 @@ def serve(
 
     if settings.get("token") == "auto":
         settings["token"] = secrets.token_urlsafe(24)
-    config = ServeConfig(**settings)
+    config, names = ServeConfig(**settings), _names(model, name or ())
     for path in model:
         check_exists(path)
     classes = [pipeline_class(path) for path in model]
@@ -77,14 +83,14 @@ def serve(
     sockets = [listen(config.host, config.port)]
     models = [
         ServedModel(
-            name,
+            id_,
             load_pipeline(kind, path, **loading, **options.get(kind, {})),  # type: ignore[arg-type]
             directory=None if is_public(path) else path,
             backend=loading["backend"],
             max_tokens=config.max_tokens,
             max_batch=config.max_batch,
         )
-        for name, path, kind in zip(_names(model), model, classes, strict=True)
+        for id_, path, kind in zip(names, model, classes, strict=True)
     ]
     server = uvicorn.Server(
         uvicorn.Config(
@@ -107,14 +113,15 @@ def serve(
     server.run(sockets=sockets)
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Return an id for each model: the name of its directory, numbered if there are several of them."""
-    names: list[str] = []
-    for path in paths:
-        base = path.resolve().name.removesuffix(".gguf") or "model"
-        number = sum(1 for name in names if name == base or name.rpartition("-")[0] == base)
-        names.append(base if not number else f"{base}-{number + 1}")
-    return names
+def _names(paths: Sequence[Path], names: Sequence[str] = ()) -> list[str]:
+    """Return the id of each model: that of --name, or the last part of its path as given, links not resolved."""
+    if names and len(names) != len(paths):
+        raise ConfigError(f"--name is given {len(names)} times for {len(paths)} models; expected one for each --model")
+    ids = [*names] or [Path(os.path.abspath(path)).name.removesuffix(".gguf") for path in paths]
+    if "" in ids:
+        raise ConfigError(f"--model {paths[ids.index('')]} has no id; expected one, which --name sets")
+    check_ids(ids)
+    return ids
 
 
 def listen(host: str, port: int) -> socket.socket:

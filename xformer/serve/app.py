@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from xformer.pipelines import TextGenerator
 from xformer.serve import interpret, native, openai  # noqa: F401 - they declare routes
-from xformer.serve.config import LOOPBACK, ServeConfig
+from xformer.serve.config import LOOPBACK, ServeConfig, check_ids
 from xformer.serve.jobs import JobError
 from xformer.serve.models import ServedModel
 from xformer.serve.routes import ROUTES, Receive, Send, docs_page, error_response, openapi, starlette_route
@@ -45,9 +45,13 @@ class Server:
     Args:
         models: Models to serve.
         config: Limits and access.
+
+    Raises:
+        ConfigError: If two models have the same id.
     """
 
     def __init__(self, models: Sequence[ServedModel], config: ServeConfig | None = None) -> None:
+        check_ids([model.name for model in models])
         self.models = {model.name: model for model in models}
         self.config = ServeConfig() if config is None else config
         self.num_active = 0

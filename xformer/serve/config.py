@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xformer.config import Config, option
 from xformer.errors import ConfigError
 
@@ -38,3 +40,10 @@ class ServeConfig(Config):
             raise ConfigError(f"host is {self.host!r}, which other machines can reach; expected a token (--token auto)")
         if self.token is not None and len(self.token) < 8:
             raise ConfigError(f"token has {len(self.token)} characters; expected at least 8")
+
+
+def check_ids(ids: Sequence[str]) -> None:
+    """Raise ConfigError if two models have the same id."""
+    for each in ids:
+        if (count := ids.count(each)) > 1:
+            raise ConfigError(f"{count} models have the id {each!r}; expected different ids: pass --name for each one")
