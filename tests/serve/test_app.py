@@ -8,6 +8,7 @@ import contextlib
 import copy
 import http.client
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ import tokenizers
 from tests.pipelines.test_checkpoints import checkpoint
 from xformer.data.demo_tasks import numbers_task
 from xformer.errors import ConfigError
-from xformer.generation import alignments
+from xformer.generation import GenerationConfig, alignments
 from xformer.generation.assisted import DraftModel
 from xformer.generation.steps import DecodingSteps
 from xformer.models import (
@@ -47,6 +48,17 @@ TASK = numbers_task(num_train=200, num_valid=1, num_test=64, largest=9999)
 TEXTS = [line for line in TASK.test.source if line]
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32}
 TOKEN = "secret-töken"
+OFF = [{"kind": "decoder", "layer": 0}]
+
+
+def bytes_of(name):
+    """Return the bytes of a token of a completion; one that is a part of a character is named by them."""
+    return bytes.fromhex(name[6:].replace("\\x", "")) if name[:6] == "bytes:" else name.encode()
+
+
+def text_of(names):
+    """Return the text of tokens of a completion."""
+    return b"".join(map(bytes_of, names)).decode(errors="replace")
 
 
 class SlowLanguageModel(LanguageModel):
@@ -57,10 +69,10 @@ class SlowLanguageModel(LanguageModel):
         return super().decode_step(tokens, cache)
 
 
-def make_translator():
+def make_translator(**settings):
     tokenizer = Tokenizer.train([*TASK.train.source, *TASK.train.target], 100)
     vocab = {"source_vocab_size": tokenizer.vocab_size, "target_vocab_size": tokenizer.vocab_size}
-    config = TransformerConfig(**vocab, **SIZES, num_encoder_layers=2, num_decoder_layers=3)
+    config = TransformerConfig(**vocab, **SIZES, num_encoder_layers=2, num_decoder_layers=3, **settings)
     return Translator(Transformer(config, xp=np, seed=0, dtype="float64"), Tokenizers(tokenizer, tokenizer))
 
 
@@ -185,20 +197,23 @@ def generator():
     return make_generator()
 
 
+def make_encoders(tokenizer):
+    config = {"vocab_size": 61, **SIZES, "num_layers": 2, "max_positions": 32}
+    return {
+        "embedder": Embedder(Encoder(EncoderConfig(**config), xp=np, seed=0), tokenizer),
+        "classifier": Classifier(Encoder(EncoderConfig(**config, num_labels=2), xp=np, seed=0), tokenizer),
+        "reranker": Reranker(Encoder(EncoderConfig(**config, num_labels=1), xp=np, seed=0), tokenizer),
+    }
+
+
 @pytest.fixture(scope="module")
 def client(translator, generator, chat, byte_level):
-    tokenizer = chat[1]
-    config = {"vocab_size": 61, **SIZES, "num_layers": 2, "max_positions": 32}
-    embedder = Embedder(Encoder(EncoderConfig(**config), xp=np, seed=0), tokenizer)
-    classifier = Classifier(Encoder(EncoderConfig(**config, num_labels=2), xp=np, seed=0), tokenizer)
     pipelines = {
         "translator": translator,
         "generator": generator,
         "chat": chat[0],
         "bytes": byte_level,
-        "embedder": embedder,
-        "classifier": classifier,
-        "reranker": Reranker(Encoder(EncoderConfig(**config, num_labels=1), xp=np, seed=0), tokenizer),
+        **make_encoders(chat[1]),
     }
     client = Client(pipelines, max_body=5_000, max_tokens=50, timeout=30.0)
     yield client
@@ -288,6 +303,26 @@ def test_prompts_of_different_lengths_share_a_batch(client, generator):
     assert {choice["finish_reason"] for choice in choices} == {"length"}
 
 
+@pytest.mark.parametrize("text", ["", " ", [""], ["", "\u200b"]])
+def test_texts_may_all_be_blank(client, text):
+    outputs = client.post("/translate", text=text)["outputs"]
+    assert outputs == [[{"text": "", "score": 0.0, "log_probability": 0.0, "finished": True}]] * (
+        1 if isinstance(text, str) else len(text)
+    )
+    assert isinstance(text, list) or client.events("/translate", text=text, stream=True)[-1][0] == "result"
+
+
+def test_blank_texts_have_vectors_classes_and_ranks(client):
+    vectors = [each["embedding"] for each in client.post("/v1/embeddings", input=["", "a man"])["data"]]
+    (alone,) = client.post("/v1/embeddings", input="")["data"]
+    np.testing.assert_allclose(alone["embedding"], vectors[0], atol=1e-6)
+    assert (
+        client.post("/classify", input=[""])["data"][0]["label"]
+        == client.post("/classify", input="")["data"][0]["label"]
+    )
+    assert len(client.post("/rerank", query="", documents=["", ""])["results"]) == 2
+
+
 def test_an_invalid_request_in_a_batch_fails_alone(client):
     texts = [{"prompt": "the", "max_tokens": 3}, {"prompt": [0] * 1100, "max_tokens": 3}, {"prompt": "on"}]
     with ThreadPoolExecutor(3) as pool:
@@ -321,11 +356,14 @@ def test_completions_are_compatible_with_openai(client, byte_level):
     for choice, prompt in zip(response["choices"], ["the", "the", "on", "on"], strict=True):
         logprobs, text = choice["logprobs"], choice["text"]
         num_tokens += len(logprobs["tokens"])
-        assert "".join(logprobs["tokens"]) == text
+        assert text_of(logprobs["tokens"]) == text
         assert text.startswith(prompt)
         assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
         offsets = logprobs["text_offset"]
-        assert offsets == [len("".join(logprobs["tokens"][:k])) for k in range(len(offsets))]
+        assert all(
+            text[start:].lstrip("\ufffd").startswith(name) or name[:6] == "bytes:"
+            for start, name in zip(offsets, logprobs["tokens"], strict=True)
+        )
         assert len(offsets) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"])
         for token, value, top in zip(*list(logprobs.values())[:3], strict=True):
             assert top is value or (top[token] == value and len(top) <= 3)
@@ -347,10 +385,10 @@ def test_logprobs_end_before_a_stop_text(client, path):
         return choice["text"] if "text" in choice else choice["message"]["content"], tokens
 
     whole, tokens = send()
-    stop = "".join(tokens[12:14])
+    stop = text_of(tokens[12:14])
     text, tokens = send(stop=stop)
     assert text == whole[: whole.index(stop)] != ""
-    assert "".join(tokens) == text
+    assert text_of(tokens) == text
 
 
 def test_a_stop_text_ends_a_completion(client, generator):
@@ -416,6 +454,28 @@ def test_values_that_other_clients_send_are_accepted(client):
     sampled = {**body, "prompt": "a", "temperature": 1.0, "seed": 3}
     off = client.post("/v1/completions", **sampled, top_k=0, min_p=0)["choices"]
     assert off == client.post("/v1/completions", **sampled)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "bytes", "prompt": "the"}),
+        ("/v1/chat/completions", {"model": "bytes", "messages": [{"role": "user", "content": "the"}]}),
+        ("/explore", {"model": "bytes", "text": "the"}),
+        ("/translate", {"text": TEXTS[0]}),
+    ],
+)
+def test_seeds_are_those_of_the_protocol(client, path, body):
+    def send(seed):
+        answer = client.post(path, **body, temperature=2.0, max_new_tokens=9, seed=seed)
+        return answer.get("choices") or answer["outputs"]
+
+    seeds = (-1, -(2**63), 2**63 - 1, 0)
+    outputs = [send(seed) for seed in seeds]
+    assert [send(seed) for seed in seeds] == outputs
+    assert all(each not in outputs[:index] for index, each in enumerate(outputs))
+    for seed in (2**63, -(2**63) - 1, 0.5, True):
+        assert client.post(path, status=400, **body, seed=seed)["error"]["param"] == "seed"
 
 
 def test_many_or_long_phrases_are_refused(client):
@@ -685,6 +745,137 @@ def test_a_limit_is_named_as_in_the_request(client):
     assert error["message"] == "max_tokens is 51; expected at most 50, the limit of this server"
 
 
+LONG = "a " * 70
+
+
+@pytest.fixture(scope="module")
+def short(byte_level):
+    client = Client({"bytes": byte_level, "short": make_translator(positions="learned", max_positions=32)})
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message", "param"),
+    [
+        ("/v1/completions", {"prompt": LONG}, "prompt 1 has 140 tokens; the context of the model has 64", "prompt"),
+        (
+            "/v1/completions",
+            {"prompt": ["a", [5] * 60], "max_tokens": 9},
+            "60 tokens and max_tokens is 9; the",
+            "prompt",
+        ),
+        ("/v1/completions", {"prompt": [5] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, "has 64 tok", "prompt"),
+        ("/v1/completions", {"prompt": [5] * 60, "stream": True}, "and max_tokens is 16; the context of", "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "shorten the prompt", "messages"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a" * 60}], "max_completion_tokens": 9},
+            "max_completion_tokens is 9; the context of the model has 64, so 5 do not fit: shorten the prompt or lower",
+            "messages",
+        ),
+        ("/explore", {"text": LONG}, "prompt 1 has 140 tokens", "text"),
+        ("/explore", {"text": "a" * 60, "max_new_tokens": 9, "num_beams": 2}, "max_new_tokens is 9", "text"),
+        ("/explore", {"text": "a", "prefix_ids": [5] * 70}, "prompt 1 has 71 tokens", "text"),
+        ("/attention", {"text": LONG}, "the text has 140 tokens; the context of the model has 64", None),
+        ("/layers", {"text": "a", "output_ids": [5] * 64}, "the text has 65 tokens; the context of", None),
+        ("/translate", {"text": ["a", "a " * 1100]}, "text 2 has 2201 tokens; expected at most 31", "text"),
+        ("/translate", {"text": "a", "target_length": 32}, "target_length is 32; expected at most 31", "target_length"),
+        ("/translate", {"text": "a", "min_new_tokens": 32}, "min_new_tokens is 32; expected", "min_new_tokens"),
+        ("/attention", {"model": "short", "text": "a", "output_ids": [5] * 33}, "the output has 33 tokens", None),
+        ("/layers", {"model": "short", "text": "a " * 40, "output_ids": [5]}, "text 1 has 81 tokens", "text"),
+        ("/explore", {"model": "short", "text": "a " * 40}, "text 1 has 81 tokens", "text"),
+    ],
+)
+def test_an_overflow_of_the_context_has_its_code(short, path, body, message, param):
+    model = "short" if path == "/translate" else "bytes"
+    error = short.post(path, status=400, **{"model": model, **body})["error"]
+    assert message in error["message"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert not re.search("context=|max_source_length|train ", error["message"])  # which no request can change
+
+
+def test_prompts_without_tokens_are_refused(client):
+    for path, body, message in (
+        ("/v1/chat/completions", {"messages": []}, "messages is empty; expected at least one message"),
+        ("/explore", {"messages": []}, "messages is empty; expected some text"),
+        ("/attention", {"messages": []}, "messages is empty; expected some text"),
+        ("/layers", {"messages": [], "output_ids": [5]}, "messages is empty; expected some text"),
+        ("/v1/completions", {"prompt": []}, "prompt is empty or of another kind; expected a text, a list of texts, to"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt is empty or of another kind"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}]}, "prompt 1 is empty; expected some t"),
+    ):
+        error = client.post(path, status=400, model="bytes", **body)["error"]
+        assert message in error["message"]
+        assert error["param"] in body
+
+
+def test_a_target_length_replaces_the_limits_of_a_checkpoint(translator):
+    limited = copy.copy(translator)
+    limited.defaults = GenerationConfig(max_new_tokens=4, min_new_tokens=2)
+    client = Client({"limited": limited})
+    try:
+        (output,) = client.post("/explore", text=TEXTS[0], target_length=8)["outputs"]
+        assert 7 <= len(output["tokens"]) <= 9
+        error = client.post("/translate", status=400, text="a", target_length=8, max_new_tokens=9)["error"]
+        assert error["message"].endswith("expected one or the other: omit max_new_tokens")
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("kind", ["translator", "generator"])
+def test_the_default_length_of_a_checkpoint_is_cut_to_the_limit(translator, generator, kind):
+    pipeline = copy.copy({"translator": translator, "generator": generator}[kind])
+    pipeline.defaults, settings = GenerationConfig(max_new_tokens=30), {"text": TEXTS[0], "suppress_tokens": [2]}
+    if kind == "generator":
+        pipeline.default_max_length, settings["text"] = 30, "the"
+    client = Client({kind: pipeline}, max_tokens=7)
+    try:
+        (output,) = client.post("/explore", **settings)["outputs"]
+        assert len(output["tokens"]) == 7
+        assert client.get("/v1/models")["data"][0]["defaults"]["max_new_tokens"] == 7
+        assert client.post("/explore", status=400, **settings, max_new_tokens=8)["error"]["param"] == "max_new_tokens"
+    finally:
+        client.close()
+
+
+IDS = [5] * 9
+
+
+@pytest.fixture(scope="module")
+def limited(chat, translator):
+    client = Client({"chat": chat[0], "translator": translator}, max_request_tokens=200)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "more"),
+    [
+        ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "n": 4, "temperature": 1}, {"n": 5}),
+        ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "num_beams": 4}, {"num_beams": 5}),
+        ("/v1/completions", {"prompt": [IDS] * 20, "max_tokens": 1}, {"max_tokens": 2, "stream": True}),
+        ("/v1/completions", {"prompt": [IDS] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, {"max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, {"n": 64}),
+        ("/translate", {"text": [TEXTS[0]] * 4, "max_new_tokens": 5}, {"num_beams": 8}),
+        ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "stream": True}),
+        ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "ablations": OFF}),
+        (
+            "/explore",
+            {"model": "translator", "text": TEXTS[0], "max_length_ratio": 2.0},
+            {"max_length_ratio": 100.0, "stream": True},
+        ),
+    ],
+)
+def test_the_tokens_of_a_request_are_limited(limited, path, body, more):
+    assert limited.post(path, **body)
+    message = limited.post(path, status=400, **{**body, **more})["error"]["message"]
+    numbers = re.search(r"takes (\d+) tokens \((\d+) texts, outputs or beams of up to (\d+)\)", message).groups()
+    total, rows, length = map(int, numbers)
+    assert rows * length == total > 200
+    assert "expected at most 200, the limit of this server" in message
+
+
 def test_openapi_has_the_limits_of_the_server(client):
     schemas = client.get("/openapi.json")["components"]["schemas"]
     fields = schemas["CompletionRequest"]["properties"]
@@ -925,6 +1116,57 @@ def test_a_request_that_takes_too_long_is_stopped():
         assert client.events("/v1/completions", **body, stream=True)[-2][0] == "error"
         client.idle()
     finally:
+        client.close()
+
+
+COMPUTED = {
+    "/v1/embeddings": {"input": ["a man", "the dog"]},
+    "/classify": {"input": "a man"},
+    "/rerank": {"query": "a", "documents": ["a man"]},
+    "/v1/rerank": {"query": "a", "documents": ["a man"]},
+    "/attention": {"model": "generator", "text": "the"},
+    "/layers": {"model": "generator", "text": "the", "output_ids": [5]},
+    "/explore": {"model": "generator", "text": "the", "ablations": OFF},
+}
+
+
+def test_computed_routes_have_the_timeout_too(chat, generator):
+    client = Client({"generator": generator, **make_encoders(chat[1])}, timeout=0.3)
+    proceed = threading.Event()
+    try:
+        for model in client.models:
+            model.worker._computing.submit(proceed.wait, 60)
+        for path, body in COMPUTED.items():
+            assert client.post(path, status=504, **body)["error"]["code"] == "timeout"
+        client.idle()
+    finally:
+        proceed.set()
+        client.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/classify", "/rerank"])
+def test_a_client_that_disconnects_holds_no_others(chat, path):
+    client, proceed = Client(make_encoders(chat[1])), threading.Event()
+    many = {"documents" if path == "/rerank" else "input": ["a man"] * 64}
+    try:
+        for model in client.models:
+            model.worker._computing.submit(proceed.wait, 60)
+        with ThreadPoolExecutor(1) as pool:
+            connection = http.client.HTTPConnection("127.0.0.1", client.port)
+            body = json.dumps({**COMPUTED[path], **many})
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            while client.get("/health")["running"] < 1:
+                time.sleep(0.01)
+            other = pool.submit(client.post, path, **COMPUTED[path])
+            while client.get("/health")["running"] < 2:
+                time.sleep(0.01)
+            connection.close()
+            while client.get("/health")["running"] > 1:
+                time.sleep(0.01)
+            proceed.set()
+            assert other.result(20)
+    finally:
+        proceed.set()
         client.close()
 
 

@@ -25,7 +25,7 @@ pytest.importorskip("uvicorn")
 from openai.types.chat import completion_create_params as chat_params  # noqa: E402
 from openai.types.completion_create_params import CompletionCreateParamsBase  # noqa: E402
 
-from tests.serve.test_app import Client  # noqa: E402
+from tests.serve.test_app import Client, bytes_of, text_of  # noqa: E402
 
 # As the templates of Qwen and Hermes do.
 TEMPLATE = (
@@ -196,6 +196,23 @@ def test_a_stop_string_is_not_part_of_text_and_logprobs(client):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == choice.message.content
 
 
+def test_parts_of_characters_are_named_by_their_bytes(client):
+    body = {"model": "llama", "max_tokens": 30, "temperature": 2, "seed": 5, "extra_body": {"min_new_tokens": 30}}
+    (choice,) = client.completions.create(**body, prompt="é", logprobs=50, echo=True).choices
+    names, tops = choice.logprobs.tokens, choice.logprobs.top_logprobs
+    assert names[:2] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert choice.logprobs.text_offset[:3] == [0, 0, 1]
+    assert text_of(names) == choice.text
+    assert {len(top) for top in tops[1:]} <= {50, 51}  # all have different names
+    vocabulary = {bytes([byte]) for byte in range(256)} | {b"th", b"in", b"", *map(str.encode, SPECIAL)}
+    assert {bytes_of(name) for top in tops[1:] for name in top} <= vocabulary
+    streamed = client.completions.create(**body, prompt="é", logprobs=50, echo=True, stream=True)
+    assert [each for chunk in streamed for each in chunk.choices[0].logprobs.tokens] == names
+    chat = client.chat.completions.create(**body, messages=USER, logprobs=True, top_logprobs=50).choices[0]
+    for token in chat.logprobs.content:
+        assert len({bytes(each.bytes) for each in token.top_logprobs if each.bytes}) >= 50 - len(SPECIAL)
+
+
 def test_prompts_are_scored(client, generator):
     ids = [generator.token_ids([text])[0] for text in ("the thin", "a thing é")]
     body = {"model": "llama", "prompt": ids, "echo": True, "logprobs": 1, "temperature": 0}
@@ -208,7 +225,7 @@ def test_prompts_are_scored(client, generator):
         assert choice.logprobs.token_logprobs[0] is None
         np.testing.assert_allclose(choice.logprobs.token_logprobs[1:], expected, atol=1e-4)
         assert other.logprobs.token_logprobs[: len(row)] == choice.logprobs.token_logprobs
-        assert choice.text == generator.tokenizer.decode(row) == "".join(choice.logprobs.tokens)
+        assert choice.text == generator.tokenizer.decode(row) == text_of(choice.logprobs.tokens)
         assert other.text.startswith(choice.text)
         best = [max(top.values()) for top in choice.logprobs.top_logprobs[1:]]
         np.testing.assert_allclose(best, log_probs[:-1].max(axis=-1), atol=1e-4)

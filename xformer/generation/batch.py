@@ -168,6 +168,12 @@ class GenerationBatch:
         return len(self.inputs)
 
     @property
+    def max_length(self) -> int:
+        """Largest number of tokens of a row: of its source, the prompt and the output."""
+        outputs = max((self.lengths.ranges[index].maximum for index in self.inputs), default=0)
+        return self.source_length + len(self.start) + outputs
+
+    @property
     def source_length(self) -> int:
         """Length of the longest source; 0 for a language model."""
         return 0 if self.sources is None else int(self.sources.ids.shape[1])

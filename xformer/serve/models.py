@@ -23,12 +23,11 @@ from xformer.pipelines import (
     TextGenerator,
     TextToText,
     Translator,
-    check_source_lengths,
 )
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.serve import schema
-from xformer.serve.jobs import Job, JobError, Worker
+from xformer.serve.jobs import Job, JobError, Worker, too_long
 
 if TYPE_CHECKING:
     from xformer.serve.app import Server
@@ -136,12 +135,18 @@ class ServedModel:
         """Return the token ids of sources, prompts, chats or texts, as a search expects them.
 
         Raises:
-            DataError: For a text that is too long or has unknown characters.
+            DataError: For a text with unknown characters.
+            JobError: For a source that is too long.
         """
         if not self.pipeline.has_source:
             return [list(map(int, ids)) for ids in self.pipeline.token_ids(texts)]
         encoded, _ = self.pipeline.truncate(self.pipeline.token_ids(texts))
-        check_source_lengths(encoded, MAX_SOURCE_LENGTH)
+        limit = MAX_SOURCE_LENGTH
+        if self.context_length is not None:
+            limit = min(limit, self.context_length - len(self.pipeline.suffix))
+        for number, size in enumerate(map(len, encoded), start=1):
+            if size > limit:
+                raise too_long(f"text {number} has {size} tokens; expected at most {limit}: split it", "text")
         return encoded
 
     def encode_request(
@@ -154,31 +159,31 @@ class ServedModel:
         """
         if (request.text is None) == (request.messages is None):
             raise DataError("expected one of text and messages")
+        name = "text" if request.messages is None else "messages"
         if request.messages is not None and not self.pipeline.has_chat:
             raise DataError(f"model {self.name!r} has no chat template; expected text instead of messages")
-        (ids,) = self.token_ids([request.text if request.messages is None else request.messages])
+        (ids,) = self.token_ids([getattr(request, name)])
         if not ids:
-            raise DataError("text is blank; expected some text")
+            raise JobError(f"{name} is empty; expected some text", param=name)
         return ids
 
     def source_ids(self, ids: list[int]) -> list[int]:
         """Return the ids of a source as the encoder sees them, with eos."""
         return [*ids, *self.pipeline.suffix] if self.pipeline.has_source else ids
 
-    def resolve(self, settings: dict[str, Any]) -> GenerationConfig:
+    def resolve(self, settings: dict[str, Any], target_length: int | None = None) -> GenerationConfig:
         """Return the settings of a search.
 
         Args:
             settings: Fields of `GenerationConfig`.
+            target_length: Length of outputs, of an encoder-decoder.
 
         Raises:
             ConfigError: For invalid or contradictory settings.
             JobError: For more new tokens than the server allows.
         """
-        if self.pipeline.has_source:
-            config = GenerationConfig.resolve(self.pipeline.defaults, settings)
-        else:
-            config = self.pipeline.resolve_config(None, **settings)
+        options = {"target_length": target_length} if self.pipeline.has_source else {}
+        config: GenerationConfig = self.pipeline.resolve_config(**settings, **options)
         for name in ("max_new_tokens", "min_new_tokens"):
             self.check_limit(name, settings.get(name) or 0)
         if config.max_new_tokens is not None and config.max_new_tokens > self.max_tokens:  # the default of the model
@@ -186,10 +191,38 @@ class ServedModel:
         return config
 
     def check_limit(self, name: str, value: int) -> None:
-        """Raise JobError for more tokens than the server allows."""
+        """Raise JobError for more tokens than the server allows, or than the output of the model can have."""
         if value > self.max_tokens:
             message = f"{name} is {value}; expected at most {self.max_tokens}, the limit of this server"
             raise JobError(message, param=name)
+        limit = self.context_length if self.pipeline.has_source and name != "max_new_tokens" else None
+        if limit is not None and value >= limit:  # outputs begin with another token
+            raise too_long(f"{name} is {value}; expected at most {limit - 1}: the context has {limit} tokens", name)
+
+    @property
+    def context_length(self) -> int | None:
+        """Largest number of tokens of a text with its output, or of either with an encoder-decoder; None: no limit."""
+        config = self.pipeline.model.config
+        if not self.pipeline.has_source:
+            return int(self.pipeline.context_length)
+        return int(config.max_positions) if config.positions == "learned" else None
+
+    def _check_prompts(self, request: Any, encoded: Sequence[Sequence[int]], config: GenerationConfig) -> None:
+        """Raise JobError for a prompt without tokens, and for one that leaves no space for its output."""
+        names = ("max_completion_tokens", "max_tokens", "max_new_tokens")
+        name = next((each for each in names if getattr(request, each, None) == config.max_new_tokens), names[-1])
+        param = next(each for each in ("messages", "prompt", "text") if getattr(request, each, None) is not None)
+        context, new = self.pipeline.context_length, config.max_new_tokens or 1
+        for number, size in enumerate(map(len, encoded), start=1):
+            if not size:
+                raise JobError(f"prompt {number} is empty; expected some text", param=param)
+            if size >= context:
+                message = f"prompt {number} has {size} tokens; the context of the model has {context}, with the output"
+                raise too_long(f"{message}: shorten the prompt", param)
+            if size + new > context:
+                fit = f"the context of the model has {context}, so {size + new - context} do not fit"
+                message = f"prompt {number} has {size} tokens and {name} is {new}; {fit}"
+                raise too_long(f"{message}: shorten the prompt or lower {name}", param)
 
     async def make_job(
         self,
@@ -213,6 +246,7 @@ class ServedModel:
             **options: Arguments of `search_task`; `on_text` with the job as its first argument.
         """
         seed = request.seed if seed is None else seed
+        seed = None if seed is None else seed % 2**64  # `Rng` takes no negative ones
         # A search with a seed shares no steps, so that rounding cannot change its samples.
         job = Job(server.config.timeout, is_alone=config.method == "sampling" and seed is not None)
         options |= {"seed": secrets.randbits(32) if seed is None else seed, "stopping_criteria": [job.check]}
@@ -235,11 +269,31 @@ class ServedModel:
 
         def prepare() -> Task[Any]:
             ids = encode()
+            if not self.pipeline.has_source:
+                self._check_prompts(request, ids, config)
             bias = [request.sequence_bias] * len(ids) if request.sequence_bias else None
-            return finish(job, ids, self.pipeline.search_task(ids, config, sequence_bias=bias, **options))
+            task = self.pipeline.search_task(ids, config, sequence_bias=bias, **options)
+            return finish(job, ids, _limited(task, server.config.max_request_tokens))
 
         job.task = await server.in_thread(prepare)
         return job
+
+
+def _limited(task: Task[Any], limit: int) -> Task[Any]:
+    """Return a task that raises JobError in place of searches whose rows have more tokens than the limit."""
+    while True:
+        try:
+            searches = next(task)
+        except StopIteration as end:
+            return end.value
+        sizes = [(each.batch.num_inputs * each.batch.rows_per_input, each.batch.max_length) for each in searches]
+        if (total := sum(rows * length for rows, length in sizes)) > limit:
+            rows, length = sum(rows for rows, _ in sizes), max(length for _, length in sizes)
+            raise JobError(
+                f"the request takes {total} tokens ({rows} texts, outputs or beams of up to {length}); expected at "
+                f"most {limit}, the limit of this server: send fewer texts, or ask for fewer outputs, beams or tokens"
+            )
+        yield searches
 
 
 def _example(pipeline: AnyPipeline) -> str:

@@ -25,7 +25,7 @@ from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.output_text import Token, pieces_of, tokens_of
 from xformer.serve import schema
 from xformer.serve.interventions import interventions
-from xformer.serve.jobs import Event, Job, JobError
+from xformer.serve.jobs import Event, Job, JobError, too_long
 from xformer.serve.models import ServedModel
 from xformer.serve.routes import Chunks, event_bytes, route, stream
 
@@ -111,7 +111,7 @@ async def summarize(server: Server, request: schema.TranslateRequest) -> schema.
 async def _text_to_text(
     server: Server, request: schema.TranslateRequest, model: ServedModel
 ) -> schema.Outputs | Chunks:
-    texts, config = texts_of("text", request.text), model.resolve(request.settings())
+    texts, config = texts_of("text", request.text), model.resolve(request.settings(), request.target_length)
     if request.stream and (len(texts) > 1 or config.num_return_sequences > 1):
         raise DataError("stream is true for several texts or outputs; expected one of each")
 
@@ -179,7 +179,7 @@ async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank
 async def explore(server: Server, request: schema.ExploreRequest) -> schema.Exploration | Chunks:
     """Generate, and show alternatives, alignment and the beam."""
     model = server.model(request.model, TextToText, TextGenerator, task="generate text")
-    config, start = model.resolve(request.settings()), time.monotonic()
+    config, start = model.resolve(request.settings(), request.target_length), time.monotonic()
     candidates: list[Any] = []  # of steps that the client has not received
     # A language model reads the beginning of its output as a part of the prompt.
     forced = [] if model.pipeline.has_source else check_tokens("prefix_ids", request.prefix_ids, model.vocab_size)
@@ -192,11 +192,13 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
         prompt = ids[0][: len(ids[0]) - len(forced)]
         source = _shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(prompt)))
         before = tokens_of(model.pipeline.target_tokenizer, forced, prompt)
+        searches = next(task)  # raises its errors before the first event
         if request.stream:
             job.emit("source", {"source": source})
             if options.get("on_text"):
                 on_text(job, 0, "", before)
             candidates.append(job)
+        yield searches
         (outputs,) = yield from task
         outputs = [
             each._replace(
@@ -336,8 +338,9 @@ def check_attention(
     else:
         (kind,), length = model.pipeline.attention_kinds, len(ids) + len(out)
         layers, shapes = {kind: config.num_layers}, {kind: (length, length)}
-        if model.pipeline.generates_text and length > model.pipeline.context_length:
-            raise DataError(f"the text has {length} tokens; expected at most {model.pipeline.context_length}")
+    name, read = ("the output", len(out)) if model.pipeline.has_source else ("the text", len(ids) + len(out))
+    if model.pipeline.generates_text and model.context_length is not None and read > model.context_length:
+        raise too_long(f"{name} has {read} tokens; the context of the model has {model.context_length}: shorten it")
     if layer is not None and layer >= max(layers.values()):
         raise ConfigError(f"layer is {layer}; expected 0 to {max(layers.values()) - 1}")
     sizes = {kind: 4 * config.num_heads * math.prod(shapes[kind]) for kind in layers}

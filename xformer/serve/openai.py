@@ -77,7 +77,8 @@ async def completions(server: Server, request: schema.CompletionRequest) -> sche
     prompt: Any = request.prompt
     prompts = [prompt] if isinstance(prompt, str) or all(isinstance(each, int) for each in prompt) else prompt
     if not all(isinstance(each, str) or (each and isinstance(each, list)) for each in prompts):
-        raise JobError("prompt is not a text, a list of texts or token ids", param="prompt")
+        message = "prompt is empty or of another kind; expected a text, a list of texts, token ids, or a list of them"
+        raise JobError(message, param="prompt")
     model.check_limit("max_tokens", request.max_tokens)
     settings = {"max_new_tokens": max(1, request.max_tokens), **request.settings()}
     return await _Completion(model, request, prompts, settings, request.logprobs).respond(server)
@@ -89,6 +90,8 @@ async def chat_completions(server: Server, request: schema.ChatRequest) -> schem
     model, settings = server.model(request.model, TextGenerator, task="answer chats"), request.settings()
     if not model.pipeline.has_chat:
         raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
+    if not request.messages:
+        raise JobError("messages is empty; expected at least one message", param="messages")
     for name in ("max_tokens", "max_completion_tokens"):
         if (limit := getattr(request, name)) is not None:
             model.check_limit(name, limit)
@@ -243,17 +246,32 @@ class _Completion(_Response):
         logprobs = None
         if self.logprobs is not None:
             logprobs = schema.CompletionLogprobs(
-                [token.text for token in tokens],
+                [_name(token) for token in tokens],
                 [None if token.log_probability is None else finite(token.log_probability) for token in tokens],
-                [
-                    None
-                    if token.log_probability is None
-                    else {each.text: finite(each.log_probability) for each in [*token.alternatives[::-1], token]}
-                    for token in tokens
-                ],
+                [*map(_top_logprobs, tokens)],
                 [*itertools.accumulate((len(token.text) for token in tokens), initial=start)][:-1],
             )
         return schema.CompletionChoice(number, text, logprobs, output.finish_reason if output else None)
+
+
+def _name(token: Token) -> str:
+    """Return the name of a token: its text, or its bytes if they are a part of a character, as OpenAI writes them."""
+    try:
+        return token.bytes.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+
+
+def _top_logprobs(token: Token) -> dict[str, float] | None:
+    """Return the log-probabilities of a token and of its alternatives, which have different names."""
+    if token.log_probability is None:
+        return None
+    others = {  # special tokens have no text, and unused ones no entry in the vocabulary
+        _name(each) or each.piece or f"token_id:{each.id}": finite(each.log_probability)
+        for each in token.alternatives[::-1]
+        if each.id != token.id
+    }
+    return {**others, _name(token): finite(token.log_probability)}
 
 
 class _Chat(_Response):

@@ -20,6 +20,7 @@ MAX_TEXTS = 64
 MAX_INPUTS = 2048
 MAX_PHRASES, MAX_PHRASE_CHARACTERS = 64, 200
 MAX_CHANGES = 512
+_SEEDS = {"ge": -(2**63), "le": 2**63 - 1}  # 64 bits, as in the API of OpenAI
 
 Json = dict[str, Any]
 Structure = TypeVar("Structure", bound=Struct)
@@ -66,7 +67,7 @@ _Phrase = Annotated[str, Meta(max_length=MAX_PHRASE_CHARACTERS)]
 
 
 class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):
-    seed: Annotated[int | None, about("Seed of sampling. Default: a new one for each request.")] = None
+    seed: Annotated[int, about("Seed of sampling. Default: a new one for each request.", **_SEEDS)] | None = None
     sequence_bias: Annotated[list[_Phrase], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = (
         msgspec.field(default_factory=list)
     )
