@@ -66,6 +66,21 @@ def test_prompt_lookup(steps, positions, window):
     assert_equal(xf.generate(model, PROMPTS[1:2], max_new_tokens=40, **LOOKUP), expected[1:2])
 
 
+@pytest.mark.parametrize("draft", ["lookup", "model"])
+def test_a_kept_cache_does_not_remember_the_length_of_an_earlier_output(draft):
+    models = [language_model() for _ in range(2)]
+
+    def generate(index, prompt, num_draft, limit):
+        options = {"prompt_lookup_num_tokens": num_draft}
+        if draft == "model":
+            options = {"draft_model": models[index], "num_draft_tokens": num_draft}
+        return xf.generate(models[index], [prompt], max_new_tokens=limit, **options)
+
+    generate(0, [4] * 54, 2, 8)  # its programs begin near the end of a cache of 64 tokens
+    for num_draft in (7, 6, 5):
+        assert_equal(generate(0, [4] * 6, num_draft, 40), generate(1, [4] * 6, num_draft, 40))
+
+
 @pytest.mark.parametrize(
     "options",
     [

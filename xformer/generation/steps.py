@@ -216,11 +216,13 @@ class DecodingSteps:
         return type(self._model).decode_step, available_threads(), *parameters, *self._shapes()
 
     def _use(self, key: Hashable, cache: StaticCache, programs: dict[Any, Any]) -> None:
-        """Continue with kept programs, whose arrays get the values of the cache."""
+        """Continue with kept programs, whose arrays and length become those of the cache."""
         for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
             if target is not None and source is not None:
                 assign(target, source)
-        self.cache, self._programs, self._is_own = cache.alias(), programs, False
+        kept = cache.alias()
+        kept.length = self.cache.length
+        self.cache, self._programs, self._is_own = kept, programs, False
         self.close()  # nothing uses the arrays of the last programs any more
         self._used = key, cache, programs
 
