@@ -106,6 +106,29 @@ def test_several_texts_are_sorted_by_probability(generator):
     assert texts == [[output.text for output in each] for each in outputs]
 
 
+@pytest.mark.parametrize("has_draft_model", [False, True])
+@pytest.mark.parametrize("size", [9, 110])
+def test_samples_of_a_prompt_share_its_prefill(monkeypatch, size, has_draft_model):
+    generator, settings = make(context_length=256, max_positions=256), {"max_new_tokens": 8, "temperature": 2.0}
+    prompt, read, decode_step = TEXT[:size], [], LanguageModel.decode_step
+    expected = [generator.outputs([prompt], first_index=index, **settings)[0][0] for index in range(4)]
+
+    def record(self, tokens, cache, **options):
+        read.extend([tokens.shape] if self is generator.model else [])
+        return decode_step(self, tokens, cache, **options)
+
+    monkeypatch.setattr(LanguageModel, "decode_step", record)
+    if has_draft_model:
+        generator.draft_model = map_arrays(np.copy, generator.model)
+    for prompts, count in ([prompt], 4), ([prompt] * 4, 1):
+        generator.prefix_cache.clear()
+        read.clear()
+        outputs = generator.outputs(prompts, num_return_sequences=count, **settings)
+        found = sorted(output.text for each in outputs for output in each)
+        assert found == sorted(output.text for output in expected)
+        assert sum(rows * tokens for rows, tokens in read if tokens > 8) == size
+
+
 def test_beam_search_finds_more_probable_text(generator):
     ((greedy,),) = generator.outputs(["the"], max_new_tokens=6, top_k=1)
     (beams,) = generator.outputs(["the"], max_new_tokens=6, num_beams=4, num_return_sequences=2)

@@ -29,6 +29,7 @@ from xformer.generation.results import Hypothesis, UnscoredHypothesis, length_pe
 from xformer.generation.steps import DecodingSteps
 from xformer.layers.kv_cache import with_size
 from xformer.models.token_ids import check_one_each, check_tokens
+from xformer.tracing.activations import is_observing
 
 if TYPE_CHECKING:
     from xformer.generation.assisted import Drafter
@@ -146,9 +147,9 @@ class GenerationBatch:
 
     @property
     def uses_prefix_cache(self) -> bool:
-        """True if the prompt enters the model in chunks that may be cached."""
-        prompts = [self.prefixes[index] for index in self.inputs]
-        return self.prefix_cache is not None and self.prefix_cache.serves(self.model, prompts)
+        """True if the only prompt, or that of all samples, enters the model in chunks that may be cached."""
+        prompts = {tuple(self.prefixes[index]) for index in self.inputs}
+        return self.prefix_cache is not None and self.prefix_cache.serves(self.model, [*prompts])
 
     @property
     def num_draft_tokens(self) -> int:
@@ -275,11 +276,28 @@ class GenerationBatch:
 def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
     """Enter the prefixes of batches, one row per input; return further steps and the next logits.
 
-    Prompts of similar lengths enter a language model together, so that little padding is computed.
+    Prompts of similar lengths enter a language model together, so that little padding is computed, and equal prompts
+    once, such as those of the samples of a text.
     """
     first = batches[0]
-    rows = [[*batch.start, *batch.prefixes[index]] for batch in batches for index in batch.inputs]
+    rows = [(*batch.start, *batch.prefixes[index]) for batch in batches for index in batch.inputs]
     sources = [batch.sources for batch in batches if batch.sources is not None]
+    if sources or is_observing():  # which sees each row
+        return _prefill(batches, rows, sources)
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(rows))}
+    steps, logits = _prefill(batches, list(places), sources)
+    if len(places) < len(rows):
+        parents = [places[row] for row in rows]
+        steps.reorder(parents)
+        logits = first.take(logits, parents)
+    return steps, logits
+
+
+def _prefill(
+    batches: Sequence[GenerationBatch], rows: Sequence[tuple[int, ...]], sources: Sequence[Sources]
+) -> tuple[DecodingSteps, Array]:
+    """Enter rows of tokens; see `prefill`."""
+    first = batches[0]
     maximum = max(batch.lengths.ranges[index].maximum for batch in batches for index in batch.inputs)
     groups: list[list[int]] = []
     for row in sorted(range(len(rows)), key=lambda row: -len(rows[row])):
@@ -298,7 +316,7 @@ def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
         lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
         longest = len(first.start) + maximum + first.num_draft_tokens
         steps = DecodingSteps(first.model, cache, longest, lengths_of_sources)
-        if len(batches) == 1 and first.uses_prefix_cache and first.prefix_cache is not None:
+        if len(rows) == 1 and first.prefix_cache is not None and first.uses_prefix_cache:
             end = first.prefix_cache.prefill(
                 first.model, prompts[0], cache, lambda data: first.to_device(data, index_dtype(first.xp))
             )

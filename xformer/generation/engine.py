@@ -223,7 +223,8 @@ class Engine:
         alike: dict[Any, list[Search]] = {}
         for search in searches:
             batch = search.batch
-            key = search if batch.uses_prefix_cache else batch.source_length.bit_length()
+            prompt = batch.prefixes[batch.inputs[0]]
+            key = tuple(prompt) if batch.uses_prefix_cache else batch.source_length.bit_length()
             alike.setdefault((batch.rows_per_input, batch.num_draft_tokens, key), []).append(search)
         for (*sizes, _), each in alike.items():
             self._add(tuple(sizes), each)

@@ -29,8 +29,9 @@ class PrefixCache:
     """Keys and values of prompts of one model, so that a system prompt or the turns of a chat are computed once.
 
     Pass it to `generate(..., prefix_cache=...)`; a `TextGenerator` has one. It serves calls with a single prompt of
-    more than 64 tokens, and threads may share it. The blocks that were not used for the longest time are dropped first.
-    Call `clear` after changing weights in place; the blocks of another model are dropped anyway.
+    more than 64 tokens, of one or several samples, and threads may share it. The blocks that were not used for the
+    longest time are dropped first. Call `clear` after changing weights in place; the blocks of another model are
+    dropped anyway.
 
     Args:
         max_bytes: Maximum size of the keys and values.
