@@ -73,8 +73,8 @@ def build(settings: dict[str, Any]) -> Computation:
     batches = [Batch.make(pairs, rows, xp=xp) for rows in settings["batches"]]
 
     jit = settings.get("jit", is_numpy(model))
-    value_and_grad = data_parallel(num_workers, jit=jit)
-    make_step = JittedStep(num_workers) if jit else functools.partial(train_step, donate=True)
+    plain = functools.partial(train_step, donate=True, value_and_grad=data_parallel(num_workers))
+    make_step = JittedStep(num_workers) if jit else plain
 
     def step(index: int) -> Any:
         nonlocal model, state
@@ -89,7 +89,6 @@ def build(settings: dict[str, Any]) -> Computation:
             learning_rate=LEARNING_RATE,
             max_grad_norm=max_grad_norm,
             num_tokens=batch.num_tokens,
-            value_and_grad=value_and_grad,
         )
         model, state = result.model, result.state
         return float(result.loss) if backend.wait is None else result.loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.reference import raises_line
-from xformer import Linear, Transformer, TransformerConfig, fit, schedules
-from xformer.backends import array_namespace
+from xformer import Linear, Transformer, TransformerConfig, fit, native, record, schedules
+from xformer.backends import array_namespace, from_host
 from xformer.errors import JitError, TrainingError
 from xformer.ops import cross_entropy
 from xformer.training import SGD, Adafactor, Adam, AdamW, Muon
@@ -24,6 +25,13 @@ BATCHES = [tuple(RNG.integers(3, 11, (3, 2, 5))) for _ in range(4)]
 
 class Mine(Adam):
     """An optimizer of the user."""
+
+
+class Copying(Adam):
+    """One whose updates make new arrays."""
+
+    def update(self, *args, donate=False):
+        return super().update(*args)
 
 
 def train(jit, steps=8, optimizer=None, scale=1.0, **options):
@@ -59,13 +67,78 @@ def test_one_program_serves_all_steps(monkeypatch, optimizer, mode):
     assert num_calls == len(updates) == 2  # called, traced
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"optimizer": Adafactor()}, {"optimizer": Muon()}, {"optimizer": Mine()}],
-    ids=["adafactor", "muon", "mine"],
-)
-def test_the_update_of_other_optimizers_is_called(options):
-    assert train(True, **options)[0] == train(False, **options)[0]
+@pytest.mark.parametrize("optimizer", [Adafactor(), Muon(), Mine(), Copying()], ids=repr)
+def test_the_gradient_for_other_optimizers_is_a_program(optimizer):
+    actual, num_calls = train(True, optimizer=optimizer)
+    assert actual == train(False, optimizer=optimizer)[0]
+    assert num_calls == 2  # called, traced
+
+
+@pytest.mark.skipif(not native.is_available(), reason="updates in place require the native library")
+def test_arrays_that_an_update_overwrites_are_not_copied(monkeypatch):
+    names, program = [], native.Program
+
+    def record(calls):
+        calls = list(calls)
+        names.extend(call[0] for call in calls)
+        return program(calls)
+
+    monkeypatch.setattr(native, "Program", record)
+    train(True, optimizer=AdamW())
+    assert 0 < names.count("copy") < len(flatten(Transformer(CONFIG, seed=1))[0])
+
+
+def mean_square(model, batch, rng):
+    """Return the loss of a batch, an array or a dict with one."""
+    errors = model(batch["x"] if isinstance(batch, dict) else batch) - 1.0
+    return array_namespace(errors).sum(errors * errors)
+
+
+ROWS = [RNG.standard_normal((4, 3), np.float32) for _ in range(6)]
+REASONS = {
+    "torch": ("torch", ROWS, {}, "jit=True has no effect: torch has no programs; use NumPy, JAX or CuPy"),
+    "shapes": (
+        "numpy",
+        [x[: i + 1] for i, x in enumerate(ROWS[:4])],
+        {},
+        "jit=True had no effect in 4 steps: a program",
+    ),
+    "numbers": ("numpy", [{"x": x, "number": i} for i, x in enumerate(ROWS)], {}, "jit=True had no effect in 6 steps"),
+    "model": ("numpy", ROWS, {"callbacks": [lambda event, loop: loop.model and None]}, "no callback reads loop.model"),
+    "programs": ("numpy", ROWS, {}, None),
+    "compiled": ("jax", ROWS, {}, None),
+}
+
+
+@pytest.mark.parametrize(("library", "batches", "options", "message"), REASONS.values(), ids=REASONS)
+def test_jit_says_once_that_it_has_no_effect(caplog, library, batches, options, message):
+    pytest.importorskip(library)
+    model = Linear(3, 2, init=0).to(library)
+    batches = batches if library == "numpy" else [from_host(array_namespace(model.weight), x) for x in batches]
+    fit(model, mean_square, batches, optimizer=AdamW(), learning_rate=0.1, jit=True, **options)
+    assert len(caplog.messages) == (message is not None)
+    assert (message or "") in caplog.text
+
+
+def test_jit_says_that_activations_are_recorded(caplog):
+    with record(Transformer(CONFIG, seed=1)):
+        train(True)
+    assert caplog.messages == [
+        "jit=True has no effect: activations are recorded or replaced, which needs the Python code"
+    ]
+
+
+def test_jax_compiles_a_step_once_whatever_the_number_of_tokens(caplog):
+    pytest.importorskip("jax")
+    calls, counts, model = [], itertools.count(3), Linear(3, 2, init=0).to("jax")
+
+    def loss_fn(*args):
+        calls.append(1)
+        return mean_square(*args)
+
+    batches = [from_host(array_namespace(model.weight), x) for x in ROWS]
+    fit(model, loss_fn, batches, optimizer=AdamW(), learning_rate=0.1, jit=True, num_tokens=lambda batch: next(counts))
+    assert len(calls) == 1
 
 
 OPTIONS = {

@@ -93,9 +93,16 @@ def jit(
     return functools.update_wrapper(jitted, function, updated=())
 
 
-def jit_repeated(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Callable[..., Any]:
+def jit_repeated(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> _Jitted:
     """Return a function that is traced at the second call of a signature; see `jit`."""
-    return functools.update_wrapper(_Jitted(function, tuple(donate_argnums), num_eager=1), function, updated=())
+    jitted = _Jitted(function, tuple(donate_argnums), num_eager=1)
+    functools.update_wrapper(jitted, function, updated=())
+    return jitted
+
+
+def has_effect(xp: Any) -> bool:
+    """Return whether `jit` does more than call a function of arrays of a library."""
+    return backend_name(xp) == "jax" or compiler(xp) is not None
 
 
 class _Entry:
@@ -133,6 +140,9 @@ class _Jitted:
         num_eager: Number of calls of a signature before it is traced.
         static: Positions of arguments that are no arrays.
         torch_compile: Whether to compile the function for arrays of torch.
+
+    Attributes:
+        num_runs: Number of calls without the Python code of the function.
     """
 
     def __init__(
@@ -156,7 +166,7 @@ class _Jitted:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._jitted: dict[Hashable, Callable[..., Any]] = {}
         self._lock = threading.Lock()
-        self._num_calls = self._num_traces = 0
+        self._num_calls = self._num_traces = self.num_runs = 0
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         args = (*self._leading, *args)
@@ -211,6 +221,7 @@ class _Jitted:
             entry.num_calls += 1
             self._num_calls += 1
             if entry.idle:
+                self.num_runs += 1
                 return entry, entry.idle.pop(), False
             allowed = _MAX_SIGNATURES + self._num_calls // _CALLS_PER_TRACE
             may_trace = entry.num_calls > self._num_eager and self._num_traces < allowed
@@ -244,6 +255,7 @@ class _Jitted:
                 return self._function(*args, **keywords)
 
             self._jitted[key] = jax.jit(function)
+        self.num_runs += 1
         try:
             return self._jitted[key]([leaf for leaf, array in zip(counters, is_array, strict=True) if array])
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from xformer import tracing
-from xformer.backends import array_namespace, backend_name
+from xformer.backends import array_namespace, backend_name, device, from_host
 from xformer.distributed import Communicator, SingleProcess, tree_sum
 from xformer.distributed.overlapped_sum import OverlappedSum
 from xformer.errors import ConfigError, describe_type
 from xformer.random import Rng, split_rng
 from xformer.threads import blas_threads, num_threads, parallel_map
-from xformer.tracing.jit import jit_repeated
+from xformer.tracing.jit import has_effect, jit_repeated
 from xformer.training.step import ValueAndGrad
 from xformer.tree import flatten, flatten_parameters, is_array, map_arrays
 
@@ -45,19 +45,30 @@ def data_parallel(
     Raises:
         ConfigError: If the shards cannot be divided among the ranks.
     """
+    return sharded(jit_repeated(differentiate) if jit else differentiate, num_workers, communicator)
+
+
+def sharded(
+    function: Callable[..., Any], num_workers: int | None = None, communicator: Communicator | None = None
+) -> ValueAndGrad:
+    """Return `data_parallel` with another function than `differentiate`, such as a jitted one, for each shard."""
     ranks = communicator or SingleProcess()
-    differentiate = jit_repeated(_differentiate) if jit else _differentiate
     if num_workers is not None:
         check_shards(num_workers, ranks)
 
     def value_and_grad(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-        def sharded(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
-            if jit and is_numpy(model):  # numbers such as the weight of the loss change in each call
-                args = tuple(np.asarray(arg) if isinstance(arg, float) else arg for arg in args)
+        def call(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
+            like = flatten(model)[0][0]
+            xp = array_namespace(like)
+            if function is not differentiate and has_effect(xp):  # the weight of the loss may change in each call
+                args = tuple(
+                    from_host(xp, np.asarray(arg), device=device(like)) if isinstance(arg, float) else arg
+                    for arg in args
+                )
             count = num_workers or default_num_workers(model, communicator)
             shards = split_batch(batch, count)
             if ranks.size == 1 and len(shards) == 1:
-                return differentiate(loss_fn, model, shards[0], split_rng(rng, 1)[0], *args)
+                return function(loss_fn, model, shards[0], split_rng(rng, 1)[0], *args)
             items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
             if ranks.size > 1 and not can_split(batch):
                 raise ConfigError(f"a batch is {describe_type(batch)}; several ranks expect one with a method split(n)")
@@ -66,13 +77,13 @@ def data_parallel(
             with blas_threads(1):
                 if ranks.size > 1 and ranks.overlaps:
                     return _differentiate_and_sum(loss_fn, model, own, items[:1], args, ranks)
-                results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), own or items[:1])
+                results = parallel_map(lambda item: function(loss_fn, model, *item, *args), own or items[:1])
             total = tree_sum(results, partial(map_arrays, operator.add))
             loss, grads = total if own else map_arrays(_nothing, total)
             leaves, rebuild = flatten(grads)
             return ranks.all_reduce([loss], exact=True)[0], rebuild(ranks.all_reduce(leaves))
 
-        return sharded
+        return call
 
     return value_and_grad
 
@@ -119,7 +130,8 @@ def _differentiate_and_sum(
     return ranks.all_reduce([loss if own else _nothing(loss)], exact=True)[0], rebuild(sums.totals, keep=False)
 
 
-def _differentiate(loss_fn: Callable[..., Any], *args: Any) -> Any:
+def differentiate(loss_fn: Callable[..., Any], *args: Any) -> Any:
+    """Return the value and the gradient of a loss."""
     return tracing.value_and_grad(loss_fn)(*args)
 
 

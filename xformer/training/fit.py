@@ -124,7 +124,8 @@ def fit(
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
         jit: Whether to trace `loss_fn` by `xformer.jit` for batches whose shapes repeat, which makes small models
-            faster on NumPy. It must then be pure, since later batches run none of its Python code.
+            faster on NumPy. It must then be pure, since later batches run none of its Python code. If it has no effect,
+            a warning says so.
         save_every_minutes: Minutes between saves of the state.
 
     Returns:
@@ -142,7 +143,8 @@ def fit(
         precision=precision, data_parallel=data_parallel, communicator=communicator, num_tokens=num_tokens,
         jit=jit, save_every_minutes=save_every_minutes,
     )  # fmt: skip
-    reason = loop.run()
+    with _warning_without_programs(loop):
+        reason = loop.run()
     if loop.files is not None:
         save_parameters(loop.model, loop.files.directory / "model.safetensors")
     if loop.is_incomplete:
@@ -154,6 +156,20 @@ def fit(
     return loop.model, loop.history
 
 
+@contextlib.contextmanager
+def _warning_without_programs(loop: TrainingLoop) -> Iterator[None]:
+    """Warn once if jit has no effect on the steps that are made inside the block."""
+    jitted = loop.jitted_step if loop.communicator.rank == 0 else None
+    obstacle = None if jitted is None else jitted.obstacle(loop.model)
+    if obstacle is not None:
+        _LOG.warning("jit=True has no effect: %s", obstacle)
+    yield
+    if jitted is not None and obstacle is None and loop.history and not jitted.num_runs:
+        message = "jit=True had no effect in %d steps: a program serves the third and later batches of the same shapes "
+        message += "and other values, if no callback reads loop.model in each step"
+        _LOG.warning(message, len(loop.history))
+
+
 class TrainingLoop:
     """The loop behind `fit`, which describes the arguments.
 
@@ -163,6 +179,7 @@ class TrainingLoop:
         num_workers: Number of shards of each batch.
         files: The files in `run_dir`, or None; of several ranks, rank 0 has them.
         communicator: The ranks that train together.
+        jitted_step: What makes steps with jit, or None.
         step: Number of steps made.
         epoch: Number of completed passes over the data.
         num_tokens: Number of tokens seen.
@@ -226,8 +243,10 @@ class TrainingLoop:
             self.state = self.optimizer.init(model)
         self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
         self._autocast_loss = autocast(precision, loss_fn)
-        self._value_and_grad = parallel_value_and_grad(self.num_workers, jit=jit, communicator=self.communicator)
-        self._train_step = JittedStep(self.num_workers) if jit else partial(train_step, donate=True)
+        self.jitted_step = JittedStep(self.num_workers, self.communicator) if jit else None
+        self._train_step = self.jitted_step or partial(
+            train_step, donate=True, value_and_grad=parallel_value_and_grad(self.num_workers, communicator=communicator)
+        )
         self._scaler = GradScaler.init(precision)
         self._rng = Rng(seed).fold_in("training", "dropout")
         self._minutes, self._start_time = 0.0, time.monotonic()
@@ -453,7 +472,6 @@ class TrainingLoop:
             max_grad_norm=self.max_grad_norm,
             loss_scale=loss_scale,
             num_tokens=num_tokens,
-            value_and_grad=self._value_and_grad,
         )
         # Reading the loss waits for the GPU; by now the whole step has been launched.
         loss, grad_norm = map(float, to_host_together(result.loss, result.grad_norm))

@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import array_namespace, backend_of, device, from_host
+from xformer.backends import array_namespace, backend_name, backend_of, device, from_host
+from xformer.distributed import Communicator
 from xformer.random import Rng
-from xformer.tracing.jit import jit_repeated
-from xformer.training.data_parallel import can_split, data_parallel, is_numpy
+from xformer.tracing.activations import is_observing
+from xformer.tracing.jit import has_effect, jit_repeated
+from xformer.tracing.program import compiler
+from xformer.tracing.tracer import Tracer
+from xformer.training.data_parallel import can_split, data_parallel, differentiate, is_numpy, sharded
 from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
 from xformer.tree import flatten
@@ -26,15 +30,32 @@ class JittedStep:
 
     The model and the state are updated in place, and the numbers that change are arrays, so that one program serves
     all steps whose batches have the same shapes. For batches that are split, large models on NumPy, other libraries,
-    and other optimizers than Adam, AdamW and SGD, it calls `train_step`.
+    and other optimizers than Adam, AdamW and SGD, only the loss and its gradient are a program.
 
     Args:
         num_workers: Number of shards of a batch.
+        communicator: The ranks, see `data_parallel`.
     """
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers, self._value_and_grad = num_workers, data_parallel(1)
+    def __init__(self, num_workers: int, communicator: Communicator | None = None) -> None:
+        self._num_workers, self._communicator, self._value_and_grad = num_workers, communicator, data_parallel(1)
         self._step = jit_repeated(_step_in_place, donate_argnums=(0, 1))
+        self._gradient = jit_repeated(differentiate)
+        self._sharded = sharded(self._gradient, num_workers, communicator)
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs of programs so far, one or more in a step."""
+        return self._step.num_runs + self._gradient.num_runs
+
+    def obstacle(self, model: Any) -> str | None:
+        """Return why no step can be a program, or None."""
+        xp = array_namespace(flatten(model)[0][0])
+        if not has_effect(xp):
+            return f"{backend_name(xp)} has no programs; use NumPy, JAX or CuPy"
+        if self._communicator is not None and self._communicator.size > 1 and self._communicator.overlaps:
+            return "gradients are exchanged during the backward pass; set overlaps=False on the communicator"
+        return "activations are recorded or replaced, which needs the Python code" if is_observing() else None
 
     def __call__(
         self,
@@ -50,14 +71,18 @@ class JittedStep:
     ) -> StepResult:
         """Make one update; see `train_step`. The model and the state must be donated."""
         options["optimizer"] = optimizer
+        like = flatten(model)[0][0]
+        xp = array_namespace(like)
         is_sharded = self._num_workers > 1 and any(map(can_split, batches))
         if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not _can_trace(model):
-            return train_step(
-                model, state, batches, rng, learning_rate=learning_rate, num_tokens=num_tokens, donate=True, **options
-            )
+            options |= {"learning_rate": learning_rate, "num_tokens": num_tokens, "value_and_grad": self._sharded}
+            result = train_step(model, state, batches, rng, donate=True, **options)
+            if compiler(xp) is None:
+                return result
+            _write(model, result.model)  # a program belongs to the arrays of a model
+            return result._replace(model=model)
         options["value_and_grad"] = self._value_and_grad
-        like = flatten(model)[0][0]
-        xp, changing = array_namespace(like), (state.step, learning_rate, num_tokens)
+        changing = state.step, learning_rate, num_tokens
         numbers = (from_host(xp, np.asarray(float(number)), device=device(like)) for number in changing)
         loss, grad_norm = self._step(model, state._replace(step=None), batches, rng, *numbers, **options)
         return StepResult(model, state._replace(step=state.step + 1), loss, grad_norm)
@@ -85,7 +110,17 @@ def _step_in_place(
         donate=True,
         **options,
     )
-    for old, new in zip(flatten((model, state))[0], flatten((result.model, result.state[1:]))[0], strict=True):
-        if new is not old:
-            old[...] = new
+    _write((model, state), (result.model, result.state[1:]))
     return result.loss, result.grad_norm
+
+
+def _write(target: Any, tree: Any) -> None:
+    """Write the arrays of a tree into those of another one, except those that are the same."""
+    for old, new in zip(flatten(target)[0], flatten(tree)[0], strict=True):
+        if _untraced(new) is not _untraced(old):
+            old[...] = new
+
+
+def _untraced(array: Any) -> Any:
+    """Return the array below a traced one: an update in place returns the same one in another `Tracer`."""
+    return array._value if type(array) is Tracer else array
