@@ -301,6 +301,13 @@ def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata
             file.write(data)
 
 
+def check_savable(arrays: dict[str, Array]) -> None:
+    """Raise ConfigError unless `save_arrays` can write arrays."""
+    for name, array in arrays.items():
+        if (dtype := dtype_name(array.dtype)) not in _CODES:
+            raise ConfigError(f"{name} has dtype {dtype}, which no file can hold; expected one of {', '.join(_CODES)}")
+
+
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a safetensors file.
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from tests.reference import raises_line
+from tests.reference import raises_line, small_language_model
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.distributed import SingleProcess
 from xformer.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingError
+from xformer.layers import lora
 from xformer.layers.dropout import Dropout
+from xformer.models import LanguageModel
+from xformer.ops import cross_entropy
 from xformer.training import (
     SGD,
     Adam,
@@ -38,9 +44,10 @@ from xformer.training import (
     validate,
 )
 from xformer.training.checkpoint import TrainingFiles
-from xformer.tree import Module, flatten
+from xformer.tree import Module, flatten, freeze, with_fields
 
 TARGET = np.asarray([1.0, -2.0, 3.0])
+TOKENS = np.random.default_rng(0).integers(3, 9, (2, 6))
 
 
 class Regression(Module):
@@ -319,6 +326,51 @@ def test_validation_and_early_stopping():
     assert (len(history), events[-1].reason) == (8, "no better model in 2 validations")
 
 
+class Samples:
+    """A batch with an attribute `split` that is no method."""
+
+    def __init__(self):
+        self.split = "train"
+
+
+class Lines(Samples):
+    """A batch with a method `split` for something else."""
+
+    def split(self):
+        return [self]
+
+
+class Parts:
+    """A batch whose shards are not as they should be."""
+
+    def split(self, count):
+        return [self] * (count + 1)
+
+
+@pytest.mark.parametrize("batch", ["two words", b"bytes", bytearray(b"b"), Samples(), Lines()], ids=type)
+def test_a_batch_may_have_another_split(batch):
+    seen = []
+
+    def loss_fn(model, batch, rng):
+        seen.append(batch)
+        return array_namespace(model.weight).sum(model.weight * model.weight)
+
+    fit(Regression(), loss_fn, [batch] * 2, optimizer=Adam(), learning_rate=0.1, data_parallel=2)
+    assert seen == [batch] * 2
+
+
+def test_shards_of_another_number_are_refused():
+    with raises_line(DataError, r"a Parts.split\(2\) returned \[.*; expected a list of 1 to 2 batches"):
+        run([Parts()], data_parallel=2)
+
+
+def test_data_of_a_validation_may_not_be_one_batch():
+    with raises_line(ConfigError, r"data is a dict; expected an iterable of batches: pass \[batch\] for one"):
+        validate({"x": TARGET}, 2)
+    with raises_line(ConfigError, "data is a list_iterator, which ends with the first validation; expected a list"):
+        validate(iter([TARGET]), 2)
+
+
 def test_validation_is_the_mean_loss_without_dropout():
     events, batches = [], make_batches()
     model, _ = run(callbacks=[validate(batches, 4), lambda event, loop: events.append(event)])
@@ -446,6 +498,137 @@ def test_the_state_is_saved_by_the_clock(tmp_path):
     assert saved == [0, 1, 2, 3, 4, 5, 6]
 
 
+# --- What a directory can hold ----------------------------------------------------------------------------------------
+
+
+class Masked(Regression):
+    """A model with constants."""
+
+    mask: Array
+    activation: Any
+    names: Any
+
+    def __init__(self, mask=np.inf, activation="relu", names=frozenset()):
+        super().__init__()
+        self.mask, self.activation, self.names = np.asarray(mask), activation, names
+
+
+class Scaled(Masked):
+    """Another class with the same arrays."""
+
+
+class Counting(Adam):
+    """An optimizer whose state is no named tuple."""
+
+    def init(self, model):
+        return {"step": 0, "mean": model}
+
+
+class Collecting:
+    """A callback with a state."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def __call__(self, event, loop):
+        """Do nothing."""
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": Masked(1j)}, "mask has dtype complex128, which no file can hold; expected one of float64, "),
+        ({"model": Masked(np.asarray(["a"]))}, "mask has dtype str32, which no file can hold"),
+        (
+            {"model": with_fields(Regression(), weight=TARGET * np.inf)},
+            "weight is not finite, and run_dir keeps",
+        ),
+        ({"optimizer": Counting()}, "the optimizer's state, a dict, cannot be saved in run_dir"),
+        ({"callbacks": [Collecting({"seen": {1, 2}})]}, r"state_dict\(\) of the callback Collecting 1 cannot be saved"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_the_first_step(tmp_path, options, message):
+    options, calls = {"model": Regression(), "optimizer": Adam(), **options}, []
+    with raises_line(ConfigError, f"^{message}"):
+        fit(loss_fn=lambda *args: calls.append(1), batches=make_batches(), learning_rate=0.1, run_dir=tmp_path,
+            **options)  # fmt: skip
+    assert not calls
+
+
+def test_numbers_of_libraries_and_infinite_constants_are_saved(tmp_path):
+    callback = Collecting({"best": np.float32(0.5), "seen": np.arange(2)})
+    options = {"callbacks": [callback], "run_dir": tmp_path, "num_tokens": lambda batch: np.prod(batch[0].shape)}
+    run(model=freeze(Masked(), "mask"), steps=2, **options)
+    callback.state = None
+    _, history = run(model=freeze(Masked(), "mask"), steps=4, **options)
+    assert callback.state == {"best": 0.5, "seen": [0, 1]}
+    assert [step.step for step in history] == [3, 4]
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_adapters_are_saved(tmp_path, quantize):
+    def base():
+        model = small_language_model(dtype="float32")
+        return model.quantize() if quantize else model
+
+    def train(**options):
+        return fit(lora(base(), 2), loss_fn, [TOKENS], optimizer=AdamW(), learning_rate=0.1, **options)[0]
+
+    def loss_fn(model, tokens, rng):
+        losses = cross_entropy(model(tokens[:, :-1], rng=rng), tokens[:, 1:])
+        return array_namespace(losses).mean(losses)
+
+    expected = train(steps=4)
+    train(steps=2, run_dir=tmp_path)
+    assert bits(train(steps=4, run_dir=tmp_path)) == bits(expected)
+    assert bits(load_parameters(lora(base(), 2, seed=1), tmp_path)) == bits(expected)
+    with raises_line(CheckpointError, "without the configuration of an xformer model; .*load_parameters"):
+        LanguageModel.load(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (Masked(0), Masked(0, "gelu"), "a model with activation 'relu'; expected 'gelu', as in this one"),
+        (Masked(0, abs), Masked(0, math.exp), "activation abs; expected exp"),
+        (Masked(0, lambda x: np.tanh(x)), Masked(0, lambda x: np.sin(x)), "activation <lambda> np tanh; expected"),
+        (Masked(0, functools.partial(pow, 2)), Masked(0, functools.partial(pow, 3)), "activation functools.partial"),
+        (Masked(0, Dropout(0.1)), Masked(0, Dropout(0.2)), "activation.rate 0.1; expected 0.2"),
+        (Masked(0, np.float32(1.0)), Masked(0, np.float32(2.0)), "activation 1.0; expected 2.0"),
+        (Masked(0), Scaled(0), "class Masked; expected Scaled"),
+        (small_language_model(), small_language_model(num_heads=1), "config.num_heads 2; expected 1"),
+        (small_language_model(), small_language_model(activation="gelu"), "config.activation 'relu'; expected 'gelu'"),
+        (lora(small_language_model(), 2), lora(small_language_model(), 2, alpha=4), "scaling 1.0; expected 2.0"),
+    ],
+)
+def test_the_state_of_a_model_with_other_settings_is_refused(tmp_path, before, after, message):
+    def loss_fn(model, batch, rng):
+        return sum(array_namespace(array).sum(array * array) for _, array in model.named_trainable_parameters())
+
+    options = {"optimizer": SGD(momentum=0.0), "learning_rate": 0.1, "run_dir": tmp_path}
+    fit(before, loss_fn, [None], steps=1, **options)
+    with raises_line(CheckpointError, re.escape(message)):
+        fit(after, loss_fn, [None], steps=2, **options)
+    fit(before, loss_fn, [None], steps=2, **options)
+
+
+def test_the_settings_of_a_model_are_the_same_in_every_process():
+    code = "from tests.training.test_fit import *; from xformer.training.checkpoint import settings_of; "
+    code += "print(settings_of(Masked(0, len, frozenset('abcdefgh'))))"
+    texts = [
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
+                       capture_output=True, text=True).stdout for seed in "12"
+    ]  # fmt: skip
+    assert texts[0] == texts[1]
+    assert "'activation': 'len'" in texts[0]
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -485,6 +668,10 @@ def test_running_out_of_memory_names_the_step():
         ({"steps": 0}, "steps is 0; expected an integer of at least 1"),
         ({"steps": 1.5}, "steps is 1.5; expected an integer of at least 1"),
         ({"batches": 3}, "batches is 3; expected an iterable, or a function of the number of a batch"),
+        ({"batches": "text"}, "batches is a str; expected an iterable of batches: pass \\[batch\\] for one"),
+        ({"batches": bytearray(b"text")}, "batches is a bytearray; expected an iterable of batches"),
+        ({"batches": {"x": TARGET, "y": TARGET}}, "batches is a dict; expected an iterable of batches"),
+        ({"callbacks": [early_stopping(2), print_every(2)]}, "early_stopping needs validations; expected validate"),
         ({"grad_accumulation": 1.5}, "grad_accumulation is 1.5; expected an integer of at least 1"),
         ({"data_parallel": -1}, "data_parallel is -1; expected an integer of at least 1"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of 'float32', 'bfloat16', 'float16'"),

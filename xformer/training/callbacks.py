@@ -7,15 +7,15 @@ A callback is called as `callback(event, loop)` with every event and ends traini
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 from xformer.config import check_count
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, describe_type
 from xformer.training.events import End, Event, Start, Step, Validation
-from xformer.training.fit import TrainingLoop
+from xformer.training.fit import TrainingLoop, check_batches
 from xformer.training.interrupt import check_stop
 from xformer.training.loss import mean_loss
 
@@ -53,6 +53,9 @@ def validate(data: Iterable[Any] | Callable[[Any], float], every: int, *, metric
         metric: Name of the score.
     """
     check_count("every", every)
+    check_batches("data", data, "the model")
+    if isinstance(data, Iterator):
+        raise ConfigError(f"data is {describe_type(data)}, which ends with the first validation; expected a list")
     if callable(data):
         return Validator(every, score=data, metric=metric)
 
@@ -140,7 +143,10 @@ class Validator:
 
 
 def early_stopping(patience: int) -> EarlyStopping:
-    """Return a callback that ends training after `patience` validations without a better model."""
+    """Return a callback that ends training after `patience` validations without a better model.
+
+    The callback of `validate` makes them.
+    """
     check_count("patience", patience)
     return EarlyStopping(patience)
 
@@ -152,7 +158,9 @@ class EarlyStopping:
         self.patience, self._stale = patience, 0
 
     def __call__(self, event: Event, loop: TrainingLoop) -> str | None:
-        """Count the validations since the best one."""
+        """Count the validations since the best one; raise ConfigError if there will be none."""
+        if isinstance(event, Start) and not any(isinstance(each, Validator) for each in loop.callbacks):
+            raise ConfigError("early_stopping needs validations; expected validate(data, every) in callbacks, too")
         if type(event) is Validation:  # not the average of checkpoints
             self._stale = 0 if event.best else self._stale + 1
         if self._stale < self.patience:

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import ItemsView, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from xformer.errors import CheckpointError, ConfigError, describe_type
-from xformer.io import atomic_write, check_path, load_arrays, lock_directory, read_log, restore_like, save_arrays
-from xformer.tree import Module, replace
+from xformer.io import (
+    atomic_write,
+    check_path,
+    check_savable,
+    load_arrays,
+    lock_directory,
+    read_log,
+    restore_like,
+    save_arrays,
+)
+from xformer.layers.adapters import has_adapters
+from xformer.tree import Module, is_array, replace
 
 
 class TrainingFiles:
@@ -38,13 +53,21 @@ class TrainingFiles:
         with lock_directory(self.directory):
             yield
 
+    def check_state(self, model: Any, state: Any) -> None:
+        """Raise ConfigError unless `save_state` can write a model and an optimizer state."""
+        try:
+            arrays = _arrays(model, state)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the optimizer's state, {describe_type(state)}, cannot be saved in run_dir ({error}); expected a "
+                "NamedTuple of `step`, an integer, and of trees like the model"
+            ) from error
+        check_savable(arrays)
+
     def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
         """Write the model, the optimizer state and the progress to one file, atomically."""
-        arrays = dict(model.named_arrays())
-        for name, tree in _trees(state).items():
-            arrays |= {f"{name}:{key}": leaf for key, leaf in tree.named_arrays()}
-        metadata = {"format": "xformer-training-state", "progress": json.dumps(progress), "step": str(state.step)}
-        save_arrays(self.state, arrays, metadata)
+        metadata = {"format": "xformer-training-state", "progress": to_json(progress), "step": str(int(state.step))}
+        save_arrays(self.state, _arrays(model, state), metadata)
 
     def load_state(self, model: Any, state: Any) -> tuple[Any, Any, dict[str, Any]]:
         """Read what `save_state` wrote into trees like `model` and `state`.
@@ -66,7 +89,7 @@ class TrainingFiles:
         """Append lines to the log."""
         try:
             with self.log.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(event) + "\n" for event in events)
+                file.writelines(to_json(event) + "\n" for event in events)
         except OSError as error:
             raise CheckpointError(f"cannot write {self.log}: {error.strerror or error}") from error
 
@@ -82,14 +105,14 @@ class TrainingFiles:
 
 
 def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write a model to a safetensors file: by its own `save`, or the named parameters of any Module.
+    """Write a model to a safetensors file: by its own `save`, or the arrays of any other Module or of adapters.
 
     Args:
         model: A Module.
         path: The file, replaced atomically.
     """
     _check_module(model)
-    if hasattr(model, "save"):
+    if callable(getattr(model, "save", None)) and not has_adapters(model):
         model.save(path)
     else:
         save_arrays(path, dict(model.named_arrays()), {"format": "xformer", "model": type(model).__name__})
@@ -113,9 +136,66 @@ def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
     return replace(model, restore_like(load_arrays(path)[0], dict(model.named_arrays())))
 
 
+def to_json(value: Any) -> str:
+    """Return a value as JSON, with numbers and arrays of any library as numbers and lists."""
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"{describe_type(value)} is no JSON value")
+    return value.tolist()
+
+
+def settings_of(model: Module) -> dict[str, str]:
+    """Return as text what the arrays of a model do not tell: the class and the settings of each module, by name."""
+    found: dict[str, str] = {}
+    for path, module in model.called_modules():
+        prefix = f"{path}." if path else ""
+        found[f"{prefix}class"] = type(module).__qualname__
+        for name in sorted({*module.__fields__} - module.__array_fields__):
+            _describe(f"{prefix}{name}", getattr(module, name, None), found)
+    return found
+
+
+def _describe(name: str, value: Any, found: dict[str, str]) -> None:
+    if dataclasses.is_dataclass(value) and not isinstance(value, Module | type):
+        for field in dataclasses.fields(value):
+            _describe(f"{name}.{field.name}", getattr(value, field.name, None), found)
+    elif text := _text(value):
+        found[name] = text
+
+
+def _text(value: Any) -> str:
+    """Return a text that is the same in every process; arrays and modules have none."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if is_array(value) or isinstance(value, Module | ModuleType):  # modules of Python, too: the library may change
+        return ""
+    if isinstance(value, dict):
+        value = value.items()
+    if isinstance(value, set | frozenset | ItemsView):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_text, value))})"
+    if name := getattr(value, "__qualname__", None):
+        names = getattr(value, "__code__", _text.__code__).co_names if name.endswith("<lambda>") else ()
+        return " ".join([name, *names])
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
 def _check_module(model: Any) -> None:
     if not isinstance(model, Module):
         raise ConfigError(f"model is {describe_type(model)}; expected a Module as the first argument")
+
+
+def _arrays(model: Any, state: Any) -> dict[str, Any]:
+    """Return the arrays of a model and of an optimizer's state, by name."""
+    arrays = dict(model.named_arrays())
+    for name, tree in _trees(state).items():
+        arrays |= {f"{name}:{key}": leaf for key, leaf in tree.named_arrays()}
+    int(state.step)
+    return arrays
 
 
 def _trees(state: Any) -> dict[str, Any]:

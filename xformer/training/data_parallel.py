@@ -6,6 +6,8 @@ threads suffice to parallelize the rest. `xformer.distributed` connects ranks, w
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from xformer import tracing
 from xformer.backends import array_namespace, backend_name, device, from_host
 from xformer.distributed import Communicator, SingleProcess, tree_sum
 from xformer.distributed.overlapped_sum import OverlappedSum
-from xformer.errors import ConfigError, describe_type
+from xformer.errors import ConfigError, DataError, describe_type
 from xformer.random import Rng, split_rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.tracing.jit import has_effect, jit_repeated
@@ -139,12 +141,28 @@ def split_batch(batch: Any, count: int) -> Sequence[Any]:
     """Return the shards of a batch: `batch.split(count)`, or the batch itself if it cannot be split."""
     if count < 2 or not can_split(batch):
         return [batch]
-    return batch.split(count)
+    shards = batch.split(count)
+    if not isinstance(shards, list | tuple) or not 0 < len(shards) <= count:
+        received = f"{describe_type(batch)}.split({count}) returned {shards!r:.80}"
+        raise DataError(f"{received}; expected a list of 1 to {count} batches")
+    return shards
 
 
 def can_split(batch: Any) -> bool:
-    """Return whether a batch has the method `split`; the `split` of a torch tensor is a different one."""
-    return hasattr(batch, "split") and not is_array(batch)
+    """Return whether a batch has the method `split(n)`; those of texts and of torch tensors are different ones."""
+    return not is_array(batch) and _has_split(type(batch))  # type: ignore[arg-type] # classes have a hash
+
+
+@functools.cache
+def _has_split(cls: type) -> bool:
+    method = getattr(cls, "split", None)
+    if not callable(method) or issubclass(cls, str | bytes | bytearray):
+        return False
+    try:
+        inspect.signature(method).bind(None, 1)
+    except TypeError:
+        return False
+    return True
 
 
 def default_num_workers(model: Any, communicator: Communicator | None = None) -> int:

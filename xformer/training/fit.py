@@ -10,7 +10,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from numbers import Real
@@ -35,7 +35,7 @@ from xformer.ops.inference_weight import inference_weights
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
-from xformer.training.checkpoint import TrainingFiles, save_parameters
+from xformer.training.checkpoint import TrainingFiles, save_parameters, settings_of, to_json
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
@@ -111,7 +111,8 @@ def fit(
             `batches`, which must have a length, like a list or a DataLoader of torch.
         callbacks: Called with every event in this order; each may end training (see `Callback`).
         run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
-            of an earlier run, training resumes from there and matches an uninterrupted run exactly.
+            of an earlier run, training resumes from there and matches an uninterrupted run exactly. The model must have
+            the same settings, such as its activation.
         seed: Seed of dropout.
         grad_accumulation: Number of batches per step, computed one after the other.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
@@ -132,7 +133,8 @@ def fit(
         The trained model, and the `Step` events of this call, a list that notebooks show as a curve and a table.
 
     Raises:
-        ConfigError: If an argument is invalid, or `batches` has no length and `steps` is None.
+        ConfigError: If an argument is invalid, `batches` has no length and `steps` is None, or `run_dir` cannot hold
+            the model, the optimizer's state or that of a callback.
         TrainingError: If the loss or the gradient is not finite. The last state saved stays in `run_dir`.
         OutOfMemoryError: If memory runs out.
         CheckpointError: If `run_dir` cannot be written, or holds the state of another model or optimizer.
@@ -278,6 +280,7 @@ class TrainingLoop:
             self._signals = stack.enter_context(stop_on_signals(raises=is_alone))
             if self.files is not None:
                 stack.enter_context(self.files.open())
+            self._check_savable()
             has_state = self.files is not None and self.files.state.exists()
             if self.step == 0 and self.communicator.all_gather(has_state)[0]:
                 self.resume()
@@ -294,6 +297,8 @@ class TrainingLoop:
             warnings.simplefilter("ignore", RuntimeWarning)
             try:
                 self.emit(Start(self.step))
+                if self.files is not None:
+                    self._callback_states()  # which may need the first event
                 reason = self._train(stack)
                 self.emit(End(self.step, reason))
                 self.save()
@@ -332,6 +337,13 @@ class TrainingLoop:
                 f"{path} is the state of {optimizer}; expected {self._optimizer_name}; "
                 "use the same optimizer, or another directory"
             )
+        settings, saved = settings_of(self._model), progress.get("settings", {})
+        if changed := [name for name in settings if saved.get(name, settings[name]) != settings[name]]:
+            raise CheckpointError(
+                f"{path} is the state of a model with {changed[0]} {saved[changed[0]]}; expected "
+                f"{settings[changed[0]]}, as in this one; use the same model, or another directory with the weights of "
+                "load_parameters(model, directory)"
+            )
         if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
             self._scaler = scaler
         self.saved_step, self._start_time = self.step, time.monotonic() - 60.0 * self._minutes
@@ -353,16 +365,26 @@ class TrainingLoop:
             raise self.diverged(f"{name} is not finite after step {self.step}")
         progress = {
             "optimizer": self._optimizer_name,
+            "settings": settings_of(self._model),
             "step": self.step,
             "epoch": self.epoch,
             "num_tokens": self.num_tokens,
             "minutes": self.minutes,
             "grad_scaler": asdict(self._scaler),
-            "callbacks": {name: callback.state_dict() for name, callback in self._stateful_callbacks()},
+            "callbacks": self._callback_states(),
         }
         self.files.save_state(self._model, state, progress)
         self.saved_step = self.step
         self.emit(Checkpoint(self.step, str(self.files.state)))
+
+    def _check_savable(self) -> None:
+        """Raise ConfigError for what `save` would refuse after the steps; all ranks must call it."""
+        state = self._whole_state()
+        if self.files is None:
+            return
+        if name := nonfinite_parameter(self._model):
+            raise ConfigError(f"{name} is not finite, and run_dir keeps finite parameters only; freeze it or change it")
+        self.files.check_state(self._model, state)
 
     def emit(self, event: Event) -> None:
         """Log an event and pass it to every callback; training ends if one of them requests it."""
@@ -525,6 +547,17 @@ class TrainingLoop:
             if self._is_one_pass:
                 return
 
+    def _callback_states(self) -> dict[str, Any]:
+        """Return the states of the callbacks; raise ConfigError unless they are JSON values."""
+        states = {name: callback.state_dict() for name, callback in self._stateful_callbacks()}
+        for name, state in states.items():
+            try:
+                to_json(state)
+            except (TypeError, ValueError) as error:
+                message = f"state_dict() of the callback {name} cannot be saved in run_dir: {error}"
+                raise ConfigError(f"{message}; expected numbers, strings, lists and dicts") from error
+        return states
+
     def _stateful_callbacks(self) -> Iterator[tuple[str, Any]]:
         """Yield the callbacks that have a state, under names that a resumed run has again."""
         names: dict[str, int] = {}
@@ -536,8 +569,8 @@ class TrainingLoop:
 
 
 def nonfinite_parameter(model: Any) -> str | None:
-    """Return the name of a parameter that holds NaN or infinity, or None."""
-    for name, array in model.named_parameters():
+    """Return the name of a trainable parameter that holds NaN or infinity, or None."""
+    for name, array in model.named_trainable_parameters():
         xp = array_namespace(array)
         if not bool(xp.all(xp.isfinite(array))):
             return str(name)
@@ -590,8 +623,7 @@ def _check_arguments(
         raise ConfigError(f"loss_fn cannot be called as loss_fn(model, batch, rng): {error}") from error
     if isinstance(batches, tuple) and all(map(is_array, batches)) and len({tuple(x.shape) for x in batches}) > 1:
         raise ConfigError("batches is a tuple of arrays of different shapes; pass [(x, y)] if they are one batch")
-    if not callable(batches) and not isinstance(batches, Iterable):
-        raise ConfigError(f"batches is {batches!r}; expected an iterable, or a function of the number of a batch")
+    check_batches("batches", batches, "the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):
         library = type(optimizer).__module__.split(".")[0]
         received = describe_type(optimizer) + ("" if library in ("builtins", "xformer") else f" of {library}")
@@ -604,6 +636,14 @@ def _check_arguments(
         raise ConfigError("callbacks is not a list of functions (event, loop); put a single callback in brackets")
     if num_tokens is not None and not callable(num_tokens):
         raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
+
+
+def check_batches(name: str, batches: Any, argument: str) -> None:
+    """Raise ConfigError unless an argument is an iterable of batches, rather than one batch, or a function."""
+    if isinstance(batches, str | bytes | bytearray | Mapping):
+        raise ConfigError(f"{name} is {describe_type(batches)}; expected an iterable of batches: pass [batch] for one")
+    if not callable(batches) and not isinstance(batches, Iterable):
+        raise ConfigError(f"{name} is {batches!r}; expected an iterable, or a function of {argument}")
 
 
 def _with_own_parameters(model: Any) -> Any:
