@@ -127,10 +127,10 @@ class GraphTrace:
             kept = [end() for end in reversed(self._ends)]
             self.are_kept = all(kept)
 
-    def take_calls(self) -> tuple[list[Call], dict[int, Constant]]:
-        """Return the calls and the constants, and forget all arrays, which cycles of functions would keep in memory."""
-        calls, constants, self.calls, self.constants = self.calls, self.constants, [], {}
-        return calls, constants
+    def take_calls(self) -> list[Call]:
+        """Return the calls and forget all arrays, which cycles of bound functions would keep in memory."""
+        calls, self.calls, self.constants = self.calls, [], {}
+        return calls
 
     # --- arrays ---------------------------------------------------------------------------------------------------
 

@@ -59,8 +59,8 @@ class Program:
             )
             result = _map_arrays(trace.unwrap_result, function(*traced_args, **traced_keywords), {})
         arguments = (*args, *keywords.values())
-        calls, constants = trace.take_calls()
-        calls = place_constants(calls, constants, are_kept=trace.are_kept)
+        constants = trace.constants
+        calls = place_constants(trace.take_calls(), constants, are_kept=trace.are_kept)
         written = {id(root_of(array)) for call in calls for array in call.outputs}
         self.written = [position for position, array in enumerate(data) if id(root_of(array)) in written]
         calls, self.nbytes = share_memory(calls, [*arrays_of(arguments), *flatten(result)[0]])
