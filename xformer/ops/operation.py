@@ -51,7 +51,7 @@ from xformer.ops.kernel_check import checked
 from xformer.ops.self_check import guarded
 from xformer.threads import Collector, apply_thread_limits, fork_safe_lock
 from xformer.tracing.graph import GraphTrace, traced_kernel
-from xformer.tracing.tracer import Tracer
+from xformer.tracing.tracer import PLAIN, Tracer
 
 # --- signatures -------------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class Operation:
         parents: list[int] = []
         for array in arrays:
             is_own = type(array) is Tracer and array._namespace is xp and not xp.is_closed
-            values.append(array._value if is_own else xp.unwrap(array))
+            values.append(array._value if is_own and array._origin is not PLAIN else xp.keep(array))
             parents.append(array._index if is_own else -1)
         if max(parents) < 0:
             return xp.wrap(self(*values, **options))

@@ -58,20 +58,22 @@ def jit(
 
     The signature consists of the shapes and dtypes of arrays, of the identity of Modules, and of all other arguments,
     which must be hashable. The parameters of a Module are read where they are, so changes that an optimizer makes in
-    place are seen; other arrays are copied. Arrays that the function does not get as arguments are constants, and so
-    are random numbers, unless they are drawn from an argument made by `Rng.with_counter`. Pass numbers that change in
-    each call, such as token ids, as arrays: every other list of numbers is another signature.
+    place are seen; other arrays are copied, and copied back if the function writes into them. Arrays that the function
+    does not get as arguments are constants, which are read where they are, and so are random numbers, unless they are
+    drawn from an argument made by `Rng.with_counter`. Pass numbers that change in each call, such as token ids, as
+    arrays: every other list of numbers is another signature.
 
     The programs of 64 signatures, or of at most 1 GiB, are kept. After 64 traces at most every 16th call is traced and
     the others call the function, so signatures that never repeat take no longer than without jit.
 
     Args:
         function: Function of Modules, arrays and other values, and of tuples, lists and dicts of them. It uses the
-            functions of `array_namespace(x)`, and does not change arguments except donated ones.
+            functions of `array_namespace(x)`; on CuPy it does not change arguments except donated ones.
         static_argnums: Positions of arguments that are no arrays, such as configurations. Every other value is another
             signature. Numbers, strings and None need not be named.
-        donate_argnums: Positions of arguments whose arrays the function may overwrite, such as the model and the state
-            of an optimizer, or a `StaticCache`. Other arrays at these positions are another signature.
+        donate_argnums: Positions of arguments whose arrays the function uses without a copy, such as the model and the
+            state of an optimizer, or a `StaticCache`, which it overwrites. Other arrays at these positions are another
+            signature.
         torch_compile: Whether to compile the function by `torch.compile` for arrays of torch, which takes a minute for
             a large model; otherwise it is called.
 
