@@ -961,3 +961,94 @@ def test_arrays_are_writable_after_the_derivative():
     xf.grad(lambda x: array_namespace(x).sum(x * w * x))(X)
     w += 1.0
     assert w.tolist() == [2.0] * 4
+
+
+# --- new arrays and views ---------------------------------------------------------------------------------------------
+
+FROM_MATRICES: dict[str, Callable[[Any, Any], Any]] = {
+    "abs": lambda xp, y: abs(y),
+    "asarray": lambda xp, y: xp.asarray(y),
+    "asarray with copy": lambda xp, y: xp.asarray(y, copy=True),
+    "astype": lambda xp, y: xp.astype(y, y.dtype),
+    "astype without copy": lambda xp, y: xp.astype(y, y.dtype, copy=False),
+    "broadcast_arrays": lambda xp, y: xp.broadcast_arrays(y, y)[0],
+    "clip": lambda xp, y: xp.clip(y),
+    "clip with bounds": lambda xp, y: xp.clip(y, -100.0, 100.0),
+    "concat": lambda xp, y: xp.concat([y]),
+    "conj": lambda xp, y: xp.conj(y),
+    "diff": lambda xp, y: xp.diff(y, n=0),
+    "expand_dims": lambda xp, y: xp.expand_dims(y, axis=1),
+    "flip": lambda xp, y: xp.flip(y),
+    "from_dlpack": lambda xp, y: xp.from_dlpack(y),
+    "getitem, all": lambda xp, y: y[...],
+    "getitem, axis": lambda xp, y: y[None],
+    "getitem, nothing": lambda xp, y: y[()],
+    "getitem, rows": lambda xp, y: y[[0, 1]],
+    "linear": lambda xp, y: xf.ops.linear(y, y),
+    "matrix_transpose": lambda xp, y: y.mT,
+    "max": lambda xp, y: xp.max(y, axis=()),
+    "maximum": lambda xp, y: xp.maximum(y, y),
+    "meshgrid": lambda xp, y: xp.meshgrid(y[0], y[1])[0],
+    "meshgrid of one": lambda xp, y: xp.meshgrid(y[0])[0],
+    "moveaxis": lambda xp, y: xp.moveaxis(y, 0, 1),
+    "permute_dims": lambda xp, y: xp.permute_dims(y, (0, 1)),
+    "plus": lambda xp, y: +y,
+    "positive": lambda xp, y: xp.positive(y),
+    "power": lambda xp, y: y**1,
+    "real": lambda xp, y: xp.real(y),
+    "relu": lambda xp, y: xf.ops.relu(y),
+    "repeat": lambda xp, y: xp.repeat(y, 1, axis=0),
+    "reshape": lambda xp, y: xp.reshape(y, (4,)),
+    "reshape of columns": lambda xp, y: xp.reshape(y.T, (4,)),
+    "reshape with copy": lambda xp, y: xp.reshape(y, (4,), copy=True),
+    "roll": lambda xp, y: xp.roll(y, 0),
+    "squeeze": lambda xp, y: xp.squeeze(xp.expand_dims(y, axis=0), axis=0),
+    "stack": lambda xp, y: xp.stack([y])[0],
+    "sum": lambda xp, y: xp.sum(y, axis=()),
+    "take": lambda xp, y: xp.take(y, xp.asarray([0, 1]), axis=0),
+    "tile": lambda xp, y: xp.tile(y, (1, 1)),
+    "triu": lambda xp, y: xp.triu(y, k=-5),
+    "unstack": lambda xp, y: xp.unstack(y)[1],
+    "where": lambda xp, y: xp.where(y == y, y, y),
+}
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("function", FROM_MATRICES.values(), ids=FROM_MATRICES)
+def test_what_is_new_in_the_library_is_new_in_a_trace(library, function):
+    xp = library_or_skip(library)
+
+    def sums(x, writes_result):
+        xp = array_namespace(x)
+        y = x * 1.0
+        z = function(xp, y)
+        add(z if writes_result else y, 3.0)
+        return xp.sum(y * y * y), xp.sum(z * z * z)
+
+    def loss(x, writes_result):
+        values = sums(x, writes_result)
+        return values[0], values
+
+    differentiated, jitted = xf.value_and_grad(loss, has_aux=True), xf.jit(sums)
+    for writes_result in (False, True):
+        x = xp.asarray([[1.5, -2.25], [3.5, 0.75]])
+        try:
+            expected = sums(x, writes_result)
+        except RuntimeError:  # torch refuses to write into the repeated rows of meshgrid
+            continue
+        for values in (differentiated(x, writes_result)[0][1], jitted(x, writes_result), jitted(x, writes_result)):
+            np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
+def test_an_array_that_remat_returns_may_not_be_written():
+    for function in (lambda x: x, lambda x: x[1:]):
+        for writes_result in (False, True):
+
+            def loss(x, function=function, writes_result=writes_result):
+                y = x * 1.0
+                z = xf.remat(function)(y)
+                add(z if writes_result else y, 1.0)
+                return array_namespace(x).sum(z)
+
+            with raises_line(DifferentiationError, "let f return a copy"):
+                xf.grad(loss)(X)

@@ -6,6 +6,7 @@ It walks the tape from the end and pulls each cotangent back to the inputs of it
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -262,7 +263,11 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
         parents = [trace.position(leaf) for leaf in leaves]
         if max(parents) < 0:
             return map_arrays(trace.wrap, result)
-        return rebuild_result(trace.record_outputs(outputs, _recompute, parents, (run, values, parents)))
+        traced = trace.record_outputs(outputs, _recompute, parents, (run, values, parents))
+        for leaf, output in itertools.product(leaves, traced):
+            if type(leaf) is Tracer and trace.share_memory(leaf, output):
+                leaf.add_view(output, "remat", (), {})
+        return rebuild_result(traced)
 
     return rematerialized
 

@@ -252,7 +252,8 @@ class GraphTrace:
             )
         if name.startswith("__") and name != "__array_namespace_info__":
             return getattr(self.base, name)
-        function = base_function(self.base, name)
+        # A view by DLPack does not say whose memory it has.
+        function = base_function(self.base, "asarray" if name == "from_dlpack" else name)
         if isinstance(function, ModuleType):
             function = _Extension(self, function)
         elif callable(function) and not isinstance(function, type):

@@ -269,6 +269,8 @@ class GradTrace:
             x._value[...] = new._value
             return
         views = list(self._views_of(owner))
+        if any(view._origin.name == "remat" for view in views):
+            raise DifferentiationError("an array that remat(f) returned as it was is written; let f return a copy")
         for view, parent in itertools.pairwise(chain):
             new = self._with_view(parent, view, new)
         owner._value, owner._index = new._value, new._index

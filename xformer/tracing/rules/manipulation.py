@@ -92,7 +92,10 @@ def _full_like(xp: Any, x: Any, /, fill_value: Any, *, dtype: Any = None, device
 @decomposition("broadcast_arrays")
 def _broadcast_arrays(xp: Any, *arrays: Any) -> list[Any]:
     shapes = [tuple(array.shape) for array in xp.base.broadcast_arrays(*map(xp.unwrap, arrays))]
-    return [xp.broadcast_to(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
+    return [
+        array if tuple(array.shape) == shape else xp.broadcast_to(array, shape)
+        for array, shape in zip(arrays, shapes, strict=True)
+    ]
 
 
 @decomposition("meshgrid")
@@ -111,6 +114,8 @@ def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> list[Any]:
 
 @decomposition("diff")
 def _diff(xp: Any, x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Any:
+    if n == 0:
+        return x if xp.share_memory(xp.base.diff(xp.unwrap(x), n=0), x) else xp.asarray(x, copy=True)
     parts = [part for part in (prepend, x, append) if part is not None]
     x = xp.concat(parts, axis=axis) if len(parts) > 1 else x
     before = (slice(None),) * (axis % x.ndim)
