@@ -191,7 +191,8 @@ def check_class(array: Any) -> None:
     Every array of a trace is checked; ask before whether its class is in CHECKED_CLASSES.
     """
     cls = type(array)
-    if isinstance(array, np.ndarray) and cls not in (np.ndarray, np.memmap):
+    is_subclass = isinstance(array, np.ndarray) and cls not in (np.ndarray, np.memmap)
+    if is_subclass and backend_name(array_namespace(array)) == "numpy":
         raise BackendError(
             f"an array is a {cls.__module__}.{cls.__name__}, whose functions may compute something else; expected "
             "a plain numpy.ndarray: pass np.asarray(x), or x.filled(value) for a masked array"

@@ -47,7 +47,7 @@ class TorchBackend(Backend):
         if torch.compiler.is_compiling() or array.is_inference():
             return super().keep(array)
         if array.numel() * array.element_size() <= KEPT_BYTES:
-            return array.detach().clone(), None
+            return array.clone(), None
         version = array._version
         return array, lambda: array._version == version
 

@@ -361,7 +361,10 @@ class Operation:
         if self.ranges:
             self.check_options(options)
         if trace_level(xp) == 0:
-            arrays = _as_arrays(arrays)
+            for array in arrays:
+                if isinstance(array, np.generic):
+                    arrays = _as_arrays(arrays)
+                    break
             dtype = self.signature.check(self.name, arrays)
             return self.select(xp, arrays, options, dtype, save=False).forward(*arrays, save=False, **options)[0]
         values: Any = []
