@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -62,7 +61,7 @@ class NumpyBackend(Backend):
         if array.nbytes <= KEPT_BYTES:
             return np.array(array), None
         _lock(array)
-        step = max(1, array.size // 256)
+        step = max(1, array.size // 16)
         values = array.flat[::step].tobytes()
 
         def end() -> bool:
@@ -99,8 +98,10 @@ class NumpyBackend(Backend):
         return values, np.take_along_axis(indices, order, axis=-1)
 
 
-# Arrays that are read-only for now, by id, with the number of those who keep them.
+# Arrays that are read-only for now, by id, with the number of those who keep them; and views among those that nobody
+# keeps any more, whose array is still read-only.
 _locked: dict[int, list[Any]] = {}
+_waiting: list[list[Any]] = []
 _lock_of_locked = threading.Lock()
 
 
@@ -115,13 +116,25 @@ def _lock(array: Array) -> None:
 
 def _unlock(array: Array) -> None:
     with _lock_of_locked:
-        if id(array) in _locked:
-            _locked[id(array)][1] -= 1
-        for key, (other, count) in list(_locked.items()):
-            if count == 0:
-                with contextlib.suppress(ValueError):  # a view of an array that is still kept
-                    other.flags.writeable = True
-                    del _locked[key]
+        entry = _locked.get(id(array))
+        if entry is None:
+            return
+        entry[1] -= 1
+        if not entry[1]:
+            _waiting.append(entry)
+            _waiting[:] = [entry for entry in _waiting if not _is_unlocked(entry)]
+
+
+def _is_unlocked(entry: list[Any]) -> bool:
+    """Make an array writable, and return whether it is done; not yet for a view of one that is still kept."""
+    array, count = entry
+    if not count:
+        try:
+            array.flags.writeable = True
+        except ValueError:
+            return False
+        del _locked[id(array)]
+    return True
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import OTHER_NAMES, PLAIN, InnerArray, Tracer, View
+from xformer.tracing.tracer import OTHER_NAMES, PLAIN, InnerArray, Tracer
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -257,8 +257,8 @@ class GradTrace:
         if not getattr(getattr(_value_of(x), "flags", None), "writeable", True):
             raise DifferentiationError("a read-only array was written; write into a copy: xp.asarray(x, copy=True)")
         chain = [x]
-        while type(chain[-1]._origin) is View and self.share_memory(chain[-1], chain[-1]._origin.parent):
-            chain.append(chain[-1]._origin.parent)
+        while type(chain[-1]._origin) is tuple and self.share_memory(chain[-1], chain[-1]._origin[0]):
+            chain.append(chain[-1]._origin[0])
         owner = chain[-1]
         if owner._origin is PLAIN:
             if new._index >= 0 or (is_trace(self.base) and not isinstance(self.base, GradTrace)):
@@ -269,7 +269,7 @@ class GradTrace:
             x._value[...] = new._value
             return
         views = list(self._views_of(owner))
-        if any(view._origin.name == "remat" for view in views):
+        if any(view._origin[1] == "remat" for view in views):
             raise DifferentiationError("an array that remat(f) returned as it was is written; let f return a copy")
         for view, parent in itertools.pairwise(chain):
             new = self._with_view(parent, view, new)

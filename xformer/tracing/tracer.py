@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 from xformer.backends import base_namespace
 from xformer.backends.arrays import CHECKED_CLASSES, check_class
@@ -37,20 +37,9 @@ PLAIN = object()  # the origin of arrays whose memory belongs to a plain array
 NUMBER = object()  # the origin of immutable numbers, such as numpy.float64, whose value is stored as an array
 
 
-class View(NamedTuple):
-    """The call that made an array whose memory may be that of another one.
-
-    Attributes:
-        parent: The other array.
-        name: Name of the function in the namespace of both.
-        args: Its arguments after the parent.
-        keywords: Its keyword arguments.
-    """
-
-    parent: Tracer
-    name: str
-    args: tuple[Any, ...]
-    keywords: dict[str, Any]
+# The call that made an array whose memory may be that of another one: that array, the name of the function in the
+# namespace of both, and its further arguments. A plain tuple, since each reshape makes one.
+View = tuple["Tracer", str, tuple[Any, ...], dict[str, Any]]
 
 
 class InnerArray(Exception):
@@ -82,7 +71,7 @@ class Tracer:
 
     def add_view(self, view: Tracer, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Note that `view` was made from this array by a function that may return a view."""
-        view._origin = View(self, name, args, keywords)
+        view._origin = (self, name, args, keywords)
         if self._views is None:
             self._views = []
         self._views.append(weakref.ref(view))
