@@ -40,8 +40,6 @@ ATTEMPTS = 12
 
 # Tests that fail on the differentiating namespace alone, each with its reason.
 EXPECTED: dict[str, str] = {
-    # Fails with 1,000 examples; fewer may not include copy=False.
-    "test_creation_functions.test_asarray_arrays": "x[i] = y changes x alone, also after asarray(x, copy=False)",
     "test_dlpack.test_dunder_dlpack": "a tracked array refuses to leave its trace: it would lose its gradient silently",
 }
 
