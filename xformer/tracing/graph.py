@@ -324,11 +324,12 @@ class GraphTrace:
         check_class(result)
         inputs = [x for x in _flat((args, keywords)) if isinstance(x, np.ndarray)]
         if not any(np.may_share_memory(x, result) for x in inputs):
-            is_number = isinstance(result, np.generic)
-            result = np.asarray(result) if result.flags.writeable or is_number else np.array(result)
-            if not _lower(name, result, args, keywords):
-                call, arguments = _call_into(result, function, args, keywords)
-                self._append(call, arguments, (result,))
+            is_number, is_writable = isinstance(result, np.generic), result.flags.writeable
+            owner = np.asarray(result) if is_writable or is_number else np.array(result)
+            if not _lower(name, owner, args, keywords):
+                call, arguments = _call_into(owner, function, args, keywords)
+                self._append(call, arguments, (owner,))
+            result = owner if is_writable or is_number else np.broadcast_to(owner, owner.shape)  # read-only, too
             return self.wrap(result, is_number=is_number)
         return self.wrap(result)
 
