@@ -698,3 +698,14 @@ def test_static_arguments():
         xf.jit(lambda x, names: x, static_argnums=1)(np.ones(1), ["a"])
     with raises_line(ConfigError, "overlap"):
         xf.jit(lambda x: x, static_argnums=0, donate_argnums=0)
+
+
+def test_an_array_that_is_the_index_of_its_own_elements():
+    def function(x):
+        k = array_namespace(x).astype(x, np.int64)
+        k[k] = 3
+        return k * 2
+
+    jitted = xf.jit(function)
+    for values in ([1.0, 2.0, 0.0], [2.0, 2.0, 2.0], [0.0, 1.0, 1.0]):
+        assert jitted(np.asarray(values)).tolist() == function(np.asarray(values)).tolist()

@@ -593,6 +593,15 @@ def test_integer_arrays_and_slices_in_one_key(key):
     np.testing.assert_allclose(gradient, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("indices", [[[0, 2], [2, -1]], 1, [[[]]]])
+def test_indices_of_take_may_have_any_number_of_axes(indices):
+    indices = np.asarray(indices, dtype=np.int64)
+    expected = np.zeros((3, 4))
+    np.add.at(expected, (slice(None), indices), np.cos(values(3, 4)[:, indices]))
+    gradient = grad(lambda x: total(array_namespace(x).sin(array_namespace(x).take(x, indices, axis=1))))(values(3, 4))
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
 def test_repeating_by_counts_raises():
     with pytest.raises(NotImplementedError, match="array of counts"):
         grad(lambda x: total(array_namespace(x).repeat(x, np.asarray([1, 2, 3]))))(values(3))

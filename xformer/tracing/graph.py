@@ -211,7 +211,8 @@ class GraphTrace:
         if x._origin is NUMBER:
             target = target[()]  # which NumPy refuses to write
         target[key] = value
-        overlaps = isinstance(value, np.ndarray) and np.may_share_memory(target, value)  # so it must be made once
+        sources = [y for y in (*_flat(key), value) if isinstance(y, np.ndarray)]
+        overlaps = any(np.may_share_memory(target, y) for y in sources)  # so it must be made once
         if overlaps or not _lower("setitem", target, (target, value, key), {}):
             self._append(operator.setitem, (target, key, value), (target,))
 

@@ -16,7 +16,9 @@ def _take(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int | None = Non
     if not x_shape:
         return xp.sum(g)
     axis = 0 if axis is None else axis % len(x_shape)
-    g = xp.moveaxis(g, axis, 0)
+    # The standard has indices with one axis, NumPy and torch with any number.
+    g = xp.reshape(g, (*x_shape[:axis], math.prod(indices.shape), *x_shape[axis + 1 :]))
+    g, indices = xp.moveaxis(g, axis, 0), xp.reshape(indices, (-1,))
     rest = tuple(x_shape[:axis]) + tuple(x_shape[axis + 1 :])
     indices = xp.where(indices < 0, indices + x_shape[axis], indices)
     zeros = xp.zeros((x_shape[axis], *rest), dtype=g.dtype, device=device(g))
