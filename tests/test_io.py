@@ -49,6 +49,80 @@ def test_the_file_appears_complete_with_ordinary_permissions(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(ordinary.stat().st_mode)
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path, mode):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    with atomic_write(path) as file:
+        file.write(b"new")
+        (temporary,) = tmp_path.glob(".file.*")
+        assert stat.S_IMODE(temporary.stat().st_mode) == mode
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", mode)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_symbolic_links_stay_links(tmp_path, exists):
+    """Of arrays, JSON and directories, through a chain of links into another directory."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("file", "settings", "directory"):
+        (tmp_path / "second" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "second" / name).symlink_to(f"../folder/{name}")
+        (tmp_path / name).symlink_to(tmp_path / "second" / name)
+    if exists:
+        write(folder / "file", b"old")
+        (folder / "file").chmod(0o600)
+        (folder / "directory").mkdir(0o700)
+    save_arrays(tmp_path / "file", {"x": np.ones(2)}, {})
+    write_json(tmp_path / "settings", {"a": 1})
+    with atomic_directory(tmp_path / "directory") as directory:
+        write(directory / "inner", b"content")
+    assert all((tmp_path / name).is_symlink() for name in ("file", "settings", "directory"))
+    assert load_arrays(folder / "file")[0]["x"].tolist() == [1.0, 1.0]
+    assert read_json(folder / "settings", "settings") == {"a": 1}
+    assert (folder / "directory" / "inner").read_bytes() == b"content"
+    assert not exists or stat.S_IMODE((folder / "file").stat().st_mode) == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["directory", "file", "folder", "second", "settings"]
+    assert sorted(os.listdir(folder)) == ["directory", "file", "settings"]
+
+
+def test_links_in_a_circle_are_refused(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with raises_line(CheckpointError, "cannot write .*a: Too many levels of symbolic links"):
+        write(tmp_path / "a", b"new")
+    assert (tmp_path / "a").is_symlink()
+
+
+def test_pipes_and_descriptors_receive_the_bytes(tmp_path):
+    """A named pipe stays one, a file behind a descriptor keeps what it has, and a link to a descriptor is followed."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_write(tmp_path / "pipe") as file:
+        file.write(b"one")
+        file.flush()
+        assert os.read(reader, 100) == b"one"
+    os.close(reader)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    source, sink = os.pipe()
+    (tmp_path / "link").symlink_to(f"/dev/fd/{sink}")
+    write(tmp_path / "link", b"two")
+    assert os.read(source, 100) == b"two"
+    os.close(source)
+    with pytest.raises(BrokenPipeError):
+        write(f"/dev/fd/{sink}", b"three")
+    os.close(sink)
+    with (tmp_path / "log").open("ab", buffering=0) as log:
+        log.write(b"before ")
+        write(f"/dev/fd/{log.fileno()}", b"within ")
+        log.write(b"after")
+    assert (tmp_path / "log").read_bytes() == b"before within after"
+    with raises_line(CheckpointError, "cannot write /dev/fd/999: Bad file descriptor"):
+        write("/dev/fd/999", b"new")
+    assert sorted(os.listdir(tmp_path)) == ["link", "log", "pipe"]
+
+
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing):
     path = tmp_path / "file.bin"

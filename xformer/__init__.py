@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -247,7 +246,9 @@ if not TYPE_CHECKING:  # or checkers would accept every name
 
     def __getattr__(name: str) -> Any:
         """Import a public name or a module at its first use, so that programs start at once."""
-        if importlib.util.find_spec(f"xformer.{name}"):
+        from importlib.util import find_spec
+
+        if find_spec(f"xformer.{name}"):
             return importlib.import_module(f"xformer.{name}")
         if name in __all__:
             for home in _HOMES:

@@ -9,9 +9,9 @@ import importlib.util
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -70,44 +70,80 @@ def check_no_overwrite(
 
 
 _PARTIAL = ".partial"  # end of the names of temporary files
+_MAX_LINKS = 40  # one after another, as on Linux
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` only once everything is written and on disk.
 
-    The bytes go to a temporary file in the same directory, which is flushed, fsynced and renamed to `path`.
+    The bytes go to a temporary file in the same directory, which is flushed, fsynced and renamed to `path`. The file
+    that it replaces hands over its permissions, and a symbolic link stays a link. A pipe, a device, or a descriptor of
+    this process such as /dev/stdout, cannot be replaced: it receives the bytes as they are flushed.
 
     Raises:
         CheckpointError: If the disk is full or the directory is not writable. A file at `path` remains as it was.
+        BrokenPipeError: If nobody reads the pipe.
     """
     check_path(path)
-    path = Path(path)
-    temporary: str | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_PARTIAL, dir=path.parent)
-        # mkstemp makes the file private; give it the permissions of open().
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        with os.fdopen(descriptor, "wb") as file:
+        with _open_device(path) if is_device(path) else _replacement(Path(os.path.realpath(path))) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = None
     except OSError as error:
-        if isinstance(error, CheckpointError):
+        if isinstance(error, CheckpointError | BrokenPipeError):
             raise
         raise CheckpointError(
             f"cannot write {path}: {error.strerror or error}; free space or choose another path "
             "(a file that was there before is intact)"
         ) from error
+
+
+@contextlib.contextmanager
+def _replacement(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that replaces `path`, or nothing there, with the same owner and permissions."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        status = None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PARTIAL}")
+    mode = 0o666 if status is None else 0o600  # of a private file, nobody else opens it before the copy of its mode
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            if status is not None:
+                with contextlib.suppress(OSError, AttributeError):  # others' files; Windows
+                    os.chown(temporary, status.st_uid, status.st_gid)
+                os.chmod(temporary, stat.S_IMODE(status.st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def is_device(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path cannot be replaced: a device, a pipe, or a descriptor of this process."""
+    return descriptor_of(path) is not None or (os.path.exists(path) and not os.path.isfile(path))
+
+
+def _open_device(path: str | os.PathLike[str]) -> IO[bytes]:
+    number = descriptor_of(path)  # opening its path would truncate the file behind it
+    return open(path, "wb") if number is None else os.fdopen(os.dup(number), "wb")
+
+
+def descriptor_of(path: str | os.PathLike[str]) -> int | None:
+    """Return the descriptor of this process that a path names, e.g. 1 for /dev/stdout; None for any other path."""
+    path = os.fspath(path)
+    for _ in range(_MAX_LINKS):
+        folder, name = os.path.split(path)
+        if name.isdecimal() and os.path.realpath(folder) in ("/dev/fd", f"/proc/{os.getpid()}/fd"):
+            return int(name)
+        if not os.path.islink(path):
+            break
+        path = os.path.join(folder, os.readlink(path))
+    return None
 
 
 @contextlib.contextmanager
@@ -121,10 +157,10 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
         ConfigError: If `path` is neither new nor an empty directory.
         CheckpointError: If the disk is full or the directory is not writable. Nothing is left behind.
     """
-    path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} is not an empty directory; choose another one")
+    given, path = path, Path(os.path.realpath(path))  # a symbolic link stays a link
     exists = path.exists()
+    if exists and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{given} is not an empty directory; choose another one")
     temporary = (path if exists else path.parent) / f".{path.name}{_PARTIAL}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -136,9 +172,9 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
         else:
             temporary.rename(path)
     except CheckpointError as error:
-        raise CheckpointError(str(error).replace(str(temporary), str(path))) from error
+        raise CheckpointError(str(error).replace(str(temporary), str(given))) from error
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+        raise CheckpointError(f"cannot write {given}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -224,7 +260,7 @@ def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
         CheckpointError: If the file is missing, truncated, or not a JSON object.
     """
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise CheckpointError(f"cannot read {description} {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -84,8 +84,8 @@ def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypa
         (["attention", "--batch", "0"], "--batch is 0; expected an integer of at least 1"),
         (["attention", "--rounds", "0"], "--rounds is 0; expected at least 1"),
         (["attention", "--threads", "1000000"], "--threads is 1000000; expected at most"),
-        (["attention", "--out", "."], "cannot write .: it is not a regular file"),
-        (["attention", "--plot", "/dev/null"], "cannot write /dev/null: it is not a regular file"),
+        (["attention", "--out", "."], "cannot write .: it is a directory"),
+        (["attention", "--plot", "/dev/null"], "--plot is /dev/null; expected a name ending in .png"),
         (["attention", "--plot", "speed.pdf"], "--plot is speed.pdf; expected a name ending in .png"),
         (
             ["attention", "--out", "x.png", "--plot", "./x.png"],

@@ -176,7 +176,7 @@ def test_a_chunk_that_fails_is_named(xformer, trained, tmp_path):
         (["--corpus-out", "out", "--input", "in", "--workers", 2, "--scheduler", "a:1"], "expected only one of them"),
         (["--corpus-out", "out", "--input", "in", "--workers", 0], "--workers is 0; expected at least 1"),
         (["--corpus-out", "out", "--input", "nowhere"], "cannot read nowhere"),
-        (["--corpus-out", "in", "--input", "in"], "cannot create in"),
+        (["--corpus-out", "in", "--input", "in"], "in is not a writable directory"),
         (["--corpus-out", "out", "--input", "in", "--output", "in"], "--output in would replace in"),
     ],
 )
@@ -184,6 +184,40 @@ def test_options_that_contradict_each_other(refused, trained, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").write_text("one\n")
     assert message in refused("translate", "--model", trained, *options, untouched=tmp_path)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize(
+    "name", ["log.jsonl", "manifest.json", "part-00000001.txt", "part-00000000.error", ".lock", ""]
+)
+def test_the_files_of_a_corpus_are_no_output(refused, trained, tmp_path, name, exists):
+    """Whether the run has them yet, and through links."""
+    (tmp_path / "in").write_text("one\n")
+    if exists:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "manifest.json").write_text("{}")
+    (tmp_path / "link").symlink_to(f"out/{name}")
+    options = ["--model", trained, "--input", tmp_path / "in", "--corpus-out", tmp_path / "out"]
+    for output in (tmp_path / "out" / name, tmp_path / "link"):
+        error = refused("translate", *options, "--output", output, untouched=tmp_path)
+        assert "belongs to the run in" in error
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_corpus_goes_into_a_pipe_and_replaces_no_link(xformer, trained, tmp_path):
+    (tmp_path / "in").write_text("one\ntwo\n")
+    options = ["--model", trained, "--input", tmp_path / "in", "--corpus-out", tmp_path / "out", *SINGLE, "--output"]
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert xformer("translate", *options, tmp_path / "pipe").code == 0
+    written = os.read(reader, 1000)
+    os.close(reader)
+    (tmp_path / "private").touch(0o600)
+    (tmp_path / "link").symlink_to("private")
+    assert xformer("translate", *options, tmp_path / "link").code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "private").read_bytes() == written
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.usefixtures("threads")
@@ -225,6 +259,11 @@ def test_vectors(xformer, tmp_path):
         xformer("embed", *options, tmp_path / "v.npy", "--corpus-out", tmp_path / "out", "--chunk-lines", 2).code == 0
     )
     assert np.load(tmp_path / "v.npy").shape[0] == 5
+    os.mkfifo(tmp_path / "pipe")  # without .npy
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert xformer("embed", *options, tmp_path / "pipe").code == 0
+    assert os.read(reader, 10_000) == (tmp_path / "plain.npy").read_bytes()
+    os.close(reader)
     assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "plain.npy").read_bytes()
 
 

@@ -278,6 +278,17 @@ def kill_worker(lines, first_index):
     return number_lines(lines, first_index)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_a_worker_that_starts_ignores_ctrl_c():
+    """It reaches all processes of a terminal; that of the command ends the workers."""
+    with WorkerProcesses(1) as processes:
+        future = processes.submit(number_lines, ["a"], 3)
+        while not processes._processes and not future.done():
+            pass
+        os.kill(next(iter(processes._processes)).pid, signal.SIGINT)
+        assert future.result().data == b"3 a\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_kills", [2, 9])
 def test_a_killed_worker_fails_its_own_chunk_only(run, tmp_path, monkeypatch, num_kills):

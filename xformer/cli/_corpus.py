@@ -20,6 +20,7 @@ from xformer.cli._options import COMPUTING, option_name, take_options
 from xformer.config import Config, option
 from xformer.errors import CheckpointError, ConfigError, CorpusError
 from xformer.pipelines import ChunkOutput, CorpusProgress, Pipeline, WorkerProcesses, model_digests, process_corpus
+from xformer.pipelines.corpus import check_not_ledger
 from xformer.runs.console import format_duration, make_console, plural
 from xformer.text.extras import require
 
@@ -55,6 +56,17 @@ class CorpusOptions(Config):
         if "workers" in values and "scheduler" in values:
             raise ConfigError("--workers and --scheduler are both given; expected only one of them")
         return cls(**values)
+
+    def output_path(self, output: str, suffix: str = ".txt") -> str:
+        """Return the output; standard output stands for a file in the directory of the corpus, if there is one.
+
+        Raises:
+            ConfigError: If it is a file that the corpus keeps.
+        """
+        if self.corpus_out is None:
+            return output
+        check_not_ledger(output, self.corpus_out)
+        return os.path.join(self.corpus_out, f"output{suffix}") if output == _io.STANDARD else output
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,7 @@ def process_file(
         pipeline_type: Class of the pipeline.
         model: Directory of the model.
         source: File to read.
-        output: File to write; standard output stands for a file in the directory of the corpus.
+        output: File to write.
         options: Options of the corpus.
         loading: Arguments of `load_pipeline`.
         arguments: Arguments of `process`.
@@ -149,11 +161,10 @@ def process_file(
             f"{len(corpus.failures)} of {plural(corpus.num_chunks, 'chunk')} failed, the first with: "
             f"{error.splitlines()[0]}; see {path}, and run the same command again"
         )
-    path = directory / f"output{suffix}" if output == _io.STANDARD else Path(output)
-    (corpus.merge_arrays if suffix == ".npy" else corpus.merge_lines)(path)
+    (corpus.merge_arrays if suffix == ".npy" else corpus.merge_lines)(output)
     num_new, seconds = states[0].num_done - states[0].num_resumed, time.monotonic() - start_time
     speed = f"{plural(num_new, 'line')} in {format_duration(seconds)}, {format_speed(num_new / seconds)}; "
-    console.print(f"{speed if num_new else ''}wrote {path}")
+    console.print(f"{speed if num_new else ''}wrote {output}")
     return corpus.counts
 
 

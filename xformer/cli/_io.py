@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from xformer.errors import CheckpointError
-from xformer.io import atomic_write, check_no_overwrite
+from xformer.errors import ConfigError
+from xformer.io import atomic_write, check_no_overwrite, descriptor_of, is_device, unwritable_parent
 from xformer.text import iter_lines, read_lines
 from xformer.text.corpus import MAX_CHARACTERS
 
@@ -26,17 +26,23 @@ WriteLines = Callable[[list[str]], None]
 
 def read_all(name: str) -> list[str]:
     """Return all lines of a file, or of standard input ("-"); raises what `read_lines` raises."""
-    return read_lines(name) if name != STANDARD else list(iter_lines(sys.stdin.buffer, STANDARD_INPUT))
+    return read_lines(name) if name != STANDARD else list(iter_lines(_stdin().buffer, STANDARD_INPUT))
 
 
 def is_stream(name: str) -> bool:
     """Return whether lines arrive over time: standard input that is a pipe or a terminal."""
-    return name == STANDARD and not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+    return name == STANDARD and not stat.S_ISREG(os.fstat(_stdin().fileno()).st_mode)
 
 
 def is_terminal(name: str) -> bool:
     """Return whether the lines are typed by hand."""
-    return name == STANDARD and sys.stdin.isatty()
+    return name == STANDARD and _stdin().isatty()
+
+
+def _stdin() -> Any:
+    if sys.stdin is None:
+        raise ConfigError("standard input is closed; expected text; name a file, or connect it")
+    return sys.stdin
 
 
 def read_chunks(name: str) -> Iterator[list[str]]:
@@ -49,7 +55,7 @@ def read_chunks(name: str) -> Iterator[list[str]]:
         DataError: For invalid UTF-8 and lines that are too long, with the line number.
     """
     if is_stream(name):
-        yield from _read_arriving(sys.stdin.buffer)
+        yield from _read_arriving(_stdin().buffer)
         return
     lines = read_all(name)
     for start in range(0, len(lines), _LINES_PER_CHUNK):
@@ -70,33 +76,52 @@ def _read_arriving(stream: Any) -> Iterator[list[str]]:
 
 
 def check_output(name: str, source: str | None, protected: Iterable[Path]) -> None:
-    """Raise ConfigError if `--output` would replace the input or one of the protected files."""
+    """Check `--output` before anything is computed.
+
+    Args:
+        name: Path of the output, or "-".
+        source: Path of the input, "-", or None.
+        protected: Other files that must not be replaced.
+
+    Raises:
+        ConfigError: If it is closed or cannot be written, or would replace the input or one of the protected files.
+    """
+    if sys.__stdout__ is None and (name == STANDARD or descriptor_of(name) == 1):
+        raise ConfigError("standard output is closed; expected a place for the output; add --output FILE")
     if name == STANDARD:
         return
-    inputs = [] if source is None else [sys.stdin.fileno() if source == STANDARD else source]
+    check_writable(name)
+    inputs = [] if source is None else [_stdin().fileno() if source == STANDARD else source]
     check_no_overwrite(name, [*inputs, *protected], "--output")
+
+
+def check_writable(path: str) -> None:
+    """Raise ConfigError for a directory, and for a file in a directory that is not writable."""
+    if os.path.isdir(path):
+        raise ConfigError(f"cannot write {path}: it is a directory; expected the name of a file")
+    parent = None if is_device(path) else unwritable_parent(Path(os.path.realpath(path)))
+    if parent is not None:
+        raise ConfigError(f"cannot write {path}: {parent} is not a writable directory")
+
+
+@contextlib.contextmanager
+def open_bytes(name: str) -> Iterator[IO[bytes]]:
+    """Open a file, which appears when it is complete, a pipe or a device, or standard output ("-").
+
+    Raises:
+        CheckpointError: If it cannot be written; an earlier file of that name is then unchanged.
+    """
+    with contextlib.nullcontext(sys.stdout.buffer) if name == STANDARD else atomic_write(name) as file:
+        yield file
 
 
 @contextlib.contextmanager
 def open_output(name: str) -> Iterator[WriteLines]:
-    """Yield a function that writes lines to a file, which appears when it is complete, or to standard output ("-").
+    """Yield a function that writes lines, at once, to what `open_bytes` opens."""
+    with open_bytes(name) as file:
 
-    Raises:
-        CheckpointError: If the file cannot be written; an earlier file of that name is then unchanged.
-    """
-    if name == STANDARD:
-        yield lambda lines: _write(sys.stdout.buffer, lines, flush=True)
-        return
-    # A symbolic link stays a link; a device or a pipe cannot be replaced and is written as lines arrive.
-    path = Path(os.path.realpath(name))
-    if path.is_dir():
-        raise CheckpointError(f"cannot write {name}: it is a directory; expected the name of a file")
-    special = path.exists() and not path.is_file()
-    with path.open("wb") if special else atomic_write(path) as file:
-        yield lambda lines: _write(file, lines, flush=special)
+        def write(lines: list[str]) -> None:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
 
-
-def _write(file: IO[bytes], lines: list[str], *, flush: bool) -> None:
-    file.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
-    if flush:
-        file.flush()
+        yield write

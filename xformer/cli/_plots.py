@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,8 +62,5 @@ def save(figure: Any, path: Path) -> None:
     """Write a figure as PNG, atomically; raises CheckpointError if that fails."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH)
-    path = Path(os.path.realpath(path))  # a symbolic link stays a link
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"cannot write {path}: it is not a regular file")
     with atomic_write(path) as file:
         file.write(buffer.getvalue())

@@ -27,11 +27,12 @@ from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.report import machine_line
 from xformer.benchmarks.suites import AXES
 from xformer.cli._console import progress_bar
+from xformer.cli._io import check_writable
 from xformer.cli._options import config_options, option_name, value_option
 from xformer.cli._plots import check_plot
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError
-from xformer.io import unwritable_parent, write_json
+from xformer.io import write_json
 from xformer.text.extras import require
 from xformer.threads import num_threads
 
@@ -97,7 +98,7 @@ def bench(
     workloads = checked.workloads(dataclasses.replace(checked.sizes, **settings))
     for path in (out, plot):
         if path is not None:
-            check_writable(path)
+            check_writable(str(path))
     if plot is not None:
         check_plot(plot, [])
         require("matplotlib")
@@ -146,16 +147,6 @@ def _check_suite(
     if threads is not None and threads > cores:
         raise ConfigError(f"--threads is {threads}; expected at most {cores}, the threads of this process")
     return suite
-
-
-def check_writable(path: Path) -> None:
-    """Raise ConfigError if a file cannot be written at this path."""
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise ConfigError(f"cannot write {path}: it is not a regular file")
-    parent = unwritable_parent(target)
-    if parent is not None:
-        raise ConfigError(f"cannot write {path}: {parent} is not a writable directory")
 
 
 def _measure_all(

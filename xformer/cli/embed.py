@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
-from xformer.cli._loading import load_pipeline
+from xformer.cli._loading import files_of, load_pipeline
 from xformer.cli._options import BatchTokensOption, CheckpointOption, config_options, file_option, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
-from xformer.io import atomic_write
+from xformer.io import is_device
 from xformer.pipelines import ChunkOutput, Embedder
 
 HELP = """Compute a vector for each line of a file with a public encoder such as all-MiniLM-L6-v2, and write them as a \
@@ -32,7 +31,7 @@ The dot product of two rows is the similarity of their texts if the checkpoint n
 @config_options(CorpusOptions, names=field_names(CorpusOptions))
 def embed(
     model: CheckpointOption,
-    output: Annotated[Path, value_option("--output", "FILE.npy", "Vectors, a NumPy array.")],
+    output: Annotated[str, value_option("--output", "FILE.npy", "Vectors, a NumPy array; - is standard output.")],
     source: Annotated[str, file_option("--input", "Texts, one per line; - is standard input.")] = "-",
     batch_tokens: BatchTokensOption = 4096,
     *,
@@ -40,20 +39,21 @@ def embed(
     loading: dict[str, Any],
 ) -> None:
     """Compute vectors of texts."""
-    if output.suffix != ".npy":
-        raise ConfigError(f"--output is {output}; expected a name that ends with .npy")
-    _io.check_output(str(output), source, [model / "config.json", model / "model.safetensors"])
+    if not output.endswith(".npy") and output != _io.STANDARD and not is_device(output):
+        raise ConfigError(f"--output is {output}; expected a name that ends with .npy, a pipe, or -")
     corpus = CorpusOptions.pop_from(settings)
+    output = corpus.output_path(output, ".npy")
+    _io.check_output(output, source, files_of(model))
     if corpus.corpus_out is not None:
         arguments = {"batch_tokens": batch_tokens}
-        process_file(process_chunk, Embedder, model, source, str(output), corpus, loading, arguments, suffix=".npy")
+        process_file(process_chunk, Embedder, model, source, output, corpus, loading, arguments, suffix=".npy")
         return
     texts = [line for lines in _io.read_chunks(source) for line in lines]
     if not texts:
         raise DataError(f"{_io.STANDARD_INPUT if source == _io.STANDARD else source} has no lines; expected texts")
     embedder = load_pipeline(Embedder, model, **loading)
     data = process_chunk(embedder, texts, 0, batch_tokens=batch_tokens).data
-    with atomic_write(output) as file:
+    with _io.open_bytes(output) as file:
         file.write(data)
 
 

@@ -13,11 +13,10 @@ from typing import Annotated, Any
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
-from xformer.cli._loading import load_pipeline
+from xformer.cli._loading import files_of, load_pipeline
 from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option, take_options
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError, XformerError
-from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, Prompt, TextGenerator
 from xformer.runs.console import make_console
@@ -115,7 +114,8 @@ def generate(
     prompts = list(inputs.prompt) or [""]
     corpus = CorpusOptions.pop_from(settings)
     options = take_options(PromptOptions, settings)
-    _io.check_output(output, source, RunDirectory(model).files())
+    output = corpus.output_path(output)
+    _io.check_output(output, source, files_of(model, draft_model))
     if draft_model is not None:
         if settings.get("num_beams", 1) != 1 or "prompt_lookup_num_tokens" in settings:
             raise ConfigError("--draft-model is given with --num-beams or --prompt-lookup-num-tokens; expected one")

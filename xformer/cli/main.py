@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -76,37 +74,62 @@ def run(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Command-line arguments; default those of the process.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # print "?" for characters that the terminal cannot encode
+    try:
+        _open_closed_streams()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # print "?" for characters that the terminal cannot encode
+        _log_to_stderr()
+        code = exit_code(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        code = 130
+    exec("")  # forget a KeyboardInterrupt inside exec, as of dataclasses: Python would end by the signal instead
+    sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Connect closed standard streams to nothing, so that messages disappear and no file gets their descriptors.
+
+    Python leaves them None. Standard input stays None, since text is expected there.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor
+            os.set_inheritable(number, True)
+            if name != "stdin":
+                setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - kept open
+
+
+def _log_to_stderr() -> None:
+    """Print messages of the package to the current sys.stderr, which a progress bar replaces so that it stays below."""
+    import logging  # here, as other modules: Ctrl-C is handled only when this module has been imported
+
+    class StderrHandler(logging.StreamHandler[TextIO]):
+        def __init__(self) -> None:
+            logging.Handler.__init__(self)
+
+        @property
+        def stream(self) -> TextIO:  # type: ignore[override]
+            return sys.stderr
+
     logger = logging.getLogger("xformer")
     logger.setLevel(logging.INFO)
     if not logger.handlers:
-        logger.addHandler(_StderrHandler())
-    sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
-
-
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Logs to the current sys.stderr, which a progress bar replaces so that it stays below."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
+        logger.addHandler(StderrHandler())
 
 
 def exit_code(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code; errors are printed as one line on stderr."""
-    missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
+    from importlib.util import find_spec
+
+    missing = [name for name in _REQUIRED if find_spec(name) is None]
     if missing:
         from xformer.errors import how_to_install
 
         return _fail(f"the command xformer needs {' and '.join(missing)}; {how_to_install(missing[0])}")
     try:
         arguments = list(arguments) or ["--help"]
-        code = _make_app(arguments)(arguments, prog_name="xformer", standalone_mode=False)
+        code = _load_app(arguments)(arguments, prog_name="xformer", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:  # the reader has closed the pipe; flushing at exit must not raise again
@@ -119,6 +142,24 @@ def exit_code(arguments: Sequence[str]) -> int:
         if message is None:
             raise
         return _fail(message)
+
+
+def _load_app(arguments: Sequence[str]) -> Any:
+    """Return the typer application; Ctrl-C meanwhile ends the process at once.
+
+    KeyboardInterrupt could be lost while modules are imported, or become another exception. Nothing is to be saved.
+    """
+    import signal
+    import threading
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) != signal.default_int_handler:  # e.g. ignored, under nohup
+        return _make_app(arguments)
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    try:
+        return _make_app(arguments)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _make_app(arguments: Sequence[str]) -> Any:

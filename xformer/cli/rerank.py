@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._loading import load_pipeline
+from xformer.cli._loading import files_of, load_pipeline
 from xformer.cli._options import BatchTokensOption, CheckpointOption, config_options, file_option, value_option
 from xformer.pipelines import Reranker
 
@@ -29,7 +29,7 @@ def rerank(
     loading: dict[str, Any],
 ) -> None:
     """Order documents by a query."""
-    _io.check_output(output, source, [model / "config.json", model / "model.safetensors"])
+    _io.check_output(output, source, files_of(model))
     documents = _io.read_all(source)
     reranker = load_pipeline(Reranker, model, **loading)
     ranked = reranker(query, documents, top_k=top_k, batch_tokens=batch_tokens)

@@ -14,10 +14,9 @@ from typing import Annotated, Any
 from xformer.cli import _io
 from xformer.cli._console import line_progress
 from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
-from xformer.cli._loading import load_pipeline
+from xformer.cli._loading import files_of, load_pipeline
 from xformer.cli._options import COMPUTING, DATA, ModelOption, config_options, file_option, take_options
 from xformer.config import field_names, option
-from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check_source_lengths
 from xformer.runs.console import make_console, plural
@@ -105,7 +104,8 @@ def _transform_lines(
     languages = {"source_language": options.source_language, "target_language": options.target_language}
     loading |= {name: value for name, value in languages.items() if value is not None}
     GenerationConfig(**settings)  # refuses contradictions before the model is loaded
-    _io.check_output(output, source, RunDirectory(model).files())
+    output = corpus.output_path(output)
+    _io.check_output(output, source, files_of(model))
     if corpus.corpus_out is not None:
         arguments = {"options": options.to_dict(), "generation": settings}
         sums = process_file(process_chunk, pipeline_type, model, source, output, corpus, loading, arguments)

@@ -29,6 +29,7 @@ from xformer.io import atomic_write, lock_directory, read_json, write_json
 from xformer.text.line_chunks import LineChunk, LineChunks
 
 _FORMAT = 1  # of manifest.json
+_MANIFEST, _LOG = "manifest.json", "log.jsonl"
 _NUM_TRIES = 3  # of a chunk
 _MAX_FAILURES = 10  # chunks in a row
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
@@ -94,9 +95,11 @@ class Corpus:
         """Write the parts one after another to a file, which appears when it is complete.
 
         Raises:
+            ConfigError: If the file is one that the run keeps.
             CheckpointError: If the file cannot be written.
             CorpusError: If a part has another number of lines than when it was written.
         """
+        check_not_ledger(output, self.directory)
         with atomic_write(output) as file:
             for number, part in enumerate(self.parts()):
                 data = part.read_bytes()
@@ -111,9 +114,11 @@ class Corpus:
         """Write the rows of the parts, which are .npy files, as one array to a .npy file.
 
         Raises:
+            ConfigError: If the file is one that the run keeps.
             CheckpointError: If the file cannot be written.
             CorpusError: If a part is damaged.
         """
+        check_not_ledger(output, self.directory)
         first = _read_array(next(self.parts()))
         num_rows = 0
         for part in self.parts():
@@ -177,7 +182,7 @@ def process_corpus(
     failures: dict[Path, str] = {}
     with lock_directory(directory, "processing a corpus"):
         _check_manifest(directory, chunks, settings)
-        log = directory / "log.jsonl"
+        log = directory / _LOG
         events = _read_log(log)
         missing = [
             number
@@ -229,6 +234,14 @@ def process_corpus(
             counts.update(logged["counts"])
         part_lines = {number: logged["lines"] for number, logged in events.items()}
         return Corpus(directory, suffix, len(chunks), failures, dict(counts), part_lines)
+
+
+def check_not_ledger(output: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
+    """Raise ConfigError if an output would replace a file of a run, or its directory, now or when the run makes it."""
+    path, folder = Path(os.path.realpath(output)), Path(os.path.realpath(directory))
+    name = path.name.casefold()  # some file systems ignore case
+    if path == folder or (path.parent == folder and (name in (_MANIFEST, _LOG) or name.startswith((".", "part-")))):
+        raise ConfigError(f"the output {output} belongs to the run in {directory}; choose another name, or none")
 
 
 class _Outcome(NamedTuple):
@@ -340,7 +353,7 @@ def _read_log(log: Path) -> dict[int, dict[str, Any]]:
 
 def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, Any]) -> None:
     """Write the manifest of a new run, or check that the run in the directory is the same."""
-    path = directory / "manifest.json"
+    path = directory / _MANIFEST
     source = {"bytes": chunks.num_bytes, "lines": chunks.num_lines, "digest": chunks.digest()}
     manifest = {
         "format": _FORMAT,

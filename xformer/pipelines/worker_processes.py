@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
@@ -75,15 +77,33 @@ class WorkerProcesses(Executor):
         context = multiprocessing.get_context("spawn")
         self._local.connection, other = context.Pipe()
         process = context.Process(target=_work, args=(other, self._num_threads), daemon=True)
-        process.start()
+        with _without_interrupts():
+            process.start()
         other.close()  # so that the connection ends with the process
         self._processes.add(process)
         self._local.process = process
 
 
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Block SIGINT in this thread, and for good in processes that it starts.
+
+    Ctrl-C reaches all processes of a terminal, also those that still import their modules. The parent handles it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # the first start of a process would start it, and unblock SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _work(connection: Connection, num_threads: int) -> None:
     """Run the tasks that arrive, until the parent process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     set_num_threads(num_threads)
     while True:
         try:
