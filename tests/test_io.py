@@ -25,6 +25,7 @@ from xformer.io import (
     load_arrays,
     lock_directory,
     read_json,
+    read_log,
     restorable_dtype,
     restore_like,
     save_arrays,
@@ -251,6 +252,13 @@ def test_json_round_trip(tmp_path):
     write_json(tmp_path / "a.json", value)
     assert read_json(tmp_path / "a.json", "settings") == value
     assert "größe" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
+def test_a_byte_order_mark_of_an_editor_is_dropped(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}')
+    assert read_json(tmp_path / "a.json", "settings") == {"a": "\ufeff"}
+    (tmp_path / "log.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"b": 2}\n')
+    assert read_log(tmp_path / "log.jsonl") == [{"a": 1}, {"b": 2}]
 
 
 @pytest.mark.parametrize(

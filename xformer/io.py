@@ -277,7 +277,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the JSON objects of the lines of a log, without a last line that a crash truncated; [] without a log."""
     events = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        for line in path.read_text(encoding="utf-8-sig", errors="replace").split("\n"):
             try:
                 event = json.loads(line)
             except ValueError:

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.test_train_lm import RECIPE, TEXT
 from tests.pipelines.chat_model import write_model
 from tests.pipelines.sliding_generator import SlidingGenerator
-from xformer.cli.generate import _print_stream, generate
+from xformer.cli.generate import _print_stream, _read_message, generate
 from xformer.cli.main import exit_code
 from xformer.generation.assisted import DraftModel
 from xformer.ops.quantized import quantized_dtype
@@ -195,6 +195,20 @@ def test_a_conversation_is_typed_on_a_terminal(tmp_path):
         assert process.communicate(timeout=60)[1] == b"type a message; Ctrl-D ends the conversation\n"
     os.close(leader)
     assert process.returncode == 0
+
+
+def test_a_message_of_invalid_bytes_is_typed_again(monkeypatch, capsys):
+    """Depending on the locale, Python refuses such bytes or keeps them as lone surrogates."""
+    typed = [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a \udcff", " ", "größe"]
+
+    def read(prompt):
+        if isinstance(line := typed.pop(0), Exception):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    assert _read_message() == "größe"
+    assert capsys.readouterr().err == 2 * "error: the message is not valid UTF-8; type it again\n"
 
 
 def test_an_interrupted_stream_ends_its_line(capsys):

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import events, state, write
 from xformer.data.demo_tasks import numbers_task
 from xformer.families.run_directory import RunDirectory
-from xformer.models import LanguageModel
+from xformer.models import LanguageModel, load
 from xformer.runs.tasks import LanguageModelTask
 
 TEXT = 2 * ("\n".join(numbers_task(num_train=118, num_valid=1, num_test=1, largest=9999).train.source) + "\n")
@@ -54,6 +54,30 @@ def run(xformer, options, tmp_path):
     """A run of six steps."""
     assert xformer("train-lm", *options, "--out", tmp_path / "run").code == 0
     return tmp_path / "run"
+
+
+def test_the_default_model_is_one_of_transformers(xformer, tmp_path):
+    """It computes the same there, and a changed field is named together with the nearest family."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    options = ["--text", write(tmp_path / "text", TEXT), "--max-steps", 1, "--batch-size", 2, "--context-length", 8]
+    assert xformer("train-lm", *options, "--out", tmp_path / "run").code == 0
+    assert xformer("export", tmp_path / "run", tmp_path / "checkpoint").code == 0
+    ids = [[9, 5, 12, 7, 7, 20]]
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")(torch.tensor(ids)).logits
+    logits = load(tmp_path / "run" / "model.safetensors")(ids)[:, :, 4:]
+    np.testing.assert_allclose(logits, expected.detach().numpy()[:, :, 4:], rtol=0, atol=1e-4)
+    options += ["--set", "model.norm_position=sandwich"]
+    assert xformer("train-lm", *options, "--out", tmp_path / "other").code == 0
+    done = xformer("export", tmp_path / "other", tmp_path / "none")
+    assert (done.code, len(done.err) < 200) == (2, True)
+    assert "the nearest family is gpt_neox: norm_position is 'sandwich'; expected 'pre'\n" in done.err
+
+
+def test_an_unknown_table_lists_the_tables(refused, options, tmp_path):
+    error = refused("train-lm", *options, "--out", tmp_path / "run", "--set", "foo.x=1", untouched=tmp_path)
+    assert error.endswith("'foo' in the options; expected one of init, model, tokenizer, training\n")
+    error = refused("train-lm", *options, "--out", tmp_path / "run", "--set", "modle.d_ff=1", untouched=tmp_path)
+    assert error.endswith("did you mean 'model'?\n")
 
 
 def test_a_run_leaves_its_files_and_prints_the_next_command(xformer, options, tmp_path):

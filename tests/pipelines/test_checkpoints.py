@@ -86,6 +86,24 @@ def test_text_is_generated_until_any_end_token_and_streamed(llama):
     assert generator([ids], max_new_tokens=30) == [output.text]
 
 
+def test_byte_order_marks_change_nothing(llama, bert):
+    """Of tokenizers, templates and configurations, which editors of Windows write."""
+    chat, text = [{"role": "user", "content": "the dog runs"}], ["a man sleeps"]
+    config = json.loads((llama / "tokenizer_config.json").read_text())
+    (llama / "chat_template.jinja").write_text(config.pop("chat_template"))
+    (llama / "tokenizer_config.json").write_text(json.dumps(config))
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in ("Transformer", "Pooling")]
+    (bert / "modules.json").write_text(json.dumps([{**modules[0], "path": ""}, modules[1]]))
+    (bert / "Pooling").mkdir()
+    (bert / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    generated = xf.TextGenerator.from_pretrained(llama)([chat], max_new_tokens=4)
+    vectors = xf.Embedder.from_pretrained(bert)(text)
+    for path in (*llama.glob("*.json*"), *llama.glob("*.jinja"), *bert.rglob("*.json")):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert xf.TextGenerator.from_pretrained(llama)([chat], max_new_tokens=4) == generated
+    np.testing.assert_array_equal(xf.Embedder.from_pretrained(bert)(text), vectors)
+
+
 def test_chats_use_the_template_of_the_checkpoint(llama):
     generator = xf.TextGenerator.from_pretrained(llama)
     chat = [{"role": "user", "content": "the dog runs"}]

@@ -212,12 +212,18 @@ def test_models_that_could_not_be_trained_are_refused(model, message):
         Recipe.from_dict({"model": model})
 
 
+def test_a_byte_order_mark_of_an_editor_is_dropped(tmp_path):
+    (tmp_path / "recipe.toml").write_bytes(b"\xef\xbb\xbf[training]\nseed = 3\n")
+    assert Recipe.from_toml(tmp_path / "recipe.toml").training.seed == 3
+
+
 def test_a_language_model_has_settings_of_its_own():
     recipe = Recipe.from_dict({"task": "language_modeling", "training": {"context_length": 32}})
     assert recipe.training == LanguageModelTrainingConfig(context_length=32)
     assert (recipe.training.label_smoothing, recipe.training.metric_for_best) == (0.0, "loss")
     assert recipe.tokenizer == TextTokenizerConfig()
-    assert recipe.model == {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_layers": 4}
+    sizes = {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_layers": 4}
+    assert recipe.model == {**sizes, "positions": "rotary", "scale_embeddings": False}
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
     learned = {"positions": "learned", "max_positions": 32}
     assert Recipe.from_dict({**recipe.to_dict(), "model": learned}).model["max_positions"] == 32

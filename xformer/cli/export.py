@@ -24,9 +24,10 @@ HELP = """Write the best model of a run, and its tokenizer, in the format of ano
   xformer export SmolLM2-135M-Instruct.gguf checkpoint
 
 huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or \
-Marian models with post-norm; language models become Llama or GPT-2 models. If none of them computes the same, the \
-error names the field of the configuration that differs. A run that started from a public checkpoint (--init) is \
-written in the format of that checkpoint. RUN may also be a public checkpoint that generates text, such as a GGUF file.
+Marian models with post-norm; language models become Llama, GPT-NeoX or GPT-2 models. If no family computes the \
+same, the error names the nearest one and the fields of the configuration that differ. A run that started from a \
+public checkpoint (--init) is written in the format of that checkpoint. RUN may also be a public checkpoint that \
+generates text, such as a GGUF file.
 
 peft: the adapters of a run with --lora, as adapter_config.json and adapter_model.safetensors for peft.PeftModel.
 

@@ -209,13 +209,18 @@ def _converse(pipeline: TextGenerator, config: GenerationConfig, options: dict[s
 
 def _read_message() -> str | None:
     """Return the next message that is not empty; None at the end of the input."""
-    try:
-        while not (text := input("> ").strip()):
-            pass
-    except EOFError:
-        sys.stdout.write("\n")
-        return None
-    return text
+    while True:
+        try:
+            text = input("> ").strip()
+            text.encode()  # some locales keep invalid bytes as lone surrogates
+        except EOFError:
+            sys.stdout.write("\n")
+            return None
+        except UnicodeError:
+            make_console(stderr=True).print("error: the message is not valid UTF-8; type it again")
+            continue
+        if text:
+            return text
 
 
 def _print_stream(prompt: str, texts: Iterable[str]) -> str:

@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 from xformer.cli import _io
 from xformer.cli._loading import files_of, load_pipeline
-from xformer.cli._options import BatchTokensOption, CheckpointOption, config_options, file_option, value_option
+from xformer.cli._options import (
+    BatchTokensOption,
+    CheckpointOption,
+    check_utf8,
+    config_options,
+    file_option,
+    value_option,
+)
 from xformer.pipelines import Reranker
 
 HELP = """Rank the lines of a file by their relevance to a query, with a public cross-encoder such as \
@@ -20,7 +27,7 @@ ms-marco-MiniLM-L6-v2. Each output line has a score, the number of the line and 
 @config_options()
 def rerank(
     model: CheckpointOption,
-    query: Annotated[str, value_option("--query", "TEXT", "The query.")],
+    query: Annotated[str, value_option("--query", "TEXT", "The query.", callback=check_utf8)],
     source: Annotated[str, file_option("--input", "Documents, one per line; - is standard input.")] = "-",
     output: Annotated[str, file_option("--output", "File to write; - is standard output.")] = "-",
     top_k: Annotated[int | None, value_option("--top-k", "N", "Write the best N only.", min=1)] = None,

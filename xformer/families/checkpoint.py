@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import threading
 from collections.abc import Callable, Collection
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +49,7 @@ from xformer.models import (
     load,
 )
 from xformer.models.base import BaseModel
+from xformer.models.config import GATED
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.quantized import QUANTIZED_DTYPES, quantized_dtype
 from xformer.threads import parallel_map, run_serially
@@ -55,9 +58,10 @@ from xformer.tree import flatten, replace, with_fields
 Progress = Callable[[int, int], None]
 _POSITION_TOLERANCE = 1e-2  # above the error of bfloat16, far below that of other positions
 _EXPERTS_HINT = (
-    "expected norm 'rms', activation 'swiglu', positions 'rotary', and attention_bias, feed_forward_bias and "
-    "scale_embeddings false, as in Mixtral; model.save(path) writes any model"
+    "it has experts; expected norm 'rms', activation 'swiglu', positions 'rotary', and attention_bias, "
+    "feed_forward_bias and scale_embeddings false, as in Mixtral; model.save(path) writes any model"
 )
+_MANY, _MAX_SHOWN = 99, 3  # fields in which a family differs from a model
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)(?<!\.safetensors)"
 
 
@@ -378,44 +382,61 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
     requested = model.model_type if model_type is None else model_type
     has_experts = bool(getattr(model.config, "num_experts", None))
     families = [] if requested is None else [family_of(requested, "the argument")]
-    families += [FAMILIES["llama"], *FAMILIES.values()] if model_type is None else []  # most models are Llamas
-    reasons = []
+    # Most models are Llamas, and of the others, most programs read GPT-NeoX.
+    families += [FAMILIES["llama"], FAMILIES["gpt_neox"], *FAMILIES.values()] if model_type is None else []
+    misfits: list[tuple[int, str]] = []  # number of fields that differ, and which
     for family in dict.fromkeys(families):
         if type(model.config) is not family.model.config_class:
             continue
         if model_type is None and has_experts and not family.has_experts(model):
             continue
-        name = "/".join(family.model_types)
-        if family.write_config is None:
-            reasons.append(f"{name}: cannot be written")
-            continue
         try:
-            values = family.write_config(model.config)
-            _check_round_trip(family, model, values)
+            values, fields = _written(family, model)
         except (CheckpointError, ConfigError) as error:
-            reasons.append(f"{name}: {error}")
+            misfits.append((_MANY, f"{family.model_types[0]}: {error}"))
             continue
-        if model_type in (None, values["model_type"]):
+        if not fields and model_type in (None, values["model_type"]):
             return family, values
-        reasons.append(f"{name}: the model is written as {values['model_type']}")
-    if model_type is None and has_experts and reasons:
-        reasons.append(_EXPERTS_HINT)
-    kind = f"{type(model).__name__}{' with experts' if has_experts else ''}"
-    details = "; ".join(reasons) or f"no family has models of class {kind}"
+        fields = fields or [f"the model is written as {values['model_type']}"]
+        more = f"; and {len(fields) - _MAX_SHOWN} more" if len(fields) > _MAX_SHOWN else ""
+        misfits.append((len(fields), f"{family.model_types[0]}: {'; '.join(fields[:_MAX_SHOWN])}{more}"))
+    if not misfits:
+        details = f"no family has models of class {type(model).__name__}{' with experts' if has_experts else ''}"
+    elif model_type is None and has_experts:
+        details = _EXPERTS_HINT
+    else:
+        details = f"{'the nearest family is ' if model_type is None else ''}{min(misfits, key=itemgetter(0))[1]}"
     raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
 
 
-def _check_round_trip(family: Family, model: BaseModel, values: dict[str, Any]) -> None:
-    """Raise ConfigError if reading config.json would give another configuration than that of the model."""
-    tied = family.tied if family.tied and model.config.tie_output else ()
-    names = [*family.layouts_of(model, is_complete=False), *tied]
-    if not getattr(model.config, "has_output", True):
-        names = [name.removeprefix(family.prefix) for name in names if name not in tied]
-    reader = ConfigReader(values, Path("config.json"), names, tied)
-    read, own = _effective_fields(family.read_config(reader)), _effective_fields(model.config)
-    for name, value in own.items():
-        if read.get(name, value) != value:
-            raise ConfigError(f"{name} is {value!r}; expected {read[name]!r}")
+def _written(family: Family, model: BaseModel) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of config.json, and the fields that reading it gives another value, in words.
+
+    Raises:
+        CheckpointError: If the values cannot be read.
+        ConfigError: If the family cannot be written, or not with the value of a field.
+    """
+    if family.write_config is None:
+        raise ConfigError("cannot be written")
+    config, fields = model.config, []
+    try:
+        values = family.write_config(config)
+    except ConfigError as error:
+        if "activation" not in str(error):
+            raise
+        fields.append(str(error))  # compare the other fields with an activation of the other kind
+        config = dataclasses.replace(config, activation="gelu" if config.activation in GATED else "swiglu")
+        values = family.write_config(config)
+    tied = family.tied if family.tied and config.tie_output else ()
+    tensors = [*family.layouts_of(model, is_complete=False), *tied]
+    if not getattr(config, "has_output", True):
+        tensors = [name.removeprefix(family.prefix) for name in tensors if name not in tied]
+    reader = ConfigReader(values, Path("config.json"), tensors, tied)
+    read, own = _effective_fields(family.read_config(reader)), _effective_fields(config)
+    names = [
+        name for name, value in own.items() if read.get(name, value) != value and not (fields and name == "activation")
+    ]
+    return values, fields + [f"{name} is {own[name]!r}; expected {read[name]!r}" for name in names]
 
 
 def _effective_fields(config: ModelConfig | ImageTextEncoderConfig) -> dict[str, Any]:

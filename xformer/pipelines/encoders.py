@@ -611,7 +611,7 @@ def _read_modules(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
+        modules = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

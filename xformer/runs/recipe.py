@@ -181,7 +181,8 @@ def _by_table(settings: Mapping[str, Any], spec: TaskSpec) -> dict[str, dict[str
         if key in configs and isinstance(value, Mapping):
             nested[key] = value
         elif key != "task":
-            check_keys([key], {*places, *configs, "task"}, "the options")
+            is_table = isinstance(value, Mapping) and key not in places  # such as --set foo.x=1
+            check_keys([key], set(configs) if is_table else {*places, *configs, "task"}, "the options")
             tables.setdefault(places.get(key, key), {})[key] = value
     for table, values in nested.items():
         tables[table] = {**tables.get(table, {}), **values}
@@ -191,7 +192,7 @@ def _by_table(settings: Mapping[str, Any], spec: TaskSpec) -> dict[str, dict[str
 def read_tables(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the tables of a recipe file, unchecked; raise ConfigError if it is missing or not TOML."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read recipe {path}: {error.strerror or error}; check the path") from error
     except ValueError as error:

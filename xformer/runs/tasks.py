@@ -72,7 +72,15 @@ _PAIRS: dict[str, Any] = {
 }
 _LANGUAGE_MODEL: dict[str, Any] = {
     "model": LanguageModelConfig,
-    "model_defaults": {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_layers": 4},
+    # Rotary positions need no limit of the length, and several public families have them with all other defaults.
+    "model_defaults": {
+        "d_model": 256,
+        "num_heads": 4,
+        "d_ff": 1024,
+        "num_layers": 4,
+        "positions": "rotary",
+        "scale_embeddings": False,
+    },
     "from_tokenizer": _SPECIAL_TOKENS | {"vocab_size"},
     "tokenizer": TextTokenizerConfig,
     "metric": None,

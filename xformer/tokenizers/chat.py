@@ -41,7 +41,7 @@ def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[st
     for name, path in [*named, ("default", directory / CHAT_TEMPLATE_FILE)]:
         if path.exists():
             with library_errors(f"cannot read chat template {path}"):
-                templates[name] = str(read_bytes(path, "chat template", 4 * _MAX_TEMPLATE), "utf-8")
+                templates[name] = str(read_bytes(path, "chat template", 4 * _MAX_TEMPLATE), "utf-8-sig")
     for name, template in templates.items():
         if not isinstance(template, str) or len(template) > _MAX_TEMPLATE:
             raise CheckpointError(

@@ -293,7 +293,7 @@ def _load_byte_level(directory: Path, settings: dict[str, Any]) -> PretrainedTok
     _require_class(directory, settings, "merges.txt", "GPT2")
     settings = {**_GPT2_DEFAULTS, **settings}
     vocab = _read_vocab(directory / "vocab.json", settings)
-    lines = str(read_bytes(directory / "merges.txt"), "utf-8").replace("\r\n", "\n").split("\n")
+    lines = str(read_bytes(directory / "merges.txt"), "utf-8-sig").replace("\r\n", "\n").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     inner = package.Tokenizer(package.models.BPE(vocab, merges))
     inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))

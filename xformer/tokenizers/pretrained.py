@@ -419,4 +419,4 @@ def read_inner(path: Path) -> Any:
     library = require(PACKAGE)
     content = read_bytes(path)
     with library_errors(f"{path} is not a valid tokenizer"):
-        return library.Tokenizer.from_str(str(content, "utf-8"))
+        return library.Tokenizer.from_str(str(content, "utf-8-sig"))
