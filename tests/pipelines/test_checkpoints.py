@@ -435,6 +435,24 @@ def test_each_key_of_sentence_transformers_is_followed_refused_or_named(bert, ca
             assert f"sentence_bert_config.json: settings that are not followed: {name}" in caplog.messages[0]
 
 
+@pytest.mark.parametrize(("pooling", "first"), [("mean", 0), ("cls", 0), ("mean", 4), ("cls", 4), ("lasttoken", 4)])
+def test_states_of_a_prompt_are_left_out(bert, pooling, first):
+    """By hand: [CLS] and the three words of the prompt come before the text, and all of them can be left out."""
+    write_modules(bert, "Transformer Pooling")
+    settings = {"pooling_mode": pooling, **({"include_prompt": False} if first else {})}
+    (bert / "1_Pooling").mkdir(exist_ok=True)
+    (bert / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    (bert / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 12}))
+    embedder = xf.Embedder.from_pretrained(bert)
+    texts = ["dog", "a man sleeps"]  # a batch with padding
+    vectors = embedder(texts, prompt="the bench runs ")
+    for text, vector in zip(texts, vectors, strict=True):
+        (ids,) = embedder.token_ids([f"the bench runs {text}"])
+        states = embedder.model([ids])[0, first:]
+        expected = {"mean": states.mean(axis=0), "cls": states[0], "lasttoken": states[-1]}[pooling]
+        np.testing.assert_allclose(vector, expected, rtol=0, atol=2e-6)
+
+
 def test_prompts_are_checked(bert):
     embedder = xf.Embedder.from_pretrained(bert)
     with pytest.raises(ConfigError, match="prompt_name is 'query'; the model has no prompts"):

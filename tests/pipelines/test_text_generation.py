@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from xformer.generation import generate as search
 from xformer.generation.assisted import DraftModel
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
+from xformer.pipelines.output_text import GeneratedText
 from xformer.tokenizers import SPECIAL_TOKENS, Tokenizer
 from xformer.tree import map_arrays
 
@@ -333,6 +336,40 @@ def test_a_character_that_the_prompt_splits_is_streamed_as_a_whole(generator, mo
         (output,) = generator([ids[:split]], **settings)
         assert output == text + "b"
         assert "".join(generator.stream(ids[:split], **settings)) == output
+
+
+@pytest.mark.parametrize(("prompt", "stop"), [("on the mat", "   "), ("c", "eee"), ("", "eee"), ("c", "eeeeeeeee")])
+def test_a_stop_string_of_several_tokens_ends_beams(prompt, stop):
+    """As its tokens do, which are its characters; the text ends before it, and other beams go on."""
+    generator = make(context_length=40)
+    settings = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
+    (outputs,) = generator.outputs([prompt], stop=[stop, "another"], **settings)
+    (ids,), encode = generator.token_ids([prompt]), generator.tokenizer.encode_text
+    criteria = [StopSequences([encode(stop)])]
+    (expected,) = search(
+        generator.model, [ids], stopping_criteria=criteria, suppress_tokens=range(4), special_tokens=False, **settings
+    )
+    assert [(each.tokens, each.finished) for each in outputs] == [(each.tokens, each.finished) for each in expected]
+    assert [each.text for each in outputs] == [generator.tokenizer.decode(x.tokens).split(stop)[0] for x in expected]
+    assert outputs[0].finished
+    assert len(outputs[0].text) < len(generator.outputs([prompt], **settings)[0][0].text)
+
+
+def test_a_stop_string_of_characters_of_several_tokens_ends_beams(tmp_path):
+    tokenizer = TextGenerator.from_pretrained(write_model(tmp_path / "model")).tokenizer
+    ids = tokenizer.encode_text("five 🙂🙂")
+    assert len(ids) > 8
+    text = GeneratedText(tokenizer, 0, 0, ["🙂🙂"], None, prompt=ids[:1])
+    for count, expected in ((len(ids), True), (len(ids) - 1, False)):
+        rows: Any = SimpleNamespace(tokens=np.asarray([ids[:count]]), lengths=np.asarray([count]))
+        assert text.has_stop_string(rows, 0) is expected
+
+
+def test_a_stop_string_of_beams_does_not_begin_in_the_prompt():
+    """The prompt ends with the first of its characters."""
+    generator = make(context_length=40)
+    outputs = generator.outputs(["the"], stop="eee", num_beams=3, max_new_tokens=10)[0]
+    assert (generator.tokenizer.decode(outputs[0].tokens), outputs[0].text) == ("eee", "")
 
 
 def test_stop_tokens_end_texts_of_models_without_eos(generator):

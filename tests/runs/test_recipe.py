@@ -212,6 +212,25 @@ def test_models_that_could_not_be_trained_are_refused(model, message):
         Recipe.from_dict({"model": model})
 
 
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({}, 20),
+        ({"max_minutes": 5.0}, 20),
+        ({"max_steps": 1}, 1),
+        ({"max_steps": 59}, 5),
+        ({"max_steps": 190}, 19),
+        ({"max_steps": 5000}, 20),
+        ({"max_steps": 50, "warmup_steps": 40}, 40),
+    ],
+)
+@pytest.mark.parametrize("task", ["translation", "language_modeling"])
+def test_warm_up_from_a_checkpoint_is_short(task, training, expected):
+    """A tenth of the steps, and no more than 20: a new model has 600 steps."""
+    recipe = Recipe.from_dict({"task": task, "init": {"path": "somewhere"}, "training": training})
+    assert recipe.training.warmup_steps == expected
+
+
 def test_a_byte_order_mark_of_an_editor_is_dropped(tmp_path):
     (tmp_path / "recipe.toml").write_bytes(b"\xef\xbb\xbf[training]\nseed = 3\n")
     assert Recipe.from_toml(tmp_path / "recipe.toml").training.seed == 3
