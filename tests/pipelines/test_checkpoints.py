@@ -439,7 +439,7 @@ def test_each_key_of_sentence_transformers_is_followed_refused_or_named(bert, ca
 def test_states_of_a_prompt_are_left_out(bert, pooling, first):
     """By hand: [CLS] and the three words of the prompt come before the text, and all of them can be left out."""
     write_modules(bert, "Transformer Pooling")
-    settings = {"pooling_mode": pooling, **({"include_prompt": False} if first else {})}
+    settings = {"pooling_mode": pooling, "include_prompt": not first}
     (bert / "1_Pooling").mkdir(exist_ok=True)
     (bert / "1_Pooling" / "config.json").write_text(json.dumps(settings))
     (bert / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 12}))

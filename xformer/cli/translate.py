@@ -40,10 +40,10 @@ A public model of many languages
                  --source-language deu_Latn --target-language eng_Latn
 
 Lines from a terminal or a pipe are translated as they arrive. Blank lines stay blank, and a line break inside an \
-output becomes a space. An output file appears when it is complete. With --corpus-out, several workers process chunks \
-of the input, and the same command resumes after an interruption. With --num-return-sequences above 1, or with \
---align, each output is a line of JSON with the number of its source line, rank, score, text, and the alignment of its \
-tokens.
+output becomes a space. An output file appears when it is complete; a pipe or a device gets the lines at once. With \
+--corpus-out, several workers process chunks of the input, and the same command resumes after an interruption. With \
+--num-return-sequences above 1, or with --align, each output is a line of JSON with the number of its source line, \
+rank, score, text, and the alignment of its tokens.
 """
 
 
