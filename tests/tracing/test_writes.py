@@ -1052,3 +1052,36 @@ def test_an_array_that_remat_returns_may_not_be_written():
 
             with raises_line(DifferentiationError, "let f return a copy"):
                 xf.grad(loss)(X)
+
+
+def test_a_plain_tensor_with_another_name_takes_no_traced_values():
+    torch = pytest.importorskip("torch")
+
+    def alone(x):
+        total = torch.zeros(4, dtype=torch.float64)
+        total += x * x
+        return array_namespace(x).sum(total)
+
+    def with_another_name(x):
+        total = torch.zeros(4, dtype=torch.float64)
+        other = total
+        total += x * x
+        return array_namespace(x).sum(x * other)
+
+    def with_a_view(x):
+        total = torch.zeros(4, dtype=torch.float64)
+        first = total[:1]
+        total *= x
+        return array_namespace(x).sum(x * first)
+
+    def of_a_view(x):
+        total = torch.zeros(4, dtype=torch.float64)
+        first = total[:1]
+        first -= x[0]
+        return array_namespace(x).sum(x * total)
+
+    x = torch.tensor(X, dtype=torch.float64)
+    np.testing.assert_allclose(xf.grad(alone)(x), 2 * X)
+    for function in (with_another_name, with_a_view, of_a_view):
+        with raises_line(DifferentiationError, "write into a copy"):
+            xf.grad(function)(x)

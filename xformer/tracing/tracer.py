@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 import operator
+import sys
 import weakref
 from typing import Any
 
 from xformer.backends import base_namespace
 from xformer.backends.arrays import CHECKED_CLASSES, check_class
-from xformer.errors import BackendError, ShapeError
+from xformer.errors import BackendError, DifferentiationError, ShapeError
 
 # Functions and methods of NumPy and torch that the standard lacks, and what to use here.
 OTHER_NAMES = {
@@ -106,11 +109,22 @@ class Tracer:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse functions of torch. BackendError is a TypeError, so torch then tries `x.__rmul__` for `tensor * x`."""
+        """Refuse functions of torch. BackendError is a TypeError, so torch then tries `x.__rmul__` for `tensor * x`.
+
+        For `tensor += x`, it then computes `tensor = tensor + x`, which no other name of the tensor would see.
+        """
+        name = getattr(function, "__name__", "a function")
+        is_shared = (
+            name.endswith("_") and args and not isinstance(args[0], cls) and _is_shared(sys.getrefcount(args[0]))
+        )
         values = [*args, *(kwargs or {}).values()]
         if not any(_depends(value) for value in values):  # such as torch.zeros(n)
             return function(*map(_constant, args), **{key: _constant(value) for key, value in (kwargs or {}).items()})
-        name = getattr(function, "__name__", "a function")
+        if is_shared or (name.endswith("_") and getattr(args[0], "_base", None) is not None):
+            raise DifferentiationError(
+                f"{name} of torch got a traced array to write into a tensor that has another name or a view; write into "
+                "a copy: xp.asarray(x, copy=True)"
+            )
         hint = OTHER_NAMES.get(name, "use the functions of xp = array_namespace(x), as in xp.sum(x)")
         hint = "use xformer.cross_entropy(logits, labels)" if name == "cross_entropy" else hint
         raise BackendError(f"{name} of torch got a traced array and would lose its gradient; {hint}")
@@ -189,6 +203,23 @@ class Tracer:
 
     def __iter__(self) -> Any:
         return iter(self._namespace.unstack(self, axis=0))
+
+
+def _is_shared(references: int) -> bool:
+    """Return whether a tensor that an operator writes, with so many references, has another name or a view."""
+    return references > _references_of_one_name()
+
+
+@functools.cache
+def _references_of_one_name() -> int:
+    class Counter:
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> int:
+            return sys.getrefcount(args[0])
+
+    count = importlib.import_module("torch").zeros(1)
+    count += Counter()
+    return int(count)
 
 
 def _depends(value: Any) -> bool:
