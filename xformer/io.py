@@ -392,8 +392,8 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     try:
         with path.open("rb") as file:
             return _read_header(path, file)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError for a name with a null character
+        raise CheckpointError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Entry], dict[str, str]]:

@@ -122,8 +122,8 @@ class Tracer:
             return function(*map(_constant, args), **{key: _constant(value) for key, value in (kwargs or {}).items()})
         if is_shared or (name.endswith("_") and getattr(args[0], "_base", None) is not None):
             raise DifferentiationError(
-                f"{name} of torch got a traced array to write into a tensor that has another name or a view; write into "
-                "a copy: xp.asarray(x, copy=True)"
+                f"{name} of torch got a traced array to write into a tensor that has another name or a view; write "
+                "into a copy: xp.asarray(x, copy=True)"
             )
         hint = OTHER_NAMES.get(name, "use the functions of xp = array_namespace(x), as in xp.sum(x)")
         hint = "use xformer.cross_entropy(logits, labels)" if name == "cross_entropy" else hint

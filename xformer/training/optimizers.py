@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+
 from xformer.backends import Array, assign
 from xformer.config import Config, option
 from xformer.errors import ConfigError, ShapeError, add_absent_methods
@@ -73,7 +75,7 @@ class _Optimizer(Config):
         is_module = isinstance(model, Module)
         named = model.named_trainable_parameters() if is_module else enumerate(flatten_parameters(model)[0])
         for name, array in named:
-            if (other := names.setdefault(id(array), name)) != name:
+            if not isinstance(array, np.generic) and (other := names.setdefault(id(array), name)) != name:
                 raise ConfigError(
                     f"the parameters {other} and {name} are the same array, which an update would replace by two; keep "
                     "a shared module or array in one field, and use it in several places of __call__"
