@@ -324,7 +324,8 @@ class GraphTrace:
             return result
         check_class(result)
         inputs = [x for x in _flat((args, keywords)) if isinstance(x, np.ndarray)]
-        if not any(np.may_share_memory(x, result) for x in inputs):
+        # NumPy finds no memory that empty arrays share, and there is nothing to compute.
+        if result.size and not any(np.may_share_memory(x, result) for x in inputs):
             is_number, is_writable = isinstance(result, np.generic), result.flags.writeable
             owner = np.asarray(result) if is_writable or is_number else np.array(result)
             if not _lower(name, owner, args, keywords):
