@@ -281,8 +281,15 @@ def test_what_a_function_writes_into_an_argument_is_there_afterwards(donated):
         y = np.full(2, float(value))
         np.testing.assert_array_equal(jitted(total, y), function(expected, y))
         np.testing.assert_array_equal(total, expected)
-    with raises_line(JitError, "shares memory with another one"):
-        jitted(total, total[::-1])
+    if donated:  # the function is called
+        expected = total.copy()
+        np.testing.assert_array_equal(jitted(total, total[::-1]), function(expected, expected[::-1]))
+        np.testing.assert_array_equal(total, expected)
+    else:
+        with raises_line(JitError, "shares memory with another array"):
+            jitted(total, total[::-1])
+    with raises_line(JitError, "an argument that is read-only"):
+        xf.jit(function)(np.broadcast_to(1.0, (2,)), np.zeros(2))
 
 
 def test_arrays_that_the_function_makes_are_made_anew_in_each_call():

@@ -20,8 +20,8 @@ class MlxBackend(Backend):
         return target.at[indices].add(updates)
 
     def share_memory(self, x: Array, y: Array) -> bool:
-        """Return False: a write into an array changes no slice of it."""
-        return False
+        """Compare the objects: a write into an array changes no slice of it."""
+        return x is y
 
 
 register_backend(MlxBackend("mlx"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -52,13 +53,13 @@ class NumpyBackend(Backend):
         return isinstance(array, np.ndarray | np.generic)
 
     def keep(self, array: Array) -> tuple[Array, Callable[[], bool] | None]:
-        """Copy small arrays; make others read-only, which costs nothing, and compare some values afterwards.
+        """Copy small arrays, and parts of an array of others; make the rest read-only, which costs nothing.
 
-        The comparison is for writes into the same memory through another array.
+        Some values are compared afterwards, because a view that was made before can still be written.
         """
         if isinstance(array, np.generic):
             return array, None
-        if array.nbytes <= KEPT_BYTES:
+        if array.nbytes <= KEPT_BYTES or (array.flags.writeable and _base_has_other_users(array)):
             return np.array(array), None
         _lock(array)
         step = max(1, array.size // 16)
@@ -98,11 +99,16 @@ class NumpyBackend(Backend):
         return values, np.take_along_axis(indices, order, axis=-1)
 
 
-# Arrays that are read-only for now, by id, with the number of those who keep them; and views among those that nobody
-# keeps any more, whose array is still read-only.
+# Arrays that are read-only for now, by id, with the number of those who keep them.
 _locked: dict[int, list[Any]] = {}
-_waiting: list[list[Any]] = []
 _lock_of_locked = threading.Lock()
+
+
+def _base_has_other_users(array: Array) -> bool:
+    return isinstance(array.base, np.ndarray) and sys.getrefcount(array.base) > _REFERENCES_BY_ONE_VIEW
+
+
+_REFERENCES_BY_ONE_VIEW = sys.getrefcount(np.empty(2)[:1].base)
 
 
 def _lock(array: Array) -> None:
@@ -121,20 +127,8 @@ def _unlock(array: Array) -> None:
             return
         entry[1] -= 1
         if not entry[1]:
-            _waiting.append(entry)
-            _waiting[:] = [entry for entry in _waiting if not _is_unlocked(entry)]
-
-
-def _is_unlocked(entry: list[Any]) -> bool:
-    """Make an array writable, and return whether it is done; not yet for a view of one that is still kept."""
-    array, count = entry
-    if not count:
-        try:
+            del _locked[id(array)]
             array.flags.writeable = True
-        except ValueError:
-            return False
-        del _locked[id(array)]
-    return True
 
 
 @functools.cache

@@ -51,7 +51,7 @@ from xformer.ops.kernel_check import checked
 from xformer.ops.self_check import guarded
 from xformer.threads import Collector, apply_thread_limits, fork_safe_lock
 from xformer.tracing.graph import GraphTrace, traced_kernel
-from xformer.tracing.tracer import PLAIN, Tracer
+from xformer.tracing.tracer import Tracer
 
 # --- signatures -------------------------------------------------------------------------------------------------------
 
@@ -371,11 +371,11 @@ class Operation:
         parents: list[int] = []
         for array in arrays:
             is_own = type(array) is Tracer and array._namespace is xp and not xp.is_closed
-            values.append(array._value if is_own and array._origin is not PLAIN else xp.keep(array))
+            values.append(array._value if is_own else xp.unwrap(array))
             parents.append(array._index if is_own else -1)
         if max(parents) < 0:
             return xp.wrap(self(*values, **options))
-        values = _as_arrays(values)
+        values = _as_arrays([x if i >= 0 else xp.keep(a) for a, x, i in zip(arrays, values, parents, strict=True)])
         dtype = self.signature.check(self.name, values)
         kernel = self.select(xp.base, values, options, dtype, save=True)
         if kernel.vjp is None:  # raise before computing, since such operations may work in place

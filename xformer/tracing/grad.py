@@ -83,9 +83,18 @@ def value_and_grad(
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)
         gradient = _pull_back(trace, [value], None, inputs, on_gradient)
-        for array, tracer, given in zip(leaves, traced, inputs, strict=True):
-            if tracer._value is not given.value:  # the function has written into its argument
-                array[...] = tracer._value
+        written = [
+            (array, tracer._value)
+            for array, tracer, given in zip(leaves, traced, inputs, strict=True)
+            if tracer._value is not given.value
+        ]
+        others = flatten((args, keywords))[0] if written else ()
+        for array, value in written:
+            if sum(trace.share_memory(array, other) for other in others) > 1:
+                raise DifferentiationError(
+                    "the function writes into an argument that shares memory with another one; pass a copy of one"
+                )
+            array[...] = value
         return unwrapped, rebuild(gradient)
 
     return differentiated
@@ -330,8 +339,11 @@ def _pull_back(
         def on_leaf(position: int, cotangent: Any) -> None:
             on_gradient(position, gradient(position, cotangent))
 
-    gradients = backward(xp, trace.tape, by_position, len(leaves), on_leaf)
-    if not trace.end_keeping():
+    try:
+        gradients = backward(xp, trace.tape, by_position, len(leaves), on_leaf)
+    finally:
+        is_unchanged = trace.end_keeping()
+    if not is_unchanged:
         raise DifferentiationError(WRITTEN_LATER)
     for position, cotangent in enumerate(gradients):
         if cotangent is None:

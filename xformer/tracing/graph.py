@@ -126,6 +126,7 @@ class GraphTrace:
             self.is_closed = True
             kept = [end() for end in reversed(self._ends)]
             self.are_kept = all(kept)
+            self._ends.clear()
 
     def take_calls(self) -> list[Call]:
         """Return the calls and forget all arrays, which cycles of bound functions would keep in memory."""

@@ -26,11 +26,11 @@ from xformer.tracing.arguments import (
     namespace_of,
 )
 from xformer.tracing.graph import ACTIVE_GRAPH, GraphTrace
-from xformer.tracing.program import CudaProgram, Program, array_copy, compiler, owner
+from xformer.tracing.program import CudaProgram, Intervals, Program, array_copy, compiler
 from xformer.tree import Module
 
 _MAX_SIGNATURES, _MAX_BYTES = 64, 2**30  # of one function
-_ALIASES = "the function writes into an argument that shares memory with another one; pass a copy of one of them"
+_ALIASES = "the function writes into an argument that shares memory with another array; pass a copy of one of them"
 _CALLS_PER_TRACE = 16  # tracing takes as long as a few calls, so the other calls must make up for it
 
 
@@ -114,7 +114,7 @@ class _Entry:
         num_calls: Number of calls so far.
         modules: The Modules whose identity is part of the signature.
         arguments: Arguments of the traced call. They keep the Modules alive.
-        donated: The memory of donated arrays, by `owner`.
+        shared: The memory that programs read and write where it is: of Modules and donated arguments.
         idle: Programs that no thread is using.
     """
 
@@ -122,15 +122,19 @@ class _Entry:
         self.num_calls = 0
         self.modules = [weakref.ref(module) for module in modules]
         self.arguments: Any = None
-        self.donated: set[Any] | None = None
+        self.shared: Intervals | None = None
         self.idle: list[Program | CudaProgram] = []
 
 
 def _check_written(program: Any, data: Sequence[Any]) -> None:
-    """Raise JitError if the function writes into an argument that shares memory with another one."""
-    owners = [owner(array) for array in data] if program.written else []
-    if any(owners.count(owners[position]) > 1 for position in program.written):
-        raise JitError(_ALIASES)
+    """Raise JitError if the function writes into an argument that is read-only or shares memory with another array."""
+    for position in program.written:
+        array = data[position]
+        if not array.flags.writeable:
+            raise JitError("the function writes into an argument that is read-only; pass a copy")
+        others = [*(other for i, other in enumerate(data) if i != position), *program.constants]
+        if any(np.may_share_memory(array, other) for other in others):
+            raise JitError(_ALIASES)
 
 
 class _Jitted:
@@ -190,11 +194,12 @@ class _Jitted:
     def _run(self, new_program: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
         arguments = Arguments(args, keywords, self._donated)
         entry, program, may_trace = self._find((arguments.signature, available_threads()), arguments.modules)
-        if entry.donated is None:
-            entry.donated = {owner(x) for i in self._donated if i < len(args) for x in arrays_of(args[i])}
-        if entry.donated and any(owner(x) in entry.donated for x in arguments.data):
-            raise JitError(_ALIASES)
-        if program is not None:
+        if entry.shared is None:
+            donated = [args[index] for index in self._donated if index < len(args)]
+            entry.shared = Intervals(arrays_of((*arguments.modules, *donated)))
+        if any(map(entry.shared.overlap, arguments.data)):
+            result = self._function(*args, **keywords)  # which sees writes into either array
+        elif program is not None:
             _check_written(program, arguments.data)
             result = program.run(arguments.data)
         elif may_trace:
@@ -209,8 +214,9 @@ class _Jitted:
             result, program.result, entry.arguments = program.result, None, arguments
         else:
             return self._function(*args, **keywords)
-        with self._lock:
-            entry.idle.append(program)
+        if program is not None:
+            with self._lock:
+                entry.idle.append(program)
         return result
 
     def _find(self, key: Hashable, modules: Sequence[Module]) -> tuple[_Entry, Any, bool]:

@@ -7,9 +7,8 @@ calls assigns.
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from xformer.errors import JitError
 from xformer.tracing.graph import WRITES_CONSTANT, Call, Constant, root_of
 
 
-def place_constants(calls: Sequence[Call], constants: Mapping[int, Constant], *, are_kept: bool) -> list[Call]:
+def place_constants(calls: Sequence[Call], constants: dict[int, Constant], *, are_kept: bool) -> list[Call]:
     """Let a program read constants where they are, so that its runs see what is written into them in between.
 
     An array that the function makes and writes itself has the same values in each run: those of the copies. If others
@@ -33,12 +32,17 @@ def place_constants(calls: Sequence[Call], constants: Mapping[int, Constant], *,
     Raises:
         JitError: If the function writes into an array of others after it was used.
     """
-    written = [constant.array for constant in constants.values() if constant.is_written()]
-    if not are_kept or not _are_private(written, constants):
+    written = {id(root_of(constant.array)) for constant in constants.values() if constant.is_written()}
+    moved_away = [
+        constants.pop(key) for key, constant in list(constants.items()) if id(root_of(constant.array)) in written
+    ]
+    others = [weakref.ref(array) for constant in moved_away for array in (constant.array, root_of(constant.array))]
+    moved_away.clear()  # so that these arrays are freed, unless others refer to them
+    if not are_kept or any(other() is not None for other in others):
         raise JitError(WRITES_CONSTANT)
     refreshes, sources = [], {}
     for array, copies in constants.values():
-        if len(copies) > 1 or copies[0] is array or any(array is each for each in written):
+        if len(copies) > 1 or copies[0] is array:
             continue
         if array.flags.forc and array.strides == copies[0].strides:
             sources[id(copies[0])] = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
@@ -54,25 +58,6 @@ def place_constants(calls: Sequence[Call], constants: Mapping[int, Constant], *,
 
     moved = [call._replace(args=_map(move, call.args)) for call in calls] if sources else calls
     return [*refreshes, *moved]
-
-
-def _are_private(arrays: Sequence[Any], constants: Mapping[int, Constant]) -> bool:
-    """Return whether only the constants and the caller refer to some arrays and to the owners of their memory."""
-    if not arrays:
-        return True
-    roots = [root_of(array) for array in arrays]
-    unknown = np.empty(0)
-    tables = [{id(array): (array,) for array in (*arrays, unknown)}, {id(root): (root,) for root in roots}]
-    nobody = id(unknown)
-    del roots, unknown
-    counts = [{key: sys.getrefcount(entry[0]) for key, entry in table.items()} for table in tables]
-    views = Counter(id(constant.array.base) for constant in constants.values())
-    # Other references: the list of arrays, the constants, the other table, and views of the constants.
-    return all(
-        count <= counts[0][nobody] + (key in tables[1 - i]) + 2 * (key in constants) + views[key]
-        for i in range(2)
-        for key, count in counts[i].items()
-    )
 
 
 def share_memory(calls: Sequence[Call], kept: Iterable[Any]) -> tuple[list[Call], int]:

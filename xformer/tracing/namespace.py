@@ -66,6 +66,8 @@ class GradTrace:
 
     is_trace = True
 
+    is_closed = True  # for __del__ of an instance that was copied without attributes
+
     def __init__(self, base: Any) -> None:
         self.base = base
         self.trace_level = trace_level(base) + 1
@@ -176,7 +178,7 @@ class GradTrace:
         if is_trace(xp):
             kept, end = xp.keep_for_inner(value)
         else:
-            kept, end = backend_of(xp).keep(value)
+            kept, end = backend_of(array_namespace(value)).keep(value)
         if end is not None:
             self._kept.append(end)
         return kept
@@ -194,7 +196,8 @@ class GradTrace:
         return all(kept)
 
     def __del__(self) -> None:
-        self.end_keeping()
+        if "_kept" in self.__dict__:
+            self.end_keeping()
 
     def position(self, value: Any) -> int:
         """Return the tape position of `value`; -1 for constants and values that are not of this trace."""
@@ -255,7 +258,10 @@ class GradTrace:
                 "an array of an enclosing function was written in a differentiated one; return the new values instead"
             )
         if not getattr(getattr(_value_of(x), "flags", None), "writeable", True):
-            raise DifferentiationError("a read-only array was written; write into a copy: xp.asarray(x, copy=True)")
+            raise DifferentiationError(
+                "an array was written that is read-only, or that vjp needs unchanged until its pullback; write into a "
+                "copy: xp.asarray(x, copy=True)"
+            )
         chain = [x]
         while type(chain[-1]._origin) is tuple and self.share_memory(chain[-1], chain[-1]._origin[0]):
             chain.append(chain[-1]._origin[0])

@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 import functools
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from xformer import native
 from xformer.backends import backend_name, backend_of
+from xformer.backends.arrays import check_class
 from xformer.tracing.arguments import arrays_of, rebuild_sequence
 from xformer.tracing.graph import Call, GraphTrace, root_of
 from xformer.tracing.memory import place_constants, share_memory
@@ -37,6 +39,7 @@ class Program:
     Attributes:
         result: Result of the first call.
         written: Positions of data that the function writes.
+        constants: Plain arrays that the function uses.
         nbytes: Size of the memory that temporaries share.
 
     Raises:
@@ -61,6 +64,7 @@ class Program:
         arguments = (*args, *keywords.values())
         constants = trace.constants
         calls = place_constants(trace.take_calls(), constants, are_kept=trace.are_kept)
+        self.constants = [constant.array for constant in constants.values()]
         written = {id(root_of(array)) for call in calls for array in call.outputs}
         self.written = [position for position, array in enumerate(data) if id(root_of(array)) in written]
         calls, self.nbytes = share_memory(calls, [*arrays_of(arguments), *flatten(result)[0]])
@@ -199,11 +203,42 @@ def compiler(xp: Any) -> Callable[..., Program | CudaProgram] | None:
     return None if capture_graph is None else functools.partial(CudaProgram, capture_graph)
 
 
-def owner(array: Any) -> Any:
-    """Return a key that is equal for arrays of NumPy or CuPy with the same memory or parts of it."""
-    if isinstance(array, np.ndarray | np.generic):
-        return id(root_of(array)) if isinstance(array, np.ndarray) else id(array)
-    return array.data.mem.ptr
+class Intervals:
+    """The memory of arrays of NumPy or CuPy.
+
+    Raises:
+        BackendError: If an array is one of a subclass of np.ndarray; see `check_class`.
+    """
+
+    def __init__(self, arrays: Iterable[Any]) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(map(_bounds, arrays)):
+            if self._ends and start < self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def overlap(self, array: Any) -> bool:
+        """Return whether an array has some of this memory."""
+        start, end = _bounds(array)
+        index = bisect.bisect_left(self._starts, end) - 1
+        return index >= 0 and self._ends[index] > start
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    """Return the addresses of the first byte of an array and of that after its last one."""
+    check_class(array)
+    if isinstance(array, np.generic):
+        return 0, 0
+    if not isinstance(array, np.ndarray):
+        start = array.data.ptr
+        return start, start + array.nbytes
+    if array.flags.c_contiguous:
+        start = array.__array_interface__["data"][0]
+        return start, start + array.nbytes
+    return np.lib.array_utils.byte_bounds(array)
 
 
 def _memory(array: Any) -> Any:

@@ -202,7 +202,7 @@ def bind_unstack(trace: Any, function: Function) -> Function:
         else:
             results = trace.record_outputs(outputs, pull, (trace.position(x),), axis)
         before = (slice(None),) * (axis % x.ndim)
-        return tuple([_as_view(x, y, "getitem", ((*before, i),), {}) for i, y in enumerate(results)])
+        return tuple([_as_view(x, y, "getitem", ((*before, i, ...),), {}) for i, y in enumerate(results)])
 
     return _named(function, innermost(trace, "unstack", call))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import math
@@ -10,7 +11,7 @@ import sys
 import weakref
 from typing import Any
 
-from xformer.backends import base_namespace
+from xformer.backends import backend_of, base_namespace
 from xformer.backends.arrays import CHECKED_CLASSES, check_class
 from xformer.errors import BackendError, DifferentiationError, ShapeError
 
@@ -114,13 +115,12 @@ class Tracer:
         For `tensor += x`, it then computes `tensor = tensor + x`, which no other name of the tensor would see.
         """
         name = getattr(function, "__name__", "a function")
-        is_shared = (
-            name.endswith("_") and args and not isinstance(args[0], cls) and _is_shared(sys.getrefcount(args[0]))
-        )
+        is_write = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+        is_shared = is_write and type(args[0]) is not cls and _is_shared(sys.getrefcount(args[0]))
         values = [*args, *(kwargs or {}).values()]
         if not any(_depends(value) for value in values):  # such as torch.zeros(n)
             return function(*map(_constant, args), **{key: _constant(value) for key, value in (kwargs or {}).items()})
-        if is_shared or (name.endswith("_") and getattr(args[0], "_base", None) is not None):
+        if is_shared or (is_write and getattr(args[0], "_base", None) is not None):
             raise DifferentiationError(
                 f"{name} of torch got a traced array to write into a tensor that has another name or a view; write "
                 "into a copy: xp.asarray(x, copy=True)"
@@ -169,6 +169,19 @@ class Tracer:
             return f"Tracer({self.dtype}, {tuple(self.shape)})"
         status = "constant" if self._index < 0 else "traced"
         return f"Tracer({status}, level {self._namespace.trace_level}, {self._value!r})"
+
+    def __copy__(self) -> Tracer:
+        """Return what copy.copy returns for an array of the library: a copy, or another name of its memory (torch)."""
+        value: Any = self
+        while type(value) is Tracer:
+            value = value._value
+        is_view = backend_of(self._namespace).share_memory(copy.copy(value), value)
+        result: Tracer = self._namespace.asarray(self) if is_view else self._namespace.asarray(self, copy=True)
+        return result
+
+    def __deepcopy__(self, memo: Any) -> Tracer:
+        result: Tracer = self._namespace.asarray(self, copy=True)
+        return result
 
     def __len__(self) -> int:
         return len(self._value)
@@ -279,6 +292,7 @@ COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 UNARY_OPERATORS = ("neg", "pos", "abs", "invert")
 OPERATORS = (*BINARY_OPERATORS, *COMPARISONS, *UNARY_OPERATORS)
 
+_IN_PLACE = {f"__i{name}__" for name in BINARY_OPERATORS}
 _NAMES_IN_NUMPY = (
     *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
     *("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"),
