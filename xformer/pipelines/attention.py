@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -146,35 +146,56 @@ def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
     ids = _ids(source, "source") if model is network or _is_ids(source) else model.input_ids(source)
     if not ids:
         raise DataError("source is blank; expected at least one token")
-    source_tokens = _labels(getattr(model, "source_tokenizer", None), ids)
-    if not isinstance(network, Transformer) or not network.decoder:
-        if target is not None:
-            raise ConfigError(f"target was passed to {describe_type(network)} without cross-attention; expected None")
-        return _attention(attention_maps(network, [ids]), {"encoder": (source_tokens, source_tokens)})
-    config = network.config
-    output = _generate(model, ids) if target is None else _target_ids(model, target)
-    inputs, predicted = [config.bos_id, *output], [*output, config.eos_id]
-    input_tokens, output_tokens = (
-        _labels(getattr(model, "target_tokenizer", None), each) for each in (inputs, predicted)
-    )
-    tokens = {
-        "cross": (output_tokens, source_tokens),
-        "decoder": (output_tokens, input_tokens),
-        "encoder": (source_tokens, source_tokens),
-    }
-    return _attention(attention_maps(network, [ids], [inputs]), tokens)
+    if isinstance(network, Transformer) and network.decoder:
+        output = _generate(model, ids) if target is None else _target_ids(model, target)
+        return token_attention(model, ids, [*output, network.config.eos_id])
+    if target is not None:
+        raise ConfigError(f"target was passed to {describe_type(network)} without cross-attention; expected None")
+    return token_attention(model, ids)
 
 
-def _attention(maps: dict[str, list[Any]], tokens: dict[str, tuple[list[str], list[str]]]) -> Attention:
-    if "decoder" in maps and "decoder" not in tokens:  # a language model
-        tokens = {"decoder": tokens["encoder"]}
-    return Attention(
-        {
-            kind: AttentionMap(np.stack([to_host(layer)[0].astype(np.float32) for layer in maps[kind]]), *labels)
-            for kind, labels in tokens.items()
-            if maps[kind]
-        }
-    )
+def token_attention(
+    model: Any,
+    ids: Sequence[int],
+    output: Sequence[int] = (),
+    *,
+    labels: Callable[[Any, Sequence[int]], list[str]] | None = None,
+    layers: slice = slice(None),
+) -> Attention:
+    """Compute the attention weights of a model, or of a pipeline, for token ids.
+
+    Args:
+        model: The model, or its pipeline.
+        ids: Ids of the source, prompt or text.
+        output: Ids that a decoder predicts.
+        labels: Function of a tokenizer (None for a model) and ids that returns the labels. Default: texts of tokens.
+        layers: Layers to return.
+    """
+    network: Any = getattr(model, "model", model)
+    source, target = (getattr(model, f"{side}_tokenizer", None) for side in ("source", "target"))
+    labels = _labels if labels is None else labels
+    read, predicted = labels(source, ids), labels(target, output)
+    inputs = model_inputs(network, ids, output)
+    maps = attention_maps(network, *inputs)
+    if isinstance(network, Transformer):
+        tokens = {"cross": (predicted, read), "encoder": (read, read)}
+        if output:
+            tokens["decoder"] = predicted, labels(target, inputs[1][0])
+    else:
+        tokens = dict.fromkeys(maps, (read + predicted, read + predicted))
+    kinds = [kind for kind in _TITLES if kind in tokens and maps[kind][layers]]
+    return Attention({kind: AttentionMap(_stack(maps[kind][layers]), *tokens[kind]) for kind in kinds})
+
+
+def model_inputs(model: Any, ids: Sequence[int], output: Sequence[int] = ()) -> list[list[list[int]]]:
+    """Return the arguments of a call of a model, of one row each, that reads ids and predicts an output."""
+    if not isinstance(model, Transformer):
+        return [[[*ids, *output]]]
+    return [[list(ids)], [[model.config.bos_id, *output[:-1]]]] if output else [[list(ids)]]
+
+
+def _stack(layers: Sequence[Any]) -> Any:
+    return np.stack([to_host(layer)[0].astype(np.float32) for layer in layers])
 
 
 def _is_ids(source: Any) -> bool:

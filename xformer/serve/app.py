@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,16 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from xformer.pipelines import TextGenerator
 from xformer.serve import interpret, native, openai  # noqa: F401 - they declare routes
-from xformer.serve.config import LOOPBACK, ServeConfig, check_ids
+from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
 from xformer.serve.models import ServedModel
 from xformer.serve.routes import ROUTES, Receive, Send, docs_page, error_response, openapi, starlette_route
+from xformer.serve.server import Server
 
 STATIC = Path(__file__).parent / "static"
 _WILDCARDS = ("0.0.0.0", "::", "")
 _PUBLIC_PATHS = ("/", "/health", "/openapi.json", "/docs", "/favicon.ico")
-_ENCODING_THREADS = 2
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -37,73 +35,6 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-
-
-class Server:
-    """The models of a server and its limits.
-
-    Args:
-        models: Models to serve.
-        config: Limits and access.
-
-    Raises:
-        ConfigError: If two models have the same id.
-    """
-
-    def __init__(self, models: Sequence[ServedModel], config: ServeConfig | None = None) -> None:
-        check_ids([model.name for model in models])
-        self.models = {model.name: model for model in models}
-        self.config = ServeConfig() if config is None else config
-        self.num_active = 0
-        self.is_draining = False
-        self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "xformer encoding")
-
-    def model(self, name: str | None, *pipelines: type, task: str) -> ServedModel:
-        """Return a model by its id, or the first one that has one of the pipelines.
-
-        Raises:
-            JobError: If no model matches.
-        """
-        suitable = [each for each in self.models.values() if isinstance(each.pipeline, pipelines)]
-        if name is None:
-            if not suitable:
-                raise JobError(f"no model on this server can {task}", 404, "model_not_found", "model")
-            return suitable[0]
-        if name not in self.models:
-            known = ", ".join(self.models)
-            message = f"model {name[:80]!r} does not exist; expected one of: {known}"
-            raise JobError(message, 404, "model_not_found", "model")
-        if self.models[name] not in suitable:
-            kind = self.models[name].pipeline.task.replace("_", " ")
-            raise JobError(f"model {name!r} cannot {task}: it is for {kind}", param="model")
-        return self.models[name]
-
-    def ignored(self, request: Any) -> list[str]:
-        """Return the fields of a request that have no effect."""
-        if not hasattr(request, "ignored"):
-            return []
-        return request.ignored(self.model(request.model, TextGenerator, task="generate text").pipeline)
-
-    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a function that tokenizes, which the event loop never does."""
-        return await asyncio.get_running_loop().run_in_executor(self._encoding, function, *arguments)
-
-    @contextlib.contextmanager
-    def admit(self) -> Iterator[None]:
-        """Count a request; raise JobError if there are too many."""
-        if self.num_active >= self.config.max_requests:
-            raise JobError(f"more than {self.config.max_requests} requests at a time; try again", 429, "too_many")
-        self.num_active += 1
-        try:
-            yield
-        finally:
-            self.num_active -= 1
-
-    def close(self) -> None:
-        """Stop the models."""
-        for model in self.models.values():
-            model.worker.close()
-        self._encoding.shutdown(wait=False)
 
 
 class Guard:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import secrets
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from xformer.errors import DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
-from xformer.generation.engine import Task
 from xformer.pipelines import (
     Classifier,
     Embedder,
-    Output,
     Reranker,
     Summarizer,
     TextGenerator,
@@ -25,12 +22,8 @@ from xformer.pipelines import (
     Translator,
 )
 from xformer.pipelines.encoders import EncoderPipeline
-from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.serve import schema
-from xformer.serve.jobs import Job, JobError, Worker, too_long
-
-if TYPE_CHECKING:
-    from xformer.serve.app import Server
+from xformer.serve.jobs import JobError, Worker, too_long
 
 MAX_SOURCE_LENGTH = 1024
 _EXAMPLES = {
@@ -207,7 +200,7 @@ class ServedModel:
             return int(self.pipeline.context_length)
         return int(config.max_positions) if config.positions == "learned" else None
 
-    def _check_prompts(self, request: Any, encoded: Sequence[Sequence[int]], config: GenerationConfig) -> None:
+    def check_prompts(self, request: Any, encoded: Sequence[Sequence[int]], config: GenerationConfig) -> None:
         """Raise JobError for a prompt without tokens, and for one that leaves no space for its output."""
         names = ("max_completion_tokens", "max_tokens", "max_new_tokens")
         name = next((each for each in names if getattr(request, each, None) == config.max_new_tokens), names[-1])
@@ -223,77 +216,6 @@ class ServedModel:
                 fit = f"the context of the model has {context}, so {size + new - context} do not fit"
                 message = f"prompt {number} has {size} tokens and {name} is {new}; {fit}"
                 raise too_long(f"{message}: shorten the prompt or lower {name}", param)
-
-    async def make_job(
-        self,
-        server: Server,
-        request: Any,
-        config: GenerationConfig,
-        encode: Callable[[], list[list[int]]],
-        finish: Callable[[Job, list[list[int]], Task[list[list[Output]]]], Task[Any]],
-        seed: int | None = None,
-        **options: Any,
-    ) -> Job:
-        """Return the job of a search, for the worker.
-
-        Args:
-            server: The server.
-            request: The request.
-            config: Settings that `resolve` returned.
-            encode: Returns token ids; called in another thread.
-            finish: Function of the job, the token ids and the task of the search, which returns the task of the job.
-            seed: Seed of sampling. Default: that of the request, or a new one.
-            **options: Arguments of `search_task`; `on_text` with the job as its first argument.
-        """
-        seed = request.seed if seed is None else seed
-        seed = None if seed is None else seed % 2**64  # `Rng` takes no negative ones
-        # A search with a seed shares no steps, so that rounding cannot change its samples.
-        job = Job(server.config.timeout, is_alone=config.method == "sampling" and seed is not None)
-        options |= {"seed": secrets.randbits(32) if seed is None else seed, "stopping_criteria": [job.check]}
-        for name, default in (("prefix", None), ("target_length", None), ("length_unit", "tokens")):
-            value = getattr(request, name, default)
-            if self.pipeline.has_source:
-                options[name] = value
-            elif value != default:
-                raise JobError(f"{name} applies to encoder-decoders only; omit it", param=name)
-        if self.pipeline.has_source and (ids := getattr(request, "prefix_ids", None)):
-            if request.prefix is not None:
-                raise JobError("prefix and prefix_ids are both given; expected one of them", param="prefix_ids")
-            options["prefix"] = [ids]
-        if self.pipeline.has_source and options["target_length"] is not None:
-            self.check_limit("target_length", options["target_length"])
-            if config.method == "greedy":  # as the pipeline does
-                config = dataclasses.replace(config, num_beams=NUM_BEAMS_FOR_LENGTHS)
-        if on_text := options.pop("on_text", None):
-            options["on_text"] = lambda *arguments: on_text(job, *arguments)
-
-        def prepare() -> Task[Any]:
-            ids = encode()
-            if not self.pipeline.has_source:
-                self._check_prompts(request, ids, config)
-            bias = [request.sequence_bias] * len(ids) if request.sequence_bias else None
-            task = self.pipeline.search_task(ids, config, sequence_bias=bias, **options)
-            return finish(job, ids, _limited(task, server.config.max_request_tokens))
-
-        job.task = await server.in_thread(prepare)
-        return job
-
-
-def _limited(task: Task[Any], limit: int) -> Task[Any]:
-    """Return a task that raises JobError in place of searches whose rows have more tokens than the limit."""
-    while True:
-        try:
-            searches = next(task)
-        except StopIteration as end:
-            return end.value
-        sizes = [(each.batch.num_inputs * each.batch.rows_per_input, each.batch.max_length) for each in searches]
-        if (total := sum(rows * length for rows, length in sizes)) > limit:
-            rows, length = sum(rows for rows, _ in sizes), max(length for _, length in sizes)
-            raise JobError(
-                f"the request takes {total} tokens ({rows} texts, outputs or beams of up to {length}); expected at "
-                f"most {limit}, the limit of this server: send fewer texts, or ask for fewer outputs, beams or tokens"
-            )
-        yield searches
 
 
 def _example(pipeline: AnyPipeline) -> str:

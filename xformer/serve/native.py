@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 import xformer
-from xformer.backends import to_host
-from xformer.errors import ConfigError, DataError
+from xformer.errors import DataError
 from xformer.generation import BeamCandidate, BeamHistory, alignments
 from xformer.generation.engine import Task, run_task
 from xformer.io import read_log
-from xformer.models import attention_maps
 from xformer.models.token_ids import check_tokens
 from xformer.pipelines import Classifier, Output, Reranker, Summarizer, TextGenerator, TextToText, Translator
-from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.output_text import Token, pieces_of, tokens_of
 from xformer.serve import schema
 from xformer.serve.interventions import interventions
-from xformer.serve.jobs import Event, Job, JobError, too_long
+from xformer.serve.jobs import Event, Job, JobError
 from xformer.serve.models import ServedModel
 from xformer.serve.routes import Chunks, event_bytes, route, stream
+from xformer.serve.server import Server
 
-if TYPE_CHECKING:
-    from xformer.serve.app import Server
-else:
-    Server = Any
-
-MAX_ATTENTION_BYTES = 16_000_000  # of a response
 MAX_COMPUTED_BYTES = 512_000_000  # of all layers
 _MAX_POINTS = 2000  # of a training curve
 _LOWEST = -1e9  # JSON has no infinity
@@ -126,8 +117,8 @@ async def _text_to_text(
         job.emit("token", {"text": text})
 
     options: dict[str, Any] = {"on_text": on_text} if request.stream else {}
-    job = await model.make_job(
-        server, request, config, lambda: model.token_ids(texts), finish, stop=request.stop, **options
+    job = await server.make_job(
+        model, request, config, lambda: model.token_ids(texts), finish, stop=request.stop, **options
     )
     model.worker.submit(job)
     return await stream(job.events(), _write) if request.stream else await job.result()
@@ -190,7 +181,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
 
     def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Exploration]:
         prompt = ids[0][: len(ids[0]) - len(forced)]
-        source = _shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(prompt)))
+        source = shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(prompt)))
         before = tokens_of(model.pipeline.target_tokenizer, forced, prompt)
         searches = next(task)  # raises its errors before the first event
         if request.stream:
@@ -237,7 +228,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
     changes = interventions(model.pipeline, request.ablations)
     if changes and request.stream:
         raise DataError("stream is true with ablations; expected one of them")
-    job = await model.make_job(server, request, config, encode, finish, seed=request.seed or 0, **options)
+    job = await server.make_job(model, request, config, encode, finish, seed=request.seed or 0, **options)
     if changes:
         try:
             return await model.worker.compute(_run_changed, model, job, changes)
@@ -253,7 +244,7 @@ def _run_changed(model: ServedModel, job: Job, changes: dict[str, Any]) -> Any:
         return run_task(job.task)
 
 
-def _shown_text(text: str | None, tokens: Sequence[Token]) -> schema.ShownText:
+def shown_text(text: str | None, tokens: Sequence[Token]) -> schema.ShownText:
     """Return a text with its tokens."""
     return schema.ShownText(text or "", [schema.ShownToken(each.id, each.piece, each.text) for each in tokens])
 
@@ -298,82 +289,3 @@ def _candidates(model: ServedModel, candidates: Sequence[BeamCandidate]) -> list
 def _beam(model: ServedModel, history: BeamHistory) -> schema.BeamTree:
     groups = 1 + max((each.group for step in history.steps[0] for each in step), default=0)
     return schema.BeamTree(groups, [_candidates(model, step) for step in history.steps[0]])
-
-
-@route("POST", "/attention")
-async def attention(server: Server, request: schema.AttentionRequest) -> schema.AttentionMaps:
-    """Return attention weights by layer and head, as base64 float32."""
-    model = server.model(request.model, TextToText, TextGenerator, EncoderPipeline, task="show attention")
-    known = model.pipeline.attention_kinds
-    kinds: list[str] = list(known if request.kinds is None else request.kinds)
-    for kind in kinds:
-        if kind not in known:
-            raise ConfigError(f"kinds has {kind!r}; expected any of {', '.join(known)}")
-    if not model.pipeline.generates_text and request.output_ids:
-        raise ConfigError("output_ids does not apply to an encoder; omit it")
-    ids = model.source_ids(await server.in_thread(model.encode_request, request))
-    check_attention(model, ids, request.output_ids, kinds, request.layer)
-    return await model.worker.compute(_attention, model, request, kinds, ids)
-
-
-def check_attention(
-    model: ServedModel, ids: list[int], out: list[int], kinds: Sequence[str] = (), layer: int | None = None
-) -> None:
-    """Raise an error for ids out of range and for arrays that would be too large.
-
-    Args:
-        model: The model.
-        ids: Ids of the source, prompt or text.
-        out: Ids of the output.
-        kinds: Kinds of attention to send.
-        layer: Layer to send; None for all.
-    """
-    config = model.pipeline.model.config
-    if out:
-        check_tokens("output_ids", out, model.vocab_size)
-    if model.pipeline.has_source:
-        layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-        shapes = {"encoder": (len(ids), len(ids)), "decoder": (len(out), len(out)), "cross": (len(out), len(ids))}
-        layers["cross"] = layers["decoder"]
-    else:
-        (kind,), length = model.pipeline.attention_kinds, len(ids) + len(out)
-        layers, shapes = {kind: config.num_layers}, {kind: (length, length)}
-    name, read = ("the output", len(out)) if model.pipeline.has_source else ("the text", len(ids) + len(out))
-    if model.pipeline.generates_text and model.context_length is not None and read > model.context_length:
-        raise too_long(f"{name} has {read} tokens; the context of the model has {model.context_length}: shorten it")
-    if layer is not None and layer >= max(layers.values()):
-        raise ConfigError(f"layer is {layer}; expected 0 to {max(layers.values()) - 1}")
-    sizes = {kind: 4 * config.num_heads * math.prod(shapes[kind]) for kind in layers}
-    if sum(layers[kind] * size for kind, size in sizes.items()) > MAX_COMPUTED_BYTES:
-        raise DataError("the text is too long to show its attention; expected a shorter one")
-    sent = sum(sizes[kind] * (layers[kind] if layer is None else 1) for kind in kinds)
-    if sent > MAX_ATTENTION_BYTES:
-        raise DataError(f"the attention takes {sent / 1e6:.0f} MB; ask for one layer or kind, or shorten the text")
-
-
-def _attention(
-    model: ServedModel, request: schema.AttentionRequest, kinds: Sequence[str], ids: list[int]
-) -> schema.AttentionMaps:
-    pipeline, outputs = model.pipeline, request.output_ids
-    source, target = pipeline.source_tokenizer, pipeline.target_tokenizer
-    labels, output_labels = pieces_of(source, ids), pieces_of(target, outputs)
-    axes = {"encoder": (labels, labels), "cross": (output_labels, labels)}
-    if pipeline.has_source:
-        start = [pipeline.model.config.bos_id, *outputs[:-1]]
-        axes["decoder"] = output_labels, pieces_of(target, start)
-        maps = attention_maps(pipeline.model, [ids], [start]) if outputs else {}
-        if not outputs and "encoder" in kinds:
-            maps = {"encoder": attention_maps(pipeline.model, [ids])["encoder"]}
-    else:
-        axes["decoder"] = labels + output_labels, labels + output_labels
-        maps = attention_maps(pipeline.model, [[*ids, *outputs]])
-    layers = slice(None) if request.layer is None else slice(request.layer, request.layer + 1)
-    found = {}
-    for kind in kinds:
-        if selected := [to_host(array)[0] for array in maps.get(kind, [])[layers]]:
-            data = np.ascontiguousarray(np.stack(selected), dtype="<f4")
-            encoded = base64.b64encode(data.tobytes()).decode("ascii")
-            found[kind] = schema.AttentionMap(list(data.shape), "float32", encoded, *axes[kind])
-    prompt = [] if pipeline.has_source else ids
-    output = _shown_text("", tokens_of(target, outputs, prompt))
-    return schema.AttentionMaps(model.name, _shown_text(request.text, tokens_of(source, ids)), output, found)

@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,11 +25,7 @@ from xformer.serve.jobs import Event, Job, JobError
 from xformer.serve.models import ServedModel
 from xformer.serve.native import MAX_COMPUTED_BYTES, finite, texts_of
 from xformer.serve.routes import Chunks, event_bytes, route, stream
-
-if TYPE_CHECKING:
-    from xformer.serve.app import Server
-else:
-    Server = Any
+from xformer.serve.server import Server
 
 
 @route("GET", "/v1/models")
@@ -170,7 +166,7 @@ class _Response:
         if request.stream and self.config.method != "beam":
             options["on_text"] = lambda job, *part: job.emit("text", part)
         options |= {"stop": request.stop, "logprobs": self.logprobs}
-        job = await self.model.make_job(server, request, self.config, self._encode, self._run, **options)
+        job = await server.make_job(self.model, request, self.config, self._encode, self._run, **options)
         self.model.worker.submit(job)
         if request.stream:
             return await stream(job.events(), self._write, b"data: [DONE]\n\n")
