@@ -1,26 +1,24 @@
 // One side: the output token by token, and the details of the selected token.
 
-import { announce, format, formatScore, html, percent, roving, visible } from "./dom.js";
-import { alternativesCard } from "./alternatives.js";
+import { announce, errorLine, format, formatScore, html, percent, roving, visible } from "./dom.js";
 import { rowOf } from "./attention_maps.js";
-import { AttentionView } from "./attention_view.js";
-import { beamTree } from "./beam_tree.js";
-import { trainingCurves } from "./curves.js";
-import { figureCard } from "./figure_card.js";
-import { heatMap } from "./heatmap.js";
-import { LayersView } from "./layers_view.js";
+import { drawAttention, drawEditor } from "./attention_panel.js";
+import { drawAlignment, drawBeam, drawLayers, drawResult, drawTokens, drawTraining } from "./panels.js";
 import { predictionCard } from "./prediction.js";
-import { rowEditor } from "./row_editor.js";
-import { SwitchView } from "./switch_view.js";
-import { partName } from "./switches.js";
-import { barChart } from "./bars.js";
-import { TokenRow } from "./tokens.js";
+import { drawSwitches } from "./switch_panel.js";
+import { joined, TokenRow } from "./tokens.js";
 
-const TABS = { tokens: "Alternatives", result: "Result", attention: "Attention", layers: "Layer by layer", switches: "Switch off", alignment: "Alignment", beam: "Beam", training: "Training" };
-
-const errorLine = (error) => html("p", { class: "error", role: "alert" }, error.message);
-
-const joined = (tokens) => tokens.map(({ plain }) => plain).join("").trim();
+/** The titles of the tabs, and the functions `(column, show)` that show their content. */
+const TABS = {
+  tokens: ["Alternatives", drawTokens],
+  result: ["Result", drawResult],
+  attention: ["Attention", drawAttention],
+  layers: ["Layer by layer", drawLayers],
+  switches: ["Switch off", drawSwitches],
+  alignment: ["Alignment", drawAlignment],
+  beam: ["Beam", drawBeam],
+  training: ["Training", drawTraining],
+};
 
 export class Column {
   /** `onforce(tokens)` is called to generate again with an output that begins with some tokens. */
@@ -210,7 +208,7 @@ export class Column {
       html("button", {
         type: "button", role: "tab", id: `tab-${this.label}-${name}`, "aria-selected": String(name === this.tab),
         "aria-controls": this.panel.id, "data-tab": name, onclick: () => this.showTab(name),
-      }, TABS[name]));
+      }, TABS[name][0]));
     roving(buttons, 0, Math.max(0, names.indexOf(this.tab)));
     this.tabs.replaceChildren(...buttons);
     this.drawPanel();
@@ -235,7 +233,7 @@ export class Column {
         : "Enter a text and press Run to see the result and its attention."));
     }
     try {
-      await this[`draw_${this.tab}`](show);
+      await TABS[this.tab][1](this, show);
     } catch (error) {
       show(errorLine(error));
     }
@@ -246,16 +244,6 @@ export class Column {
   get width() {
     const { paddingLeft, paddingRight } = getComputedStyle(this.panel);
     return Math.max(240, this.panel.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight));
-  }
-
-  draw_tokens(show) {
-    const token = this.tokens[this.token ?? 0];
-    if (!token?.alternatives?.length) return show(html("p", { class: "empty" }, "No probabilities were recorded for this token."));
-    const position = this.token ?? 0;
-    show(alternativesCard({
-      token, state: this.sampling, name: `${this.model.name}-alternatives-${position + 1}`, width: Math.min(620, this.width),
-      onselect: (chosen) => this.onforce([...this.tokens.slice(0, position), { ...chosen, alternatives: token.alternatives, isForced: true }]),
-    }));
   }
 
   /** A promise that is kept until the output changes, unless it fails. */
@@ -269,59 +257,6 @@ export class Column {
 
   async maps() {
     return this.keep("attention", () => this.api.attention(this.model, this.result, this.output));
-  }
-
-  async draw_attention(show) {
-    const result = this.result;
-    const maps = await this.maps();
-    if (result !== this.result) return;
-    this.editor = this.changes && this.api.changesAttention ? html("section", { class: "figure-card editor" }) : null;
-    this.edited = null;
-    this.view = new AttentionView({
-      maps, selection: this.selection, name: this.model.name, editor: this.editor,
-      onhover: (row) => this.select(this.tokenOf(row), true),
-      onpick: (row) => this.pick(this.tokenOf(row)),
-      onchange: () => this.mark(),
-      onload: (layer) => this.loadLayer(layer),
-    });
-    show(this.view.element);
-  }
-
-  /** Show the weights of a token in the editor, which does not follow the pointer on its way over the map. */
-  pick(token) {
-    if (token == null || token < 0 || token >= this.tokens.length) return;
-    this.picked = token;
-    this.drawEditor();
-  }
-
-  /** Sliders of the attention that predicts the token that was picked, and what they change. */
-  drawEditor() {
-    const { selection, view: { map }, picked: token } = this;
-    const query = token + map.firstQuery;
-    const shown = `${JSON.stringify(selection)} ${query}`;
-    if (!this.editor || this.tab !== "attention" || map.firstQuery == null || this.edited === shown) return;
-    this.edited = shown;
-    const content = html("div");
-    const show = (...children) => this.editor.replaceChildren(html("h4", {}, "Change these weights by hand"), ...children, content);
-    if (selection.layer == null || selection.head == null) return show(html("p", { class: "hint" }, "Select a head to change its weights for the selected token."));
-    const numKeys = map.isCausal ? query + 1 : map.keys.length;
-    const weights = map.weights[map.only == null ? selection.layer : 0][selection.head][query].slice(0, numKeys);
-    const part = { kind: selection.kind === "self" ? "decoder" : selection.kind, layer: selection.layer, head: selection.head, query };
-    const rest = map.keys.slice(numKeys).map(() => 0);
-    const hint = `Attention of “${visible(map.queries[query])}” in ${partName({ ...part, part: "attention" })}. Click a row of the map to choose another token.`;
-    show(html("p", { class: "hint" }, hint), rowEditor({
-      keys: map.keys.slice(0, numKeys), weights,
-      onchange: async (values) => {
-        const signal = this.beginChange();
-        if (!values) return content.replaceChildren();
-        try {
-          const change = await this.changed({ attention_rows: [{ ...part, weights: [...values, ...rest] }] }, signal);
-          if (!signal.aborted) content.replaceChildren(this.changeCard(change, token, this.editor));
-        } catch (error) {
-          if (!signal.aborted) content.replaceChildren(errorLine(error));
-        }
-      },
-    }));
   }
 
   /** Begin a change of the model, which ends an earlier one; returns its signal. */
@@ -343,123 +278,9 @@ export class Column {
     return predictionCard({ before: before[token], after: after[token], name: this.model.name, width: Math.min(520, place.clientWidth) });
   }
 
-  /** Show another layer of attention that is too large to be loaded at once. */
-  async loadLayer(layer) {
-    this.attention = this.api.attention(this.model, this.result, this.output, layer);
-    await this.drawPanel();
-    this.panel.querySelector("[data-field=layer]")?.focus();
-  }
-
-  /** Index of the output token of a query of the attention that is shown, or null. */
-  tokenOf(query) {
-    const { firstQuery } = this.view.map;
-    return firstQuery == null ? null : query - firstQuery;
-  }
-
   /** The position that predicts an output token, among the columns of the layers. */
   columnOf(token) {
     return (this.model.isEncoderDecoder ? 0 : this.result.source.length - 1) + token - this.firstColumn;
-  }
-
-  async draw_layers(show) {
-    const result = this.result;
-    this.layersView = null;
-    if (!this.lens) show(html("p", { class: "empty" }, "Running …"));
-    const { layers, columns, first } = await this.keep("lens", () => this.api.layers(this.model, result, this.output, { lens: true }));
-    if (result !== this.result) return;
-    this.firstColumn = first;
-    this.layersView = new LayersView({
-      layers, columns, name: this.model.name, width: this.width,
-      onselect: (column) => {
-        this.layersView.select(column);
-        this.select(this.token + column - this.columnOf(this.token));
-      },
-    });
-    show(this.layersView.element);
-  }
-
-  draw_switches(show) {
-    this.switchView = new SwitchView({ model: this.model, state: this.switches, onchange: () => this.switched() });
-    show(this.switchView.element);
-    this.switched();
-  }
-
-  /** Show what the parts that are off change: the probabilities of the selected token, and the output. */
-  async switched() {
-    const { switchView, switches, request: [text, options, forced] } = this;
-    const ablations = switches.off;
-    this.shownChange = null;
-    const signal = this.beginChange();
-    if (!ablations.length) return;
-    const attempt = async (place, work) => {
-      place.setAttribute("aria-busy", "true");
-      try {
-        const value = await work();
-        if (!signal.aborted) place.replaceChildren(value);
-      } catch (error) {
-        if (!signal.aborted) place.replaceChildren(errorLine(error));
-      }
-      if (!signal.aborted) place.removeAttribute("aria-busy");
-    };
-    await attempt(switchView.prediction, async () => {
-      const change = await this.changed({ ablations }, signal);
-      if (!signal.aborted) this.shownChange = change;
-      return this.changeCard(change, this.token ?? 0, switchView.prediction);
-    });
-    await attempt(switchView.output, async () => {
-      const generated = await this.api.generateWithout(this.model, text, options, { ablations, forced, signal });
-      const row = new TokenRow("Output with these parts off");
-      row.set(generated.tokens);
-      if (!signal.aborted) announce(`Output with these parts off: ${generated.text}`);
-      return row.element;
-    });
-  }
-
-  draw_alignment(show) {
-    const { alignment } = this.result.outputs[this.output];
-    this.figure = heatMap({
-      weights: alignment, rows: this.tokens.map(({ text }) => text), columns: this.result.source.map(({ text }) => text),
-      title: "Alignment", ringed: true, onhover: (row) => this.select(row, true),
-    });
-    show(figureCard({
-      title: "Alignment", name: `${this.model.name}-alignment`, figure: this.figure,
-      note: html("p", { class: "hint" }, "Rows: output. Columns: source. A circle marks the most likely source token."),
-    }));
-  }
-
-  draw_beam(show) {
-    const detail = html("p", { class: "path", "aria-live": "polite" }, "Select a candidate to see its hypothesis.");
-    const figure = beamTree({
-      steps: this.result.beam, output: this.result.outputs[this.output], showPruned: this.showPruned,
-      onselect: (path) => {
-        const last = path.at(-1);
-        detail.replaceChildren(html("strong", {}, joined(path)),
-          ` score ${formatScore(last.score)}${last.finished ? ", finished" : last.kept ? ", kept" : ", pruned"}${last.group == null ? "" : `, group ${last.group + 1}`}`);
-      },
-    });
-    const toggle = html("label", { class: "check" },
-      html("input", {
-        type: "checkbox", checked: this.showPruned,
-        onchange: (event) => {
-          this.showPruned = event.target.checked;
-          this.drawPanel().then(() => this.panel.querySelector("input[type=checkbox]").focus());
-        },
-      }), "Show pruned candidates");
-    show(figureCard({ title: "Beam search", name: `${this.model.name}-beam`, figure, controls: [toggle], note: detail }));
-  }
-
-  draw_result(show) {
-    show(...this.result.summary.map(({ title, bars, lines, weights, size }) => {
-      const name = `${this.model.name}-${title}`;
-      if (bars) return figureCard({ title, name, figure: barChart({ bars, title, width: Math.min(620, this.width) }) });
-      if (lines.length > 1) return figureCard({ title, name, figure: heatMap({ weights, rows: lines, columns: lines, title, letters: 28 }) });
-      return html("p", {}, `The vector of the text has ${size} numbers. Enter several lines to compare them.`);
-    }));
-  }
-
-  async draw_training(show) {
-    const log = await this.api.log(this.model);
-    show(html("div", { class: "charts" }, trainingCurves(log, this.model.name, this.width)));
   }
 
   /** Select a token of the output; `quiet` keeps the panel as it is. */
@@ -509,7 +330,7 @@ export class Column {
       shade(this.row, map.firstKey);
       if (this.tab !== "attention" || kind !== selection.kind) continue;
       this.view?.select(query);
-      this.drawEditor();
+      drawEditor(this);
     }
   }
 

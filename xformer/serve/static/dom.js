@@ -22,6 +22,8 @@ function fill(element, attributes, children) {
   return element;
 }
 
+export const errorLine = (error) => html("p", { class: "error", role: "alert" }, error.message);
+
 /** Say a message in the live region of the page. */
 export function announce(message) {
   document.getElementById("announcer").textContent = message;

@@ -61,3 +61,6 @@ export class TokenRow {
     });
   }
 }
+
+/** The text that tokens have together. */
+export const joined = (tokens) => tokens.map(({ plain }) => plain).join("").trim();

@@ -1,0 +1,85 @@
+// What the tabs of a column show; the column has the model and its result.
+
+import { formatScore, html } from "./dom.js";
+import { alternativesCard } from "./alternatives.js";
+import { barChart } from "./bars.js";
+import { beamTree } from "./beam_tree.js";
+import { trainingCurves } from "./curves.js";
+import { figureCard } from "./figure_card.js";
+import { heatMap } from "./heatmap.js";
+import { LayersView } from "./layers_view.js";
+import { joined } from "./tokens.js";
+
+export function drawTokens(column, show) {
+  const token = column.tokens[column.token ?? 0];
+  if (!token?.alternatives?.length) return show(html("p", { class: "empty" }, "No probabilities were recorded for this token."));
+  const position = column.token ?? 0;
+  show(alternativesCard({
+    token, state: column.sampling, name: `${column.model.name}-alternatives-${position + 1}`, width: Math.min(620, column.width),
+    onselect: (chosen) => column.onforce([...column.tokens.slice(0, position), { ...chosen, alternatives: token.alternatives, isForced: true }]),
+  }));
+}
+
+export async function drawLayers(column, show) {
+  const result = column.result;
+  column.layersView = null;
+  if (!column.lens) show(html("p", { class: "empty" }, "Running …"));
+  const { layers, columns, first } = await column.keep("lens", () => column.api.layers(column.model, result, column.output, { lens: true }));
+  if (result !== column.result) return;
+  column.firstColumn = first;
+  column.layersView = new LayersView({
+    layers, columns, name: column.model.name, width: column.width,
+    onselect: (position) => {
+      column.layersView.select(position);
+      column.select(column.token + position - column.columnOf(column.token));
+    },
+  });
+  show(column.layersView.element);
+}
+
+export function drawAlignment(column, show) {
+  const { alignment } = column.result.outputs[column.output];
+  column.figure = heatMap({
+    weights: alignment, rows: column.tokens.map(({ text }) => text), columns: column.result.source.map(({ text }) => text),
+    title: "Alignment", ringed: true, onhover: (row) => column.select(row, true),
+  });
+  show(figureCard({
+    title: "Alignment", name: `${column.model.name}-alignment`, figure: column.figure,
+    note: html("p", { class: "hint" }, "Rows: output. Columns: source. A circle marks the most likely source token."),
+  }));
+}
+
+export function drawBeam(column, show) {
+  const detail = html("p", { class: "path", "aria-live": "polite" }, "Select a candidate to see its hypothesis.");
+  const figure = beamTree({
+    steps: column.result.beam, output: column.result.outputs[column.output], showPruned: column.showPruned,
+    onselect: (path) => {
+      const last = path.at(-1);
+      detail.replaceChildren(html("strong", {}, joined(path)),
+        ` score ${formatScore(last.score)}${last.finished ? ", finished" : last.kept ? ", kept" : ", pruned"}${last.group == null ? "" : `, group ${last.group + 1}`}`);
+    },
+  });
+  const toggle = html("label", { class: "check" },
+    html("input", {
+      type: "checkbox", checked: column.showPruned,
+      onchange: (event) => {
+        column.showPruned = event.target.checked;
+        column.drawPanel().then(() => column.panel.querySelector("input[type=checkbox]").focus());
+      },
+    }), "Show pruned candidates");
+  show(figureCard({ title: "Beam search", name: `${column.model.name}-beam`, figure, controls: [toggle], note: detail }));
+}
+
+export function drawResult(column, show) {
+  show(...column.result.summary.map(({ title, bars, lines, weights, size }) => {
+    const name = `${column.model.name}-${title}`;
+    if (bars) return figureCard({ title, name, figure: barChart({ bars, title, width: Math.min(620, column.width) }) });
+    if (lines.length > 1) return figureCard({ title, name, figure: heatMap({ weights, rows: lines, columns: lines, title, letters: 28 }) });
+    return html("p", {}, `The vector of the text has ${size} numbers. Enter several lines to compare them.`);
+  }));
+}
+
+export async function drawTraining(column, show) {
+  const log = await column.api.log(column.model);
+  show(html("div", { class: "charts" }, trainingCurves(log, column.model.name, column.width)));
+}
