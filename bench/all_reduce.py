@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.benchmarks import describe_machine
+from xformer.benchmarks.machine import describe_machine
 from xformer.distributed import Communicator, abort_on_error, connect
 from xformer.errors import ConfigError, XformerError
 from xformer.io import write_json

@@ -27,7 +27,7 @@ from typing import Any
 
 from bench_serve import make_run
 
-from xformer.benchmarks import describe_machine
+from xformer.benchmarks.machine import describe_machine
 from xformer.cli.main import exit_code
 from xformer.data.number_words import english
 

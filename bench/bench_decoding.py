@@ -15,7 +15,7 @@ import pytest
 from recorder import Recorder, baseline, xformer_specs
 from workloads import decoding, language_model_decoding
 
-from xformer.benchmarks import Spec
+from xformer.benchmarks.interleaved import Spec
 
 ROUNDS = 9
 MODEL = {"length": 32, "heads": 8, "head_dim": 64, "layers": 6, "vocabulary": 8000}

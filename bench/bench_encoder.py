@@ -14,7 +14,7 @@ import pytest
 from recorder import Recorder, baseline, xformer_specs
 from workloads import small_model, stacks
 
-from xformer.benchmarks import Spec
+from xformer.benchmarks.interleaved import Spec
 
 ROUNDS = 15
 BASE = {"heads": 8, "head_dim": 64, "layers": 6}

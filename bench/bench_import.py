@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from recorder import ROOT, Recorder
 
-from xformer.benchmarks import Computation, Spec, Workload
+from xformer.benchmarks.computation import Computation
+from xformer.benchmarks.interleaved import Spec, Workload
 
 ROUNDS = 15
 PROGRAMS = {"import xformer": "import xformer", "Python alone": "pass"}

@@ -19,7 +19,8 @@ import pytest
 from baselines import language_model
 from recorder import ROOT, Recorder, baseline
 
-from xformer.benchmarks import Spec, Workload, describe_machine
+from xformer.benchmarks.interleaved import Spec, Workload
+from xformer.benchmarks.machine import describe_machine
 
 ROUNDS = 15
 STEPS = 25  # per round

@@ -19,7 +19,7 @@ import pytest
 from recorder import ROOT, Recorder, baseline, xformer_specs
 
 from xformer import TransformerConfig
-from xformer.benchmarks import Workload
+from xformer.benchmarks.interleaved import Workload
 
 ROUNDS = 24
 RECIPE = ROOT / "docs" / "recipes" / "multi30k-de-en.toml"

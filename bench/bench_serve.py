@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xformer.benchmarks import describe_machine
+from xformer.benchmarks.machine import describe_machine
 from xformer.data.demo_tasks import numbers_task
 from xformer.pipelines import Translator
 

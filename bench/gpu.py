@@ -245,11 +245,12 @@ def outcomes(report: Path) -> tuple[list[tuple[str, ...]], list[str]]:
 def run_bench(folder: Path, words: Sequence[str], deadline: float) -> int:
     """Measure the cases whose names contain all words; return 1 if a case failed."""
     sys.path[:0] = [str(BENCH), str(ROOT)]
-    benchmarks, cases = importlib.import_module("xformer.benchmarks"), importlib.import_module("gpu_cases").CASES
+    machine, report = (importlib.import_module(f"xformer.benchmarks.{name}") for name in ("machine", "report"))
+    cases = importlib.import_module("gpu_cases").CASES
     gemm = None
     with contextlib.suppress(Exception), time_limit(40.0):
-        gemm = benchmarks.gemm_flops_per_second("cupy", None, "bfloat16")
-    run = benchmarks.make_run("gpu", benchmarks.describe_machine(), gemm)
+        gemm = machine.gemm_flops_per_second("cupy", None, "bfloat16")
+    run = report.make_run("gpu", machine.describe_machine(), gemm)
     for case in cases:
         if not all(word in case.workload.name for word in words):
             continue
@@ -272,7 +273,7 @@ def measure(case: Any, deadline: float) -> dict[str, Any]:
     if seconds < MIN_SECONDS:
         raise TimeoutError("time limit reached")
     last_round = time.monotonic() + 0.8 * seconds
-    benchmark = importlib.import_module("xformer.benchmarks").interleaved_benchmark
+    benchmark = importlib.import_module("xformer.benchmarks.interleaved").interleaved_benchmark
     with time_limit(seconds), benchmark(case.workload, case.specs, start_together=True) as running:
         while running.rounds < ROUNDS and (not running.rounds or time.monotonic() < last_round):
             running.run_round()

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from recorder import baseline
 from workloads import decoding, norms, stacks, training
 
-from xformer.benchmarks import Spec, Workload, attention
+from xformer.benchmarks import attention
+from xformer.benchmarks.interleaved import Spec, Workload
 
 DTYPE = "bfloat16"
 TOKENS = 16_384  # in a batch

@@ -22,7 +22,8 @@ import numpy as np
 from workloads import decoding, training
 
 from xformer import Rng, vjp
-from xformer.benchmarks import Backend, attention
+from xformer.benchmarks import attention
+from xformer.benchmarks.computation import Backend
 from xformer.ops import (
     adam,
     cast,

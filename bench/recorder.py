@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from xformer import native
-from xformer.benchmarks import (
-    Spec,
-    Workload,
-    describe_machine,
-    format_table,
-    gemm_flops_per_second,
-    interleaved_benchmark,
-    make_run,
-)
-from xformer.benchmarks.report import machine_line
+from xformer.benchmarks.interleaved import Spec, Workload, interleaved_benchmark
+from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
+from xformer.benchmarks.report import format_table, machine_line, make_run
 from xformer.io import write_json
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ import ctranslate2
 from workloads import decoding
 from workloads.language_model_decoding import language_model
 
-from xformer.benchmarks import Computation
+from xformer.benchmarks.computation import Computation
 from xformer.export import export_ctranslate2
 
 

@@ -15,7 +15,7 @@ from baselines.torch_attention import load_linear
 from baselines.torch_models import load_norm
 from baselines.torch_support import device_and_dtype, tensor
 from xformer.backends import resolve
-from xformer.benchmarks import Computation
+from xformer.benchmarks.computation import Computation
 from xformer.layers.positions import sinusoidal
 
 _MAX_LENGTH = 512

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from xformer.benchmarks import Computation
+from xformer.benchmarks.computation import Computation
 from xformer.threads import num_threads
 
 _WARM_UP = 3

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xformer.benchmarks import Computation
 from xformer.benchmarks.attention import make_inputs
-from xformer.benchmarks.computation import fingerprint
+from xformer.benchmarks.computation import Computation, fingerprint
 
 
 def softmax(scores: Any) -> Any:

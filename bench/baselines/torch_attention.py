@@ -10,8 +10,8 @@ from torch import nn
 
 import xformer as xf
 from baselines.torch_support import compiled, device_and_dtype, tensor, torch_computation
-from xformer.benchmarks import Computation
 from xformer.benchmarks.attention import layer_fingerprint, make_inputs
+from xformer.benchmarks.computation import Computation
 
 
 def build_attention(settings: dict[str, Any]) -> Computation:

@@ -13,7 +13,7 @@ from workloads.small_model import fingerprint, make_ids
 import xformer as xf
 from baselines.torch_attention import later, load_attention, load_linear
 from baselines.torch_support import compiled, device_and_dtype, tensor, torch_computation
-from xformer.benchmarks import Computation
+from xformer.benchmarks.computation import Computation
 
 _MAX_LENGTH = 512
 

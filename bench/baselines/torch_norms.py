@@ -9,7 +9,7 @@ from torch import nn
 from workloads.norms import make_inputs
 
 from baselines.torch_support import device_and_dtype, torch_computation
-from xformer.benchmarks import Computation
+from xformer.benchmarks.computation import Computation
 
 
 def build(settings: dict[str, Any]) -> Computation:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from xformer.benchmarks import Computation
 from xformer.benchmarks import computation as ours
+from xformer.benchmarks.computation import Computation
 from xformer.benchmarks.interleaved import dtype_of
 
 

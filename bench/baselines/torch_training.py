@@ -18,7 +18,7 @@ from workloads.training import LEARNING_RATE, fingerprint
 import xformer as xf
 from baselines.torch_models import Translator
 from baselines.torch_support import compiled, device_and_dtype, wait_for
-from xformer.benchmarks import Computation
+from xformer.benchmarks.computation import Computation
 
 ADAMS: dict[str, dict[str, bool]] = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 _TRIALS = 3

@@ -7,7 +7,8 @@ from typing import Any
 
 import xformer as xf
 from workloads.decoding import NUM_TOKENS, fingerprint, for_inference, make_sources
-from xformer.benchmarks import Backend, Computation, Workload
+from xformer.benchmarks.computation import Backend, Computation
+from xformer.benchmarks.interleaved import Workload
 from xformer.generation import generate
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from xformer.benchmarks import Backend, Computation, Workload
-from xformer.benchmarks.interleaved import name_with_dtype
+from xformer.benchmarks.computation import Backend, Computation
+from xformer.benchmarks.interleaved import Workload, name_with_dtype
 from xformer.ops import layer_norm
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}

@@ -10,7 +10,9 @@ import numpy as np
 import xformer as xf
 from workloads.stacks import config, model_flops, sentences
 from xformer.backends import array_namespace
-from xformer.benchmarks import Backend, Computation, Workload, computation
+from xformer.benchmarks import computation
+from xformer.benchmarks.computation import Backend, Computation
+from xformer.benchmarks.interleaved import Workload
 
 
 def workload(settings: dict[str, Any]) -> Workload:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from tests.bench.conftest import BENCH
-from xformer import benchmarks
-from xformer.benchmarks import Backend, Spec, Workload, interleaved
+from xformer.benchmarks import interleaved, machine
+from xformer.benchmarks.computation import Backend
+from xformer.benchmarks.interleaved import Spec, Workload
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def cases(gpu, monkeypatch):
     """Let `bench` measure other cases; they have a list of (name, settings of Case, implementations)."""
     monkeypatch.syspath_prepend(str(BENCH.parent / "tests" / "benchmarks"))
     monkeypatch.setattr(interleaved, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(benchmarks, "gemm_flops_per_second", lambda *arguments: 1e12)
+    monkeypatch.setattr(machine, "gemm_flops_per_second", lambda *arguments: 1e12)
     gpu_cases = importlib.import_module("gpu_cases")
 
     def set_cases(*cases):

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 
-from xformer.benchmarks import Computation
+from xformer.benchmarks.computation import Computation
 from xformer.errors import ConfigError
 from xformer.ops import softmax
 

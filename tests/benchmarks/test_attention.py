@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from xformer.benchmarks import SUITES, attention, machine
+from xformer.benchmarks import attention, machine
 from xformer.benchmarks.computation import fingerprint
 from xformer.benchmarks.interleaved import difference
+from xformer.benchmarks.suites import SUITES
 
 SETTINGS = {"batch": 3, "heads": 2, "length": 6, "head_dim": 4, "backend": "numpy"}
 FLAGS = [
@@ -70,8 +71,8 @@ def test_a_fingerprint_has_every_element_or_a_fixed_sample():
 
 def test_the_grid_has_every_combination():
     suite = SUITES["attention"]
-    workloads = suite.workloads(suite.sizes)
-    assert len(workloads) == len(suite.sizes.batch) * len(suite.sizes.length)
+    workloads = suite.workloads()
+    assert len(workloads) == len(suite.settings["batch"]) * len(suite.settings["length"])
     assert {workload.settings["heads"] for workload in workloads} == {8}
 
 
@@ -93,12 +94,12 @@ def test_the_matrix_product_is_measured(monkeypatch):
 @pytest.mark.parametrize("suite", sorted(SUITES))
 def test_a_quick_suite_has_one_workload(suite):
     quick = SUITES[suite].quick()
-    assert len(quick.workloads(quick.sizes)) == 1
+    assert len(quick.workloads()) == 1
     assert quick.rounds <= 3
 
 
 @pytest.mark.parametrize("suite", sorted(SUITES))
 def test_every_suite_of_work_has_cases(suite):
-    workloads = SUITES[suite].workloads(SUITES[suite].sizes)
+    workloads = SUITES[suite].workloads()
     assert len({workload.name for workload in workloads}) == len(workloads) > 0
     assert all({"batch", "length"} <= workload.settings.keys() for workload in workloads)

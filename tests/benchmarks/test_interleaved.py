@@ -7,16 +7,17 @@ from unittest.mock import Mock
 
 import pytest
 
-from xformer.benchmarks import (
-    Computation,
+from xformer.benchmarks import attention, worker
+from xformer.benchmarks.computation import Computation
+from xformer.benchmarks.interleaved import (
+    _TOLERANCES,
     InterleavedBenchmark,
     Spec,
     Workload,
-    attention,
+    difference,
     interleaved_benchmark,
-    worker,
+    quartiles,
 )
-from xformer.benchmarks.interleaved import _TOLERANCES, difference, quartiles
 from xformer.benchmarks.report import format_label
 from xformer.errors import BackendError
 

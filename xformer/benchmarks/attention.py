@@ -30,11 +30,6 @@ def workload(settings: dict[str, Any]) -> Workload:
     return Workload(name_with_dtype(name, settings), settings, (tokens,), flops(settings))
 
 
-def memory_workload(settings: dict[str, Any]) -> Workload:
-    """Return the same workload without warm-up steps: one step is enough to measure memory."""
-    return dataclasses.replace(workload(settings), warmup_steps=0)
-
-
 def flops(settings: dict[str, Any]) -> int:
     """Count the operations of the matrix products.
 

@@ -2,71 +2,50 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from xformer.benchmarks import attention
 from xformer.benchmarks.interleaved import Spec, Workload
 
 AXES = ("batch", "length", "heads", "head_dim")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A grid of sizes: every combination of batch, length, heads and head_dim; d_model is heads * head_dim.
-
-    The other fields are settings of `attention.workload`, the same for the whole grid.
-    """
-
-    batch: Sequence[int]
-    length: Sequence[int]
-    heads: Sequence[int] = (8,)
-    head_dim: Sequence[int] = (64,)
-    causal: bool = False
-    padded: bool = False
-    backward: bool = False
-    layer: bool = False
-    dtype: str = "float32"
-
-    def points(self) -> list[dict[str, Any]]:
-        """Return the settings of every combination of the axes."""
-        values = itertools.product(*(getattr(self, axis) for axis in AXES))
-        return [{**vars(self), **dict(zip(AXES, point, strict=True))} for point in values]
+_DEFAULTS = {"causal": False, "padded": False, "backward": False, "layer": False, "dtype": "float32"}
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A kind of workload over a grid of sizes.
+    """Attention over a grid of sizes.
 
     Args:
-        workload: Returns the workload of one point of the grid.
-        sizes: Default sizes.
+        settings: Defaults of the settings of `attention.workload`; sizes are a sequence for each axis of the grid.
         rounds: Default number of rounds.
+        warmup_steps: Steps before the first round; to measure memory, no further step is needed.
     """
 
-    workload: Callable[[dict[str, Any]], Workload]
-    sizes: Sizes
+    settings: dict[str, Any]
     rounds: int = 7
+    warmup_steps: int = 3
 
     def quick(self) -> Suite:
         """Return the suite with one size and at most three rounds."""
-        first = {axis: getattr(self.sizes, axis)[:1] for axis in AXES}
-        return dataclasses.replace(self, sizes=dataclasses.replace(self.sizes, **first), rounds=min(3, self.rounds))
+        first = {axis: self.settings[axis][:1] for axis in AXES}
+        return replace(self, settings=self.settings | first, rounds=min(3, self.rounds))
 
-    def workloads(self, sizes: Sizes) -> list[Workload]:
-        """Return the workload of every point of a grid."""
-        return [self.workload(point) for point in sizes.points()]
+    def workloads(self, **settings: Any) -> list[Workload]:
+        """Return the workload of every combination of sizes, with these settings instead of the defaults."""
+        settings = {**_DEFAULTS, **self.settings, **settings}
+        points = itertools.product(*(settings.pop(axis) for axis in AXES))
+        workloads = (attention.workload({**dict(zip(AXES, point, strict=True)), **settings}) for point in points)
+        return [replace(workload, warmup_steps=self.warmup_steps) for workload in workloads]
 
 
-SUITES: dict[str, Suite] = {
-    "attention": Suite(attention.workload, Sizes((1, 8, 32), (32, 128, 512))),
+_HEADS = {"heads": (8,), "head_dim": (64,)}
+SUITES = {
+    "attention": Suite({"batch": (1, 8, 32), "length": (32, 128, 512), **_HEADS}),
     "memory": Suite(
-        attention.memory_workload,
-        Sizes((1,), (1024, 2048, 4096, 8192, 16384), heads=(1,), backward=True),
-        rounds=1,
+        {"batch": (1,), "length": (1024, 2048, 4096, 8192, 16384), **_HEADS, "heads": (1,), "backward": True}, 1, 0
     ),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -12,20 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from xformer.backends import dtype_named, resolve
-from xformer.benchmarks import (
-    SUITES,
-    Suite,
-    Workload,
-    backend_specs,
-    describe_machine,
-    format_table,
-    gemm_flops_per_second,
-    interleaved_benchmark,
-    make_run,
-)
-from xformer.benchmarks.interleaved import DTYPES, dtype_of
-from xformer.benchmarks.report import machine_line
-from xformer.benchmarks.suites import AXES
+from xformer.benchmarks.interleaved import DTYPES, Workload, dtype_of, interleaved_benchmark
+from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
+from xformer.benchmarks.report import format_table, machine_line, make_run
+from xformer.benchmarks.suites import AXES, SUITES, Suite, backend_specs
 from xformer.cli._console import progress_bar
 from xformer.cli._io import check_writable
 from xformer.cli._options import config_options, option_name, value_option
@@ -60,7 +49,7 @@ Memory is the peak beyond the inputs. Results are compared before anything is ti
 
 
 class BenchOptions(Config):
-    """Fields of `xformer.benchmarks.Sizes`, and options of the measurement."""
+    """Settings of `xformer.benchmarks.suites.Suite`, and options of the measurement."""
 
     batch: tuple[int, ...] = option("Batch size; repeat for a grid.", default=(), panel="Sizes")
     length: tuple[int, ...] = option("Tokens per sentence; repeat for a grid.", default=())
@@ -95,7 +84,7 @@ def bench(
     backends = backend or ["numpy"]
     rounds, threads, quick, as_json = (settings.pop(name, None) for name in ("rounds", "threads", "quick", "json"))
     checked = _check_suite(suite, backends, settings, threads, quick=bool(quick))
-    workloads = checked.workloads(dataclasses.replace(checked.sizes, **settings))
+    workloads = checked.workloads(**settings)
     for path in (out, plot):
         if path is not None:
             check_writable(str(path))

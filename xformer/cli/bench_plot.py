@@ -18,7 +18,7 @@ def draw_bars(run: dict[str, Any], path: Path) -> None:
     """Plot a bar for each library, in one panel for each workload: its time with quartiles, or its peak of memory.
 
     Args:
-        run: As returned by `xformer.benchmarks.make_run`.
+        run: As returned by `xformer.benchmarks.report.make_run`.
         path: The PNG file to write.
 
     Raises:

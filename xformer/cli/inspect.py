@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from xformer.benchmarks import describe_machine
+from xformer.benchmarks.machine import describe_machine
 from xformer.cli import _plots
 from xformer.cli._options import value_option
 from xformer.errors import CheckpointError, ConfigError, abbreviate
