@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from xformer.runs.inputs import paths_of
 from xformer.runs.jobs import (
     MAX_SHOWN,
     NUM_SAMPLED,
-    LanguageModelJob,
+    TextJob,
     initial_tokenizer,
     load_initial_model,
     with_shards,
@@ -105,22 +104,12 @@ def as_json_lines(chats: Any) -> Any:
     return [line(chat) for chat in chats]
 
 
-@dataclass(frozen=True)
-class ChatJob(LanguageModelJob):
-    """Training on the answers of chats.
-
-    Attributes:
-        tokenizer: Tokenizer with a chat template.
-        train: Conversations to train on, with masks of their answers.
-        valid: Conversations for validation.
-        num_dropped: Number of conversations that were left out because they are longer than a row.
-    """
+class ChatJob(TextJob):
+    """Training on the answers of chats: conversations with masks of their answers."""
 
     tasks = ("chat",)
     unit = "tokens of answers"
     task_class = PackedTask
-
-    num_dropped: int
 
     @classmethod
     def prepare(
@@ -146,17 +135,14 @@ class ChatJob(LanguageModelJob):
         model = load_initial_model(recipe, LanguageModel, xp)
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         recipe = with_shards(recipe, model)
-        job = cls(recipe, model, xp, tokenizer, train, valid, dropped + valid_dropped)
-        job.task()  # raises an error if no conversation is left
-        return job
-
-    def counts(self) -> dict[str, int]:
-        """Return the sizes of the data."""
-        counts: dict[str, int] = {}
-        for name, documents in (("train", self.train), ("valid", self.valid)):
+        counts, sets = dict[str, int](), dict[str, Any](train=train, valid=valid)
+        for name, documents in sets.items():
             counts |= {f"{name}_conversations": len(documents), f"{name}_tokens": len(documents.tokens.ids)}
             counts[f"{name}_answer_tokens"] = int(documents.loss_masks.ids.sum())
-        return {**counts, "conversations_dropped_long": self.num_dropped}
+        counts["conversations_dropped_long"] = dropped + valid_dropped
+        job = cls(recipe, model, xp, tokenizer, train, valid, counts)
+        job.task()  # raises an error if no conversation is left
+        return job
 
     def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
         """Return the answer of the model to the beginning of the first validation conversation."""
@@ -166,6 +152,10 @@ class ChatJob(LanguageModelJob):
         ((output,),) = self._generator(model).outputs([ids[:start]], max_new_tokens=NUM_SAMPLED, context="slide")
         decode = self.tokenizer.decode
         return [{"prompt": decode(ids[:start]), "output": output.text, "reference": decode(ids[start:end])}]
+
+    def example(self) -> str:
+        """Return no text: the beginning of a conversation is seldom short."""
+        return ""
 
     def attention(self, model: LanguageModel) -> Attention:
         """Return the attention of the model for the beginning of the first validation conversation."""
@@ -177,12 +167,12 @@ class ChatJob(LanguageModelJob):
 
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""
-        counts = self.counts()
+        counts = self.counts
         for name, key in (("training", "train"), ("validation", "valid")):
             sizes = plural(counts[f"{key}_conversations"], "conversation"), plural(counts[f"{key}_tokens"], "token")
             yield f"{name}: {', '.join(sizes)}, {counts[f'{key}_answer_tokens']:,} of them in answers"
-        if self.num_dropped:
-            yield f"dropped: {plural(self.num_dropped, 'conversation')} longer than context_length"
+        if dropped := counts["conversations_dropped_long"]:
+            yield f"dropped: {plural(dropped, 'conversation')} longer than context_length"
 
 
 def _encode(

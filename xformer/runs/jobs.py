@@ -39,11 +39,18 @@ _EXAMPLE_WORDS = 4
 
 @dataclass(frozen=True)
 class TrainingJob(ABC):
-    """Model and data of a training run, checked before anything is written. The recipe includes the shard count.
+    """Model and data of a training run, checked before anything is written.
 
     Attributes:
         tasks: Tasks that the job trains, the default first.
         unit: Unit of the training speed.
+        recipe: The recipe, which includes the number of shards.
+        model: The model to train.
+        xp: Array namespace of the model.
+        tokenizer: The tokenizer, or `Tokenizers` of pairs.
+        train: Data to train on: `EncodedCorpus` of pairs, token ids of a text, or conversations as `Documents`.
+        valid: Data for validation.
+        counts: Sizes of the data.
     """
 
     tasks: ClassVar[tuple[str, ...]]
@@ -52,6 +59,10 @@ class TrainingJob(ABC):
     recipe: Recipe
     model: Any
     xp: Any
+    tokenizer: Any
+    train: Any
+    valid: Any
+    counts: dict[str, int]
 
     @classmethod
     @abstractmethod
@@ -76,13 +87,9 @@ class TrainingJob(ABC):
     def task(self, communicator: Communicator | None = None) -> Task:
         """Return the task for a Trainer."""
 
-    @abstractmethod
     def tokenizers(self) -> Mapping[str, Any]:
         """Return the tokenizers by their names in a run directory."""
-
-    @abstractmethod
-    def counts(self) -> dict[str, int]:
-        """Return the sizes of the data."""
+        return {"joint": self.tokenizer}
 
     @abstractmethod
     def samples(self, model: Any, task: Task) -> Rows:
@@ -98,9 +105,9 @@ class TrainingJob(ABC):
         kind, first = next(iter(attention.maps.items()))
         return {f"attention/layer {n}": attention.plot(kind, layer=n) for n in range(len(first.weights))}
 
+    @abstractmethod
     def example(self) -> str:
         """Return a short text of the validation data to try the model with; empty without one."""
-        return ""
 
     @abstractmethod
     def describe_data(self) -> Iterator[str]:
@@ -118,7 +125,7 @@ class TrainingJob(ABC):
             "model": self.model.config.to_dict(),
             "num_parameters": self.model.parameter_count(),
             "data": data,
-            "counts": self.counts(),
+            "counts": self.counts,
             "example": self.example(),
         }
 
@@ -144,16 +151,11 @@ class TrainingJob(ABC):
         )
 
 
-@dataclass(frozen=True)
 class PairsJob(TrainingJob):
     """Training on pairs of texts."""
 
     tasks = ("translation", "summarization")
     unit = "target tokens"
-
-    tokenizer_pair: Tokenizers
-    train: EncodedCorpus
-    valid: EncodedCorpus
 
     @classmethod
     def prepare(
@@ -186,7 +188,7 @@ class PairsJob(TrainingJob):
         elif tokenize is not None:
             raise ConfigError(f"bleu_tokenize is {tokenize!r}, but {recipe.task} is not scored by BLEU; leave it out")
         recipe = with_shards(recipe, model).with_training(bleu_tokenize=tokenize)
-        job = cls(recipe, model, xp, tokenizers, encoded, encoded_valid)
+        job = cls(recipe, model, xp, tokenizers, encoded, encoded_valid, _count_pairs(encoded, encoded_valid))
         job.task()  # raises an error if the package that computes the score is missing
         return job
 
@@ -194,7 +196,7 @@ class PairsJob(TrainingJob):
         """Return the task for a Trainer."""
         score = ValidationScore(
             self.valid,
-            self.tokenizer_pair,
+            self.tokenizer,
             self.recipe.task,
             on_batch=check_stop,
             communicator=communicator,
@@ -212,23 +214,7 @@ class PairsJob(TrainingJob):
 
     def tokenizers(self) -> Mapping[str, Any]:
         """Return the tokenizers by their names in a run directory."""
-        return self.tokenizer_pair.by_side()
-
-    def counts(self) -> dict[str, int]:
-        """Return the sizes of the data."""
-        source_tokens, target_tokens = self.train.num_tokens
-        counts = {
-            "train_pairs": len(self.train.pairs),
-            "train_source_tokens": source_tokens,
-            "train_target_tokens": target_tokens,
-            "train_target_words": self.train.num_target_words,
-            "valid_pairs": len(self.valid.pairs),
-        }
-        for name, corpus in (("train", self.train), ("valid", self.valid)):
-            counts[f"{name}_pairs_dropped_blank"] = corpus.num_blank
-            counts[f"{name}_pairs_dropped_long"] = corpus.num_long
-            counts[f"{name}_sources_cut"] = corpus.num_cut
-        return counts
+        return self.tokenizer.by_side()
 
     def samples(self, model: Any, task: Any) -> list[dict[str, str]]:
         """Return the first outputs of the last validation."""
@@ -238,7 +224,7 @@ class PairsJob(TrainingJob):
 
     def attention(self, model: Transformer) -> Attention:
         """Return the attention of the model for the first short validation pair."""
-        pipeline, pairs = PIPELINES[self.recipe.task](model, self.tokenizer_pair), self.valid.pairs
+        pipeline, pairs = PIPELINES[self.recipe.task](model, self.tokenizer), self.valid.pairs
         row = self._first_short_pair
         return show_attention(pipeline, [*pairs.source[row], *pipeline.suffix], pairs.target[row])
 
@@ -265,21 +251,12 @@ class PairsJob(TrainingJob):
             yield f"validation by BLEU with the tokenizer {tokenize} of sacreBLEU"
 
 
-@dataclass(frozen=True)
-class LanguageModelJob(TrainingJob):
-    """Training of a language model: base class of `TextJob` and `ChatJob`.
+class TextJob(TrainingJob):
+    """Training of a language model on one long text."""
 
-    Attributes:
-        tokenizer: Tokenizer.
-        train: Data to train on, as `task_class` takes it.
-        valid: Data for validation.
-    """
-
-    task_class: ClassVar[type[Any]]
-
-    tokenizer: Any
-    train: Any
-    valid: Any
+    tasks = ("language_modeling",)
+    unit = "tokens"
+    task_class: ClassVar[type[Any]] = LanguageModelTask
 
     def task(self, communicator: Communicator | None = None) -> Task:
         """Return the task for a Trainer."""
@@ -287,29 +264,6 @@ class LanguageModelJob(TrainingJob):
         sizes = {"context_length": settings.context_length, "batch_size": settings.batch_size}
         task: Task = self.task_class(self.model, self.train, self.valid, **sizes)
         return task
-
-    def tokenizers(self) -> Mapping[str, Any]:
-        """Return the tokenizer by its name in a run directory."""
-        return {"joint": self.tokenizer}
-
-
-@dataclass(frozen=True)
-class TextJob(LanguageModelJob):
-    """Training on one long text.
-
-    Attributes:
-        tokenizer: Tokenizer.
-        train: Token ids of the training text.
-        valid: Token ids of the validation text.
-        num_characters: Lengths of the training and validation text.
-    """
-
-    tasks = ("language_modeling",)
-    unit = "tokens"
-    task_class = LanguageModelTask
-
-    tokenizer: BaseTokenizer
-    num_characters: tuple[int, int]
 
     @classmethod
     def prepare(
@@ -325,7 +279,15 @@ class TextJob(LanguageModelJob):
         tokenizer = initial_tokenizer(recipe, run)
         with error_context("[tokenizer]"):
             tokenizer = tokenizer or Tokenizer.train(train, **recipe.tokenizer.to_dict())
-        ids = [_store(tokenizer, text, directory) for text in (train, valid)]
+        train_ids, valid_ids = (_store(tokenizer, text, directory) for text in (train, valid))
+        unk_id = tokenizer.unk_id
+        counts = {
+            "train_characters": len(train),
+            "train_tokens": len(train_ids),
+            "valid_characters": len(valid),
+            "valid_tokens": len(valid_ids),
+            "valid_tokens_unknown": 0 if unk_id is None else int((valid_ids == unk_id).sum()),
+        }
         if recipe.init.path is None:
             config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
             model = LanguageModel(config, xp=xp, seed=settings.seed, dtype=settings.dtype)
@@ -333,25 +295,9 @@ class TextJob(LanguageModelJob):
             model = load_initial_model(recipe, LanguageModel, xp)
             check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         recipe = with_shards(recipe, model)
-        job = cls(recipe, model, xp, tokenizer, ids[0], ids[1], (len(train), len(valid)))
+        job = cls(recipe, model, xp, tokenizer, train_ids, valid_ids, counts)
         job.task()  # raises an error if the text is too short
         return job
-
-    def counts(self) -> dict[str, int]:
-        """Return the sizes of the data."""
-        return {
-            "train_characters": self.num_characters[0],
-            "train_tokens": len(self.train),
-            "valid_characters": self.num_characters[1],
-            "valid_tokens": len(self.valid),
-            "valid_tokens_unknown": self.num_unknown,
-        }
-
-    @property
-    def num_unknown(self) -> int:
-        """Number of tokens of the validation text that do not occur in the training text."""
-        unk_id = self.tokenizer.unk_id
-        return 0 if unk_id is None else int((self.valid == unk_id).sum())
 
     def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
         """Return a continuation of the beginning of the validation text."""
@@ -376,13 +322,30 @@ class TextJob(LanguageModelJob):
 
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""
-        notes = ["", f", {self.num_unknown:,} of them unknown" if self.num_unknown else ""]
-        texts = (self.train, self.valid)
-        for name, count, ids, note in zip(("training", "validation"), self.num_characters, texts, notes, strict=True):
-            tokens = "" if self.tokenizer.model == "characters" else f", {plural(len(ids), 'token')}"
-            yield f"{name}: {plural(count, 'character')}{tokens}{note}"
+        counts = self.counts
+        unknown = f", {counts['valid_tokens_unknown']:,} of them unknown" if counts["valid_tokens_unknown"] else ""
+        for name, key, note in (("training", "train", ""), ("validation", "valid", unknown)):
+            tokens = "" if self.tokenizer.model == "characters" else f", {plural(counts[f'{key}_tokens'], 'token')}"
+            yield f"{name}: {plural(counts[f'{key}_characters'], 'character')}{tokens}{note}"
         if (longest := len(self.train) - 1) < self.recipe.training.context_length:
             yield f"chunks of {plural(longest, 'token')}: the text is shorter than context_length"
+
+
+def _count_pairs(train: EncodedCorpus, valid: EncodedCorpus) -> dict[str, int]:
+    """Return the sizes of the data."""
+    source_tokens, target_tokens = train.num_tokens
+    counts = {
+        "train_pairs": len(train.pairs),
+        "train_source_tokens": source_tokens,
+        "train_target_tokens": target_tokens,
+        "train_target_words": train.num_target_words,
+        "valid_pairs": len(valid.pairs),
+    }
+    for name, corpus in (("train", train), ("valid", valid)):
+        counts[f"{name}_pairs_dropped_blank"] = corpus.num_blank
+        counts[f"{name}_pairs_dropped_long"] = corpus.num_long
+        counts[f"{name}_sources_cut"] = corpus.num_cut
+    return counts
 
 
 def with_shards(recipe: Recipe, model: Any) -> Recipe:
