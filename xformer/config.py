@@ -13,7 +13,7 @@ import operator
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Self, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
 
@@ -85,6 +85,8 @@ class Config(metaclass=_ConfigType):
         ConfigError: For an unknown field (with the nearest known one) or an invalid value, naming the field.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # of the subclasses, for type checkers
+
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         dataclass(frozen=True, kw_only=True)(cls)
@@ -93,7 +95,7 @@ class Config(metaclass=_ConfigType):
         cls.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
 
     def __post_init__(self) -> None:
-        for field in _fields(type(self)):
+        for field in dataclasses.fields(type(self)):
             value = getattr(self, field.name)
             if isinstance(value, np.generic):  # as Python values they can be written to JSON
                 value = value.item()
@@ -130,13 +132,13 @@ class Config(metaclass=_ConfigType):
 
 def field_names(config: Any) -> list[str]:
     """Return the names of a configuration's fields, in order."""
-    return [field.name for field in _fields(config)]
+    return [field.name for field in dataclasses.fields(config)]
 
 
 def options_of(config: type[Config]) -> Iterator[tuple[str, str, str, dataclasses.Field[Any]]]:
     """Yield (name, type without None, panel, field) for the fields of a configuration, in order."""
     panel = ""
-    for field in _fields(config):
+    for field in dataclasses.fields(config):
         panel = field.metadata["panel"] or panel
         yield field.name, _type_name(field).removesuffix(" | None"), panel, field
 
@@ -183,7 +185,7 @@ def integers(name: str, values: Any) -> list[int]:
 
 def _check_names(config: Any, values: dict[str, Any], name: str) -> None:
     check_keys(values, field_names(config), name, getattr(config, "_hints", None))
-    missing = [f.name for f in _fields(config) if f.default is dataclasses.MISSING and f.name not in values]
+    missing = [f.name for f in dataclasses.fields(config) if f.default is dataclasses.MISSING and f.name not in values]
     if missing:
         raise ConfigError(f"{name} requires {', '.join(missing)}")
 
@@ -240,7 +242,3 @@ def describe_values(metadata: Any) -> str:
         left, right = "[" if low_name == "at_least" else "(", "]" if high_name == "at_most" else ")"
         return f"a number in {left}{low:g}, {high:g}{right}"
     return "".join(_BOUNDS[name].format(f"{bound:g}") for name, bound in bounds.items())
-
-
-def _fields(config: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(config)

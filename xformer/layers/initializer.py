@@ -67,27 +67,24 @@ class Initializer:
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Return zeros, for biases."""
-        return self._fill(shape, 0.0)
+        return self.full(shape, 0.0)
 
     def ones(self, shape: tuple[int, ...]) -> Array:
         """Return ones, for the weights of norms."""
-        return self._fill(shape, 1.0)
+        return self.full(shape, 1.0)
 
     def full(self, shape: tuple[int, ...], value: float) -> Array:
         """Return an array of one value."""
-        return self._fill(shape, value)
-
-    def _draw(self, shape: tuple[int, ...], draw: Callable[[Rng], Any]) -> Array:
-        self._num_draws += 1
-        return self._fill(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold_in(self._num_draws)))
-
-    def _fill(self, shape: tuple[int, ...], value: float) -> Array:
         _check_sizes(shape)
         if self._rng is None:
             if math.prod(shape) > _MAX_SIZE:
                 raise ConfigError(f"a parameter has shape {shape}; expected at most {_MAX_SIZE} elements")
             return np.broadcast_to(np.float32(value), shape)
         return self._array(np.full(shape, value))
+
+    def _draw(self, shape: tuple[int, ...], draw: Callable[[Rng], Any]) -> Array:
+        self._num_draws += 1
+        return self.full(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold_in(self._num_draws)))
 
     def _array(self, values: Any) -> Array:
         return from_host(self.xp, values, dtype=self.dtype, device=self.device)
