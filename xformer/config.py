@@ -107,7 +107,7 @@ class Config(metaclass=_ConfigType):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-serializable dictionary."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Any, name: str = "") -> Self:

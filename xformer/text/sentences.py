@@ -9,7 +9,9 @@ summary than two sentences in one.
 
 from __future__ import annotations
 
+import functools
 import re
+from operator import itemgetter
 
 from xformer.errors import ConfigError, DataError
 
@@ -25,43 +27,20 @@ _WORD = re.compile(r"[^\W_]+")
 _DIGIT, _LETTER = r"[\d¹²³⁰⁴-⁹₀-₉①-⑨]", r"[^\W\d_]"
 
 
-def _rules(never: str, before_number: str, open: str, starters: str, numbers: str) -> tuple[re.Pattern[str], set[str]]:
-    """Return the pattern of a stop within a sentence, and the words that, with a capital, begin sentences.
-
-    The pattern is for two words, the stop, ")" for what closes, a space and the next word, in lower case.
-
-    Args:
-        never: Abbreviations that never end a sentence.
-        before_number: Abbreviations only before a number.
-        open: Abbreviations that may end a sentence; the following word decides.
-        starters: Words that, with a capital, begin a sentence.
-        numbers: Pattern of numbers that are open: "3." may mean "third".
-    """
-    opening = rf"[{re.escape(_OPENING)}]*"
-    never, before_number, open = (
-        re.escape(words).replace(r"\ ", "|").replace(r"\.", rf"\.(?:\ {opening})?")  # "e.g." and "e. g."
-        for words in (never, before_number, open)
-    )
-    # "J.-P", "U.S", "a.m", "Ph.D": one or two letters between stops; or a single letter.
-    initials = rf"(?:{_LETTER}{{1,2}}\.-?)+{_LETTER}{{1,2}}|(?P<letter>{_LETTER})"
-    within = rf"""(?:^|\ ){opening}(?:(?:{never})(?:(?<=!)|(?<=\w)\.)\)?\ \w+|(?:{before_number})\.\)?\ {_DIGIT}\w*
-        |(?:{open}|{numbers}|{initials})\.(?!\ (?:{"|".join(starters.split())})$)\)?\ \w+)$
-        |^{_DIGIT}{{1,2}}\.\)?\ \w+$|(?<![.!?…])(?:\.\.|…)[.!?…]*\)?\ i$"""  # "1. Introduction", "So... I see"
-    return re.compile(within, re.VERBOSE), set(starters.split())
-
-
-_RULES = {
-    "en": _rules(
-        never=(
+# Abbreviations that never end a sentence, do not before a number, or may (the following word decides); and words that,
+# with a capital, begin a sentence.
+_WORDS = {
+    "en": {
+        "never": (
             "mr mrs ms dr prof rev hon gen col lt sgt capt sen rep gov st mt e.g i.e cf vs viz approx "
             "fig figs eq eqs eqn resp esp incl excl et yahoo!"
         ),
-        before_number=(
+        "before_number": (
             "no nos p pp vol vols sec secs sect ch chap chapt tab ca max min jan feb mar apr jun jul aug sep sept oct "
             "nov dec"
         ),
-        open="etc al inc ltd co corp bros jr sr dept univ assn est a.m p.m ibid",
-        starters=(
+        "open": "etc al inc ltd co corp bros jr sr dept univ assn est a.m p.m ibid",
+        "starters": (
             "the this that these those there here it its he his she her they their we our i my you your who what which "
             "when where why how while if as at by for from in on to with without within after before since until "
             "during despite unlike through among under over about although though because however moreover furthermore "
@@ -71,16 +50,15 @@ _RULES = {
             "several few such both all any each every either neither no not only even still just once given using "
             "based compared a an one two three experiments experimental results"
         ),
-        numbers="(?!)",
-    ),
-    "de": _rules(
-        never=(
+    },
+    "de": {
+        "never": (
             "hr fr dr prof dipl ing mag hl st nr vgl bzw ca z.b d.h z.t u.u v.a s.o s.u sog evtl ggf inkl exkl einschl "
             "abb abs bd bde kap aufl hrsg geb gest verh tel zzt bspw insb resp dgl vs"
         ),
-        before_number="s art tab anm max min mind jan feb mär apr jun jul aug sep sept okt nov dez",
-        open="usw etc al u.a o.ä u.ä mio mrd tsd std str jh co gmbh v.chr n.chr i.d.r m.e a.d uvm",
-        starters=(
+        "before_number": "s art tab anm max min mind jan feb mär apr jun jul aug sep sept okt nov dez",
+        "open": "usw etc al u.a o.ä u.ä mio mrd tsd std str jh co gmbh v.chr n.chr i.d.r m.e a.d uvm",
+        "starters": (
             "der die das den dem des ein eine einen einem einer eines es er sie wir ich ihr ihre ihr sein seine mein "
             "meine unser unsere man in im an am auf aus bei beim mit nach von vom vor zu zum zur für über unter durch "
             "gegen ohne um seit bis während trotz wegen dies diese dieser dieses diesem diesen jeder jede jedes als "
@@ -88,9 +66,29 @@ _RULES = {
             "deshalb dennoch trotzdem außerdem zudem ferner schließlich zunächst nachdem obwohl nur noch schon alle "
             "viele einige manche beide andere was wer wie wo warum wann welche welcher nicht kein keine heute gestern"
         ),
-        numbers=rf"{_DIGIT}{{1,3}}",
-    ),
+    },
 }
+
+
+@functools.cache
+def _rules(language: str) -> tuple[re.Pattern[str], set[str]]:
+    """Return the pattern of a stop within a sentence, and the words that, with a capital, begin sentences.
+
+    The pattern is for two words, the stop, ")" for what closes, a space and the next word, in lower case.
+    """
+    opening = rf"[{re.escape(_OPENING)}]*"
+    never, before_number, open = (
+        re.escape(words).replace(r"\ ", "|").replace(r"\.", rf"\.(?:\ {opening})?")  # "e.g." and "e. g."
+        for words in itemgetter("never", "before_number", "open")(_WORDS[language])
+    )
+    starters = _WORDS[language]["starters"].split()
+    ordinals = rf"{_DIGIT}{{1,3}}" if language == "de" else "(?!)"  # "3." means "third"
+    # "J.-P", "U.S", "a.m", "Ph.D": one or two letters between stops; or a single letter.
+    initials = rf"(?:{_LETTER}{{1,2}}\.-?)+{_LETTER}{{1,2}}|(?P<letter>{_LETTER})"
+    within = rf"""(?:^|\ ){opening}(?:(?:{never})(?:(?<=!)|(?<=\w)\.)\)?\ \w+|(?:{before_number})\.\)?\ {_DIGIT}\w*
+        |(?:{open}|{ordinals}|{initials})\.(?!\ (?:{"|".join(starters)})$)\)?\ \w+)$
+        |^{_DIGIT}{{1,2}}\.\)?\ \w+$|(?<![.!?…])(?:\.\.|…)[.!?…]*\)?\ i$"""  # "1. Introduction", "So... I see"
+    return re.compile(within, re.VERBOSE), set(starters)
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
@@ -114,8 +112,8 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
         >>> split_sentences("Am 3. Mai kam z. B. Frau Dr. Ott. Sie blieb.", "de")
         ['Am 3. Mai kam z. B. Frau Dr. Ott.', 'Sie blieb.']
     """
-    if language not in _RULES:
-        raise ConfigError(f"the language is {language!r}; expected one of: {', '.join(_RULES)}")
+    if language not in _WORDS:
+        raise ConfigError(f"the language is {language!r}; expected one of: {', '.join(_WORDS)}")
     if not isinstance(text, str):
         raise DataError(f"got {text!r}; expected text, a str")
     sentences = []
@@ -134,7 +132,7 @@ def _ends(before: str, stop: re.Match[str], language: str) -> bool:
     follower = _WORD.search(stop["next"])
     if follower is None or (follower[0][0].islower() and not any(map(str.isupper, follower[0]))):  # but "mBERT"
         return False
-    (within, starters), word = _RULES[language], follower[0].lower()
+    (within, starters), word = _rules(language), follower[0].lower()
     tail = "" if before[-1:].isspace() else " ".join(before.split()[-2:])
     if not stop["gap"]:
         token = tail[tail.rfind(" ") + 1 :].lstrip(_OPENING)
