@@ -186,17 +186,13 @@ def _describe_tokenizer(tokenizer: PretrainedTokenizer) -> dict[str, Any]:
 
 def _describe_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, Any]:
     """Return the parameters by part, the size of the files, and the dtypes and shapes of the tensors."""
-    dtypes = Counter(_dtype(entry) for entry in entries.values())
+    dtypes = {name: DTYPE_NAMES.get(entry.code, entry.code) for name, entry in entries.items()}
     return {
         "parameters": _count_parts({name: entry.shape for name, entry in entries.items()}),
         "bytes": sum(path.stat().st_size for path in {entry.path for entry in entries.values()}),
-        "dtypes": dict(dtypes.most_common()),
-        "tensors": {name: {"dtype": _dtype(entry), "shape": list(entry.shape)} for name, entry in entries.items()},
+        "dtypes": dict(Counter(dtypes.values()).most_common()),
+        "tensors": {name: {"dtype": dtypes[name], "shape": list(entry.shape)} for name, entry in entries.items()},
     }
-
-
-def _dtype(entry: TensorEntry) -> str:
-    return DTYPE_NAMES.get(entry.code, entry.code)
 
 
 def _count_parts(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -276,12 +272,11 @@ def _settings_table(sections: dict[str, dict[str, Any]]) -> Table:
 
 
 def _parameter_table(parameters: dict[str, int]) -> Table:
-    total = sum(parameters.values())
-    table = _table("\nParameters")
-    for justify in ("left", "right", "right"):
-        table.add_column(justify=justify)
-    for part, count in parameters.items():
-        table.add_row(part, f"{count:,}", f"{100.0 * count / max(total, 1):.1f} %")
+    total = max(sum(parameters.values()), 1)
+    rows = [(part, f"{count:,}", f"{100.0 * count / total:.1f} %") for part, count in parameters.items()]
+    table = _table("\nParameters", rows)
+    for column in table.columns[1:]:
+        column.justify = "right"
     return table
 
 
@@ -293,19 +288,19 @@ def _history(validations: list[dict[str, Any]]) -> Table | str:
     best = [event for event in validations[:-_MAX_ROWS] if event.get("best")][-1:]
     metric = next((event["metric"] for event in validations if event.get("metric")), "score")
     columns = ("step", "minutes", "loss", "perplexity", metric, "")
-    table = _table(f"\nValidations ({len(validations)})", columns=columns)
     latest_best = next((event for event in reversed(validations) if event.get("best")), None)
-    for event in [*best, *shown]:
-        score = event.get("score")
-        table.add_row(
+    rows = [
+        (
             f"{event['step']:,}",
             f"{event['minutes']:.1f}",
             format_number(event["loss"], 4),
             format_number(event["perplexity"]),
-            "" if score is None else f"{score:.2f}",
+            "" if event.get("score") is None else f"{event['score']:.2f}",
             _remark(event, latest_best),
         )
-    return table
+        for event in [*best, *shown]
+    ]
+    return _table(f"\nValidations ({len(validations)})", rows, columns=columns)
 
 
 def _remark(event: dict[str, Any], best: dict[str, Any] | None) -> str:
