@@ -14,7 +14,9 @@ from xformer.families.values import (
     read_fields,
     read_heads,
     read_rotary_decoder,
+    read_windows,
     write_rotary_decoder,
+    write_windows,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -99,6 +101,7 @@ def simple_family(
     theta: float = 10000.0,
     fraction: float | None = None,
     has_head_dim: bool = True,
+    has_window: bool = False,
     skipped: Sequence[str] = (),
     required: Mapping[str, Any] | None = None,
 ) -> Family:
@@ -115,6 +118,7 @@ def simple_family(
         theta: As for `read_rope`.
         fraction: As for `read_rope`.
         has_head_dim: Whether heads may have another size than hidden size / heads.
+        has_window: Whether sliding_window is that of all layers.
         skipped: Keys that may have any value.
         required: The only values of keys.
     """
@@ -129,15 +133,17 @@ def simple_family(
         fields = read_fields(reader, keys, **defaults)
         if not has_head_dim:
             reader.require("head_dim", fields["d_model"] // fields["num_heads"])
+        windows = read_windows(reader, ["sliding_attention"] * fields["num_layers"]) if has_window else {}
         return LanguageModelConfig(
-            **{**read_heads(reader, fields), **fields, **fixed},
+            **{**read_heads(reader, fields), **fields, **fixed, **windows},
             activation="swiglu" if is_gated else read_activation(reader, "hidden_act", default=str(activation)),
             **read_rotary_decoder(reader, theta=theta, fraction=fraction),
         )
 
     def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         options = {"gated": is_gated, "writes_fraction": fraction is not None}
-        return write_rotary_decoder(config, model_type, architecture, keys, **options)
+        window = {"sliding_window": write_windows(config)["sliding_window"]} if has_window else {}
+        return {**write_rotary_decoder(config, model_type, architecture, keys, **options), **window}
 
     return decoder_family(
         model_types=(model_type,), read_config=read_config, write_config=write_config, tensors=tensors
