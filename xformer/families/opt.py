@@ -7,14 +7,7 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, attention, linear, same, skip_rows, transposed
-from xformer.families.values import (
-    SIZES,
-    read_activation,
-    read_fields,
-    read_output,
-    write_activation,
-    write_decoder,
-)
+from xformer.families.values import SIZES, read_activation, read_fields, read_output, write_activation, write_decoder
 from xformer.models import LanguageModel, LanguageModelConfig
 
 _FIELDS = {**SIZES, "d_ff": "ffn_dim"}
