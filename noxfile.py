@@ -290,6 +290,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def counts(session: nox.Session) -> None:
+    """Count lines of code and frames of calls, and try the script that measures GPUs without one."""
+    session.install("-e", ".[cli,bench]", TORCH)
+    for command in (["count.py"], ["frames.py"], ["gpu_measure.py", "--dry", "--skip", "cold,prepare", BENCH_RUN]):
+        session.run("python", f"bench/{command[0]}", *command[1:], env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=True)
 def gpu_tests(session: nox.Session) -> None:
     """Run the tests that need an NVIDIA GPU; `-- DIR` receives the results."""
     run_on_gpu(session, "tests")

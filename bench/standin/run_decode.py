@@ -1,0 +1,85 @@
+"""Count kernels, bytes, copies and waits of a search: `python bench/standin/run_decode.py BATCH [BEAM]`."""
+
+import os
+import sys
+import tempfile
+
+os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), "standin-cache"))
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), "bench"]  # run at the root of the project
+import collections
+import time
+import warnings
+
+warnings.simplefilter("ignore")
+import fakecupy as F
+
+F.install()
+from xformer.ops import self_check
+
+self_check.Checks._compared = lambda *a, **k: ("", True)
+self_check._write = lambda *a: None
+from workloads import decoding
+
+batch = int(sys.argv[1])
+s = {
+    "length": 32,
+    "heads": 8,
+    "head_dim": 64,
+    "layers": 6,
+    "vocabulary": 8000,
+    "batch": batch,
+    "beam": int(sys.argv[2]) if len(sys.argv) > 2 else 1,
+    "backend": "cupy",
+}
+c = decoding.build(s)
+import xformer.generation.engine as en
+
+oc = en.choose
+
+
+def ch(c):
+    t, l = oc(c)
+    return [5] * len(t), [-1.0] * len(l)
+
+
+en.choose = ch
+# mark steps
+import xformer.generation.steps as st
+
+orig = st.DecodingSteps.step
+
+
+def step(self, *a, **k):
+    F.LOG.append("STEP")
+    return orig(self, *a, **k)
+
+
+st.DecodingSteps.step = step
+c.step(0)
+print("first call: captures", F.COUNT["#captures"])
+F.reset()
+F.counting(True)
+out = c.step(1)
+F.counting(False)
+log = F.LOG[:]
+print("tokens", len(out), len(out[0]))
+F.report(f"decode batch {batch}, whole call (second call)")
+# split
+parts = [[]]
+for l in log:
+    if l == "STEP":
+        parts.append([])
+    else:
+        parts[-1].append(l)
+print("prefill events:", len(parts[0]), " steps:", len(parts) - 1)
+
+for i in (1, 2, 3, 4, 5, 20):
+    if i < len(parts):
+        print("step", i, len(parts[i]), dict(collections.Counter(parts[i])))
+print("prefill:", dict(collections.Counter(parts[0])))
+t = []
+for i in range(3):
+    t0 = time.perf_counter()
+    c.step(2 + i)
+    t.append(time.perf_counter() - t0)
+print("python ms per call:", [round(1e3 * x, 1) for x in t])

@@ -1,0 +1,59 @@
+"""Count kernels, bytes, copies and waits of programs for many shapes: `python bench/standin/run_thrash.py GIB`."""
+
+import os
+import sys
+import tempfile
+
+os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), "standin-cache"))
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), "bench"]  # run at the root of the project
+import warnings
+
+import numpy as np
+
+warnings.simplefilter("ignore")
+import fakecupy as F
+
+import xformer as xf
+
+F.install()
+GB = float(sys.argv[1])
+F.MemoryPool.total_bytes = lambda self: int(GB * 2**30) + (32 << 20)
+from xformer.ops import self_check
+
+self_check.Checks._compared = lambda *a, **k: ("", True)
+self_check._write = lambda *a: None
+from xformer.benchmarks.computation import Backend
+
+b = Backend("cupy", "float32")
+import importlib
+
+import xformer.tracing.program as P
+
+
+def ac(a):
+    return a.copy(order="K")
+
+
+P.array_copy = ac
+J = importlib.import_module("xformer.tracing.jit")
+J.array_copy = ac
+traces = [0]
+o = P.CudaProgram.__init__
+
+
+def init(self, *a, **k):
+    traces[0] += 1
+    return o(self, *a, **k)
+
+
+P.CudaProgram.__init__ = init
+layer = xf.LayerNorm(64, init=xf.Initializer(b.xp, seed=0))
+f = J.jit_repeated(lambda l, x: l(x)) if len(sys.argv) > 2 else xf.jit(lambda l, x: l(x))
+xs = [np.ones((n, 64), np.float32).view(F.ndarray) for n in range(8, 8 + int(os.environ.get("SHAPES", "2")))]
+F.counting(True)
+for i in range(200):
+    f(layer, xs[i % len(xs)])
+print(
+    f"program size {GB} GiB, {len(xs)} shapes, 200 calls: "
+    f"traced {traces[0]}, captured {F.COUNT['#captures']}, graph launches {F.COUNT['#graph.launch']}"
+)
