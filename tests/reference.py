@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 
 from tests.conftest import LIBRARIES
-from xformer import Initializer, LanguageModel, LanguageModelConfig, Transformer, TransformerConfig, array_namespace
+from xformer import (
+    Initializer,
+    LanguageModel,
+    LanguageModelConfig,
+    Transformer,
+    TransformerConfig,
+    array_namespace,
+    native,
+)
 from xformer.backends import from_host
 from xformer.models import ModelConfig
 from xformer.models.builder import LayerFactory
@@ -59,6 +68,17 @@ KINDS: dict[str, dict[str, Any]] = {
 SOURCE = np.asarray([[5, 4, 7, 2, 0], [3, 10, 2, 0, 0]])
 TARGET = np.asarray([[1, 12, 6, 4], [1, 9, 0, 0]])
 LABELS = np.asarray([[12, 6, 4, 2], [9, 2, 0, 0]])
+
+
+def native_levels() -> list[str]:
+    """Return the instruction sets that this processor and the native library have, the lowest one first."""
+    levels = ["baseline", "avx2", "avx512"]
+    if not native.is_available():
+        return []
+    found = re.search(rb"xformer sources \w+ for ([\w ]+)", native.library.LIBRARY.read_bytes())
+    assert found
+    compiled = found[1].decode().split()
+    return [level for level in levels[: levels.index(native.level()) + 1] if level in compiled]
 
 
 def small_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> Transformer:

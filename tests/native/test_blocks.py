@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from tests.ops.blocks.test_definition import random_blocks as finite_blocks
+from tests.reference import native_levels
 from xformer import native
 from xformer.errors import ShapeError
 from xformer.families.gguf_file import QUANTIZED
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the library was not compiled")
 gguf = pytest.importorskip("gguf")
-LEVELS = ["", "baseline", "avx2", "avx512"]  # without the library, there is none
 
 
 def random_blocks(name: str, count: int) -> tuple[np.ndarray, int]:
@@ -70,14 +70,14 @@ def run_with(program, **variables):
     return np.frombuffer(done.stdout, np.float32)
 
 
-@pytest.mark.parametrize("level", ["baseline", "avx2"][: max(1, LEVELS.index(native.level()))])
+@pytest.mark.parametrize("level", native_levels()[:-1])
 def test_levels_have_the_same_bits(level):
     program = "for name in QUANTIZED: sys.stdout.buffer.write(dequantized(name, 300).tobytes())"
     own = np.concatenate([dequantized(name, 300).ravel() for name in QUANTIZED])
     np.testing.assert_array_equal(run_with(program, XFORMER_NATIVE=level), own)
 
 
-@pytest.mark.parametrize("level", ["baseline", "avx2"][: max(1, LEVELS.index(native.level()))])
+@pytest.mark.parametrize("level", native_levels()[:-1])
 def test_products_have_the_same_bits_at_levels_with_fused_products(level):
     program = "for name in QUANTIZED: sys.stdout.buffer.write(products(name).tobytes())"
     own, others = np.concatenate([products(name) for name in QUANTIZED]), run_with(program, XFORMER_NATIVE=level)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.reference import native_levels
 from xformer import native
 from xformer.errors import ShapeError
 from xformer.native import build
@@ -94,13 +97,10 @@ def test_levels_have_the_same_bits():
     program = (
         "import hashlib, numpy as np; from xformer import native\n"
         "x = np.random.default_rng(0).standard_normal(1001, dtype='float32'); y = np.empty_like(x)\n"
-        "if native.is_available(): native.call('relu', (x, y)); print(native.level(), hashlib.md5(y).hexdigest())\n"
-        "else: print('none', native.WHY_NOT)"
+        "native.call('relu', (x, y)); print(native.level(), hashlib.md5(y).hexdigest())"
     )
-    found = dict(run(program, XFORMER_NATIVE=level).split(" ", 1) for level in ("baseline", "avx2", "avx512"))
-    refused = found.pop("none", "")
-    assert not refused or refused.startswith("this processor has no avx")
-    assert "baseline" in found
+    found = dict(run(program, XFORMER_NATIVE=level).split(" ", 1) for level in native_levels())
+    assert list(found) == native_levels()
     assert len(set(found.values())) == 1
 
 
@@ -142,3 +142,32 @@ def test_a_library_is_current_until_its_sources_or_flags_change(tmp_path, monkey
     monkeypatch.delenv("XFORMER_NATIVE_FLAGS")
     source.write_text(source.read_text() + "\n")
     assert not build.is_current()
+
+
+@pytest.mark.skipif(len(native_levels()) < 2, reason="needs a library with several instruction sets")
+def test_the_best_level_is_that_which_the_library_chooses():
+    assert run(SHOW, XFORMER_NATIVE="auto") == f"{next(iter(build._best_level()))}|"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one instruction set")
+def test_a_library_for_a_newer_processor_says_so(tmp_path, monkeypatch):
+    if build.compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setenv("XFORMER_NATIVE_FLAGS", "-D__builtin_cpu_supports(name)=0")
+    (tmp_path / "src").mkdir()
+    for name in ("runtime.cpp", "record.h"):
+        shutil.copy(build.FOLDER / "src" / name, tmp_path / "src")
+    families = "extern const Family* const families[]; const Family* const families[] = {nullptr};"
+    (tmp_path / "src" / "linear.cpp").write_text(f'#include "record.h"\nnamespace ISA {{ {families} }}')
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "_best_level", lambda: {"avx2": ["-march=x86-64-v3"]})
+    library = str(tmp_path / "libxformer.so")
+    build.build(Path(library))
+    reasons = {
+        "auto": "it was compiled for a newer processor: run python -m xformer.native.build",
+        "avx2": "this processor has no avx2",
+        "baseline": "it was compiled without baseline: run python -m xformer.native.build --all",
+    }
+    for level, reason in reasons.items():
+        assert run(SHOW, XFORMER_NATIVE_LIBRARY=library, XFORMER_NATIVE=level) == f"|{reason}"

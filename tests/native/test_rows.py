@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.reference import native_levels
 from xformer import native
 from xformer.errors import ShapeError
 
@@ -78,7 +79,7 @@ print(digest())
 
 
 def test_bits_do_not_depend_on_threads_and_vectors() -> None:
-    levels = {"avx512": ["avx512", "avx2"]}.get(native.level(), [native.level()])
+    levels = [level for level in native_levels() if level != "baseline"] or ["baseline"]
     digests = set()
     for level in levels:
         for threads in ("1", "3"):

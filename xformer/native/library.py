@@ -65,7 +65,7 @@ def _load() -> tuple[Any, str]:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         return None, str(error)
-    for name in ("xf_level", "xf_name", "xf_describe", "xf_call", "xf_append", "xf_run"):
+    for name in ("xf_init", "xf_level", "xf_name", "xf_describe", "xf_call", "xf_append", "xf_run"):
         getattr(library, name).restype = ctypes.c_char_p
     library.xf_init.argtypes = [ctypes.POINTER(_Layout), ctypes.c_char_p]
     library.xf_describe.argtypes = [ctypes.py_object, ctypes.POINTER(ctypes.c_int64)]
@@ -80,8 +80,8 @@ def _load() -> tuple[Any, str]:
     for name, number in _TYPES.items():
         layout.types[np.dtype(name).num] = number
     level = "" if wanted == "auto" else wanted
-    if not library.xf_init(ctypes.byref(layout), level.encode()):
-        return None, f"this processor has no {wanted}"
+    if reason := library.xf_init(ctypes.byref(layout), level.encode()):
+        return None, reason.decode()
     if not _reads_arrays(library):
         return None, "it cannot read the arrays of this version of Python or NumPy"
     return library, ""

@@ -12,6 +12,7 @@ import pytest
 
 import xformer as xf
 from tests.ops.numpy_cases import normal
+from tests.reference import native_levels
 from xformer import native, ops
 from xformer.ops import embedding, linear
 from xformer.ops.packed.definition import PANEL, PackedWeight, _forward
@@ -86,10 +87,7 @@ def int8_products():
     return np.concatenate([linear(single(rows, 300, seed=1), packed, single(95, seed=2)) for rows in (1, 4, 5, 43)])
 
 
-LEVELS = ["avx512", "avx2", "baseline"]
-
-
-@pytest.mark.parametrize("level", LEVELS[LEVELS.index(native.level()) + 1 :] if native.level() in LEVELS else [])
+@pytest.mark.parametrize("level", native_levels()[:-1])
 def test_int8_products_have_the_same_bits_at_levels_with_fused_products(level):
     root = Path(__file__).parents[3]
     program = f"import sys; from {__name__} import *; sys.stdout.buffer.write(int8_products().tobytes())"

@@ -30,10 +30,8 @@ float halves[1 << 16];
 // --- instruction sets -------------------------------------------------------------------------------------------------
 
 namespace baseline { extern const Family* const families[]; }
-#if !defined(ONE_LEVEL)
 namespace avx2 { extern const Family* const families[]; }
 namespace avx512 { extern const Family* const families[]; }
-#endif
 
 namespace {
 
@@ -50,27 +48,46 @@ void fill_halves() {
     }
 }
 
-bool choose_level(const char* limit) {
-    const Family* const* families = baseline::families;
-    level = "baseline";
-    const bool any = !limit || !*limit;
-#if !defined(ONE_LEVEL)
+struct Level {
+    const char* name;
+    bool is_supported;                // by the processor
+    const Family* const* families;    // null if the library was compiled without it
+};
+
+// Take the best level, or the one that is wanted; return an error message or null.
+const char* choose_level(const char* wanted) {
+    static std::string error;
+#if defined(__x86_64__)
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni");
-    if (has_avx512 && (any || !std::strcmp(limit, "avx512"))) {
-        families = avx512::families;
-        level = "avx512";
-    } else if (has_avx2 && (any || !std::strcmp(limit, "avx2"))) {
-        families = avx2::families;
-        level = "avx2";
-    }
+#else
+    const bool has_avx2 = false, has_avx512 = false;
 #endif
-    operations.clear();
-    for (; *families; families++)
-        operations.insert(operations.end(), (*families)->operations, (*families)->operations + (*families)->count);
-    return any || !std::strcmp(limit, level);
+    Level levels[] = {{"avx512", has_avx512, nullptr}, {"avx2", has_avx2, nullptr}, {"baseline", true, nullptr}};
+#if defined(HAS_avx512)
+    levels[0].families = avx512::families;
+#endif
+#if defined(HAS_avx2)
+    levels[1].families = avx2::families;
+#endif
+#if defined(HAS_baseline)
+    levels[2].families = baseline::families;
+#endif
+    error = "it was compiled for a newer processor: run python -m xformer.native.build";
+    for (const Level& each : levels) {
+        if (*wanted && std::strcmp(wanted, each.name)) continue;
+        if (*wanted && !each.is_supported) error = std::string("this processor has no ") + wanted;
+        else if (*wanted && !each.families) error = std::string("it was compiled without ") + wanted + ": run python -m xformer.native.build --all";
+        if (!each.is_supported || !each.families) continue;
+        level = each.name;
+        operations.clear();
+        for (const Family* const* family = each.families; *family; family++)
+            operations.insert(operations.end(), (*family)->operations, (*family)->operations + (*family)->count);
+        return nullptr;
+    }
+    return error.c_str();
 }
 
 // --- programs ---------------------------------------------------------------------------------------------------------
@@ -393,10 +410,11 @@ const char* status_of(const Program& program) {
 
 extern "C" {
 
-EXPORT int xf_init(const Layout* given, const char* limit) {
+// Returns an error message or null.
+EXPORT const char* xf_init(const Layout* given, const char* wanted) {
     layout = *given;
     fill_halves();
-    return choose_level(limit);
+    return choose_level(wanted);
 }
 EXPORT const char* xf_key() { return KEY; }  // build.py looks for it in the file
 EXPORT const char* xf_level() { return level; }
