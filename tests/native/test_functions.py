@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import subprocess
@@ -16,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.reference import native_levels
 from xformer import native
 from xformer.errors import ShapeError
-from xformer.native.functions import LOWERINGS
+from xformer.native.functions import LOWERINGS, _mask_of
 from xformer.tracing.record import base_function
 
 pytestmark = [
@@ -27,8 +27,7 @@ pytestmark = [
 ]
 
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-40, -1e30, 88.0]
-FLOATS, INTEGERS = ("float32", "float64"), ("int32", "int64")
-NUMBERS = (*FLOATS, *INTEGERS)
+FLOATS, NUMBERS = ("float32", "float64"), ("float32", "float64", "int64")  # what functions compute
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
@@ -105,8 +104,6 @@ def lowered(rng: np.random.Generator, name: str, *args: Any, ulp: float = 0, **k
 ARITHMETIC = ["add", "subtract", "multiply", "operator_add", "operator_sub", "operator_mul"]
 COMPARISONS = ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "operator_lt", "operator_ne"]
 UNARY = ["negative", "abs", "square", "sign", "operator_neg", "operator_abs"]
-# The largest differences from NumPy, in units of the last place: both have an error.
-FUNCTIONS = {"exp": 3, "expm1": 3, "log": 3, "log1p": 3, "sqrt": 0, "reciprocal": 0, "tanh": 3, "sin": 3, "cos": 3}
 
 
 @given(RNGS, SHAPES, st.sampled_from(ARITHMETIC), st.sampled_from(NUMBERS))
@@ -120,15 +117,9 @@ def test_divide(rng: Any, shape: Any, dtype: str, name: str) -> None:
     lowered(rng, name, array(rng, broadcast_part(rng, shape), dtype), array(rng, shape, dtype))
 
 
-@given(RNGS, SHAPES, st.sampled_from(INTEGERS), st.sampled_from(["floor_divide", "maximum", "minimum", "remainder"]))
-def test_functions_of_integers(rng: Any, shape: Any, dtype: str, name: str) -> None:
-    lowered(rng, name, array(rng, shape, dtype), array(rng, broadcast_part(rng, shape), dtype))
-
-
-@given(RNGS, SHAPES, st.sampled_from(FLOATS), st.sampled_from([None, 2, 2.0, 0.5, -1.0, 3, 0]))
-def test_pow(rng: Any, shape: Any, dtype: str, exponent: Any) -> None:
-    a = array(rng, shape, dtype)
-    lowered(rng, "pow", a, array(rng, shape, dtype) if exponent is None else exponent, ulp=3)
+@given(RNGS, SHAPES, st.sampled_from(["floor_divide", "maximum", "minimum", "remainder"]))
+def test_functions_of_integers(rng: Any, shape: Any, name: str) -> None:
+    lowered(rng, name, array(rng, shape, "int64"), array(rng, broadcast_part(rng, shape), "int64"))
 
 
 @given(RNGS, SHAPES, st.sampled_from(COMPARISONS), st.sampled_from([*NUMBERS, "bool"]))
@@ -157,37 +148,12 @@ def test_classification(rng: Any, shape: Any, name: str, dtype: str) -> None:
     lowered(rng, name, array(rng, shape, dtype))
 
 
-@given(RNGS, SHAPES, st.sampled_from(sorted(FUNCTIONS)), st.sampled_from(NUMBERS))
-def test_functions(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    if name == "reciprocal" and dtype in INTEGERS:
-        return  # not supported
-    lowered(rng, name, array(rng, shape, dtype), ulp=FUNCTIONS[name])
+@given(RNGS, SHAPES, st.sampled_from(["sqrt", "reciprocal"]), st.sampled_from(FLOATS))
+def test_functions_of_floats(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    lowered(rng, name, array(rng, shape, dtype))
 
 
-@pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "tanh", "sin", "cos"])
-def test_accuracy_of_float32(name: str) -> None:
-    rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(-110, 95, 50000), rng.normal(size=50000), 10.0 ** rng.uniform(-45, 38, 50000)])
-    x = np.concatenate([x, [1e6, 1e10, 3e38, 88.72, 88.73, -87.4, -103.9, -104.1]]).astype(np.float32)
-    out = np.empty_like(x)
-    native.call(name, (x, out))
-    expected = getattr(np, name)(x.astype(np.float64))
-    with np.errstate(over="ignore"):
-        single = expected.astype(np.float32)
-    finite = np.isfinite(single)
-    np.testing.assert_array_equal(out[~finite], single[~finite])
-    unit = np.spacing(np.abs(single[finite])).astype(np.float64)
-    assert np.max(np.abs(out[finite] - expected[finite]) / unit) < 2
-
-
-def test_erf() -> None:
-    x = np.linspace(-5, 5, 101, dtype=np.float32)
-    out = np.empty_like(x)
-    assert LOWERINGS["erf"](out, (x,), {})
-    same(out, np.asarray([math.erf(value) for value in x], dtype=np.float32), 3)
-
-
-@given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "bool", "int8", "uint8"]))
+@given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "int32", "bool", "int8", "uint8"]))
 def test_where(rng: Any, shape: Any, dtype: str) -> None:
     parts = (
         array(rng, broadcast_part(rng, shape), kind) for kind in ("bool", *[dtype if dtype != "int8" else "bool"] * 2)
@@ -195,9 +161,9 @@ def test_where(rng: Any, shape: Any, dtype: str) -> None:
     lowered(rng, "where", *parts)
 
 
-@given(RNGS, SHAPES, st.sampled_from(INTEGERS), st.sampled_from([(-1, 2), (None, 1), (0, None), (None, None), (2, 1)]))
-def test_clip(rng: Any, shape: Any, dtype: str, bounds: Any) -> None:
-    lowered(rng, "clip", array(rng, shape, dtype), *bounds)
+@given(RNGS, SHAPES, st.sampled_from([(-1, 2), (None, 1), (0, None), (None, None), (2, 1)]))
+def test_clip(rng: Any, shape: Any, bounds: Any) -> None:
+    lowered(rng, "clip", array(rng, shape, "int64"), *bounds)
 
 
 @given(RNGS, SHAPES, st.sampled_from(["add", "multiply", "less", "divide", "where"]))
@@ -218,14 +184,14 @@ def test_promotion(rng: Any, shape: Any, name: str) -> None:
 
 @given(RNGS, SHAPES, st.sampled_from(["float32", "float64", "int32", "int64", "bool", "int8", "uint8"]))
 def test_astype(rng: Any, shape: Any, to: str) -> None:
-    dtype = str(rng.choice([*NUMBERS, "bool"]))
+    dtype = str(rng.choice([*NUMBERS, "int32", "bool"]))
     x = values(rng, shape, dtype)
     if dtype in FLOATS and to != "bool" and to not in FLOATS:  # the result of values that do not fit is not defined
         x = rng.integers(0, 100, shape).astype(dtype) + np.asarray(0.75, dtype)
     lowered(rng, "astype", strided(rng, np.asarray(x)), np.dtype(to))
 
 
-@given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "bool"]))
+@given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "int32", "bool"]))
 def test_creation(rng: Any, shape: Any, dtype: str) -> None:
     lowered(rng, "zeros", shape, dtype=np.dtype(dtype))
     lowered(rng, "ones_like", array(rng, shape, dtype))
@@ -289,13 +255,9 @@ def axes_of(rng: np.random.Generator, ndim: int) -> Any:
     return axes[0] if len(axes) == 1 else axes
 
 
-@given(RNGS, SHAPES, st.sampled_from(["sum", "prod", "max", "min", "any", "all"]), st.sampled_from([*INTEGERS, "bool"]))
+@given(RNGS, SHAPES, st.sampled_from(["sum", "any", "all"]), st.sampled_from(["int64", "bool"]))
 def test_exact_reductions(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    axis, keepdims = axes_of(rng, len(shape)), bool(rng.integers(2))
-    x = array(rng, shape, dtype)
-    if name in ("max", "min") and (dtype == "bool" or 0 in shape):
-        return
-    lowered(rng, name, x, axis=axis, keepdims=keepdims)
+    lowered(rng, name, array(rng, shape, dtype), axis=axes_of(rng, len(shape)), keepdims=bool(rng.integers(2)))
 
 
 @given(RNGS, SHAPES, st.sampled_from(["any", "all"]), st.sampled_from(FLOATS))
@@ -303,29 +265,29 @@ def test_exact_reductions_of_floats(rng: Any, shape: Any, name: str, dtype: str)
     lowered(rng, name, array(rng, shape, dtype), axis=axes_of(rng, len(shape)), keepdims=bool(rng.integers(2)))
 
 
-@given(RNGS, SHAPES, st.sampled_from(["sum", "prod", "mean", "var", "std"]), st.sampled_from(FLOATS))
-def test_sums_of_floats(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    x = strided(rng, (rng.normal(size=shape) + 1.0 if name != "prod" else rng.uniform(0.9, 1.1, shape)).astype(dtype))
+def sum_of(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """Return a sum by the native library, which kernels use, as programs return the bits of NumPy."""
+    out = np.empty(np.sum(x, axis=axis, keepdims=keepdims).shape, x.dtype)
+    native.call("sum", (x, out), _mask_of(axis, x.ndim))
+    return out
+
+
+@given(RNGS, SHAPES, st.sampled_from(FLOATS))
+def test_sums_of_floats(rng: Any, shape: Any, dtype: str) -> None:
+    x = strided(rng, (rng.normal(size=shape) + 1.0).astype(dtype))
     axis, keepdims = axes_of(rng, len(shape)), bool(rng.integers(2))
-    expected = np.asarray(getattr(xp, name)(x, axis=axis, keepdims=keepdims))
-    out = np.empty(expected.shape, dtype)
-    assert LOWERINGS[name](out, (x,), {"axis": axis, "keepdims": keepdims})
-    exact = np.asarray(getattr(xp, name)(x.astype(np.float64), axis=axis, keepdims=keepdims))
-    magnitudes = np.abs(x.astype(np.float64))  # of terms that may cancel
-    scale = (
-        np.asarray(getattr(xp, name)(magnitudes, axis=axis, keepdims=keepdims)) if name in ("sum", "mean") else exact
-    )
-    tolerance = (2e-5 if name == "prod" else 2e-6) if dtype == "float32" else 1e-13
-    assert np.array_equal(np.isnan(out), np.isnan(exact))
-    assert np.all(np.isnan(exact) | (np.abs(out - exact) <= tolerance * np.maximum(np.abs(scale), 1e-3)))
+    exact = np.sum(x.astype(np.float64), axis=axis, keepdims=keepdims)
+    magnitudes = np.sum(np.abs(x.astype(np.float64)), axis=axis, keepdims=keepdims)  # of terms that may cancel
+    tolerance = 2e-6 if dtype == "float32" else 1e-13
+    assert np.all(np.abs(sum_of(x, axis, keepdims) - exact) <= tolerance * np.maximum(magnitudes, 1e-3))
 
 
-@given(RNGS, st.sampled_from(["sum", "mean"]))
-def test_sums_of_special_values(rng: Any, name: str) -> None:
+@given(RNGS)
+def test_sums_of_special_values(rng: Any) -> None:
     x = array(rng, (40, 70), "float32")
     x = np.where(np.isfinite(x), np.float32(1), x)
     for axis in (0, 1, None):
-        lowered(rng, name, x, axis=axis, ulp=1)
+        same(sum_of(x, axis), np.asarray(np.sum(x, axis=axis)), 1)
 
 
 def test_sums_are_as_accurate_as_pairwise_ones() -> None:
@@ -333,34 +295,7 @@ def test_sums_are_as_accurate_as_pairwise_ones() -> None:
     for axis in (0, 1, (0, 1)):
         for order in (x, x.T.copy().T):
             expected = np.sum(order.astype(np.float64), axis=axis)
-            out = np.empty(expected.shape, np.float32)
-            assert LOWERINGS["sum"](out, (order,), {"axis": axis})
-            assert np.max(np.abs(out - expected) / expected) < 3e-7
-
-
-def test_sums_have_the_dtype_of_the_output() -> None:
-    x = np.arange(7, dtype=np.int32)
-    out = np.empty((), np.float64)
-    assert LOWERINGS["sum"](out, (x,), {"dtype": np.dtype(np.float64)})
-    assert out == 21
-    assert LOWERINGS["mean"](out, (x,), {})
-    assert out == 3
-
-
-@given(RNGS, SHAPES, st.sampled_from(["argmax", "argmin"]), st.sampled_from([*NUMBERS, "bool"]))
-def test_positions(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    if 0 in shape:
-        return
-    x = array(rng, shape, dtype)
-    lowered(rng, name, x)
-    for axis in range(-len(shape), len(shape)):
-        lowered(rng, name, x, axis=axis, keepdims=bool(axis % 2))
-
-
-@given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "bool"]), st.booleans())
-def test_cumulative_sum(rng: Any, shape: Any, dtype: str, include_initial: bool) -> None:
-    for axis in range(len(shape)):
-        lowered(rng, "cumulative_sum", array(rng, shape, dtype), axis=axis, include_initial=include_initial)
+            assert np.max(np.abs(sum_of(order, axis) - expected) / expected) < 3e-7
 
 
 @given(RNGS, SHAPES, st.sampled_from(["float32", "int64", "bool"]))
@@ -372,7 +307,7 @@ def test_count_nonzero(rng: Any, shape: Any, dtype: str) -> None:
 
 
 def indices_for(rng: np.random.Generator, size: int, shape: Any) -> Any:
-    return strided(rng, rng.integers(-size, max(size, 1), shape).astype(rng.choice(INTEGERS)))
+    return strided(rng, rng.integers(-size, max(size, 1), shape).astype(rng.choice(["int32", "int64"])))
 
 
 SMALL = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple) | st.sampled_from([(300, 70), (4, 5, 900)])
@@ -429,12 +364,6 @@ def test_set_item_at_slices(rng: Any, shape: Any, dtype: str) -> None:
     same(same_array, x)
 
 
-@given(RNGS, SMALL, st.sampled_from(NUMBERS), st.integers(0, 30))
-def test_scatter_add(rng: Any, shape: Any, dtype: str, count: int) -> None:
-    target, updates = array(rng, shape, dtype), array(rng, (count, *shape[1:]), dtype)
-    lowered(rng, "scatter_add", target, indices_for(rng, shape[0], (count,)), updates)
-
-
 @pytest.mark.parametrize("bad", [3, -4, 2**40, -(2**62)])
 @pytest.mark.parametrize("size", [1, 5000])
 def test_indices_out_of_range(bad: int, size: int) -> None:
@@ -442,7 +371,7 @@ def test_indices_out_of_range(bad: int, size: int) -> None:
     x, values = memory[1:4], np.ones((4, size), np.float32)
     indices = np.array([0, 2, bad, 1])
     out = np.empty((4, size), np.float32)
-    calls = [("take", (x, indices, out)), ("put", (values, indices, x)), ("add_at", (values, indices, x))]
+    calls = [("take", (x, indices, out)), ("put", (values, indices, x))]
     calls.append(("take_along_axis", (x, np.repeat(indices[:, None], size, 1), out)))
     for name, arrays in calls:
         with pytest.raises(IndexError, match="an index is out of range"):
@@ -474,7 +403,6 @@ def wrong_calls() -> list[Any]:
         ("add", (half, half, half)),
         ("less", (x, y, y)),
         ("logical_and", (x, y, b)),
-        ("exp", (b, b)),
         ("sqrt", (x.astype(np.int64), x.astype(np.int64))),
         ("where", (x, x, y, y)),
         ("where", (b, x, wide, y)),
@@ -487,15 +415,6 @@ def wrong_calls() -> list[Any]:
         ("sum", (x, y[0]), 0b101),
         ("sum", (x, y[0]), -1),
         ("sum", (x, wide[0]), 0b1),
-        ("max", (x, y[0]), 0b1),
-        ("max", (x[:0].astype(np.int64), np.zeros(4, np.int64)), 0b1),
-        ("argmax", (x, i), 0b1),
-        ("argmax", (x, x[0]), 0b1),
-        ("argmax", (x[:0], np.zeros(4, np.int64)), 0b1),
-        ("cumulative_sum", (x, y), 2),
-        ("cumulative_sum", (x, y), -1),
-        ("cumulative_sum", (x, y[:2]), 0),
-        ("cumulative_sum", (x, wide), 0),
         ("take", (x, i, y), 0),
         ("take", (x, i, y[:2]), 2),
         ("take", (x, i, y[:2]), -1),
@@ -506,8 +425,6 @@ def wrong_calls() -> list[Any]:
         ("take_along_axis", (x, np.zeros((2, 3), np.int64), y[:2]), 0),
         ("put", (y, i, x), 0),
         ("put", (wide[:2], i, x), 0),
-        ("add_at", (b[:2], i, b), 0),
-        ("add_at", (y[:2, :3], i, x), 0),
     ]
 
 
@@ -528,9 +445,10 @@ def test_what_is_not_supported() -> None:
         ("add", np.float32(1), (np.float32(0), np.float32(1)), {}),
         ("add", x, (x, x), {"where": x > 0}),
         ("add", x > 0, (x > 0, x > 0), {}),
-        ("pow", x.astype(int), (x.astype(int), 2), {}),
-        ("less", x > 0, (x.astype(np.int32), 2**40), {}),
-        ("sum", x[0], (x,), {"axis": 0, "initial": 3}),
+        ("abs", x.astype(np.int32), (x.astype(np.int32),), {}),
+        ("sum", x[0], (x,), {"axis": 0}),
+        ("less", x > 0, (x.astype(np.int64), 2**70), {}),
+        ("sum", np.zeros(3, np.int64), (x > 0,), {"axis": 0, "initial": 3}),
         ("getitem", x[x > 0], (x, x > 0), {}),
         ("take", x, (x, [0, 1]), {"axis": 0}),
     ]:
@@ -558,22 +476,19 @@ digest = hashlib.sha256()
 def call(name, arrays, *integers):
     native.call(name, arrays, *integers)
     digest.update(arrays[-1].tobytes())
-for name in ("add", "divide", "pow"):
+for name in ("add", "divide"):
     call(name, (np.abs(x), y, np.empty_like(x)))
-for name in ("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "sqrt", "erf"):
-    call(name, (np.abs(x), np.empty_like(x)))
-    call(name, (x.T[3:], np.empty_like(x.T[3:])))
-for name in ("sum", "mean", "prod"):
-    for mask, shape in ((1, 1033), (2, 517), (3, ())):
-        call(name, (np.abs(x) + 0.5, np.empty(shape, np.float32)), mask)
-call("add_at", (y, rng.integers(0, 50, 517), np.zeros((50, 1033), np.float32)), 0)
+for operands in ((np.abs(x), np.empty_like(x)), (np.abs(x).T[3:], np.empty_like(x.T[3:]))):
+    call("sqrt", operands)
+for mask, shape in ((1, 1033), (2, 517), (3, ())):
+    call("sum", (np.abs(x) + 0.5, np.empty(shape, np.float32)), mask)
 print(digest.hexdigest())
 """
 
 
 def test_bits_do_not_depend_on_threads_and_vectors() -> None:
     """Sums have one order; AVX2 and AVX-512 have the same bits, and the baseline has for functions without products."""
-    levels = {"avx512": ["avx512", "avx2"], "avx2": ["avx2"]}.get(native.level(), [native.level()])
+    levels = [level for level in native_levels() if level != "baseline"] or ["baseline"]
     digests = set()
     for level in levels:
         for threads in ("1", "3"):

@@ -36,9 +36,6 @@ ACTIVE_GRAPH: ContextVar[GraphTrace | None] = ContextVar("active_graph", default
 _CREATION = {"arange", "empty", "eye", "linspace", "ones", "zeros"}
 # Functions whose lists and tuples contain arrays.
 _TAKES_LISTS = {"asarray", "broadcast_arrays", "concat", "getitem", "meshgrid", "result_type", "setitem", "stack"}
-# Functions whose last bits differ between NumPy and the native library.
-_ROUNDED = {"cos", "erf", "exp", "expm1", "log", "log1p", "operator_pow", "pow", "sin", "tanh"}
-_ROUNDED |= {"cumulative_sum", "mean", "prod", "scatter_add", "std", "sum", "var"}
 _VALUE_DEPENDENT = {"argwhere", "nonzero", "unique_all", "unique_counts", "unique_inverse", "unique_values"}
 
 
@@ -441,14 +438,9 @@ def _trace_of(value: Any) -> GraphTrace:
 
 
 def _lower(name: str, out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Compute a function by native calls, which record themselves; return False if NumPy must compute it.
-
-    NumPy rounds some functions of floating arrays in another way, and a program returns the bits of the function.
-    """
+    """Compute a function by native calls, which record themselves; return False if NumPy must compute it."""
     lowering = LOWERINGS.get(name) if native.is_available() else None
-    if lowering is None or (name in _ROUNDED and out.dtype.kind == "f"):
-        return False
-    return lowering(out, args, keywords)
+    return lowering is not None and lowering(out, args, keywords)
 
 
 def _lower_update(name: str, target: Any, other: Any) -> bool:

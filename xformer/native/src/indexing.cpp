@@ -89,9 +89,6 @@ INLINE void visit(const Record& r, const Array& plain, const Array& indices, con
 
 struct Take { template <class T> static void apply(T* plain, T* indexed) { *plain = *indexed; } };
 struct Put { template <class T> static void apply(T* plain, T* indexed) { *indexed = *plain; } };
-struct Add {
-    template <class T> static void apply(T* plain, T* indexed) { *indexed = T(Wrapping<T>(*indexed) + Wrapping<T>(*plain)); }
-};
 
 template <class T, class I> void take(const Record& r, int part) {
     const Array& out = r.arrays[2];
@@ -101,11 +98,11 @@ template <class T, class I> void take(const Record& r, int part) {
 
 constexpr int64_t TILE = 16;  // columns
 
-// All rows of some columns, in order: the last value of an element remains, and sums have one order.
-template <class F, class T, class I> void scatter(const Record& r, int part) {
+// All rows of some columns, in order: the last value of an element remains.
+template <class T, class I> void put(const Record& r, int part) {
     const Array& values = r.arrays[0];
     const int64_t columns = values.shape[values.ndim - 1], rows = values.size() / columns, step = r.plan[STEP] * TILE;
-    visit<F, T, I>(r, values, r.arrays[1], r.arrays[2], {0, rows}, {part * step, std::min(columns, (part + 1) * step)});
+    visit<Put, T, I>(r, values, r.arrays[1], r.arrays[2], {0, rows}, {part * step, std::min(columns, (part + 1) * step)});
 }
 
 using Run = void (*)(const Record&, int part);
@@ -133,18 +130,15 @@ template <bool IS_ALONG> const char* check_take(Record& r) {
     return nullptr;
 }
 
-// put(values, indices, out), add_at(values, indices, out), i0: axis
-template <class F> const char* check_scatter(Record& r) {
+// put(values, indices, out), i0: axis
+const char* check_put(Record& r) {
     Access access{r.arrays[0], r.arrays[1], r.arrays[2]};
     if (const char* error = access.align(r, false, false)) return error;
     const bool is_short = access.indices.type == INT32;
-    auto choose = [&](auto t) {
+    with_size(access.plain, [&](auto t) {
         using T = decltype(t);
-        r.plan[FUNCTION] =
-            reinterpret_cast<int64_t>(static_cast<Run>(is_short ? scatter<F, T, int32_t> : scatter<F, T, int64_t>));
-    };
-    if constexpr (std::is_same_v<F, Put>) with_size(access.plain, choose);
-    else REQUIRE(with_type(Numbers(), access.plain.type, choose), "the function takes no such dtype");
+        r.plan[FUNCTION] = reinterpret_cast<int64_t>(static_cast<Run>(is_short ? put<T, int32_t> : put<T, int64_t>));
+    });
     if (access.plain.size() == 0) return nullptr;
     // Columns at different positions may be the same element.
     const int last = access.plain.ndim - 1;
@@ -174,8 +168,7 @@ const Operation operations[] = {
     {"check_range", 0, check_check_range, run_check_range},
     {"take", 1 << 2, check_take<false>, run_planned},
     {"take_along_axis", 1 << 2, check_take<true>, run_planned},
-    {"put", 1 << 2, check_scatter<Put>, run_planned},
-    {"add_at", 1 << 2, check_scatter<Add>, run_planned},
+    {"put", 1 << 2, check_put, run_planned},
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Sums and other reductions over any axes, positions of extremes, and cumulative sums.
+// Sums and other reductions over any axes.
 #include "strided.h"
 
 namespace ISA {
@@ -12,30 +12,6 @@ struct Sum {
     template <class T> using Total = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
     template <class T> static constexpr T start = T(0);
     template <class T> static T combine(T a, T b) { return T(Wrapping<T>(a) + Wrapping<T>(b)); }
-};
-struct Mean : Sum {
-    using Inputs = Floats;
-};
-struct Product : Sum {
-    template <class T> static constexpr T start = T(1);
-    template <class T> static T combine(T a, T b) { return T(Wrapping<T>(a) * Wrapping<T>(b)); }
-};
-struct Extreme {
-    using Inputs = Integers;
-    template <class T> using Total = T;
-    template <class T> static constexpr T start = 0;  // there is none: see check_reduce
-};
-struct Largest : Extreme {  // NaN if there is one
-    template <class T> static T combine(T a, T b) {
-        const T x = a > b ? a : b;
-        return a == a ? x : a;
-    }
-};
-struct Smallest : Extreme {
-    template <class T> static T combine(T a, T b) {
-        const T x = a < b ? a : b;
-        return a == a ? x : a;
-    }
 };
 struct Any {
     using Inputs = NumbersAndBools;
@@ -93,7 +69,7 @@ constexpr int64_t TILE = 128;  // columns
 
 // Move the axes of array 0 that bit mask i0 has to its end, and merge the axes of either kind. The output, array 1, may
 // have these axes with one element, or not at all.
-const char* separate_axes(Record& r, bool keep_order) {
+const char* separate_axes(Record& r) {
     Array &x = r.arrays[0], &out = r.arrays[1];
     REQUIRE(x && out, "an array is absent");
     const uint64_t mask = r.integers[0];
@@ -120,7 +96,7 @@ const char* separate_axes(Record& r, bool keep_order) {
         const Together both{{&kept_out, &kept}, 2}, one{{&reduced}, 1};
         both.sort();
         both.merge();
-        if (!keep_order) one.sort();
+        one.sort();
         one.merge();
     }
     x.ndim = kept.ndim + reduced.ndim;
@@ -182,11 +158,6 @@ template <class From, class T, class Visit> INLINE void each_block(const Record&
 using Run = void (*)(const Record&, int part);
 void run_planned(const Record& r, int part) { reinterpret_cast<Run>(r.plan[FUNCTION])(r, part); }
 
-template <class F, class T> INLINE T finish(T total, int64_t count) {
-    if constexpr (std::is_same_v<F, Mean>) return total / static_cast<T>(count);
-    return total;
-}
-
 template <class F, class From> void reduce_rows(const Record& r, int part) {
     using T = typename F::template Total<From>;
     const int64_t first = part * r.plan[STEP], end = std::min(r.arrays[1].size(), first + r.plan[STEP]);
@@ -195,7 +166,7 @@ template <class F, class From> void reduce_rows(const Record& r, int part) {
         Pairwise<F, T> results;
         each_block<From, T>(r, r.arrays[0].data + at.x,
                             [&](const T* x, int64_t n) { results.append(combine_block<F>(x, n)); });
-        *reinterpret_cast<T*>(r.arrays[1].data + at.out) = finish<F>(results.total(), r.plan[COUNT]);
+        *reinterpret_cast<T*>(r.arrays[1].data + at.out) = results.total();
     }
 }
 
@@ -236,13 +207,13 @@ template <class F, class From> void reduce_columns(const Record& r, int part) {
             for (int64_t m = 0; m < n; m++) total[m] = i ? F::combine(total[m], block[m]) : block[m];
         }
         for (int64_t m = 0; m < n; m++)
-            *reinterpret_cast<T*>(out.data + at.out + (j + m) * out.strides[column]) = finish<F>(total[m], count);
+            *reinterpret_cast<T*>(out.data + at.out + (j + m) * out.strides[column]) = total[m];
     }
 }
 
 // name(x, out), i0: bit mask of axes
 template <class F> const char* check_reduce(Record& r) {
-    if (const char* error = separate_axes(r, false)) return error;
+    if (const char* error = separate_axes(r)) return error;
     const Array &x = r.arrays[0], &out = r.arrays[1];
     const int64_t count = r.plan[COUNT], size = out.size();
     const int last_kept = static_cast<int>(r.plan[KEPT]) - 1;
@@ -255,130 +226,15 @@ template <class F> const char* check_reduce(Record& r) {
         r.plan[FUNCTION] = reinterpret_cast<int64_t>(by_columns ? reduce_columns<F, From> : reduce_rows<F, From>);
     });
     if (error || !size) return error;
-    REQUIRE(count || !(std::is_base_of_v<Extreme, F>), "an empty array has no largest or smallest element");
     if (by_columns) split(r, size / x.shape[last_kept] * ((x.shape[last_kept] + TILE - 1) / TILE), count * TILE);
     else split(r, size, std::max<int64_t>(count, 8));
     return nullptr;
 }
 
-// --- positions of extremes ------------------------------------------------------------------------------------------------
-
-// Return the index of the first element that is equal to `x`, or that is NaN if `x` is; there is one.
-template <class T> int64_t find(const T* elements, int64_t count, T x) {
-    constexpr int64_t MANY = 64;
-    int64_t start = 0;
-    if (x == x) {
-        for (; start + MANY <= count; start += MANY) {
-            std::conditional_t<sizeof(T) == 8, int64_t, int32_t> here = 0;  // as wide as T, for vectors
-            for (int64_t k = 0; k < MANY; k++) here |= elements[start + k] == x;
-            if (here) break;
-        }
-    }
-    while (x == x ? elements[start] != x : elements[start] == elements[start]) start++;
-    return start;
-}
-
-template <class F, class From> void find_rows(const Record& r, int part) {
-    using T = std::conditional_t<std::is_same_v<From, bool>, int32_t, From>;
-    const int64_t first = part * r.plan[STEP], end = std::min(r.arrays[1].size(), first + r.plan[STEP]);
-    for (int64_t i = first; i < end; i++) {
-        const Offsets at = offsets_of(r, i, static_cast<int>(r.plan[KEPT]));
-        int64_t seen = 0, position = 0;
-        T best{};
-        each_block<From, T>(r, r.arrays[0].data + at.x, [&](const T* x, int64_t n) {
-            const T here = combine_block<F>(x, n);
-            const bool is_better = F::combine(best, here) != best && best == best;  // NaN is better than any number
-            if (!seen || is_better) {
-                best = here, position = seen + find(x, n, here);
-            }
-            seen += n;
-        });
-        *reinterpret_cast<int64_t*>(r.arrays[1].data + at.out) = position;
-    }
-}
-
-// name(x, out), i0: bit mask of axes, which are numbered in C order
-template <class F> const char* check_find(Record& r) {
-    if (const char* error = separate_axes(r, true)) return error;
-    const Array& out = r.arrays[1];
-    REQUIRE(out.type == INT64, "the output is not int64");
-    const bool is_known = with_type(NumbersAndBools(), r.arrays[0].type, [&](auto t) {
-        r.plan[FUNCTION] = reinterpret_cast<int64_t>(static_cast<Run>(find_rows<F, decltype(t)>));
-    });
-    REQUIRE(is_known, "the function takes no such dtype");
-    if (out.size() == 0) return nullptr;
-    REQUIRE(r.plan[COUNT], "an empty array has no largest or smallest element");
-    split(r, out.size(), std::max<int64_t>(r.plan[COUNT], 8));
-    return nullptr;
-}
-
-// --- cumulative sums ------------------------------------------------------------------------------------------------------
-
-constexpr int64_t LINES = 16;  // that are summed together
-
-template <class From> void accumulate(const Record& r, int part) {
-    using T = Sum::Total<From>;
-    const Array &x = r.arrays[0], &out = r.arrays[1];
-    const int axis = x.ndim - 1, line = axis - 1;  // the axes before are `kept`
-    const int64_t tiles = (out.shape[line] + LINES - 1) / LINES, count = x.shape[axis];
-    const int64_t first = part * r.plan[STEP], end = std::min(out.size() / count / out.shape[line] * tiles, first + r.plan[STEP]);
-    for (int64_t tile = first; tile < end; tile++) {
-        const int64_t j = tile % tiles * LINES, n = std::min(LINES, out.shape[line] - j);
-        const Offsets at = offsets_of(r, tile / tiles, line);
-        const char* from = x.data + at.x + j * x.strides[line];
-        char* to = out.data + at.out + j * out.strides[line];
-        T total[LINES];
-        for (int64_t i = 0; i < count; i++, from += x.strides[axis], to += out.strides[axis])
-            for (int64_t k = 0; k < n; k++) {
-                const T value = static_cast<T>(*reinterpret_cast<const From*>(from + k * x.strides[line]));
-                total[k] = i ? Sum::combine(total[k], value) : value;
-                *reinterpret_cast<T*>(to + k * out.strides[line]) = total[k];
-            }
-    }
-}
-
-// cumulative_sum(x, out), i0: axis
-const char* check_cumulative_sum(Record& r) {
-    Array &x = r.arrays[0], &out = r.arrays[1];
-    REQUIRE(x && out, "an array is absent");
-    const int axis = static_cast<int>(r.integers[0]);
-    REQUIRE(r.integers[0] >= 0 && r.integers[0] < x.ndim, "there is no such axis");
-    REQUIRE(x.has_shape(out), "the output has another shape");
-    const char* error = "the function takes no such dtype";
-    with_type(NumbersAndBools(), x.type, [&](auto t) {
-        using From = decltype(t);
-        error = out.type == type_of<Sum::Total<From>> ? nullptr : "the output has another dtype";
-        r.plan[FUNCTION] = reinterpret_cast<int64_t>(static_cast<Run>(accumulate<From>));
-    });
-    r.parts = 0;
-    if (error || out.size() == 0) return error;
-    const int64_t count = x.shape[axis], step_x = x.strides[axis], step_out = out.strides[axis];
-    const Together both{{&x, &out}, 2};
-    for (Array* array : {&x, &out}) {
-        array->ndim--;
-        std::copy(array->shape + axis + 1, array->shape + array->ndim + 1, array->shape + axis);
-        std::copy(array->strides + axis + 1, array->strides + array->ndim + 1, array->strides + axis);
-    }
-    both.sort();
-    both.merge();
-    both.pad(1);
-    x.shape[x.ndim] = out.shape[out.ndim] = count;
-    x.strides[x.ndim++] = step_x, out.strides[out.ndim++] = step_out;
-    split(r, out.size() / count / out.shape[out.ndim - 2] * ((out.shape[out.ndim - 2] + LINES - 1) / LINES), count * LINES);
-    return nullptr;
-}
-
 const Operation operations[] = {
     {"sum", 1 << 1, check_reduce<Sum>, run_planned},
-    {"mean", 1 << 1, check_reduce<Mean>, run_planned},
-    {"prod", 1 << 1, check_reduce<Product>, run_planned},
-    {"max", 1 << 1, check_reduce<Largest>, run_planned},
-    {"min", 1 << 1, check_reduce<Smallest>, run_planned},
     {"any", 1 << 1, check_reduce<Any>, run_planned},
     {"all", 1 << 1, check_reduce<Every>, run_planned},
-    {"argmax", 1 << 1, check_find<Largest>, run_planned},
-    {"argmin", 1 << 1, check_find<Smallest>, run_planned},
-    {"cumulative_sum", 1 << 1, check_cumulative_sum, run_planned},
 };
 }  // namespace
 

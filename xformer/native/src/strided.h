@@ -21,10 +21,10 @@ template <class T> using Wrapping = typename WrappingOf<T>::type;
 
 template <class... T> struct Types {};
 using Floats = Types<float, double>;
-using Numbers = Types<float, double, int32_t, int64_t>;
-using Integers = Types<int32_t, int64_t>;
+using Integers = Types<int64_t>;
+using Numbers = Types<float, double, int64_t>;
 using Bools = Types<bool>;
-using NumbersAndBools = Types<float, double, int32_t, int64_t, bool>;
+using NumbersAndBools = Types<float, double, int64_t, bool>;
 
 // Call visit(T()) with the type of a dtype; return whether it is one of the list.
 template <class... T, class Visit> static bool with_type(Types<T...>, int32_t type, Visit visit) {
