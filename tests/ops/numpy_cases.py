@@ -6,10 +6,9 @@ import os
 
 import numpy as np
 
-from xformer import ops, vjp
+from xformer import vjp
 
 TOLERANCES = {"float32": 2e-5, "float64": 1e-11}
-DTYPES = list(TOLERANCES)
 
 
 def normal(*shape, seed=0):
@@ -45,11 +44,6 @@ def assert_same(monkeypatch, function, *arrays):
     by_kernel, portable = both_ways(monkeypatch, function, *arrays)
     for actual, expected in zip(by_kernel, portable, strict=True):
         assert_close(actual, expected)
-
-
-def assert_selected(operation, *arrays, **static):
-    lines = ops.explain(operation, *arrays, **static).splitlines()
-    assert f"{operation} on numpy: numpy.{operation}" in lines
 
 
 LAYOUTS = {

@@ -14,15 +14,20 @@ from xformer.backends import dtype_named, resolve
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.ops import Kernel, attention, dropout, gelu, kernel_check, operation, relu, softmax
 from xformer.ops.adam import adam
+from xformer.ops.attention import numpy as flash
 from xformer.ops.operation import OPERATIONS
 from xformer.threads import parallel_map
+
+FLOATS = ("float32", "float64")
 
 
 @pytest.fixture(autouse=True)
 def own_kernels(monkeypatch):
-    """Undo registrations after the test, hide the native kernels, and forget earlier checks."""
-    every = kernels_by_operation("numpy")
-    replace_kernels(monkeypatch, "numpy", {n: [k for k in group if not k.disabled_by] for n, group in every.items()})
+    """Undo registrations after the test, hide the kernels of the native library, and forget earlier checks."""
+    kernels = {n: [k for k in group if not k.disabled_by] for n, group in kernels_by_operation("numpy").items()}
+    for name in ("relu", "gelu", "dropout"):
+        kernels[name] = [OPERATIONS[name].definition._replace(name=f"base.{name}", backend="numpy", dtypes=FLOATS)]
+    replace_kernels(monkeypatch, "numpy", kernels)
     monkeypatch.setattr(kernel_check, "_CHECKED", set())
     monkeypatch.delenv("XFORMER_KERNELS", raising=False)
     monkeypatch.delenv("XFORMER_CHECK_KERNELS", raising=False)
@@ -54,7 +59,7 @@ def test_a_kernel_of_the_same_name_is_replaced():
     register(seven)
     register(lambda x, *, save: (3.0 * x, None))
     np.testing.assert_array_equal(relu(np.ones(2)), [3.0, 3.0])
-    assert [kernel.name for kernel in OPERATIONS["relu"].kernels["numpy"]] == ["test.relu", "numpy.relu"]
+    assert [kernel.name for kernel in OPERATIONS["relu"].kernels["numpy"]] == ["test.relu", "base.relu"]
 
 
 def test_a_kernel_of_an_unknown_operation_is_refused():
@@ -70,7 +75,7 @@ def test_portable_disables_all_kernels(monkeypatch):
     assert ops.explain("relu", np.ones(4)).splitlines() == [
         "relu on numpy: portable definition",
         "  not test.relu: XFORMER_KERNELS=portable",
-        "  not numpy.relu: XFORMER_KERNELS=portable",
+        "  not base.relu: XFORMER_KERNELS=portable",
     ]
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
     np.testing.assert_array_equal(relu(np.ones(4)), np.full(4, 7.0))
@@ -102,10 +107,10 @@ def test_explain_names_every_kernel_of_the_operation():
     register(seven)
     assert ops.explain("relu", np.ones(4)).splitlines() == [
         "relu on numpy: test.relu",
-        "  not numpy.relu: test.relu comes first",
+        "  not base.relu: test.relu comes first",
     ]
     assert ops.explain("relu", np.ones(5)).splitlines() == [
-        "relu on numpy: numpy.relu",
+        "relu on numpy: base.relu",
         "  not test.relu: more than four elements",
     ]
 
@@ -123,23 +128,23 @@ def test_explain_lists_the_operations_of_a_call_once():
 
     assert ops.explain(call).splitlines() == [
         "relu on numpy: test.relu (2 calls)",
-        "  not numpy.relu: test.relu comes first",
+        "  not base.relu: test.relu comes first",
         "softmax on numpy: portable definition",
-        "relu on numpy: numpy.relu",
+        "relu on numpy: base.relu",
         "  not test.relu: more than four elements",
     ]
     assert operation._SELECTIONS.items() is None
 
 
 def test_explain_follows_derivatives_threads_and_half_precision():
-    line = "relu on numpy: numpy.relu (4 calls)"
+    line = "relu on numpy: base.relu (4 calls)"
     x = np.ones((4, 3))
     assert ops.explain(lambda: parallel_map(relu, x)).splitlines() == [line]
     slope = value_and_grad(lambda x: np.sum(x) if isinstance(x, np.ndarray) else (relu(x) * 1.0)[0])
-    assert ops.explain(lambda: slope(x[0])).splitlines() == ["relu on numpy: numpy.relu"]
+    assert ops.explain(lambda: slope(x[0])).splitlines() == ["relu on numpy: base.relu"]
     lines = ops.explain(lambda: gelu(x.astype("float16"))).splitlines()
     assert lines[0] == "gelu on numpy: in float32, rounded to float16"
-    assert lines[-1] == "gelu on numpy: numpy.gelu"
+    assert lines[-1] == "gelu on numpy: base.gelu"
     assert "\n".join(lines) == ops.explain("gelu", x.astype("float16"))
 
 
@@ -270,11 +275,13 @@ def test_the_check_needs_derivatives_of_floating_arrays_only(monkeypatch):
 def test_the_check_accepts_rounding_where_a_cotangent_is_zero(monkeypatch):
     """With a single key all weights are one and the scores have derivative zero, up to rounding."""
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
+    monkeypatch.setattr(flash, "_MIN_SCORES", 0)
     rng = np.random.default_rng(0)
     for length in (1, 2, 5, 8):
         kernel_check._CHECKED.clear()
         query, key, value = (rng.normal(size=(2, 2, n, 8)).astype("float32") for n in (length, 1, 1))
         attention(query, key, value)
+        assert {"numpy.flash_attention"} == kernel_check._CHECKED
 
 
 def test_the_check_compares_every_output_and_copies_the_arguments(monkeypatch):

@@ -263,7 +263,7 @@ def _check_range(operation: str, name: str, bound: str, size: int, array: Any) -
 # The modules of an operation's folder with kernels for a backend, each with the package it requires. Their lists
 # KERNELS are registered in this order, and of several kernels that can run a call, the one registered last does.
 _MODULES = {
-    "numpy": {"numpy": "numpy", "numpy_flash": "numpy", "native": "numpy"},
+    "numpy": {"numpy": "numpy", "native": "numpy"},
     "cupy": {"cupy": "cupy", "cudnn": "cupy"},
     "torch": {"torch": "torch"},
 }

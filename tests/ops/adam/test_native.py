@@ -84,3 +84,12 @@ def test_strided_arrays_are_refused():
     four = np.ones((1, 1, 2, 3), "float32")[..., ::2]
     (line,) = (line for line in ops.explain("adam", None, *(four,) * 4).splitlines() if "native." in line)
     assert line.startswith("  not native.adam: arrays are not contiguous")
+
+
+def test_arrays_are_writable_and_in_one_memory_order():
+    parameter, zeros = single(4, 3), np.zeros((4, 3), "float32")
+    every_other, mixed = np.zeros((4, 6), "float32")[:, ::2], np.asfortranarray(zeros)
+    assert "contiguous" in ops.explain("adam", None, every_other, zeros, zeros.copy(), zeros.copy())
+    assert "memory order" in ops.explain("adam", None, parameter, zeros, mixed, zeros.copy())
+    parameter.flags.writeable = False
+    assert "read-only" in ops.explain("adam", None, parameter, zeros, zeros.copy(), zeros.copy())

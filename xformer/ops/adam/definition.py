@@ -49,7 +49,7 @@ def writable(arrays: Sequence[Array], donate: bool) -> Sequence[Array]:
     return [array if index % 4 == 1 else copy(array, copy=True) for index, array in enumerate(arrays)]
 
 
-def _forward(
+def forward(
     grad_scale: Array | None,
     *arrays: Array,
     settings: Settings,
@@ -57,6 +57,7 @@ def _forward(
     donate: bool,
     save: bool,
 ) -> tuple[Any, Any]:
+    """Return new arrays for all except the gradients."""
     xp = array_namespace(*arrays)
     results: list[Array] = []
     for (parameter, gradient, *moments), rate in zip(slots(arrays), weight_decay, strict=True):
@@ -75,7 +76,7 @@ _operation = Operation(
     "adam",
     "grad_scale?: () real, {parameter: (...) float, gradient: (...) float, exp_avg: (...) float, "
     "exp_avg_sq: (...) float[0, inf)}* -> (...)",
-    _forward,
+    forward,
     vjp=None,
 )
 

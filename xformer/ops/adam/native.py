@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +12,19 @@ from xformer import native
 from xformer.ops._native import native_kernel
 from xformer.ops._native import why_not as why_not_aligned
 from xformer.ops.adam.definition import Settings, slots, updated, writable
-from xformer.ops.adam.numpy import read_grad_scale
-from xformer.ops.adam.numpy import why_not as why_not_in_place
 
 
 def _why_not(grad_scale: Any, *arrays: Any, **options: Any) -> str | None:
-    return why_not_in_place(grad_scale, *arrays, **options) or why_not_aligned(*arrays)
+    """Return why the arrays cannot be updated in place, element by element, or None."""
+    for parameter, _, exp_avg, exp_avg_sq in slots(arrays):
+        p, m, v = parameter.flags, exp_avg.flags, exp_avg_sq.flags
+        if not (p.writeable and m.writeable and v.writeable):
+            return "an array is read-only"
+        if not (p.c_contiguous and m.c_contiguous and v.c_contiguous) and not (
+            p.f_contiguous and m.f_contiguous and v.f_contiguous
+        ):
+            return "arrays are not contiguous, or differ in memory order"
+    return why_not_aligned(*arrays)
 
 
 def _adam(
@@ -24,8 +32,8 @@ def _adam(
 ) -> tuple[Any, Any]:
     """Update each parameter; arrays in Fortran order are transposed, as elements are independent of each other."""
     arrays, settings = tuple(writable(arrays, donate)), Settings(*map(float, settings))
-    scale = read_grad_scale(grad_scale)
-    if scale is not None:
+    scale = 1.0 if grad_scale is None else float(grad_scale)
+    if not math.isnan(scale):  # which skips the update
         numbers = np.asarray([*settings[:5], scale])
         for (p, g, m, v), rate in zip(slots(arrays), weight_decay, strict=True):
             if not p.flags.c_contiguous:

@@ -1,31 +1,43 @@
-"""Attention on NumPy, with the scores in the memory order (batch, keys, heads, queries).
+"""Flash attention on NumPy for long sequences: scores exist one tile at a time, so memory is linear in the length.
 
-The softmax then runs over the second axis, so that its passes work on long contiguous rows, one per key; with the keys
-last, each row would be as short as a sentence. Tiles of some sentences, or of some heads of a long sentence, stay in
-the cache through these passes. The output is laid out so that merging the heads copies nothing.
+As in Dao et al. (2022), with a core's cache instead of a GPU's shared memory. Terms that are added to all scores of a
+query or of a key are extra columns beside the features, so that the matrix product adds them: minus an upper bound of
+the query's scores (its norm times that of the longest key), and -1e30 for a masked key. A column of ones beside the
+values makes the product with the weights also return their sums. So the exponential is the only pass over a tile. If
+the bound is so loose that the sums underflow, an additional pass finds the largest scores.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from xformer.ops._numpy import FLOATS
 from xformer.ops.attention.definition import with_repeated_heads
 from xformer.ops.operation import Kernel
+from xformer.threads import parallel_for
 
-_TILE_SCORES = 96 * 1024  # with the other arrays of a tile, about a second-level cache
-_SCORES_ORDER = (0, 3, 1, 2)  # (batch, heads, queries, keys) -> (batch, keys, heads, queries)
+_MIN_SCORES = 128 * 128  # of a head; the kernel for short sequences stores fewer
+_QUERIES, _KEYS = 256, 512  # of a tile: half a megabyte of float32
+_GROUP_SIZE = 128 * 1024  # scores of short heads that are computed together
+_MIN_GROUPS = 16  # so that every thread has one
+_MASKED = -1e30  # added to a score: its exponential is zero; unlike -inf it makes no NaN in a product
+_MIN_LOG_SUM = -60.0  # exponentials of smaller numbers would lose digits
 
 
-def _why_not(query: Any, key: Any, *arrays: Any, **options: Any) -> str | None:
-    return "an empty array" if 0 in query.shape or 0 in key.shape else None
+def _why_not(query: Any, key: Any, value: Any, mask: Any, bias: Any, dropout_mask: Any, **options: Any) -> str | None:
+    if bias is not None or dropout_mask is not None:
+        return "a bias or dropout"
+    if mask is not None and any(size != 1 for size in mask.shape[-3:-1]):
+        return "the mask depends on heads or queries"
+    if query.shape[2] * key.shape[2] < _MIN_SCORES:
+        return f"fewer than {_MIN_SCORES} scores per head"
+    return None
 
 
-def tiles(batch: int, heads: int, scores: int, tile_scores: int) -> Iterator[tuple[slice, slice]]:
+def _tiles(batch: int, heads: int, scores: int, tile_scores: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices of batch and heads with about `tile_scores` scores each; `scores` is the number per head."""
     count = -(-batch * heads * scores // tile_scores) or 1
     heads_step = -(-heads // max(1, count // max(batch, 1))) or 1
@@ -35,132 +47,174 @@ def tiles(batch: int, heads: int, scores: int, tile_scores: int) -> Iterator[tup
             yield slice(first, min(first + batch_step, batch)), slice(head, min(head + heads_step, heads))
 
 
-def empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any) -> Any:
+def _empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any) -> Any:
     """Allocate (batch, heads, length, features) in the memory order (batch, length, heads, features)."""
     return np.empty((batch, length, heads, features), dtype=dtype).transpose(0, 2, 1, 3)
 
 
-@functools.lru_cache(maxsize=64)
-def _causal_bias(queries: int, keys: int, dtype: Any) -> Any:
-    """Return -inf for keys later than the query, else zero, as (1, keys, 1, queries)."""
-    is_later = np.arange(keys)[:, None] > np.arange(keys - queries, keys)
-    bias = np.where(is_later, dtype.type(-np.inf), dtype.type(0.0)).reshape(1, keys, 1, queries)
-    bias.flags.writeable = False
-    return bias
+class _Heads:
+    """Attention of some heads of some sentences; arrays are (sentences, heads, length, features).
+
+    key_mask: broadcastable to (sentences, heads, keys), or None.
+    """
+
+    def __init__(self, query: Any, key: Any, value: Any, key_mask: Any, scale: float, causal: bool) -> None:
+        self.query, self.scale, self.causal = query, scale, causal
+        self.num_queries, self.num_keys = query.shape[2], key.shape[2]
+        if key_mask is not None:
+            key = np.where(key_mask[..., None], key, key.dtype.type(0.0))  # padding may hold infinities
+        self.key = key
+        self.keys = _with_columns(key, 1.0, 1.0, 0.0 if key_mask is None else np.where(key_mask, 0.0, _MASKED))
+        self.values = _with_columns(value, 1.0, 1.0)
+        self.scores = np.empty(query[:, :, :_QUERIES, 0].size * min(self.num_keys, _KEYS), query.dtype)
+
+    def blocks(self) -> Iterator[slice]:
+        """Yield blocks of queries."""
+        return _blocks(self.num_queries, _QUERIES)
+
+    def tiles(self, rows: slice, query_bias: Any) -> Iterator[tuple[slice, Any]]:
+        """Yield blocks of keys with the scores of a block of queries plus `query_bias`, all in one buffer."""
+        queries = _with_columns(self.query[:, :, rows], self.scale, query_bias, 1.0)
+        causal_offset = self.num_keys - self.num_queries  # the last query sees the last key
+        visible = min(self.num_keys, max(0, rows.stop + causal_offset)) if self.causal else self.num_keys
+        for columns in _blocks(visible, _KEYS):
+            shape = (*queries.shape[:3], columns.stop - columns.start)
+            tile = self.scores[: math.prod(shape)].reshape(shape)
+            np.matmul(queries, self.keys[:, :, columns].mT, out=tile)
+            if self.causal and columns.stop - 1 > rows.start + causal_offset:
+                last_visible = np.arange(rows.start, rows.stop)[:, None] + causal_offset
+                np.copyto(tile, _MASKED, where=np.arange(columns.start, columns.stop) > last_visible)
+            yield columns, tile
+
+    def weighted_sums(self, rows: slice, shift: Any) -> tuple[Any, Any]:
+        """Return the sums over keys of exp(score - shift) times the values, and of exp alone."""
+        total: Any = 0.0
+        for columns, tile in self.tiles(rows, -shift):
+            total += np.exp(tile, out=tile) @ self.values[:, :, columns]
+        if isinstance(total, float):  # every key is later than these queries
+            total = np.zeros((*shift.shape, self.values.shape[-1]), self.values.dtype)
+        return total[..., :-1], total[..., -1]
+
+    def max_scores(self, rows: slice) -> Any:
+        """Return the largest score of each query, and zero for a fully masked row."""
+        top = np.full(self.query[:, :, rows].shape[:3], _MASKED, self.query.dtype)
+        for _, tile in self.tiles(rows, 0.0):
+            np.maximum(top, tile.max(axis=-1), out=top)
+        return np.where(top > 0.5 * _MASKED, top, top.dtype.type(0.0))
+
+    def forward(self, out: Any, statistics: Any) -> None:
+        """Write the output, and for each query a shift and 1 / sum(exp(score - shift)), (2, sentences, heads, queries).
+
+        Their logsumexp would round the sum away beside a large shift.
+        """
+        max_key_norm = np.sqrt(np.vecdot(self.key, self.key).max(axis=-1, keepdims=True, initial=0.0))
+        bounds = np.sqrt(np.vecdot(self.query, self.query)) * (abs(self.scale) * max_key_norm)
+        for rows in self.blocks():
+            shift = bounds[:, :, rows]
+            weighted, total = self.weighted_sums(rows, shift)
+            if not total.min(initial=1.0) > np.exp(_MIN_LOG_SUM):
+                shift = self.max_scores(rows)
+                weighted, total = self.weighted_sums(rows, shift)
+            visible = total > 0.0
+            inverse = np.divide(1.0, total, out=np.zeros_like(total), where=visible)
+            np.multiply(weighted, inverse[..., None], out=out[:, :, rows])
+            statistics[0, :, :, rows], statistics[1, :, :, rows] = shift, inverse
+
+    def backward(self, g: Any, out: Any, statistics: Any, dquery: Any, dkey: Any, dvalue: Any) -> None:
+        """Write the cotangents, with P the weights: dV = P^T g, dS = P (g V^T - sum(g out)), dQ = dS K, dK = dS^T Q.
+
+        The weights are exp(score - shift); the inverses of their sums are factors of g.
+        """
+        shifts, inverses = statistics
+        dkey[...], dvalue[...] = 0.0, 0.0
+        buffer = np.empty_like(self.scores)
+        for rows in self.blocks():
+            query, g_rows = self.query[:, :, rows], g[:, :, rows] * inverses[:, :, rows, None]
+            cotangent = _with_columns(g_rows, 1.0, -np.vecdot(g_rows, out[:, :, rows]))
+            dquery_rows: Any = 0.0
+            for columns, tile in self.tiles(rows, -shifts[:, :, rows]):
+                weights = np.exp(tile, out=tile)
+                dvalue[:, :, columns] += weights.mT @ cotangent[..., :-1]
+                dscores = buffer[: tile.size].reshape(tile.shape)
+                np.matmul(cotangent, self.values[:, :, columns].mT, out=dscores)
+                dscores *= weights
+                dquery_rows += dscores @ self.key[:, :, columns]
+                dkey[:, :, columns] += dscores.mT @ query
+            np.multiply(dquery_rows, self.scale, out=dquery[:, :, rows])
+        dkey *= self.scale
 
 
-def _in_scores_order(x: Any) -> Any:
-    """View an array broadcastable to (batch, heads, queries, keys) in the memory order of the scores."""
-    return x.reshape((1,) * (4 - x.ndim) + x.shape).transpose(_SCORES_ORDER)
+def _with_columns(x: Any, scale: float, *columns: Any) -> Any:
+    """Return a contiguous copy of scale * x with more features."""
+    extended = np.empty((*x.shape[:-1], x.shape[-1] + len(columns)), x.dtype)
+    np.multiply(x, scale, out=extended[..., : x.shape[-1]])
+    for index, column in enumerate(columns, start=x.shape[-1]):
+        extended[..., index] = column
+    return extended
 
 
-def _attn_bias(mask: Any, bias: Any, causal: bool, queries: int, keys: int, dtype: Any) -> Any:
-    """Return the sum of the bias and of -inf where a key is masked, in the order of the scores, or None."""
-    # Adding a small broadcast array is several times faster than a masked copy over all scores.
-    attn_bias = None if bias is None else _in_scores_order(bias)
-    if mask is not None:
-        mask_bias = np.where(_in_scores_order(mask), dtype.type(0.0), dtype.type(-np.inf))
-        attn_bias = mask_bias if attn_bias is None else attn_bias + mask_bias
-    if causal and queries > 1:  # a single query is the last one, and sees every key
-        causal_bias = _causal_bias(queries, keys, dtype)
-        attn_bias = causal_bias if attn_bias is None else attn_bias + causal_bias
-    return attn_bias
+def _blocks(stop: int, size: int) -> Iterator[slice]:
+    for first in range(0, stop, size):
+        yield slice(first, min(first + size, stop))
 
 
-def _bias_tile(attn_bias: Any, batch: slice, heads: slice) -> Any:
-    """Return the bias of a tile; batch and heads may be broadcast."""
-    if attn_bias is None:
+def _groups(query: Any, key: Any) -> list[tuple[slice, slice]]:
+    """Return slices of batch and heads; the tiles and the copied keys of a group stay in the cache if they are small.
+
+    The groups depend on the shapes only, and so do the bits of the result.
+    """
+    batch, heads, queries, features = query.shape
+    size = max(min(queries, _QUERIES), features) * key.shape[2]
+    group_size = max(1, min(_GROUP_SIZE, batch * heads * size // _MIN_GROUPS))
+    return list(_tiles(batch, heads, size, group_size))
+
+
+def _key_mask(mask: Any, sentences: slice) -> Any:
+    """Return the mask of the keys of some sentences, (sentences, 1, keys) or (1, 1, keys), or None."""
+    if mask is None:
         return None
-    everything = slice(None)
-    batch = batch if attn_bias.shape[0] > 1 else everything
-    return attn_bias[batch, :, heads if attn_bias.shape[2] > 1 else everything]
-
-
-def _mask_nan(scores: Any, attn_bias: Any, top: Any, axis: int) -> None:
-    """Mask the NaN scores of masked keys, which are still NaN after adding -inf."""
-    if np.isnan(top).any():
-        np.copyto(scores, -np.inf, where=attn_bias == -np.inf)
-        scores.max(axis=axis, keepdims=True, out=top)
-
-
-def _softmax(scores: Any, attn_bias: Any, axis: int) -> None:
-    """Replace scores with weights, in place; a fully masked row gives zeros."""
-    if attn_bias is not None:
-        scores += attn_bias
-    top = scores.max(axis=axis, keepdims=True)
-    if attn_bias is not None:
-        _mask_nan(scores, attn_bias, top, axis)
-        np.maximum(top, np.finfo(top.dtype).min, out=top)  # -inf minus -inf would be NaN
-    scores -= top
-    np.exp(scores, out=scores)
-    total = scores.sum(axis=axis, keepdims=True)
-    np.maximum(total, 1.0, out=total)  # the largest score alone gives exp(0) = 1; less means that all are masked
-    scores *= np.divide(1.0, total, out=total)
-
-
-def _single_query(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: float) -> Any:
-    """Compute attention of one query, as in decoding, without copying keys and values."""
-    scores = np.matmul(query * scale, key.mT)
-    if mask is not None:
-        mask_bias = np.where(mask, scores.dtype.type(0.0), -np.inf)
-        bias = mask_bias if bias is None else bias + mask_bias
-    _softmax(scores, bias, axis=-1)
-    return np.matmul(scores, value)
+    rows = mask.reshape(-1, 1, mask.shape[-1])
+    return rows[sentences] if len(rows) > 1 else rows
 
 
 def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Any, Any]:
-    query, key, value, mask, bias, dropout_mask = arrays
-    (batch, heads, queries, _), keys = query.shape, key.shape[2]
-    if queries == 1 and dropout_mask is None and not save:
-        return _single_query(query, key, value, mask, bias, scale), None
-    attn_bias = _attn_bias(mask, bias, causal, queries, keys, query.dtype)
-    if dropout_mask is not None:
-        dropout_mask = np.broadcast_to(dropout_mask, (batch, heads, queries, keys))
-        dropout_mask = np.ascontiguousarray(dropout_mask.transpose(_SCORES_ORDER))
-    saved_weights = np.empty((batch, keys, heads, queries), dtype=query.dtype) if save else None
-    out = empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
-    for b, h in tiles(batch, heads, queries * keys, _TILE_SCORES):
-        # The scales are applied to the operands, not to the products: a pass in memory order brings a tile into the
-        # cache faster than many small products do, each of which reads a few of its columns.
-        q, k, v = query[b, h] * scale, key[b, h] * 1.0, value[b, h] * (1.0 / keep_probability)
-        if saved_weights is None:
-            weights = np.empty((len(k), keys, k.shape[1], queries), k.dtype)
-        else:
-            weights = saved_weights[b, :, h]
-        np.matmul(k, q.mT, out=weights.transpose(0, 2, 1, 3))
-        _softmax(weights, _bias_tile(attn_bias, b, h), axis=1)
-        dropped = weights if dropout_mask is None else weights * dropout_mask[b, :, h]
-        np.matmul(dropped.transpose(0, 2, 3, 1), v, out=out[b, h])
-    return out, (query, key, value, saved_weights, dropout_mask)
+    query, key, value, mask, _, _ = arrays
+    batch, heads, queries, _ = query.shape
+    out = _empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
+    statistics = np.empty((2, *query.shape[:3]), query.dtype)
+    if mask is not None:
+        mask = np.broadcast_to(mask, (*mask.shape[:-1], key.shape[2]))
+
+    def forward(group: tuple[slice, slice]) -> None:
+        part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
+        part.forward(out[group], statistics[:, *group])
+
+    parallel_for(forward, _groups(query, key))
+    return out, (query, key, value, mask, out, statistics)
 
 
 def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
-    """With P the weights and P' the weights after dropout: dV = P' g, E = P' (V g), dS = E - P sum(E)."""
-    query, key, value, saved_weights, dropout_mask = residuals
-    (batch, heads, queries, head_dim), keys = query.shape, key.shape[2]
-    dquery = empty_heads(batch, heads, queries, head_dim, query.dtype)
-    dkey = empty_heads(batch, heads, keys, head_dim, query.dtype)
-    dvalue = empty_heads(batch, heads, keys, value.shape[-1], query.dtype)
-    dbias = np.empty_like(saved_weights) if needs[4] else None
-    for b, h in tiles(batch, heads, queries * keys, _TILE_SCORES):
-        q, k, v = query[b, h] * scale, key[b, h] * scale, value[b, h] * (1.0 / keep_probability)
-        g_tile, weights = g[b, h], saved_weights[b, :, h]
-        dropped = weights if dropout_mask is None else weights * dropout_mask[b, :, h]
-        dscores = np.empty_like(weights)
-        np.matmul(v, g_tile.mT, out=dscores.transpose(0, 2, 1, 3))
-        np.matmul(dropped.transpose(0, 2, 1, 3), g_tile * (1.0 / keep_probability), out=dvalue[b, h])
-        dscores *= dropped
-        weights *= dscores.sum(axis=1, keepdims=True)
-        dscores -= weights
-        if dbias is not None:
-            dbias[b, :, h] = dscores
-        np.matmul(dscores.transpose(0, 2, 3, 1), k, out=dquery[b, h])
-        np.matmul(dscores.transpose(0, 2, 1, 3), q, out=dkey[b, h])
-    return dquery, dkey, dvalue, None, None if dbias is None else dbias.transpose(0, 2, 3, 1), None
+    query, key, value, mask, out, statistics = residuals
+    batch, heads, queries, head_dim = query.shape
+    dquery = _empty_heads(batch, heads, queries, head_dim, query.dtype)
+    dkey = _empty_heads(batch, heads, key.shape[2], head_dim, query.dtype)
+    dvalue = _empty_heads(batch, heads, key.shape[2], value.shape[3], query.dtype)
+
+    def backward(group: tuple[slice, slice]) -> None:
+        part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
+        part.backward(g[group], out[group], statistics[:, *group], dquery[group], dkey[group], dvalue[group])
+
+    parallel_for(backward, _groups(query, key))
+    return dquery, dkey, dvalue, None, None, None
 
 
 KERNELS = [
     Kernel(
-        "numpy.attention", "attention", "numpy", *with_repeated_heads(_forward, _vjp), dtypes=FLOATS, why_not=_why_not
+        "numpy.flash_attention",
+        "attention",
+        "numpy",
+        *with_repeated_heads(_forward, _vjp),
+        dtypes=("float32", "float64"),
+        why_not=_why_not,
     )
 ]
