@@ -62,7 +62,7 @@ def libraries() -> Answers:
         attention_by = explain(lambda: value_and_pullback(functools.partial(attend, causal=True), query, key, value))
         backend.wait(None)
     runtime, properties = cupy.cuda.runtime, cupy.cuda.runtime.getDeviceProperties(0)
-    frontend, reason = importlib.import_module("xformer.ops._cupy.cudnn_plans").frontend()
+    frontend, reason = importlib.import_module("xformer.kernels.cupy.cudnn_plans").frontend()
     messages = sorted({str(warning.message) for warning in caught})
     if reason is None and "attention on cupy: cudnn.attention" not in attention_by:
         reason = attention_by
@@ -83,7 +83,7 @@ def libraries() -> Answers:
 
 def cublas() -> str:
     """Return the version of cuBLAS and the class that calls it: CuPy's binding cannot be captured in a CUDA graph."""
-    binding, handle = importlib.import_module("xformer.ops._cupy.cublas").binding_and_handle()
+    binding, handle = importlib.import_module("xformer.kernels.cupy.cublas").binding_and_handle()
     version = importlib.import_module("cupy_backends.cuda.libs.cublas").getVersion(handle)
     return f"{version}, called by {getattr(binding, '__name__', type(binding).__name__)}"
 
@@ -151,7 +151,7 @@ def event_seconds(run: Callable[[], Any]) -> float:
 
 def bandwidth() -> Answers:
     """Measure every CUDA kernel of the package: bytes moved / time, and its share of the memory bandwidth."""
-    launcher = importlib.import_module("xformer.ops._cupy.launch")
+    launcher = importlib.import_module("xformer.kernels.cupy.launch")
     launch, seconds, moved = launcher.launch, dict[str, float](), dict[str, int]()
 
     def measured(kernel: str, dtypes: tuple[str, ...], blocks: int, threads: int, *arguments: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from xformer.backends import Array, Device, array_namespace, dtype_name, is_integer, resolve
 from xformer.config import check_count
 from xformer.errors import BackendError, ConfigError, ShapeError, XformerError, out_of_memory
-from xformer.ops.attention.definition import causal_mask
+from xformer.ops.attention import causal_mask
 from xformer.ops.operation import Signature
 from xformer.tree import is_array
 

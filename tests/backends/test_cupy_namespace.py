@@ -27,8 +27,8 @@ from xformer.backends import (
 )
 from xformer.backends.cupy import CupyBackend
 from xformer.backends.numpy import NumpyBackend
+from xformer.kernels.cupy import elementwise as cupy_elementwise
 from xformer.ops import attention, attention_weights, dropout, gelu, linear, relu
-from xformer.ops._cupy import elementwise as cupy_elementwise
 from xformer.ops.operation import Operation
 
 SOURCE = Path(backends.__file__).with_name("cupy_namespace.py")

@@ -16,7 +16,8 @@ from xformer import Adam, LanguageModel, fit, generate, load, lora, native
 from xformer.backends import to_host
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families import gguf_file, load_pretrained, save_pretrained
-from xformer.ops.blocks import BlockWeight, definition
+from xformer.ops import blocks as definition
+from xformer.ops.blocks import BlockWeight
 from xformer.ops.inference_weight import inference_weights
 
 gguf = pytest.importorskip("gguf")

@@ -12,7 +12,7 @@ from tests.conftest import library_or_skip
 from xformer import threads
 from xformer.backends import to_host
 from xformer.generation import generate
-from xformer.ops.attention import numpy as tiled
+from xformer.kernels import numpy as tiled
 from xformer.tree import flatten
 
 CONFIG = xformer.TransformerConfig(source_vocab_size=40, target_vocab_size=40, d_model=16, num_heads=2, d_ff=32,

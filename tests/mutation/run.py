@@ -38,8 +38,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "mutation.json"
-PACKAGES = ("ops", "tracing", "generation", "training")
-EXCLUDED = ("_cupy", "cupy.py", "cudnn.py", "torch.py", "_torch.py", "self_check.py")
+PACKAGES = ("ops", "kernels", "tracing", "generation", "training")
+EXCLUDED = ("cupy", "torch.py", "self_check.py")
 PRELOADED = ("array_api_compat.torch", "array_api_strict", "ml_dtypes", "safetensors.numpy")
 FOLDERS = [
     str(ROOT / "tests" / name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import subprocess
 from pathlib import Path
@@ -17,9 +16,8 @@ from tests.ops._cupy import cuda_on_host, fake_cublas
 from tests.ops.replace_kernels import replace_kernels
 from xformer import ops, vjp
 from xformer.backends import dtype_name, dtype_named, from_host, is_floating, resolve
-from xformer.ops._cupy import cublas, cublaslt, plans
-from xformer.ops._cupy import launch as cuda_launch
-from xformer.ops.operation import _folders_with
+from xformer.kernels.cupy import cublas, cublaslt, kernels, plans
+from xformer.kernels.cupy import launch as cuda_launch
 
 
 @pytest.fixture
@@ -127,9 +125,8 @@ def use_fake_cublas(fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 def on_the_host(launcher: Any, fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Register the CuPy kernels for NumPy arrays."""
-    folders = [folder for folder in _folders_with("cupy") if folder != "attention"]  # which has its own tests
-    modules = [importlib.import_module(f"xformer.ops.{folder}.cupy") for folder in folders]
-    replace_kernels(monkeypatch, "numpy", {each.operation: [each] for module in modules for each in module.KERNELS})
+    own = [each for each in kernels.KERNELS if each.operation != "attention"]  # which has its own tests
+    replace_kernels(monkeypatch, "numpy", {each.operation: [each] for each in own})
     monkeypatch.setattr(cuda_launch, "launch", launcher.launch)
     monkeypatch.setattr(cuda_launch, "is_current_device", lambda array: True)
     use_fake_cublas(fake_cublaslt, monkeypatch)

@@ -12,9 +12,9 @@ from tests.reference import raises_line
 from xformer import ops, value_and_grad
 from xformer.backends import dtype_named, resolve
 from xformer.errors import BackendError, ConfigError, ShapeError
+from xformer.kernels import numpy as flash
 from xformer.ops import Kernel, attention, dropout, gelu, kernel_check, operation, relu, softmax
 from xformer.ops.adam import adam
-from xformer.ops.attention import numpy as flash
 from xformer.ops.operation import OPERATIONS
 from xformer.threads import parallel_map
 

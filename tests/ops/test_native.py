@@ -44,7 +44,7 @@ def test_the_check_of_kernels_passes(monkeypatch):
 
 # Functions of arrays without axes, or with results without axes, which NumPy's functions return as scalars.
 SCALARS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    **{name: (getattr(ops, name), (0.7,)) for name in ops.activations.definition.ACTIVATIONS},
+    **{name: (getattr(ops, name), (0.7,)) for name in ops.activations.ACTIVATIONS},
     "dropout": (lambda x: ops.dropout(x, np.bool_(True), 0.8), (0.7,)),
     "cross_entropy": (lambda x: 3.0 * ops.cross_entropy(x, np.int64(1)), ([0.1, 0.7, -0.2],)),
     "embedding": (lambda weight: ops.embedding(weight, np.int64(1)), ([[0.1], [0.7]],)),

@@ -24,7 +24,7 @@ from xformer.ops import (
     silu,
     softmax,
 )
-from xformer.ops.activations.definition import _gelu
+from xformer.ops.activations import _gelu
 from xformer.ops.operation import OPERATIONS, Signature
 from xformer.tracing import grad, vjp
 

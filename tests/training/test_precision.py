@@ -12,7 +12,7 @@ from xformer.backends import array_namespace, dtype_name, to_host
 from xformer.errors import BackendError, ConfigError
 from xformer.io import load_arrays
 from xformer.ops import linear, project_heads
-from xformer.ops.softmax.definition import softmax_cotangent
+from xformer.ops.softmax import softmax_cotangent
 from xformer.random import Rng
 from xformer.tracing import value_and_grad
 from xformer.training import (

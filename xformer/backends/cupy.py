@@ -102,19 +102,19 @@ class CupyBackend(Backend):
         mask = xp.empty(shape, dtype=xp.bool)
         blocks = min(_MAX_BLOCKS, -(-mask.size // (_ELEMENTS_PER_THREAD * _THREADS)))
         words = (key >> 32 * index & 0xFFFFFFFF for index in range(4))
-        launch = importlib.import_module("xformer.ops._cupy.launch").launch
+        launch = importlib.import_module("xformer.kernels.cupy.launch").launch
         launch("random.dropout_mask", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words, counter)
         return mask
 
     def kernel_identity(self) -> str:
         """Return the GPU, the versions of driver and libraries, and a hash of the sources of the kernels."""
-        return importlib.import_module("xformer.ops._cupy.launch").identity()
+        return importlib.import_module("xformer.kernels.cupy.launch").identity()
 
     def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
         """Return the function that captures CUDA graphs, or None if kernels are switched off."""
         if env_value("XFORMER_KERNELS") == "portable":
             return None
-        return importlib.import_module("xformer.ops._cupy.graph").capture_graph
+        return importlib.import_module("xformer.kernels.cupy.graph").capture_graph
 
 
 register_backend(CupyBackend("cupy"))

@@ -25,7 +25,7 @@ def add(x1: Any, x2: Any, /) -> Any:
     """Add arrays; large ones by a kernel whose threads move 16 bytes at a time, where those of CuPy move an element."""
     is_large = getattr(x1, "size", 0) >= _MIN_LARGE and x1.shape == getattr(x2, "shape", None)
     if is_large and env_value("XFORMER_KERNELS") != "portable":
-        total = importlib.import_module("xformer.ops._cupy.elementwise").add(x1, x2)
+        total = importlib.import_module("xformer.kernels.cupy.elementwise").add(x1, x2)
         if total is not None:
             return total
     return _standard.add(x1, x2)

@@ -14,7 +14,7 @@ from xformer.interpret.checks import check_model
 from xformer.layers import LayerNorm, RMSNorm
 from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
-from xformer.ops.linear.definition import merge_heads
+from xformer.ops.linear import merge_heads
 from xformer.tracing import vjp
 from xformer.tracing.activations import record
 from xformer.tree import is_array

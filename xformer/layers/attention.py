@@ -17,7 +17,7 @@ from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
 from xformer.ops import attention, attention_weights, project_heads
-from xformer.ops.linear.definition import Projection, merge_heads, split_heads
+from xformer.ops.linear import Projection, merge_heads, split_heads
 from xformer.random import Rng
 from xformer.tracing.activations import OPEN_BLOCKS, is_observed, named
 from xformer.tree import Module

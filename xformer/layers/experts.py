@@ -14,12 +14,11 @@ from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.transformer import FeedForward
 from xformer.ops.activations import activation as activation_named
-from xformer.ops.activations.definition import logistic
+from xformer.ops.activations import logistic
 from xformer.ops.decoding import top_k
 from xformer.ops.embedding import embedding
 from xformer.ops.experts import apply_experts
-from xformer.ops.linear import linear
-from xformer.ops.linear.definition import as_rows
+from xformer.ops.linear import as_rows, linear
 from xformer.ops.softmax import softmax
 from xformer.random import Rng, split_rng
 from xformer.threads import Collector

@@ -1,7 +1,7 @@
 """Operations: a signature, a portable definition with its VJP, and the kernels that may replace it.
 
-A folder of this package has one operation, or a few that belong together. `definition.py` states each in Array API
-functions; a module named after a library or a compiler holds kernels. `README.md` describes all steps of a call.
+A file of this package has one operation, or a few that belong together, in Array API functions. `xformer/kernels` has
+kernels: a module for each library. `README.md` describes all steps of a call.
 
 Three environment variables, read once, when the kernels are loaded:
 
@@ -17,14 +17,12 @@ import importlib
 import importlib.util
 import inspect
 import logging
-import pkgutil
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,13 +258,9 @@ def _check_range(operation: str, name: str, bound: str, size: int, array: Any) -
 
 # --- operations and kernels -------------------------------------------------------------------------------------------
 
-# The modules of an operation's folder with kernels for a backend, each with the package it requires. Their lists
-# KERNELS are registered in this order, and of several kernels that can run a call, the one registered last does.
-_MODULES = {
-    "numpy": {"numpy": "numpy", "native": "numpy"},
-    "cupy": {"cupy": "cupy", "cudnn": "cupy"},
-    "torch": {"torch": "torch"},
-}
+# The modules of xformer.kernels for a backend. Their lists KERNELS are registered in this order, and of several kernels
+# that can run a call, the one registered last does.
+_MODULES = {"numpy": ("numpy", "native"), "cupy": ("cupy.kernels", "cupy.cudnn"), "torch": ("torch",)}
 OPERATIONS: dict[str, Operation] = {}  # by name; each adds itself when it is created
 _IMPORTED: set[str] = set()  # names of modules with kernels
 _LOADED: set[tuple[str, str]] = set()  # backends and values of XFORMER_KERNELS
@@ -560,36 +554,25 @@ def load_kernels(xp: Namespace | str) -> None:
     backend = xp if isinstance(xp, str) else backend_name(base_namespace(xp))
     # Other threads wait until all kernels are loaded: a call that ran the definition would give different bits.
     with _LOCK:
-        for module, requirement in _MODULES.get(backend, {}).items():
+        for module in _MODULES.get(backend, ()):
             is_off = module == "native" and not native.is_available()
-            if module not in _IMPORTED and not is_off and importlib.util.find_spec(requirement) is not None:
+            if module not in _IMPORTED and not is_off and importlib.util.find_spec(backend) is not None:
                 _IMPORTED.add(module)
-                _load_modules(module)
+                _load_module(module)
         if (backend, mode) not in _LOADED:
             apply_thread_limits()
             _LOADED.add((backend, mode))
 
 
-def _load_modules(module: str) -> None:
-    """Register the kernels of all modules of this name, unless the package they need cannot be imported."""
+def _load_module(module: str) -> None:
+    """Register the kernels of a module, unless the package they need cannot be imported."""
     try:
-        kernels = [
-            kernel
-            for folder in _folders_with(module)
-            for kernel in importlib.import_module(f"xformer.ops.{folder}.{module}").KERNELS
-        ]
+        kernels = importlib.import_module(f"xformer.kernels.{module}").KERNELS
     except ImportError as error:
-        _LOG.warning("the kernels in xformer/ops/*/%s.py are switched off: %s", module, error)
+        _LOG.warning("the kernels in xformer.kernels.%s are switched off: %s", module, error)
         return
     for kernel in kernels:
         _add(OPERATIONS[kernel.operation], kernel)
-
-
-def _folders_with(module: str) -> list[str]:
-    """Return the folders of operations that have a module."""
-    root = Path(__file__).parent
-    folders = [info.name for info in pkgutil.iter_modules([str(root)]) if info.ispkg]
-    return [name for name in folders if (root / name / f"{module}.py").exists()]
 
 
 def load_with_backend(backend: Backend) -> None:

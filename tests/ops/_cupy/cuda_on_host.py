@@ -1,4 +1,4 @@
-"""A launcher that runs the CUDA sources on the CPU, on NumPy arrays, in place of `xformer.ops._cupy.launch`."""
+"""A launcher that runs the CUDA sources on the CPU, on NumPy arrays, in place of `xformer.kernels.cupy.launch`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.ops._cupy import launch as cuda_launch
+from xformer.kernels.cupy import launch as cuda_launch
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 COMPILER = None if sys.platform == "win32" else shutil.which("g++")

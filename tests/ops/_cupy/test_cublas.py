@@ -16,8 +16,8 @@ from tests.ops._cupy import cuda_on_host
 from tests.ops._cupy.fake_cublas import DTYPES, HANDLE, Binding, dtype_named
 from xformer.backends import array_namespace
 from xformer.errors import is_out_of_memory
-from xformer.ops._cupy import cublas, plans
-from xformer.ops._cupy.cublas import batched_product
+from xformer.kernels.cupy import cublas, plans
+from xformer.kernels.cupy.cublas import batched_product
 
 
 @pytest.fixture
@@ -224,8 +224,8 @@ FIRST_CALL = """
 import ctypes, sys, types
 import numpy as np
 from xformer.ops import linear
-from xformer.ops._cupy import cublas, cublaslt, launch, plans
-from xformer.ops.linear.cupy import KERNELS
+from xformer.kernels.cupy import cublas, cublaslt, launch, plans
+from xformer.kernels.cupy.linear import KERNELS
 from xformer.ops.operation import OPERATIONS, load_kernels
 
 def get_cublas_handle():  # loads cuBLAS, as CuPy does
@@ -261,7 +261,7 @@ def test_the_first_product_of_a_process_loads_the_library(tmp_path):
 
 FIRST_CALL_ON_A_GPU = """
 import cupy
-from xformer.ops._cupy import cublas
+from xformer.kernels.cupy import cublas
 from xformer.ops import linear
 assert linear(cupy.ones((2, 3)), cupy.ones((3, 4))).get().tolist() == [[3.0] * 4] * 2
 assert type(cublas._binding()) is cublas._Direct

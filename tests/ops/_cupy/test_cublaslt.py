@@ -15,9 +15,9 @@ from tests.ops._cupy.fake_cublas import dtype_named
 from tests.ops.conftest import use_fake_cublas
 from xformer import vjp
 from xformer.backends import to_host
+from xformer.kernels.cupy import cublaslt
+from xformer.kernels.cupy.cublaslt import affine, gradients
 from xformer.ops import linear
-from xformer.ops._cupy import cublaslt
-from xformer.ops._cupy.cublaslt import affine, gradients
 
 REFUSED, NO_MEMORY, FAILING = 13, 1013, 1014  # columns, to the stand-in
 NARROW = ["float32", "float16", "bfloat16"]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.ops._cupy import stub_drivers
-from xformer.ops._cupy import cublas, cudnn_plans
-from xformer.ops._cupy.cudnn_graph import Spec, describe
-from xformer.ops.attention import cudnn as cupy_cudnn
+from xformer.kernels.cupy import cublas, cudnn_plans
+from xformer.kernels.cupy import cudnn as cupy_cudnn
+from xformer.kernels.cupy.cudnn_graph import Spec, describe
 
 # What cuDNN says of one, by create_device_properties(0).serialize(), from NVIDIA's data sheets.
 H200 = {

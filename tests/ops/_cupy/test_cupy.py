@@ -19,9 +19,9 @@ from xformer.backends import array_namespace, backend_of, dtype_named, namespace
 from xformer.backends import cupy as cupy_backend
 from xformer.backends.cupy import CupyBackend
 from xformer.backends.numpy import NumpyBackend
+from xformer.kernels.cupy import launch as cuda_launch
 from xformer.ops import gelu, kernel_check, layer_norm, linear
-from xformer.ops._cupy import launch as cuda_launch
-from xformer.ops.adam.definition import Settings
+from xformer.ops.adam import Settings
 from xformer.ops.operation import OPERATIONS, kernels_of
 from xformer.training import Adam, AdamW, Batch, TokenPairs
 from xformer.training.precision import autocast

@@ -7,7 +7,7 @@ import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, normal
 from xformer.backends import to_host
-from xformer.ops._cupy.elementwise import add
+from xformer.kernels.cupy.elementwise import add
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

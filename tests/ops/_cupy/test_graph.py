@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import library_or_skip
 from xformer.backends import backend_of, from_host, resolve, to_host
+from xformer.kernels.cupy import cublas
 from xformer.ops import linear
-from xformer.ops._cupy import cublas
 
 
 class Stream:
@@ -63,9 +63,9 @@ def record(request, diary, monkeypatch):
     fake = types.ModuleType("cupy")
     fake.cuda = cuda
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.delitem(sys.modules, "xformer.ops._cupy.graph", raising=False)
-    yield importlib.import_module("xformer.ops._cupy.graph").capture_graph, stream
-    sys.modules.pop("xformer.ops._cupy.graph", None)
+    monkeypatch.delitem(sys.modules, "xformer.kernels.cupy.graph", raising=False)
+    yield importlib.import_module("xformer.kernels.cupy.graph").capture_graph, stream
+    sys.modules.pop("xformer.kernels.cupy.graph", None)
 
 
 def test_the_third_call_captures_the_graph(record, diary):

@@ -17,9 +17,9 @@ from tests.ops._cupy.cuda_cases import DTYPES, normal
 from xformer import vjp
 from xformer.backends import dtype_named, resolve, to_host
 from xformer.errors import BackendError
+from xformer.kernels.cupy import launch as cuda_launch
+from xformer.kernels.cupy.columns import column_total
 from xformer.ops import cross_entropy, layer_norm
-from xformer.ops._cupy import launch as cuda_launch
-from xformer.ops._cupy.columns import column_total
 
 NVCC = shutil.which("nvcc")
 
@@ -82,7 +82,7 @@ def test_a_launch_without_cupy_reports_the_install_command():
 
 
 def test_importing_the_kernels_imports_only_numpy():
-    program = "import sys, xformer.ops._cupy; print(sorted({'cupy', 'torch', 'jax', 'numba'} & set(sys.modules)))"
+    program = "import sys, xformer.kernels.cupy; print(sorted({'cupy', 'torch', 'jax', 'numba'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -12,10 +12,9 @@ from tests.reference import raises_line
 from xformer import ops
 from xformer.backends import to_host
 from xformer.errors import ShapeError
-from xformer.ops._cupy import launch as cuda_launch
-from xformer.ops.adam import adam
-from xformer.ops.adam import cupy as cupy_adam
-from xformer.ops.adam.definition import Settings
+from xformer.kernels.cupy import adam as cupy_adam
+from xformer.kernels.cupy import launch as cuda_launch
+from xformer.ops.adam import Settings, adam
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
 SETTINGS = {"learning_rate": 0.01, "step": 3, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9, "donate": True}

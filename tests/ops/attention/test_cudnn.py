@@ -20,10 +20,10 @@ from tests.reference import raises_line
 from xformer import ops, vjp
 from xformer.backends import to_host
 from xformer.errors import ShapeError
+from xformer.kernels.cupy import attention as cupy_attention
+from xformer.kernels.cupy import cublas, cudnn_plans, plans
+from xformer.kernels.cupy import cudnn as cupy_cudnn
 from xformer.ops import attention
-from xformer.ops._cupy import cublas, cudnn_plans, plans
-from xformer.ops.attention import cudnn as cupy_cudnn
-from xformer.ops.attention import cupy as cupy_attention
 
 PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
 

@@ -10,9 +10,9 @@ from tests.ops._cupy.fake_cublas import HANDLE, Binding, dtype_named
 from tests.ops.replace_kernels import replace_kernels
 from xformer import ops, vjp
 from xformer.backends import to_host
+from xformer.kernels.cupy import attention as cupy_attention
+from xformer.kernels.cupy import cublas
 from xformer.ops import attention
-from xformer.ops._cupy import cublas
-from xformer.ops.attention import cupy as cupy_attention
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 LENGTHS = [(5, 5), (4, 7), (7, 4), (1, 6)]

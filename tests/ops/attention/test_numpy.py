@@ -8,9 +8,9 @@ import pytest
 import xformer as xf
 from tests.reference import normal
 from xformer import ops
-from xformer.ops.attention import numpy as flash
-from xformer.ops.attention.definition import _forward as portable
-from xformer.ops.attention.definition import _vjp as portable_vjp
+from xformer.kernels import numpy as flash
+from xformer.ops.attention import _forward as portable
+from xformer.ops.attention import _vjp as portable_vjp
 
 pytestmark = pytest.mark.usefixtures("no_native")
 NEEDS = (True, True, True, False, False, False)

@@ -12,7 +12,8 @@ from xformer import ops, value_and_grad
 from xformer.backends import from_host
 from xformer.errors import DifferentiationError, ShapeError
 from xformer.families.gguf_file import QUANTIZED
-from xformer.ops.blocks import BlockWeight, definition, dequantize
+from xformer.ops import blocks as definition
+from xformer.ops.blocks import BlockWeight, dequantize
 from xformer.ops.embedding import embedding
 
 gguf = pytest.importorskip("gguf")

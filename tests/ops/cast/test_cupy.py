@@ -9,8 +9,8 @@ from tests.ops._cupy.cuda_cases import normal
 from tests.ops._cupy.cuda_on_host import CASTS
 from xformer import ops, vjp
 from xformer.backends import dtype_named, resolve, to_host
+from xformer.kernels.cupy import cast as cupy_cast
 from xformer.ops import cast
-from xformer.ops.cast import cupy as cupy_cast
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
 

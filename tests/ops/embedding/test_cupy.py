@@ -10,8 +10,8 @@ import pytest
 from tests.ops._cupy.cuda_cases import DTYPES, normal
 from xformer import ops
 from xformer.backends import to_host
+from xformer.kernels.cupy import embedding as cupy_embedding
 from xformer.ops import embedding
-from xformer.ops.embedding import cupy as cupy_embedding
 
 IDS = {
     "a matrix": [[3, 1, 3], [0, 3, 10]],

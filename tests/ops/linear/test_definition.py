@@ -10,7 +10,7 @@ from xformer import grad, value_and_grad
 from xformer.backends import array_namespace
 from xformer.errors import ConfigError
 from xformer.ops import activation, linear
-from xformer.ops.linear.definition import _linear_relu
+from xformer.ops.linear import _linear_relu
 
 
 def arrays(xp):

@@ -13,7 +13,7 @@ from tests.reference import raises_line
 from xformer import native, ops
 from xformer.errors import ShapeError
 from xformer.ops import linear
-from xformer.ops.linear.definition import project_heads
+from xformer.ops.linear import project_heads
 from xformer.ops.packed import PackedWeight
 
 if not native.is_available():

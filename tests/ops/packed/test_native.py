@@ -15,8 +15,8 @@ from tests.ops.numpy_cases import normal
 from tests.reference import native_levels
 from xformer import native, ops
 from xformer.ops import embedding, linear
-from xformer.ops.packed.definition import PANEL, PackedWeight, _forward
-from xformer.ops.quantized.definition import QuantizedWeight
+from xformer.ops.packed import PANEL, PackedWeight, _forward
+from xformer.ops.quantized import QuantizedWeight
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)

@@ -11,8 +11,9 @@ from tests.reference import raises_line
 from xformer import ops, vjp
 from xformer.backends import from_host, to_host
 from xformer.errors import ConfigError
+from xformer.ops import quantized as definition
 from xformer.ops.embedding import embedding
-from xformer.ops.quantized import QuantizedWeight, definition
+from xformer.ops.quantized import QuantizedWeight
 
 
 def dequantized(weight):

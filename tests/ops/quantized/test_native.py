@@ -9,7 +9,7 @@ import xformer as xf
 from tests.ops.numpy_cases import normal
 from xformer import native, ops
 from xformer.ops import linear
-from xformer.ops.quantized.definition import QuantizedWeight, _forward
+from xformer.ops.quantized import QuantizedWeight, _forward
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)

@@ -9,8 +9,8 @@ from tests.ops._cupy.cuda_cases import DTYPES, normal
 from tests.reference import raises_line
 from xformer import ops
 from xformer.errors import ShapeError
+from xformer.kernels.cupy import squared_norm as cupy_squared_norm
 from xformer.ops import squared_norm
-from xformer.ops.squared_norm import cupy as cupy_squared_norm
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
 

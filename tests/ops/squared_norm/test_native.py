@@ -7,8 +7,8 @@ import pytest
 
 from tests.ops.native_cases import SIZES, SPECIAL, assert_selected, kernels, needs_library, single  # noqa: F401
 from tests.ops.numpy_cases import LAYOUTS, assert_same, with_layout
+from xformer.kernels import native as kernel
 from xformer.ops import squared_norm
-from xformer.ops.squared_norm import native as kernel
 
 pytestmark = needs_library
 

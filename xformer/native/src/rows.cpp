@@ -126,8 +126,8 @@ void run_relu_vjp(const Record& r, int part) {
     });
 }
 
-// arrays: x, coefficients (8), y, slope or null; numbers: p. As in ops/activations/numpy.py, with the slope of the
-// function for its derivative
+// arrays: x, coefficients (8), y, slope or null; numbers: p. The formula is in kernels/native.py, and
+// the slope is for its derivative
 const char* check_gelu(Record& r) {
     const int64_t size = r.arrays[0].size();
     for (int i : {0, 2}) REQUIRE_FLOATS(r.arrays[i], size);
@@ -255,7 +255,7 @@ void run_norm_vjp(const Record& r, int part) {
 }
 
 // arrays: sums (float64), then at most 11 arrays. A sum is that of the squares of a block of an array
-constexpr int64_t SQUARES = 16384;  // elements of a block; ops/squared_norm/native.py has the same number
+constexpr int64_t SQUARES = 16384;  // elements of a block; kernels/native.py has the same number
 
 int64_t num_blocks(const Array& x) { return (x.size() + SQUARES - 1) / SQUARES; }
 

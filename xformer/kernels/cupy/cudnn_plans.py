@@ -1,0 +1,135 @@
+"""cuDNN plans: graphs that are built for one shape, cached, and run on the addresses of arrays.
+
+Building a plan takes about half a second, so the most recently used ones are cached, per thread, because threads must
+not share handles. If cuDNN does not support a graph, or cannot build a plan of it, one warning says so, and callers
+fall back to another kernel. Errors of running plans are raised.
+
+The same calls give the same bits on the same device. For this the derivative needs a workspace of 2 bytes for each
+score (cuDNN 9.19 on sm_90): 8.6 GB for 16 heads of 16,384 queries and keys. With XFORMER_DETERMINISTIC=0 the derivative
+sums in any order; this is faster and needs no memory for the scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import threading
+from typing import Any
+
+from xformer.environment import env_flag
+from xformer.errors import how_to_install
+from xformer.kernels.cupy import cublas
+from xformer.kernels.cupy.cudnn_graph import Spec, describe
+from xformer.kernels.cupy.plans import Failures, Plans, current, device_properties, one_line, workspace
+
+_MIN_CUDNN, _MIN_CAPABILITY = 91900, 80
+_PRIVATE_VERSION = "1.32."  # versions of the frontend whose private `_execute` has the arguments that Plan.run passes
+
+_plans, _failures = Plans(1024), Failures()  # by spec and device
+_thread_data = threading.local()  # .handles: dict[device, handle]
+
+
+@functools.cache
+def frontend() -> tuple[Any, str | None]:
+    """Return the module `cudnn`, and the reason if it cannot be used, else None."""
+    if importlib.util.find_spec("cudnn") is None:
+        return None, f"the cuDNN frontend is not installed; {how_to_install('cudnn')}"
+    try:
+        # cuDNN compiles attention with these libraries and does not find those in wheels; torch would load them.
+        load = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib
+        for name in ("cudart", "nvrtc"):
+            with contextlib.suppress(RuntimeError):  # the system may have them
+                load(name)
+        cudnn = importlib.import_module("cudnn")
+        version = cudnn.backend_version()
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return None, f"the cuDNN frontend cannot be used: {one_line(error)}"
+    return cudnn, None if version >= _MIN_CUDNN else f"cuDNN {version} is older than {_MIN_CUDNN}"
+
+
+def deterministic() -> bool:
+    """Return whether the same calls must give the same bits (XFORMER_DETERMINISTIC, default True)."""
+    return env_flag("XFORMER_DETERMINISTIC", default=True)
+
+
+def unsupported_reason(*specs: Spec) -> str | None:
+    """Return why one of the specs cannot have a plan, if that is known without building it, else None."""
+    reason = frontend()[1]
+    if reason is not None:
+        return reason
+    device, _ = current()
+    name, capability = device_properties(device)
+    if capability < _MIN_CAPABILITY:
+        return f"{name} has compute capability {capability / 10}; expected at least 8.0"
+    return next(filter(None, (_failures.get((spec, device)) for spec in specs)), None)
+
+
+def ready(spec: Spec) -> bool:
+    """Build the plan of a spec if it is not cached; return False if it cannot be built."""
+    return _find(spec, current()[0]) is not None
+
+
+def run(spec: Spec, arrays: dict[str, Any]) -> bool:
+    """Run the plan of a spec on arrays by port name; return False, and write nothing, if it cannot be built."""
+    device, stream = current()
+    plan = _find(spec, device)
+    if plan is None:
+        return False
+    plan.run({uid: cublas.pointer(arrays[name]) for name, uid in plan.uids.items()}, stream)
+    return True
+
+
+class Plan:
+    """A built graph; uids: the ids of its ports, by name."""
+
+    def __init__(self, graph: Any, uids: dict[str, int], handle: Any) -> None:
+        self.graph, self.uids, self.handle = graph, uids, handle
+        self.size = graph.get_workspace_size()
+        # execute() accepts arrays of all libraries and takes longer than the call itself. If cuDNN runs the graph, not
+        # an engine in Python, the addresses go to the lowered graph directly.
+        is_known = frontend()[0].__version__.startswith(_PRIVATE_VERSION) and graph.selected_engine is None
+        self._execute = graph._lowered_graph._execute if is_known else None
+
+    def run(self, addresses: dict[int, int], stream: int) -> None:
+        """Enqueue the plan on a stream, given addresses by port id."""
+        frontend()[0].set_stream(handle=self.handle, stream=stream)
+        space = workspace(self.size)  # alive until the plan is enqueued
+        address = cublas.pointer(space)
+        if self._execute is None:
+            self.graph.execute(addresses, address, handle=self.handle)
+        else:
+            self._execute(addresses, address, self.handle.backend_handle)
+
+
+def _find(spec: Spec, device: int) -> Plan | None:
+    """Return the plan of a spec, cached or built, or None if it cannot be built."""
+    if unsupported_reason(spec) is not None:
+        return None
+    try:
+        plan: Plan = _plans.find((spec, device), functools.partial(_build, spec, device))
+    except frontend()[0].cudnnGraphNotSupportedError as error:  # also if a plan cannot be compiled
+        _fail(spec, device, error)
+        return None
+    return plan
+
+
+def _build(spec: Spec, device: int) -> Plan:
+    cudnn, handles = frontend()[0], _thread_data.__dict__.setdefault("handles", {})
+    if device not in handles:
+        handles[device] = cudnn.create_handle()
+    graph, ports = describe(cudnn, spec, {"handle": handles[device]})
+    graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    return Plan(graph, {name: port.get_uid() for name, port in ports.items()}, handles[device])
+
+
+def _fail(spec: Spec, device: int, error: BaseException) -> None:
+    """Record that a spec has no plan, and warn once."""
+    shapes = f"query {spec.query[0]}, key {spec.key[0]}, {spec.dtype}"
+    direction = "backward" if spec.backward else "forward"
+    _failures.add(
+        (spec, device),
+        f"cuDNN does not support this call: {one_line(error)}",
+        f"cuDNN failed for attention {direction} ({shapes}); a slower kernel runs instead: {one_line(error)}",
+    )

@@ -1,0 +1,307 @@
+"""Scaled dot-product attention (Vaswani et al., 2017, section 3.2.1)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from xformer.backends import Array, Device, Namespace, accumulation_dtype, array_namespace, device, extra
+from xformer.config import as_flag
+from xformer.errors import ConfigError, ShapeError, check_arguments
+from xformer.ops.dropout import apply_dropout, check_keep_probability
+from xformer.ops.operation import FINITE, Operation
+from xformer.ops.softmax import softmax, softmax_cotangent
+
+Forward = Callable[..., tuple[Any, Any]]
+Vjp = Callable[..., tuple[Any, ...]]
+Edit = Callable[[Array], Array]
+
+
+def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -> Array:
+    """Return a mask (queries, keys), True where a key is not later than the query; the last query sees all keys."""
+    query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
+    key = xp.reshape(xp.arange(keys, device=device), (1, keys))
+    return key <= query
+
+
+def attention_weights(
+    query: Array,
+    key: Array,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    edit_scores: Edit | None = None,
+) -> Array:
+    """Compute the weights of attention, softmax(scale Q K^T + bias).
+
+    Arguments and errors are those of `attention`.
+
+    Returns:
+        Array of shape (batch, heads, queries, keys); fully masked rows are zero.
+    """
+    array_namespace(query, key, mask, bias)  # raises for arrays of several libraries
+    four_axes = _with_four_axes(query, key, key)
+    _operation.signature.check("attention", (*four_axes, mask, bias, None))
+    if softcap is not None and not softcap > 0:
+        raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
+    scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
+    _operation.check_options({"scale": scale})
+    causal = as_flag("causal", causal)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "edit_scores": edit_scores}
+    weights = _weights(*four_axes[:2], mask, bias, causal=causal, **options)
+    weights = extra.cast_like(weights, query)
+    if len(query.shape) == 4:
+        return weights
+    return array_namespace(weights).reshape(weights, (*query.shape[:-1], key.shape[-2]))
+
+
+def _weights(
+    query: Array,
+    key: Array,
+    mask: Array | None,
+    bias: Array | None,
+    *,
+    causal: bool,
+    scale: float,
+    softcap: float | None = None,
+    edit_scores: Edit | None = None,
+) -> Array:
+    xp = array_namespace(query, key, bias)
+    scores = xp.matmul(query * scale, xp.matrix_transpose(repeat_kv(key, query)))
+    if softcap is not None:
+        scores = xp.tanh(scores * (1.0 / softcap)) * softcap
+    if bias is not None:
+        scores = scores + bias
+    scores = scores if edit_scores is None else edit_scores(scores)
+    if causal:
+        visible = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
+        mask = visible if mask is None else xp.logical_and(mask, visible)
+    return softmax(scores, mask)
+
+
+def _forward(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    bias: Array | None,
+    dropout_mask: Array | None,
+    *,
+    causal: bool,
+    scale: float,
+    keep_probability: float,
+    save: bool,
+) -> tuple[Array, Any]:
+    xp, weights = array_namespace(query, value), _weights(query, key, mask, bias, causal=causal, scale=scale)
+    dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+    return xp.matmul(dropped, value), (query, key, value, weights, dropout_mask)
+
+
+def _vjp(
+    g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
+) -> tuple[Any, ...]:
+    """With P the weights, S the scores: dV = P^T g, dP = g V^T, dS = P (dP - sum(dP P)), dQ = dS K, dK = dS^T Q."""
+    query, key, value, weights, dropout_mask = residuals
+    xp = array_namespace(g, query, key, value)
+    dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+    dvalue = xp.matmul(xp.matrix_transpose(dropped), g)
+    dweights = xp.matmul(g, xp.matrix_transpose(value))
+    if dropout_mask is not None:
+        dweights = apply_dropout(dweights, dropout_mask, keep_probability)
+    dbias = softmax_cotangent(dweights, weights)  # the bias is added to the scaled scores
+    dscores = dbias * scale
+    dkey = xp.matmul(xp.matrix_transpose(dscores), query)
+    return xp.matmul(dscores, key), dkey, dvalue, None, dbias, None
+
+
+def with_repeated_heads(forward: Forward, vjp: Vjp) -> tuple[Forward, Vjp]:
+    """Return a forward and its vjp that take grouped heads, by repeating the heads of keys and values."""
+
+    @functools.wraps(forward)  # with the names of its options
+    def grouped_forward(
+        query: Array, key: Array, value: Array, *masks: Array | None, **options: Any
+    ) -> tuple[Any, Any]:
+        heads = key.shape[1]
+        if heads == query.shape[1]:
+            output, residuals = forward(query, key, value, *masks, **options)
+            return output, (residuals, 0)
+        output, residuals = forward(query, repeat_kv(key, query), repeat_kv(value, query), *masks, **options)
+        return output, (residuals, heads)
+
+    def grouped_vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> tuple[Any, ...]:
+        repeated, heads = residuals
+        cotangents = vjp(g, repeated, needs, **options)
+        if not heads:
+            return cotangents
+        dquery, dkey, dvalue, *rest = cotangents
+        return dquery, sum_kv_groups(dkey, heads), sum_kv_groups(dvalue, heads), *rest
+
+    return grouped_forward, grouped_vjp
+
+
+_operation = Operation(
+    "attention",
+    "query: (batch, heads, queries, head_dim) float, key: (batch, kv_heads, keys, head_dim) float, "
+    "value: (batch, kv_heads, keys, value_dim) float, mask?: ~(batch, heads, queries, keys) bool, "
+    "bias?: ~(batch, heads, queries, keys) float, dropout_mask?: ~(batch, heads, queries, keys) bool "
+    "-> (batch, heads, queries, value_dim)",
+    *with_repeated_heads(_forward, _vjp),
+    compute_in_float32=True,
+    conditions={"heads to be a multiple of kv_heads": lambda sizes: _is_multiple(sizes["heads"], sizes["kv_heads"])},
+    ranges={"scale": FINITE},
+)
+
+
+def _is_multiple(heads: int, kv_heads: int) -> bool:
+    return heads == kv_heads or (kv_heads > 0 and heads % kv_heads == 0)
+
+
+@check_arguments()
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_mask: Array | None = None,
+    keep_probability: float = 1.0,
+    edit_scores: Edit | None = None,
+    edit_weights: Edit | None = None,
+) -> Array:
+    """Compute scaled dot-product attention, softmax(scale Q K^T + bias) V.
+
+    Key and value may have fewer heads than the query, each shared by neighboring heads of the query: grouped-query
+    attention (Ainslie et al., 2023) or, with one head, multi-query attention (Shazeer, 2019).
+
+    Args:
+        query: Array of shape (batch, heads, queries, head_dim).
+        key: Array of shape (batch, key_value_heads, keys, head_dim).
+        value: Array of shape (batch, key_value_heads, keys, value_dim).
+        mask: Boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A fully masked row gives
+            zeros, and zero gradients. Masked values must still be finite: some kernels multiply them by zero, so NaN
+            or infinity gives NaN.
+        bias: Added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the dtype of the query.
+        causal: Whether to also mask keys later than the query; the last query sees the last key.
+        scale: Scale of the scores, by default 1 / sqrt(head_dim).
+        softcap: Limit c of the scaled scores, which become c tanh(score / c) (Gemma 2); no kernel implements it.
+        dropout_mask: Dropout mask of the weights, (batch, heads, queries, keys), True = keep.
+        keep_probability: Probability with which the dropout mask was drawn.
+        edit_scores: Function of the scores (batch, heads, queries, keys) before masks and softmax, which returns those
+            to use, e.g. to look at them; no kernel implements it.
+        edit_weights: The same for the weights, before dropout.
+
+    Returns:
+        Array of shape (batch, heads, queries, value_dim).
+
+    Raises:
+        ShapeError: If the shapes do not match, or the mask is not boolean.
+        BackendError: If the arrays are on different devices.
+    """
+    array_namespace(query, key, value, mask, bias, dropout_mask)  # raises for arrays of several libraries
+    four_axes = _with_four_axes(query, key, value)
+    scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
+    if keep_probability != 1.0:
+        check_keep_probability(keep_probability)
+    if type(causal) is not bool:
+        causal = as_flag("causal", causal)
+    if softcap is not None or edit_scores is not None or edit_weights is not None:
+        _operation.signature.check("attention", (*four_axes, mask, bias, dropout_mask))
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "edit_scores": edit_scores}
+        weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, **options)
+        weights = weights if edit_weights is None else edit_weights(weights)
+        dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+        y = array_namespace(dropped, value).matmul(dropped, repeat_kv(four_axes[2], four_axes[0]))
+    else:
+        y = _attend(*four_axes, mask, bias, dropout_mask, causal, scale, keep_probability)
+    return y if len(query.shape) == 4 else array_namespace(y).reshape(y, (*query.shape[:-1], value.shape[-1]))
+
+
+def _attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    bias: Array | None,
+    dropout_mask: Array | None,
+    causal: bool,
+    scale: float,
+    keep_probability: float,
+) -> Array:
+    options = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+    is_grouped = query.shape[1] > key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0
+    if (
+        not (is_grouped and query.shape[2] == 1 and dropout_mask is None)
+        or _depends_on_head(mask)
+        or _depends_on_head(bias)
+    ):
+        return _operation(query, key, value, mask, bias, dropout_mask, **options)
+    # Query heads that share keys can be queries of one head; without a mask, a single query sees every key.
+    regrouped = _regroup(query, key.shape[1])
+    options["causal"] = False
+    return _regroup(_operation(regrouped, key, value, mask, bias, None, **options), query.shape[1])
+
+
+def _with_four_axes(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+    """Return arrays of two or three axes with leading axes of size 1, and broadcast a batch of size 1.
+
+    Raises:
+        ShapeError: If the numbers of axes differ, or are not 2, 3 or 4.
+    """
+    arrays = query, key, value
+    axes = {len(getattr(array, "shape", ())) for array in arrays}
+    if len(axes) > 1 or not axes <= {2, 3, 4}:
+        shapes = ", ".join(str(tuple(getattr(array, "shape", ()))) for array in arrays)
+        raise ShapeError(
+            f"attention got query, key and value of shapes {shapes}; expected (batch, heads, queries, head_dim), "
+            "(batch, kv_heads, keys, head_dim) and (batch, kv_heads, keys, value_dim), with 2, 3 or 4 axes each"
+        )
+    if axes != {4}:
+        leading = (1,) * (4 - axes.pop())
+        query, key, value = (array_namespace(x).reshape(x, (*leading, *x.shape)) for x in arrays)
+    (batch, heads), (key_batch, kv_heads) = query.shape[:2], key.shape[:2]
+    if (batch != key_batch and 1 in (batch, key_batch)) or heads == 1 < kv_heads:
+        batch, heads = key_batch if batch == 1 else batch, kv_heads if heads == 1 else heads
+        query = array_namespace(query).broadcast_to(query, (batch, heads, *query.shape[2:]))
+        key = array_namespace(key).broadcast_to(key, (batch, *key.shape[1:]))
+        value = array_namespace(value).broadcast_to(value, (batch, *value.shape[1:])) if value.shape[0] == 1 else value
+    return query, key, value
+
+
+def _depends_on_head(x: Array | None) -> bool:
+    shape: tuple[int, ...] = getattr(x, "shape", ())  # the signature refuses what is not an array
+    return len(shape) > 2 and shape[-3] > 1
+
+
+def _regroup(x: Array, heads: int) -> Array:
+    """Reshape (batch, old_heads, queries, features) to another number of heads, and more or fewer queries."""
+    batch, old_heads, queries, features = x.shape
+    return array_namespace(x).reshape(x, (batch, heads, old_heads * queries // heads, features))
+
+
+def repeat_kv(x: Array, query: Array) -> Array:
+    """Repeat heads of keys or values, (batch, key_value_heads, length, features), that heads of the query share."""
+    if query.shape[1] == x.shape[1]:
+        return x
+    (batch, heads, length, features), group = x.shape, query.shape[1] // x.shape[1]
+    xp = array_namespace(x)
+    repeated = xp.broadcast_to(xp.expand_dims(x, axis=2), (batch, heads, group, length, features))
+    return xp.reshape(repeated, (batch, heads * group, length, features))
+
+
+def sum_kv_groups(x: Array, heads: int) -> Array:
+    """Sum the cotangents (batch, query_heads, length, features) of repeated heads, the VJP of `repeat_kv`."""
+    if x.shape[1] == heads:
+        return x
+    batch, repeated, length, features = x.shape
+    xp = array_namespace(x)
+    groups = xp.reshape(x, (batch, heads, repeated // heads, length, features))
+    return xp.astype(xp.sum(groups, axis=2, dtype=accumulation_dtype(xp, x.dtype)), x.dtype, copy=False)

@@ -1,5 +1,0 @@
-"""Dropout."""
-
-from xformer.ops.dropout.definition import dropout
-
-__all__ = ["dropout"]

@@ -1,5 +1,0 @@
-"""Embedding."""
-
-from xformer.ops.embedding.definition import embedding
-
-__all__ = ["embedding"]

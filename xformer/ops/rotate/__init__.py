@@ -1,5 +1,0 @@
-"""Rotation of pairs of features."""
-
-from xformer.ops.rotate.definition import rotate
-
-__all__ = ["rotate"]

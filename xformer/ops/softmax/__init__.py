@@ -1,5 +1,0 @@
-"""Masked softmax."""
-
-from xformer.ops.softmax.definition import softmax
-
-__all__ = ["softmax"]
