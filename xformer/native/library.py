@@ -63,11 +63,13 @@ def _load() -> tuple[Any, str]:
         return None, "it was not compiled: with a C++ compiler, run python -m xformer.native.build"
     try:
         library = ctypes.CDLL(str(LIBRARY))
+        for name in ("xf_open", "xf_level", "xf_name", "xf_describe", "xf_call", "xf_append", "xf_run"):
+            getattr(library, name).restype = ctypes.c_char_p
     except OSError as error:
         return None, str(error)
-    for name in ("xf_init", "xf_level", "xf_name", "xf_describe", "xf_call", "xf_append", "xf_run"):
-        getattr(library, name).restype = ctypes.c_char_p
-    library.xf_init.argtypes = [ctypes.POINTER(_Layout), ctypes.c_char_p]
+    except AttributeError:
+        return None, "it was compiled from older sources: run python -m xformer.native.build"
+    library.xf_open.argtypes = [ctypes.POINTER(_Layout), ctypes.c_char_p]
     library.xf_describe.argtypes = [ctypes.py_object, ctypes.POINTER(ctypes.c_int64)]
     library.xf_call.argtypes = [*_ARGUMENTS, ctypes.c_int]
     library.xf_program.restype = ctypes.c_void_p
@@ -80,7 +82,7 @@ def _load() -> tuple[Any, str]:
     for name, number in _TYPES.items():
         layout.types[np.dtype(name).num] = number
     level = "" if wanted == "auto" else wanted
-    if reason := library.xf_init(ctypes.byref(layout), level.encode()):
+    if reason := library.xf_open(ctypes.byref(layout), level.encode()):
         return None, reason.decode()
     if not _reads_arrays(library):
         return None, "it cannot read the arrays of this version of Python or NumPy"

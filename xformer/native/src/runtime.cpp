@@ -35,7 +35,7 @@ namespace avx512 { extern const Family* const families[]; }
 
 namespace {
 
-std::vector<Operation> operations;  // of the chosen level; filled once by xf_init
+std::vector<Operation> operations;  // of the chosen level; filled once by xf_open
 const char* level = "";
 
 void fill_halves() {
@@ -411,7 +411,7 @@ const char* status_of(const Program& program) {
 extern "C" {
 
 // Returns an error message or null.
-EXPORT const char* xf_init(const Layout* given, const char* wanted) {
+EXPORT const char* xf_open(const Layout* given, const char* wanted) {
     layout = *given;
     fill_halves();
     return choose_level(wanted);
