@@ -527,3 +527,11 @@ def test_errors_of_the_server_are_shown(open_page: Any, browser: Any, address: s
     page.click("#generate")
     assert "tokens" in page.inner_text("[role=alert]")
     page.close()
+
+
+@pytest.mark.slow
+def test_a_language_model_searches_with_beams(open_page: Any) -> None:
+    page = open_page({"text": TEXT, "a": "lm", "a.method": "beam", "a.max_new_tokens": "6", "a.num_beams": "2"})
+    assert tokens_of(page)
+    assert not page.locator("#length_penalty-a").count()
+    assert page.locator("#num_beams-a").count()

@@ -72,7 +72,8 @@ export class Settings {
       const fields = (list) => list.filter(Boolean).map((field) => this.field(field, values));
       sections.push(
         html("div", { class: "segments", role: "radiogroup", "aria-label": "Search" }, methods.map(button)),
-        html("div", { class: "grid" }, fields(METHODS[method].fields)),
+        // Language models refuse a length penalty: their outputs begin with prompts of any length.
+        html("div", { class: "grid" }, fields(METHODS[method].fields.filter(({ name }) => isEncoderDecoder || name !== "length_penalty"))),
         html("div", { class: "grid" }, fields(length)),
       );
     }
