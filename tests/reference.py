@@ -75,10 +75,14 @@ def native_levels() -> list[str]:
     levels = ["baseline", "avx2", "avx512"]
     if not native.is_available():
         return []
+    return [level for level in levels[: levels.index(native.level()) + 1] if level in compiled_levels()]
+
+
+def compiled_levels() -> list[str]:
+    """Return the instruction sets that the native library has."""
     found = re.search(rb"xformer sources \w+ for ([\w ]+)", native.library.LIBRARY.read_bytes())
     assert found
-    compiled = found[1].decode().split()
-    return [level for level in levels[: levels.index(native.level()) + 1] if level in compiled]
+    return found[1].decode().split()
 
 
 def small_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> Transformer:
