@@ -3,16 +3,19 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.reference import raises_line, small_language_model
 from xformer.errors import CheckpointError
-from xformer.io import save_arrays
+from xformer.io import load_arrays, save_arrays
+from xformer.layers.adapters import lora
 from xformer.models import Transformer, TransformerConfig
 from xformer.training import SGD, Adafactor, Adam, AdamW, Muon, load_parameters, save_parameters
 from xformer.training.checkpoint import TrainingFiles
-from xformer.tree import flatten, map_arrays
+from xformer.tree import Module, flatten, map_arrays
 
 
 @pytest.fixture
@@ -160,3 +163,32 @@ def test_parameters_come_back(tmp_path):
     loaded = load_parameters(make_model(), tmp_path / "model.safetensors")
     for one, other in zip(flatten(loaded)[0], flatten(model)[0], strict=True):
         assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(2, 8), (4, 2)])
+def test_parameters_of_adapters_with_another_scale_are_refused(tmp_path, rank, alpha):
+    base, path = small_language_model(), tmp_path / "model.safetensors"
+    save_parameters(lora(base, rank, alpha=alpha), path)
+    assert flatten(load_parameters(lora(base, rank, alpha=alpha).to("numpy", dtype="float32"), path))[0]
+    with raises_line(CheckpointError, "scaling .*; expected .*; use the same model"):
+        load_parameters(lora(base, rank, alpha=2 * alpha), path)
+    arrays, _ = load_arrays(path)
+    save_arrays(path, arrays, {"format": "xformer"})  # as before files had settings
+    assert load_parameters(lora(base, rank, alpha=2 * alpha), path)
+
+
+class Exporting(Module):
+    """A module with a `save` of its own, which takes other arguments."""
+
+    weight: Any
+
+    def __init__(self):
+        self.weight = np.ones(3)
+
+    def save(self, directory, *, overwrite):
+        raise NotImplementedError
+
+
+def test_a_module_with_a_save_of_its_own_is_saved_by_names(tmp_path):
+    save_parameters(Exporting(), tmp_path / "model.safetensors")
+    assert load_parameters(Exporting(), tmp_path / "model.safetensors").weight.tolist() == [1.0, 1.0, 1.0]

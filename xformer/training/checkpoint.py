@@ -26,6 +26,7 @@ from xformer.io import (
     save_arrays,
 )
 from xformer.layers.adapters import has_adapters
+from xformer.models.base import BaseModel
 from xformer.tree import Module, is_array, replace
 
 
@@ -105,35 +106,39 @@ class TrainingFiles:
 
 
 def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write a model to a safetensors file: by its own `save`, or the arrays of any other Module or of adapters.
+    """Write a model to a safetensors file: a model of xformer by its `save`, any other Module or adapters by name.
 
     Args:
         model: A Module.
         path: The file, replaced atomically.
     """
     _check_module(model)
-    if callable(getattr(model, "save", None)) and not has_adapters(model):
+    if isinstance(model, BaseModel) and not has_adapters(model):
         model.save(path)
     else:
-        save_arrays(path, dict(model.named_arrays()), {"format": "xformer", "model": type(model).__name__})
+        metadata = {"format": "xformer", "model": type(model).__name__, "settings": json.dumps(settings_of(model))}
+        save_arrays(path, dict(model.named_arrays()), metadata)
 
 
 def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
     """Return the model with the parameters that `save_parameters` wrote; the model passed in is unchanged.
 
     Args:
-        model: A Module of the same structure; its backend, dtype and device are kept.
+        model: A Module of the same structure and settings; its backend, dtype and device are kept.
         path: The file, or the directory passed to `fit` as `run_dir`.
 
     Raises:
-        CheckpointError: If the file is missing or damaged.
+        CheckpointError: If the file is missing or damaged, or holds a model with other settings.
         ConfigError: If the names of the parameters differ.
         ShapeError: If their shapes differ.
     """
     _check_module(model)
     check_path(path)
     path = Path(path, "model.safetensors") if os.path.isdir(path) else path
-    return replace(model, restore_like(load_arrays(path)[0], dict(model.named_arrays())))
+    arrays, metadata = load_arrays(path)
+    loaded = replace(model, restore_like(arrays, dict(model.named_arrays())))
+    check_settings(path, model, json.loads(metadata.get("settings", "{}")))
+    return loaded
 
 
 def to_json(value: Any) -> str:
@@ -156,6 +161,17 @@ def settings_of(model: Module) -> dict[str, str]:
         for name in sorted({*module.__fields__} - module.__array_fields__):
             _describe(f"{prefix}{name}", getattr(module, name, None), found)
     return found
+
+
+def check_settings(path: str | os.PathLike[str], model: Module, saved: Mapping[str, str]) -> None:
+    """Raise CheckpointError if settings of a model differ from those saved in a file; others are not compared."""
+    settings = settings_of(model)
+    if changed := [name for name in settings if saved.get(name, settings[name]) != settings[name]]:
+        name = changed[0]
+        raise CheckpointError(
+            f"{path} is the state of a model with {name} {saved[name]}; expected {settings[name]}, as in this one; "
+            "use the same model, or another path"
+        )
 
 
 def _describe(name: str, value: Any, found: dict[str, str]) -> None:

@@ -35,7 +35,7 @@ from xformer.ops.inference_weight import inference_weights
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
-from xformer.training.checkpoint import TrainingFiles, save_parameters, settings_of, to_json
+from xformer.training.checkpoint import TrainingFiles, check_settings, save_parameters, settings_of, to_json
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
@@ -337,13 +337,7 @@ class TrainingLoop:
                 f"{path} is the state of {optimizer}; expected {self._optimizer_name}; "
                 "use the same optimizer, or another directory"
             )
-        settings, saved = settings_of(self._model), progress.get("settings", {})
-        if changed := [name for name in settings if saved.get(name, settings[name]) != settings[name]]:
-            raise CheckpointError(
-                f"{path} is the state of a model with {changed[0]} {saved[changed[0]]}; expected "
-                f"{settings[changed[0]]}, as in this one; use the same model, or another directory with the weights of "
-                "load_parameters(model, directory)"
-            )
+        check_settings(path, self._model, progress.get("settings", {}))
         if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
             self._scaler = scaler
         self.saved_step, self._start_time = self.step, time.monotonic() - 60.0 * self._minutes
