@@ -326,6 +326,15 @@ def test_validation_and_early_stopping():
     assert (len(history), events[-1].reason) == (8, "no better model in 2 validations")
 
 
+def test_early_stopping_counts_the_validations_of_other_callbacks(caplog):
+    scores = iter([1.0, 2.0, 1.5, 1.7, 9.0])
+    validator = validate(lambda model: next(scores), 2)
+    _, history = run(callbacks=[lambda event, loop: validator(event, loop), early_stopping(2)], steps=100)
+    assert (len(history), caplog.messages) == (8, [])
+    run(callbacks=[lambda event, loop: None, early_stopping(2)])
+    assert caplog.messages == ["early_stopping got no validation; expected validate(data, every) in callbacks, too"]
+
+
 class Samples:
     """A batch with an attribute `split` that is no method."""
 
@@ -571,6 +580,23 @@ def test_numbers_of_libraries_and_infinite_constants_are_saved(tmp_path):
     assert [step.step for step in history] == [3, 4]
 
 
+class Late(Collecting):
+    """A callback whose state exists only after a step."""
+
+    def __init__(self):
+        pass
+
+    def __call__(self, event, loop):
+        if isinstance(event, Step):
+            self.state = {"step": event.step}
+
+
+def test_the_state_of_a_callback_may_begin_with_the_first_step(tmp_path):
+    run(steps=2, callbacks=[Late()], run_dir=tmp_path)
+    run(steps=2, callbacks=[late := Late()], run_dir=tmp_path)
+    assert late.state == {"step": 2}
+
+
 @pytest.mark.parametrize("quantize", [False, True])
 def test_adapters_are_saved(tmp_path, quantize):
     def base():
@@ -592,12 +618,19 @@ def test_adapters_are_saved(tmp_path, quantize):
         LanguageModel.load(tmp_path / "model.safetensors")
 
 
+def scaling(factor):
+    return lambda x: [y * factor for y in x]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
         (Masked(0), Masked(0, "gelu"), "a model with activation 'relu'; expected 'gelu', as in this one"),
         (Masked(0, abs), Masked(0, math.exp), "activation abs; expected exp"),
-        (Masked(0, lambda x: np.tanh(x)), Masked(0, lambda x: np.sin(x)), "activation <lambda> np tanh; expected"),
+        (Masked(0, lambda x: np.tanh(x)), Masked(0, lambda x: np.sin(x)), "activation <lambda> np tanh "),
+        (Masked(0, lambda x: x * 2), Masked(0, lambda x: x * 300), "activation <lambda> "),
+        (Masked(0, lambda x: -x), Masked(0, lambda x: x + 1), "activation <lambda> "),
+        (Masked(0, scaling(2)), Masked(0, scaling(3)), "activation scaling.<locals>.<lambda> "),
         (Masked(0, functools.partial(pow, 2)), Masked(0, functools.partial(pow, 3)), "activation functools.partial"),
         (Masked(0, Dropout(0.1)), Masked(0, Dropout(0.2)), "activation.rate 0.1; expected 0.2"),
         (Masked(0, np.float32(1.0)), Masked(0, np.float32(2.0)), "activation 1.0; expected 2.0"),
@@ -620,7 +653,7 @@ def test_the_state_of_a_model_with_other_settings_is_refused(tmp_path, before, a
 
 def test_the_settings_of_a_model_are_the_same_in_every_process():
     code = "from tests.training.test_fit import *; from xformer.training.checkpoint import settings_of; "
-    code += "print(settings_of(Masked(0, len, frozenset('abcdefgh'))))"
+    code += "print(settings_of(Masked(0, len, frozenset('abcdefgh'))), settings_of(Masked(0, scaling(2))))"
     texts = [
         subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
                        capture_output=True, text=True).stdout for seed in "12"

@@ -6,6 +6,7 @@ A callback is called as `callback(event, loop)` with every event and ends traini
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,6 +19,8 @@ from xformer.training.events import End, Event, Start, Step, Validation
 from xformer.training.fit import TrainingLoop, check_batches
 from xformer.training.interrupt import check_stop
 from xformer.training.loss import mean_loss
+
+_LOG = logging.getLogger("xformer")
 
 
 def print_every(steps: int, *, unit: str = "tokens") -> Callable[[Event, TrainingLoop], None]:
@@ -155,12 +158,15 @@ class EarlyStopping:
     """The callback that `early_stopping` returns."""
 
     def __init__(self, patience: int) -> None:
-        self.patience, self._stale = patience, 0
+        self.patience, self._stale, self._is_validated = patience, 0, False
 
     def __call__(self, event: Event, loop: TrainingLoop) -> str | None:
         """Count the validations since the best one; raise ConfigError if there will be none."""
-        if isinstance(event, Start) and not any(isinstance(each, Validator) for each in loop.callbacks):
+        self._is_validated |= type(event) is Validation or any(isinstance(each, Validator) for each in loop.callbacks)
+        if isinstance(event, Start) and not self._is_validated and all(map(_is_own, loop.callbacks)):
             raise ConfigError("early_stopping needs validations; expected validate(data, every) in callbacks, too")
+        if isinstance(event, End) and not self._is_validated:
+            _LOG.warning("early_stopping got no validation; expected validate(data, every) in callbacks, too")
         if type(event) is Validation:  # not the average of checkpoints
             self._stale = 0 if event.best else self._stale + 1
         if self._stale < self.patience:
@@ -174,6 +180,11 @@ class EarlyStopping:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
         self._stale = state["stale"]
+
+
+def _is_own(callback: Any) -> bool:
+    """Return whether xformer defines a callback; any other one may call that of `validate`."""
+    return str(getattr(callback, "__module__", None)).startswith("xformer.")
 
 
 def time_limit(minutes: float) -> Callable[[Event, TrainingLoop], str | None]:

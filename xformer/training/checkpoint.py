@@ -7,9 +7,10 @@ import dataclasses
 import json
 import os
 import re
+import zlib
 from collections.abc import ItemsView, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -195,9 +196,18 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_text, value))})"
     if name := getattr(value, "__qualname__", None):
-        names = getattr(value, "__code__", _text.__code__).co_names if name.endswith("<lambda>") else ()
-        return " ".join([name, *names])
+        return f"{name} {_text_of_code(value)}" if name.endswith("<lambda>") else name
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _text_of_code(function: Any) -> str:
+    """Return what tells functions without a name apart: the names, constants and code, and the numbers it captures."""
+    code = getattr(function, "__code__", function)
+    constants = [_text_of_code(each) if isinstance(each, CodeType) else _text(each) for each in code.co_consts]
+    captured = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    captured += getattr(function, "__defaults__", None) or ()
+    values = [_text(value) for value in captured if isinstance(value, int | float | str)]  # others may change
+    return " ".join([*code.co_names, *constants, *values, f"{zlib.crc32(code.co_code):x}"])
 
 
 def _check_module(model: Any) -> None:

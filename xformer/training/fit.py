@@ -298,7 +298,7 @@ class TrainingLoop:
             try:
                 self.emit(Start(self.step))
                 if self.files is not None:
-                    self._callback_states()  # which may need the first event
+                    self._callback_states(is_early=True)
                 reason = self._train(stack)
                 self.emit(End(self.step, reason))
                 self.save()
@@ -541,12 +541,21 @@ class TrainingLoop:
             if self._is_one_pass:
                 return
 
-    def _callback_states(self) -> dict[str, Any]:
-        """Return the states of the callbacks; raise ConfigError unless they are JSON values."""
-        states = {name: callback.state_dict() for name, callback in self._stateful_callbacks()}
-        for name, state in states.items():
+    def _callback_states(self, *, is_early: bool = False) -> dict[str, Any]:
+        """Return the states of the callbacks; raise ConfigError unless they are JSON values.
+
+        Before the first step, a callback whose state does not exist yet is left out.
+        """
+        states = {}
+        for name, callback in self._stateful_callbacks():
             try:
-                to_json(state)
+                states[name] = callback.state_dict()
+            except Exception:
+                if not is_early:
+                    raise
+                continue
+            try:
+                to_json(states[name])
             except (TypeError, ValueError) as error:
                 message = f"state_dict() of the callback {name} cannot be saved in run_dir: {error}"
                 raise ConfigError(f"{message}; expected numbers, strings, lists and dicts") from error
