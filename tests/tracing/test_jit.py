@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import sys
@@ -16,6 +17,7 @@ from tests.conftest import library_or_skip
 from tests.reference import raises_line
 from xformer.backends import array_namespace, resolve
 from xformer.errors import BackendError, ConfigError, JitError
+from xformer.layers import Linear
 from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.threads import parallel_map
@@ -440,6 +442,51 @@ def test_functions_with_several_results():
     jitted = xf.jit(lambda x: array_namespace(x).linalg.eigh(x).eigenvalues + 1.0)
     for value in range(4):
         assert jitted(np.asarray([[float(value), 0.0], [0.0, 9.0]])).tolist() == [value + 1.0, 10.0]
+
+
+class Plain:
+    """An object that is hashed by its identity."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class PlainSlots:
+    __slots__ = ("y",)
+
+    def __init__(self, y):
+        self.y = y
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    scale: float = 2.0
+
+
+HIDING = {
+    "attribute": Plain(y=np.ones(3)),
+    "slot": PlainSlots(np.ones(3)),
+    "nested": Plain(items=[{"y": (np.ones(3),)}]),
+    "object": Plain(inner=Plain(y=np.ones(3))),
+    "module": Plain(inner=Linear(3, 2, init=0)),
+}
+
+
+@pytest.mark.parametrize("library", ["numpy", "jax"])
+@pytest.mark.parametrize("value", HIDING.values(), ids=HIDING)
+def test_an_object_with_arrays_in_its_attributes_is_an_error(library, value):
+    xp = library_or_skip(library)
+    for keywords in ({"o": value}, {"o": [value]}):
+        with raises_line(JitError, "is a Plain.* with arrays in its attributes; pass its arrays"):
+            xf.jit(lambda x, o: x + 1.0)(xp.ones(3), **keywords)
+
+
+@pytest.mark.parametrize(
+    "value", [Plain(n=2, text="a"), Settings(), sys, len, Plain, Rng(0), xf.jit(Linear(3, 2, init=0))], ids=str
+)
+def test_objects_without_arrays_are_part_of_the_signature(value):
+    jitted = xf.jit(lambda x, o: x + 1.0)
+    assert [jitted(np.ones(1), value).tolist() for _ in range(3)] == [[2.0]] * 3
 
 
 def test_an_argument_without_hash_is_an_error():

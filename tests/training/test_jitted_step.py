@@ -11,7 +11,7 @@ import pytest
 
 from tests.reference import raises_line
 from xformer import Linear, Transformer, TransformerConfig, fit, native, record, schedules
-from xformer.backends import array_namespace, from_host
+from xformer.backends import array_namespace, from_host, to_host
 from xformer.errors import JitError, TrainingError
 from xformer.ops import cross_entropy
 from xformer.training import SGD, Adafactor, Adam, AdamW, Muon
@@ -217,3 +217,52 @@ def test_batches_without_a_hash_are_refused():
     with raises_line(JitError, "has type Pair; expected Modules, arrays"):
         fit(Linear(3, 2, init=0), SquaredError(), data, optimizer=Adam(), learning_rate=0.1, steps=4,
             num_tokens=lambda batch: 4, jit=True)  # fmt: skip
+
+
+class Plain:
+    """An object with attributes that may be replaced."""
+
+
+class PlainSlots:
+    __slots__ = ("x",)
+
+
+@pytest.mark.parametrize("library", ["numpy", "jax"])
+@pytest.mark.parametrize("make", [Plain, PlainSlots])
+def test_a_batch_that_is_filled_anew_is_trained_without_jit(caplog, library, make):
+    pytest.importorskip(library)
+    model = Linear(3, 2, init=0).to(library)
+
+    def batches(start):
+        batch = make()
+        for x in ROWS:
+            batch.x = from_host(array_namespace(model.weight), x)
+            yield batch
+
+    def loss_fn(model, batch, rng):
+        return mean_square(model, batch.x, rng)
+
+    models = [
+        fit(model, loss_fn, batches, optimizer=AdamW(), learning_rate=0.1, steps=6, jit=jit)[0] for jit in (True, False)
+    ]
+    assert to_host(models[0].weight).tobytes() == to_host(models[1].weight).tobytes()
+    assert len(caplog.messages) == 1
+    assert f"jit=True had no effect: an argument of a function for jit is a {make.__name__} with arrays" in caplog.text
+
+
+class WeightedLoss:
+    """A loss with a constant array."""
+
+    def __init__(self):
+        self.scale = np.float32([1.0, 2.0])
+
+    def __call__(self, model, batch, rng):
+        y = model(batch) * self.scale
+        return array_namespace(y).mean(y * y)
+
+
+def test_the_arrays_of_a_loss_are_constants(caplog):
+    options = {"optimizer": AdamW(), "learning_rate": 0.1}
+    models = [fit(Linear(3, 2, init=0), WeightedLoss(), ROWS, jit=jit, **options)[0] for jit in (True, False)]
+    assert models[0].weight.tobytes() == models[1].weight.tobytes()
+    assert not caplog.messages

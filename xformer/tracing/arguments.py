@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from xformer.backends import array_namespace, backend_name, dtype_name
 from xformer.backends.arrays import check_class
-from xformer.errors import ConfigError, JitError
+from xformer.errors import ConfigError, JitError, describe_type
 from xformer.random import Rng
 from xformer.tree import Module, flatten, is_array
 
@@ -90,7 +91,7 @@ def check_function(name: str, function: Any) -> None:
 
 
 def check_hashable(value: Any) -> None:
-    """Raise JitError for an argument that can be no part of a signature."""
+    """Raise JitError for an argument that can be no part of a signature, or hides arrays in its attributes."""
     try:
         hash(value)
     except TypeError as error:
@@ -98,6 +99,51 @@ def check_hashable(value: Any) -> None:
             f"an argument of a function for jit has type {type(value).__name__}; expected Modules, arrays, "
             "hashable values, and tuples, lists and dicts of them"
         ) from error
+    if hides_arrays(value):
+        raise JitError(
+            f"an argument of a function for jit is {describe_type(value)} with arrays in its attributes; pass its "
+            "arrays, or a tuple or dict of them"
+        )
+
+
+def has_identity_hash(value: Any) -> bool:
+    """Return whether the hash of an object does not depend on its attributes."""
+    cls: Any = type(value)
+    return cls.__hash__ is object.__hash__
+
+
+def hides_arrays(value: Any) -> bool:
+    """Return whether an object that is hashed by its identity has arrays in its attributes, or a container has one."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        return any(map(hides_arrays, value))
+    if not has_identity_hash(value) or holds_arrays(value) or any(True for _ in arrays_of(value)):
+        return False
+    return _reaches_array(value, {})
+
+
+def _reaches_array(value: Any, seen: dict[int, Any]) -> bool:
+    """Return whether a value is or contains an array, also in the attributes of objects that may change."""
+    is_code = isinstance(value, type | ModuleType) or "__wrapped__" in getattr(value, "__dict__", ())
+    if is_code or id(value) in seen:
+        return False
+    seen[id(value)] = value
+    if isinstance(value, dict):
+        items = tuple(value.values())
+    elif isinstance(value, tuple | list | set):
+        items = tuple(value)
+    elif any(True for _ in arrays_of(value)):
+        return True
+    elif (has_identity_hash(value) or not isinstance(value, Hashable)) and not _is_frozen_dataclass(value):
+        items = (object.__getstate__(value),)
+    else:
+        return False
+    return any(_reaches_array(item, seen) for item in items)
+
+
+def _is_frozen_dataclass(value: Any) -> bool:
+    return bool(getattr(getattr(value, "__dataclass_params__", None), "frozen", False))
 
 
 def check_static(args: tuple[Any, ...], index: int) -> None:

@@ -166,7 +166,9 @@ def _warning_without_programs(loop: TrainingLoop) -> Iterator[None]:
     if obstacle is not None:
         _LOG.warning("jit=True has no effect: %s", obstacle)
     yield
-    if jitted is not None and obstacle is None and loop.history and not jitted.num_runs:
+    if jitted is not None and jitted.refusal is not None:
+        _LOG.warning("jit=True had no effect: %s", jitted.refusal)
+    elif jitted is not None and obstacle is None and loop.history and not jitted.num_runs:
         message = "jit=True had no effect in %d steps: a program serves the third and later batches of the same shapes "
         message += "and other values, if no callback reads loop.model in each step"
         _LOG.warning(message, len(loop.history))

@@ -9,15 +9,17 @@ import numpy as np
 
 from xformer.backends import array_namespace, backend_name, backend_of, device, from_host
 from xformer.distributed import Communicator
+from xformer.errors import JitError
 from xformer.random import Rng
 from xformer.tracing.activations import is_observing
+from xformer.tracing.arguments import has_identity_hash, hides_arrays
 from xformer.tracing.jit import has_effect, jit_repeated
 from xformer.tracing.program import compiler
 from xformer.tracing.tracer import Tracer
 from xformer.training.data_parallel import can_split, data_parallel, differentiate, is_numpy, sharded
 from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
-from xformer.tree import flatten
+from xformer.tree import Module, flatten
 
 # Larger models become no faster on NumPy.
 _MAX_ELEMENTS = 2**24
@@ -35,10 +37,14 @@ class JittedStep:
     Args:
         num_workers: Number of shards of a batch.
         communicator: The ranks, see `data_parallel`.
+
+    Attributes:
+        refusal: Why steps were made without jit, or None.
     """
 
     def __init__(self, num_workers: int, communicator: Communicator | None = None) -> None:
         self._num_workers, self._communicator, self._value_and_grad = num_workers, communicator, data_parallel(1)
+        self.refusal: str | None = None
         self._step = jit_repeated(_step_in_place, donate_argnums=(0, 1))
         self._gradient = jit_repeated(differentiate)
         self._sharded = sharded(self._gradient, num_workers, communicator)
@@ -58,6 +64,21 @@ class JittedStep:
         return "activations are recorded or replaced, which needs the Python code" if is_observing() else None
 
     def __call__(
+        self, model: Any, state: Any, batches: Sequence[Any], rng: Rng | None, *, loss_fn: Any, **options: Any
+    ) -> StepResult:
+        """Make one update; see `train_step`. The model and the state must be donated."""
+        is_object = has_identity_hash(loss_fn) and not isinstance(loss_fn, Module)
+        code = loss_fn.__call__ if is_object else loss_fn  # the arrays of a loss are constants, as those of a function
+        try:
+            return self._make(model, state, batches, rng, loss_fn=code, **options)
+        except JitError as error:
+            if not hides_arrays(batches):
+                raise
+            self.refusal = str(error)
+        options["value_and_grad"] = data_parallel(self._num_workers, communicator=self._communicator)
+        return train_step(model, state, batches, rng, loss_fn=loss_fn, donate=True, **options)
+
+    def _make(
         self,
         model: Any,
         state: Any,
@@ -69,7 +90,6 @@ class JittedStep:
         num_tokens: int,
         **options: Any,
     ) -> StepResult:
-        """Make one update; see `train_step`. The model and the state must be donated."""
         options["optimizer"] = optimizer
         like = flatten(model)[0][0]
         xp = array_namespace(like)
