@@ -125,11 +125,12 @@ def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
     """Return the model with the parameters that `save_parameters` wrote; the model passed in is unchanged.
 
     Args:
-        model: A Module of the same structure and settings; its backend, dtype and device are kept.
+        model: A Module of the same structure, and with the same settings if it has adapters; its backend, dtype and
+            device are kept.
         path: The file, or the directory passed to `fit` as `run_dir`.
 
     Raises:
-        CheckpointError: If the file is missing or damaged, or holds a model with other settings.
+        CheckpointError: If the file is missing or damaged, or holds adapters of a model with other settings.
         ConfigError: If the names of the parameters differ.
         ShapeError: If their shapes differ.
     """
@@ -138,7 +139,8 @@ def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
     path = Path(path, "model.safetensors") if os.path.isdir(path) else path
     arrays, metadata = load_arrays(path)
     loaded = replace(model, restore_like(arrays, dict(model.named_arrays())))
-    check_settings(path, model, json.loads(metadata.get("settings", "{}")))
+    if has_adapters(model):  # their scale belongs to their parameters; other settings, such as dropout, may change
+        check_settings(path, model, json.loads(metadata.get("settings", "{}")))
     return loaded
 
 
