@@ -482,7 +482,9 @@ def test_an_object_with_arrays_in_its_attributes_is_an_error(library, value):
 
 
 @pytest.mark.parametrize(
-    "value", [Plain(n=2, text="a"), Settings(), sys, len, Plain, Rng(0), xf.jit(Linear(3, 2, init=0))], ids=str
+    "value",
+    [Plain(n=2, text="a"), Settings(), sys, len, Plain, Rng(0), xf.jit(Linear(3, 2, init=0))],
+    ids=lambda value: type(value).__name__,
 )
 def test_objects_without_arrays_are_part_of_the_signature(value):
     jitted = xf.jit(lambda x, o: x + 1.0)
