@@ -263,7 +263,7 @@ def cudnn_plans(session: nox.Session) -> None:
 
 
 COMPILES = (
-    "with a C++ compiler, pip compiles the kernels: about 25 seconds without output, or more if other programs use "
+    "with a C++ compiler, pip compiles the kernels: about half a minute without output, or more if other programs use "
     "the cores; XFORMER_NATIVE=off skips this"
 )
 

@@ -564,3 +564,16 @@ def test_weights_are_quantized_and_packed_as_they_are_read(case, quantize, pack)
         assert x.dtype == y.dtype
         assert x.flags.c_contiguous
         np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("key", ["extra_layer_norm", "replacing_rate", "use_flash_attn"])
+def test_keys_of_older_versions_that_are_off_are_harmless(key, tmp_path):
+    for name in ("bart", "llama"):
+        shutil.copytree(Path(__file__).parent / "data" / name, tmp_path / name)
+        config = tmp_path / name / "config.json"
+        values = json.loads(config.read_text())
+        config.write_text(json.dumps({**values, key: 0 if key == "replacing_rate" else False}))
+        xf.load_pretrained(tmp_path / name)
+        config.write_text(json.dumps({**values, key: True}))
+        with pytest.raises(CheckpointError, match="does not know"):
+            xf.load_pretrained(tmp_path / name)

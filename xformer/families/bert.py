@@ -217,6 +217,7 @@ CAMEMBERT = _register_roberta("Camembert", "camembert")
 
 def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
     """Translate the config.json of DistilBERT; the names of the tensors determine the heads."""
+    reader.skip("tie_weights_")  # of the first versions
     reader.skip("sinusoidal_pos_embds")  # the file contains the positions either way
     fields = read_encoder(
         reader,

@@ -251,8 +251,10 @@ def write_output(config: LanguageModelConfig | TransformerConfig) -> dict[str, A
 
 
 def _is_base_model(reader: ConfigReader) -> bool:
-    """Return whether the tensors are those of a base model of transformers, whose names have no prefix."""
-    return not any(name.startswith(_PREFIXES) for name in reader.tensors)
+    """Return whether the tensors are those of a base model: their names have no prefix, or config.json says so."""
+    name = str((reader.values.get("architectures") or [""])[0])
+    is_named = name.endswith("Model") and "Head" not in name  # GPT2LMHeadModel has an output matrix
+    return is_named or not any(name.startswith(_PREFIXES) for name in reader.tensors)
 
 
 def _is_bidirectional(config: Any) -> bool:

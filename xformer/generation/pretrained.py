@@ -183,7 +183,7 @@ def _count(value: Any) -> int:
 
 
 def _early_stopping(value: Any) -> bool:
-    if value not in (True, "never"):
+    if value is not True and value != "never":
         raise ValueError('a boolean or "never", as without it')
     return value is True
 

@@ -28,7 +28,7 @@ from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
 from xformer.tracing.record import base_function
-from xformer.tracing.tracer import NUMBER, PLAIN, Tracer
+from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, Tracer
 
 ACTIVE_GRAPH: ContextVar[GraphTrace | None] = ContextVar("active_graph", default=None)
 
@@ -175,6 +175,8 @@ class GraphTrace:
         """Raise JitError, since values differ from run to run."""
         if self.is_closed:
             self.__getattr__("read")
+        if use == WRITE:
+            raise JitError(f"{WRITE}, which later runs would not repeat; {CREATE}")
         raise JitError(
             f"{use} reads values of a traced array on the host, which may differ in the next call; use functions of "
             "array_namespace(x), or pass the number as an argument of the function"

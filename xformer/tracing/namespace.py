@@ -32,7 +32,7 @@ from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import OTHER_NAMES, PLAIN, InnerArray, Tracer
+from xformer.tracing.tracer import CREATE, OTHER_NAMES, PLAIN, WRITE, InnerArray, Tracer
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -226,6 +226,8 @@ class GradTrace:
 
         A branch on a value is locally constant. Any other use of a number that depends on the inputs raises.
         """
+        if use == WRITE:
+            raise DifferentiationError(f"{WRITE} and would lose its gradient; {CREATE}")
         if use == "np.asarray":
             raise DifferentiationError(
                 "a traced array was passed to a function of another library, which would lose its gradient; "

@@ -37,6 +37,8 @@ OTHER_NAMES = {
     "unsqueeze": "use xp.expand_dims(x, axis=0)",
 }
 _WITH_XP = " with xp = array_namespace(x)"
+WRITE = "an assignment to a NumPy array (y += x) got a traced array"
+CREATE = "create y with xp.zeros, where xp = array_namespace(x)"
 PLAIN = object()  # the origin of arrays whose memory belongs to a plain array
 NUMBER = object()  # the origin of immutable numbers, such as numpy.float64, whose value is stored as an array
 
@@ -103,7 +105,7 @@ class Tracer:
         if operation is None or method != "__call__" or options:
             name = f"np.{function.__name__}" if method == "__call__" else f"np.{function.__name__}.{method}"
             name = {"np.add.reduce": "np.sum", "np.maximum.reduce": "np.max"}.get(name, name)
-            name = f"an assignment to a NumPy array (y += x), or {name}" if "out" in options else name
+            name = WRITE if "out" in options else name
             inputs = tuple(x._namespace.read(x, name) if type(x) is Tracer else x for x in inputs)
             return getattr(function, method)(*inputs, **options)
         return getattr(self._namespace, f"operator_{operation}")(*inputs)
