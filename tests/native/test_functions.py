@@ -298,6 +298,12 @@ def test_sums_are_as_accurate_as_pairwise_ones() -> None:
             assert np.max(np.abs(sum_of(order, axis) - expected) / expected) < 3e-7
 
 
+@given(RNGS, SHAPES, st.sampled_from(["int64", "bool"]), st.booleans())
+def test_cumulative_sum(rng: Any, shape: Any, dtype: str, include_initial: bool) -> None:
+    for axis in range(len(shape)):
+        lowered(rng, "cumulative_sum", array(rng, shape, dtype), axis=axis, include_initial=include_initial)
+
+
 @given(RNGS, SHAPES, st.sampled_from(["float32", "int64", "bool"]))
 def test_count_nonzero(rng: Any, shape: Any, dtype: str) -> None:
     lowered(rng, "count_nonzero", array(rng, shape, dtype), axis=axes_of(rng, len(shape)))

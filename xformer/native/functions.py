@@ -380,6 +380,19 @@ def _count_nonzero(out: Any, x: Any, /, *, axis: Any = None, keepdims: bool = Fa
     return True
 
 
+@_lowering("cumulative_sum")
+def _cumulative_sum(out: Any, x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> bool:
+    if out.dtype != _INT64 or x.dtype not in (_INT64, _BOOL) or x.ndim == 0:
+        return False
+    axis = 0 if axis is None else axis % x.ndim
+    if include_initial:
+        before = (slice(None),) * axis
+        _fill(out[(*before, slice(1))], 0)
+        out = out[(*before, slice(1, None))]
+    native.call("cumulative_sum", (x, out), axis)
+    return True
+
+
 # --- indexing -----------------------------------------------------------------------------------------------------
 
 

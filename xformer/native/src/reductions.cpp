@@ -1,4 +1,4 @@
-// Sums and other reductions over any axes.
+// Sums and other reductions over any axes, and cumulative sums of integers.
 #include "strided.h"
 
 namespace ISA {
@@ -231,10 +231,67 @@ template <class F> const char* check_reduce(Record& r) {
     return nullptr;
 }
 
+// --- cumulative sums of integers -----------------------------------------------------------------------------------------------------
+
+constexpr int64_t LINES = 16;  // that are summed together
+
+template <class From> void accumulate(const Record& r, int part) {
+    using T = Sum::Total<From>;
+    const Array &x = r.arrays[0], &out = r.arrays[1];
+    const int axis = x.ndim - 1, line = axis - 1;  // the axes before are `kept`
+    const int64_t tiles = (out.shape[line] + LINES - 1) / LINES, count = x.shape[axis];
+    const int64_t first = part * r.plan[STEP], end = std::min(out.size() / count / out.shape[line] * tiles, first + r.plan[STEP]);
+    for (int64_t tile = first; tile < end; tile++) {
+        const int64_t j = tile % tiles * LINES, n = std::min(LINES, out.shape[line] - j);
+        const Offsets at = offsets_of(r, tile / tiles, line);
+        const char* from = x.data + at.x + j * x.strides[line];
+        char* to = out.data + at.out + j * out.strides[line];
+        T total[LINES];
+        for (int64_t i = 0; i < count; i++, from += x.strides[axis], to += out.strides[axis])
+            for (int64_t k = 0; k < n; k++) {
+                const T value = static_cast<T>(*reinterpret_cast<const From*>(from + k * x.strides[line]));
+                total[k] = i ? Sum::combine(total[k], value) : value;
+                *reinterpret_cast<T*>(to + k * out.strides[line]) = total[k];
+            }
+    }
+}
+
+// cumulative_sum(x, out), i0: axis
+const char* check_cumulative_sum(Record& r) {
+    Array &x = r.arrays[0], &out = r.arrays[1];
+    REQUIRE(x && out, "an array is absent");
+    const int axis = static_cast<int>(r.integers[0]);
+    REQUIRE(r.integers[0] >= 0 && r.integers[0] < x.ndim, "there is no such axis");
+    REQUIRE(x.has_shape(out), "the output has another shape");
+    const char* error = "the function takes no such dtype";
+    with_type(Types<int64_t, bool>(), x.type, [&](auto t) {
+        using From = decltype(t);
+        error = out.type == type_of<Sum::Total<From>> ? nullptr : "the output has another dtype";
+        r.plan[FUNCTION] = reinterpret_cast<int64_t>(static_cast<Run>(accumulate<From>));
+    });
+    r.parts = 0;
+    if (error || out.size() == 0) return error;
+    const int64_t count = x.shape[axis], step_x = x.strides[axis], step_out = out.strides[axis];
+    const Together both{{&x, &out}, 2};
+    for (Array* array : {&x, &out}) {
+        array->ndim--;
+        std::copy(array->shape + axis + 1, array->shape + array->ndim + 1, array->shape + axis);
+        std::copy(array->strides + axis + 1, array->strides + array->ndim + 1, array->strides + axis);
+    }
+    both.sort();
+    both.merge();
+    both.pad(1);
+    x.shape[x.ndim] = out.shape[out.ndim] = count;
+    x.strides[x.ndim++] = step_x, out.strides[out.ndim++] = step_out;
+    split(r, out.size() / count / out.shape[out.ndim - 2] * ((out.shape[out.ndim - 2] + LINES - 1) / LINES), count * LINES);
+    return nullptr;
+}
+
 const Operation operations[] = {
     {"sum", 1 << 1, check_reduce<Sum>, run_planned},
     {"any", 1 << 1, check_reduce<Any>, run_planned},
     {"all", 1 << 1, check_reduce<Every>, run_planned},
+    {"cumulative_sum", 1 << 1, check_cumulative_sum, run_planned},
 };
 }  // namespace
 
