@@ -112,7 +112,7 @@ def release():
     with contextlib.suppress(Exception):
         cupy = importlib.import_module("cupy")
         cupy.get_default_memory_pool().free_all_blocks()
-        for idle in sys.modules["xformer.ops._cupy.graph"]._idle.values():  # pools that nothing uses any more
+        for idle in sys.modules["xformer.kernels.cupy.graph"]._idle.values():  # pools that nothing uses any more
             for resources in idle:
                 resources.pool.free_all_blocks()
     with contextlib.suppress(Exception):
@@ -427,7 +427,7 @@ if DRY:
     torch.compile = lambda module, **options: module  # compiling takes minutes
 np = importlib.import_module("numpy")
 xf = importlib.import_module("xformer")
-Backend = importlib.import_module("xformer.benchmarks").Backend
+Backend = importlib.import_module("xformer.benchmarks.computation").Backend
 torch.set_grad_enabled(True)
 
 
@@ -778,7 +778,7 @@ def _(answers):
         row("gemm", f"{m}x{k}x{n} forward", result)
         if not DRY:
             lt, cb, columns = (
-                importlib.import_module(f"xformer.ops._cupy.{name}") for name in ("cublaslt", "cublas", "columns")
+                importlib.import_module(f"xformer.kernels.cupy.{name}") for name in ("cublaslt", "cublas", "columns")
             )
             result = turns(
                 {

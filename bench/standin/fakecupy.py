@@ -575,12 +575,12 @@ def install():
     array_api_compat.cupy = m
     # libraries
     so = build_lib()
-    import xformer.ops._cupy.cublas as cb
+    import xformer.kernels.cupy.cublas as cb
 
     ctypes.CDLL(so)
     cb.loaded = lambda name: ctypes.CDLL(so)
     # cudnn
-    import xformer.ops._cupy.cudnn_plans as cp
+    import xformer.kernels.cupy.cudnn_plans as cp
 
     class T:
         n = 0
@@ -641,7 +641,7 @@ def install():
     )
     cp.frontend = lambda: (fake, None)
     # count products
-    import xformer.ops._cupy.cublaslt as lt
+    import xformer.kernels.cupy.cublaslt as lt
 
     orig = lt._check
 
