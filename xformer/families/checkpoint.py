@@ -393,7 +393,9 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
         try:
             values, fields = _written(family, model)
         except (CheckpointError, ConfigError) as error:
-            misfits.append((_MANY, f"{family.model_types[0]}: {error}"))
+            # A combination that the family names says more than a list of many fields.
+            count = _MAX_SHOWN if isinstance(error, ConfigError) and family.write_config is not None else _MANY
+            misfits.append((count, f"{family.model_types[0]}: {error}"))
             continue
         if not fields and model_type in (None, values["model_type"]):
             return family, values
