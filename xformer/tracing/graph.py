@@ -28,7 +28,7 @@ from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
 from xformer.tracing.record import base_function
-from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, Tracer
+from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, WRITES_OUTER, Tracer
 
 ACTIVE_GRAPH: ContextVar[GraphTrace | None] = ContextVar("active_graph", default=None)
 
@@ -228,9 +228,7 @@ class GraphTrace:
     def _unwrap_written(self, value: Any) -> Any:
         """Unwrap values that are written; those of an inner trace would lose their derivative."""
         if any(type(x) is Tracer and x._namespace.trace_level for x in _flat(value)):
-            raise DifferentiationError(
-                "an array of an enclosing function was written in a differentiated one; return the new values instead"
-            )
+            raise DifferentiationError(WRITES_OUTER)
         return self.unwrap(value)
 
     def _unwrap_key(self, key: Any) -> Any:

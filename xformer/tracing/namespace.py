@@ -32,7 +32,7 @@ from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import CREATE, OTHER_NAMES, PLAIN, WRITE, InnerArray, Tracer
+from xformer.tracing.tracer import CREATE, OTHER_NAMES, PLAIN, WRITE, WRITES_OUTER, InnerArray, Tracer
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -256,9 +256,7 @@ class GradTrace:
         to the one that owns the memory, and then all views of it.
         """
         if new._namespace is not self:
-            raise DifferentiationError(
-                "an array of an enclosing function was written in a differentiated one; return the new values instead"
-            )
+            raise DifferentiationError(WRITES_OUTER)
         if not getattr(getattr(_value_of(x), "flags", None), "writeable", True):
             raise DifferentiationError(
                 "an array was written that is read-only, or that vjp needs unchanged until its pullback; write into a "

@@ -39,6 +39,7 @@ OTHER_NAMES = {
 _WITH_XP = " with xp = array_namespace(x)"
 WRITE = "an assignment to a NumPy array (y += x) got a traced array"
 CREATE = "create y with xp.zeros, where xp = array_namespace(x)"
+WRITES_OUTER = "an array of an enclosing function was written in a differentiated one; return the new values instead"
 PLAIN = object()  # the origin of arrays whose memory belongs to a plain array
 NUMBER = object()  # the origin of immutable numbers, such as numpy.float64, whose value is stored as an array
 
