@@ -57,7 +57,7 @@ assert grad(square)(x) == vjp(square, x)[1](np.asarray(1.0))[0] == 6.0
 print(json.dumps([name.split(".")[1] for name in sys.modules if name.startswith("xformer.")]))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    few = {"backends", "environment", "errors", "html", "native", "random", "threads", "tracing", "tree"}
+    few = {"backends", "environment", "errors", "hints", "html", "native", "random", "threads", "tracing", "tree"}
     assert {*json.loads(done.stdout)} <= few
 
 

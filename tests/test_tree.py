@@ -20,9 +20,9 @@ from tests.reference import raises_line, small_model, without_jax
 from xformer import Initializer
 from xformer.backends import Array, array_namespace, backend_name, dtype_name, from_host, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
+from xformer.hints import MODULES
 from xformer.layers import Linear
 from xformer.tree import (
-    _TORCH_METHODS,
     FrozenDict,
     Module,
     flatten,
@@ -123,11 +123,11 @@ def test_fields_may_change_until_the_constructor_has_ended():
         Named("")
 
 
-@pytest.mark.parametrize("name", sorted(_TORCH_METHODS))
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_a_method_of_torch_modules_names_the_replacement(name):
     assert not hasattr(norm(1), name)
     assert name not in dir(norm(1))
-    hint = f"'Norm' object has no attribute '{name}'; {_TORCH_METHODS[name]}"
+    hint = f"'Norm' object has no attribute '{name}'; {MODULES[name]}"
     with pytest.raises(AttributeError, match=f"^{re.escape(hint)}$"):
         getattr(norm(1), name)
     with pytest.raises(AttributeError, match=r"^'Norm' object has no attribute 'wieght'$"):

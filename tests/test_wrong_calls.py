@@ -12,10 +12,10 @@ import pytest
 import xformer as xf
 from xformer.backends import from_host, resolve, to_host
 from xformer.errors import XformerError
+from xformer.hints import ARRAYS
 from xformer.layers import quantize, sinusoidal
 from xformer.ops import attention, dropout, embedding, gelu, layer_norm, project_heads, rms_norm
 from xformer.ops.operation import explain, register
-from xformer.tracing.tracer import OTHER_NAMES
 from xformer.tree import with_fields
 
 MODEL = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=9, num_layers=1, d_model=8, num_heads=2, d_ff=8))
@@ -202,7 +202,7 @@ def test_names_of_other_libraries_lead_to_those_of_the_standard():
 def test_what_the_hints_name_has_a_derivative(library):
     xp, x = pytest.importorskip(library), np.asarray([[1.0, 2.0], [3.0, 5.0]])
     names = {"xformer": xf, "minimum": 0.0, "maximum": 1.0, "value": 0.0, "shape": (4,), "axes": (1, 0), "size": 1}
-    for name, hint in OTHER_NAMES.items():
+    for name, hint in ARRAYS.items():
         used = re.match(r"use (.*)", hint)[1].removeprefix("slices, as in ").split(" and ")[0].split(", or ")[0]
         if name in ("backward", "detach", "item", "einsum"):
             continue

@@ -219,31 +219,6 @@ if not TYPE_CHECKING:  # or checkers would accept every name
         *("generation", "families", "pipelines", "training", "runs.launch"),
     )
 
-    # Names of torch and transformers, and what to use here.
-    _OTHER_NAMES = {
-        **dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), "xformer.load_pretrained(path)"),
-        **dict.fromkeys(("AutoTokenizer", "pipeline"), "a pipeline, as in xformer.TextGenerator.from_pretrained(path)"),
-        "CrossEntropyLoss": "xformer.cross_entropy",
-        "DataLoader": "any iterable of batches",
-        **dict.fromkeys(
-            ("ModuleList", "Sequential"),
-            "a field with a list of modules, as in layers: list[xformer.EncoderLayer]",
-        ),
-        "Tensor": "the arrays of your library",
-        "Trainer": "xformer.fit",
-        "TrainingArguments": "the arguments of xformer.fit",
-        "TransformerDecoderLayer": "xformer.DecoderLayer",
-        "TransformerEncoder": "xformer.Encoder",
-        "TransformerEncoderLayer": "xformer.EncoderLayer",
-        "functional": "xformer.ops, and the functions of xformer.array_namespace(x)",
-        "load_state_dict": "xformer.load_parameters(module, path)",
-        "manual_seed": "seed= of models, and xformer.Rng(seed) for dropout and samples",
-        "no_grad": "the model as it is, since only value_and_grad computes derivatives",
-        "optim": "the optimizers of xformer itself, as in xformer.AdamW",
-        "save": "model.save(path), or xformer.save_parameters(module, path)",
-        "nn": "the layers of xformer itself, as in xformer.Linear",
-    }
-
     def __getattr__(name: str) -> Any:
         """Import a public name or a module at its first use, so that programs start at once."""
         from importlib.util import find_spec
@@ -259,8 +234,10 @@ if not TYPE_CHECKING:  # or checkers would accept every name
         raise AttributeError(f"module 'xformer' has no attribute {name!r}{hint}")
 
     def _hint(name: str) -> str:
-        if name in _OTHER_NAMES:
-            return f"; use {_OTHER_NAMES[name]}"
+        from xformer import hints
+
+        if name in hints.PACKAGE:
+            return f"; use {hints.PACKAGE[name]}"
         for home, known in (("layers", name), ("ops", name.lower())):  # ReLU is relu
             if known in importlib.import_module(f"xformer.{home}").__all__:
                 return f"; use xformer.{home}.{known}"

@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
+from xformer.hints import ARGUMENTS
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -119,42 +121,6 @@ def describe_type(value: Any) -> str:
     return f"{article} {name}{' (pass its .model)' if has_model else ''}"
 
 
-# Names in PyTorch, Keras and Hugging Face, and those of xformer.
-_SYNONYMS = {
-    **dict.fromkeys(("attention_mask", "attn_mask", "key_padding_mask", "src_mask"), ("mask", "source_mask")),
-    **dict.fromkeys(("dim", "embed_dim", "embedding_dim", "hidden_size", "n_embd"), ("d_model", "features")),
-    **dict.fromkeys(("dim_feedforward", "intermediate_size", "n_inner"), ("d_ff",)),
-    **dict.fromkeys(("n_head", "nhead", "num_attention_heads"), ("num_heads",)),
-    **dict.fromkeys(("n_layer", "num_hidden_layers"), ("num_layers",)),
-    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), ("steps", "max_steps")),
-    **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps"), ("grad_accumulation",)),
-    **dict.fromkeys(("clipnorm", "max_norm"), ("max_grad_norm",)),
-    **dict.fromkeys(("dropout_p", "p"), ("dropout", "rate")),
-    **dict.fromkeys(("eps", "layer_norm_eps"), ("epsilon", "norm_epsilon")),
-    "beam_size": ("num_beams",),
-    "betas": ("beta1",),
-    "decoder_input_ids": ("target",),
-    "ignore_index": ("pad_id",),
-    "input_ids": ("tokens", "source"),
-    "is_causal": ("causal",),
-    "long_lines": ("truncation",),
-    "lr": ("learning_rate",),
-    "max_length": ("max_new_tokens",),
-    "max_updates": ("max_steps",),
-    "n_best": ("num_return_sequences",),
-    "num_embeddings": ("vocab_size",),
-    "num_training_steps": ("total_steps", "max_steps", "steps"),
-    "num_warmup_steps": ("warmup_steps",),
-    "output_dir": ("run_dir",),
-    "pixel_values": ("images",),
-    "select_by": ("metric_for_best",),
-    "shards": ("data_parallel",),
-    "tgt_mask": ("mask", "causal"),
-    "token_type_ids": ("token_types",),
-    "topic_strength": ("sequence_bias_strength",),
-}
-
-
 def nearest_hint(name: str, known: Collection[str], hints: Mapping[str, str] | None = None) -> str:
     """Suggest what to use instead of an unknown name.
 
@@ -169,7 +135,7 @@ def nearest_hint(name: str, known: Collection[str], hints: Mapping[str, str] | N
     """
     if hints and name in hints:
         return hints[name]
-    synonyms = [each for each in _SYNONYMS.get(name, ()) if each in known]
+    synonyms = [each for each in ARGUMENTS.get(name, ()) if each in known]
     near = synonyms or difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
 

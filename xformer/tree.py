@@ -18,12 +18,13 @@ import re
 import sys
 import textwrap
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import numpy as np
 
+from xformer import hints
 from xformer.backends import (
     Array,
     Backend,
@@ -128,7 +129,7 @@ class Module:
 
     def named_arrays(self) -> Iterator[tuple[str, Array]]:
         """Yield (dotted name, array) in a fixed order: fields as declared, tuples by position, dicts by sorted key."""
-        return _named(self, "")
+        return ((name, x) for name, x in walk(self) if is_array(x))
 
     def named_parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield the floating arrays of `named_arrays`, also frozen ones."""
@@ -136,13 +137,19 @@ class Module:
 
     def named_trainable_parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield the parameters that are not frozen: training changes them, and no others."""
-        return ((name, array) for name, array in _named(self, "", parameters_only=True) if is_floating(array.dtype))
+        arrays = ((name, x) for name, x in walk(self, trainable_only=True) if is_array(x))
+        return ((name, array) for name, array in arrays if is_floating(array.dtype))
 
     def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (dotted name, module) for each module that a call applies: itself, with the prefix, and those in it."""
         yield prefix, self
-        for name in _layout(self).names:
-            yield from _called_modules(getattr(self, name), f"{prefix}.{name}" if prefix else name)
+        pending = [(f"{prefix}.{name}" if prefix else name, x) for name, x in reversed(children_of(self))]
+        while pending:
+            name, item = pending.pop()
+            if isinstance(item, Module):
+                yield from item.called_modules(name)
+            else:
+                pending += [(f"{name}.{key}", x) for key, x in reversed(children_of(item))]
 
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters of the tree, also in frozen ones."""
@@ -187,40 +194,7 @@ def _constructor(function: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-# Methods of torch.nn.Module and of models of transformers, and what to use here.
-_TORCH_METHODS = {
-    "add_module": "set it as a field in __init__",
-    "apply": "use xformer.tree.map_modules(function, model)",
-    "backward": "use xformer.fit, or xformer.value_and_grad(loss_fn)(model)",
-    "children": "use model.called_modules()",
-    "cpu": "use model.to('numpy') or model.to(device='cpu')",
-    "cuda": "use model.to(device=...) or model.to('cupy')",
-    "double": "use model.to(dtype='float64')",
-    "eval": "dropout is off unless the call gets rng=",
-    "fit": "use xformer.fit(model, loss_fn, batches, ...)",
-    "float": "use model.to(dtype='float32')",
-    "forward": "call the model: model(x)",
-    "from_pretrained": "use xformer.load_pretrained(directory)",
-    "generate": "use xformer.generate(model, tokens)",
-    "half": "use model.to(dtype='float16')",
-    "load_state_dict": "use xformer.tree.replace(model, arrays)",
-    "modules": "use model.called_modules()",
-    "named_modules": "use model.called_modules()",
-    "num_parameters": "use model.parameter_count()",
-    "parameters": "use model.named_parameters(); optimizers of xformer take none, see xformer.fit",
-    "predict": "call the model: model(x)",
-    "register_buffer": "set it as a field in __init__, and call model = xformer.freeze(model, name)",
-    "register_parameter": "set it as a field in __init__; floating arrays are parameters",
-    "requires_grad_": "use xformer.freeze(model)",
-    "save": "use xformer.save_parameters(model, path)",
-    "save_pretrained": "use xformer.save_pretrained(model, directory)",
-    "state_dict": "use dict(model.named_arrays())",
-    "train": "dropout is on if the call gets rng=xformer.Rng(seed); to train, see xformer.fit",
-    "zero_grad": "value_and_grad returns new gradients",
-}
-
-
-add_absent_methods(Module, _TORCH_METHODS)
+add_absent_methods(Module, hints.MODULES)
 
 
 def _move(array: Array, xp: Namespace | None, dtype: DType | str | None, target: Device) -> Array:
@@ -256,12 +230,43 @@ class _Constant:
 
 def _as_constants(value: Any) -> Any:
     """Return the value of a frozen field with its arrays, but not those of modules in it, as constants."""
+    return _Constant(value) if is_array(value) else map_items(_as_constants, value)
+
+
+def map_items(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the items of a tuple, list or dict; return any other value as it is."""
     if isinstance(value, dict):
-        return type(value)({key: _as_constants(item) for key, item in value.items()})
-    if isinstance(value, _SEQUENCES):
-        items = [_as_constants(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return _Constant(value) if is_array(value) else value
+        return type(value)({key: function(item) for key, item in value.items()})
+    return rebuild_sequence(value, map(function, value)) if isinstance(value, _SEQUENCES) else value
+
+
+def rebuild_sequence(value: Any, items: Iterable[Any]) -> Any:
+    """Return a tuple, named tuple or list of the class of `value`."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def children_of(node: Any) -> list[tuple[Any, Any]]:
+    """Return the names and values of what a tree consists of: fields as declared, positions, or sorted keys."""
+    if isinstance(node, Module):
+        return [(name, getattr(node, name)) for name in _layout(node).names]
+    if isinstance(node, dict):
+        return [(key, node[key]) for key in _sorted_keys(node)]
+    return list(enumerate(node)) if isinstance(node, _SEQUENCES) else []
+
+
+def walk(tree: Any, name: str = "", *, trainable_only: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, node) for a tree and all that it contains, parents before children.
+
+    Args:
+        tree: A Module, an array, or tuples, lists and dicts of them.
+        name: Name of the tree.
+        trainable_only: Leave out frozen arrays.
+    """
+    yield name, tree
+    frozen = tree.__dict__.get(_FROZEN, ()) if trainable_only and isinstance(tree, Module) else ()
+    for key, child in children_of(tree):
+        child = _as_constants(child) if key in frozen else child
+        yield from walk(child, f"{name}.{key}" if name else str(key), trainable_only=trainable_only)
 
 
 def flatten(
@@ -350,10 +355,10 @@ def flatten(
                 items = {key: items[key] for key in value}
                 value = FrozenDict(items) if isinstance(value, FrozenDict) else items
             elif kind == _SEQUENCE:
-                cls, count = type(value), len(value)
+                count = len(value)
                 children = built[: -count - 1 : -1] if count else []
                 del built[len(built) - count :]
-                value = cls(*children) if hasattr(cls, "_fields") else cls(children)
+                value = rebuild_sequence(value, children)
             elif kind == _CONSTANT and not keep:
                 value = None
             built.append(value)
@@ -411,22 +416,16 @@ def map_modules(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def map_named_modules(function: Callable[[str, Any], Any], tree: Any, prefix: str = "") -> Any:
     """Apply `function` to the dotted names of all modules and the modules; see `map_modules`."""
-
-    def children(items: Any) -> list[Any]:
-        return [
-            (key, map_named_modules(function, item, f"{prefix}.{key}" if prefix else str(key))) for key, item in items
-        ]
-
+    changed = {
+        key: map_named_modules(function, item, f"{prefix}.{key}" if prefix else str(key))
+        for key, item in children_of(tree)
+        if not is_array(item) or not isinstance(tree, Module)
+    }
     if isinstance(tree, Module):
-        fields = {name: getattr(tree, name) for name in _layout(tree).names}
-        changed = children((name, x) for name, x in fields.items() if not is_array(x))
-        return function(prefix, with_fields(tree, **dict(changed)))
+        return function(prefix, with_fields(tree, **changed))
     if isinstance(tree, dict):
-        return dict(children(tree.items()))
-    if isinstance(tree, _SEQUENCES):
-        items = [item for _, item in children(enumerate(tree))]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return tree
+        return {key: changed[key] for key in tree}
+    return rebuild_sequence(tree, changed.values()) if isinstance(tree, _SEQUENCES) else tree
 
 
 def with_fields(module: Any, **fields: Any) -> Any:
@@ -489,9 +488,8 @@ def unfreeze(tree: Any) -> Any:
     return map_modules(lambda module: with_frozen(module, frozenset()), tree)
 
 
-def _has_modules(value: Any) -> bool:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, _SEQUENCES) else ()
-    return isinstance(value, Module) or any(map(_has_modules, items))
+def _has_modules(tree: Any) -> bool:
+    return any(isinstance(node, Module) for _, node in walk(tree))
 
 
 def is_frozen(module: Module) -> bool:
@@ -551,11 +549,9 @@ def _immutable(name: str, value: Any) -> Any:
                 raise ConfigError(f"{name} has the key {wrong[0]!r}; expected strings without '.' as names of arrays")
             keys.sort()  # as named_arrays() does
         return FrozenDict({key: _immutable(name, value[key]) for key in keys})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_immutable(name, item) for item in value))
-    if type(value) in _SEQUENCES:
-        return tuple(_immutable(name, item) for item in value)
-    return value
+    value = tuple(value) if type(value) is list else value
+    is_tuple = type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields"))
+    return map_items(functools.partial(_immutable, name), value) if is_tuple else value
 
 
 def _sorted_keys(node: dict[Any, Any]) -> list[Any]:
@@ -608,34 +604,6 @@ def _is_branch(value: Any) -> bool:
         items = value.values() if isinstance(value, dict) else value
         return any(is_array(item) or _is_branch(item) for item in items)
     return isinstance(value, Module)
-
-
-def _named(
-    node: Any, prefix: str, *, parameters_only: bool = False, in_frozen: bool = False
-) -> Iterator[tuple[str, Array]]:
-    items: Any = ()
-    constants: Collection[str] = ()
-    if isinstance(node, Module):
-        constants, in_frozen = node.__dict__.get(_FROZEN, ()) if parameters_only else (), False
-        items = [(name, getattr(node, name)) for name in _layout(node).names]
-    elif isinstance(node, dict):
-        items = [(key, node[key]) for key in _sorted_keys(node)]
-    elif isinstance(node, _SEQUENCES):
-        items = enumerate(node)
-    for key, item in items:
-        is_constant = in_frozen or key in constants
-        if not is_array(item):
-            yield from _named(item, f"{prefix}{key}.", parameters_only=parameters_only, in_frozen=is_constant)
-        elif not is_constant:
-            yield f"{prefix}{key}", item
-
-
-def _called_modules(node: Any, name: str) -> Iterator[tuple[str, Module]]:
-    if isinstance(node, Module):
-        yield from node.called_modules(name)
-    elif isinstance(node, dict | tuple | list):
-        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _called_modules(item, f"{name}.{key}")
 
 
 def replace(module: Any, arrays: dict[str, Array]) -> Any:

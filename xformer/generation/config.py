@@ -6,35 +6,14 @@ import math
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from xformer import hints
 from xformer.config import Config, option
 from xformer.errors import ConfigError
 from xformer.models.token_ids import check_one_each
 
 DEFAULT_DIVERSITY_PENALTY = 0.5  # Vijayakumar et al. (2016) recommend 0.2 to 0.8
-# Arguments of Hugging Face's generate that have another name here.
-_HUGGING_FACE = {
-    "max_length": "use max_new_tokens, which does not count the prompt",
-    "stop_strings": "use stop, an argument of TextGenerator, Translator and Summarizer",
-    "min_length": "use min_new_tokens, which does not count the prompt",
-    "eos_token_id": "use stop_token_ids, or set eos_id in the configuration of the model",
-    "pad_token_id": "set pad_id in the configuration of the model",
-    "logits_processor": "use logits_processors",
-    "generation_config": "use config",
-    **dict.fromkeys(("random_state", "seed"), "use rng=xformer.Rng(seed), or seed= of a pipeline"),
-    "return_full_text": "an output is the new text alone",
-    "batch_size": "use batch_tokens of a pipeline",
-    "streamer": "use stream",
-    **dict.fromkeys(
-        ("return_dict_in_generate", "output_logits", "output_scores"), "use outputs(..., logprobs=5) of a pipeline"
-    ),
-    "use_cache": "keys and values are always kept",
-    "assistant_model": "use draft_model, an argument of generate and of TextGenerator",
-    "draft_model": "use TextGenerator(..., draft_model=...), or generator.draft_model = ...",
-    "num_assistant_tokens": "use num_draft_tokens",
-    **dict.fromkeys(("return_timestamps", "word_timestamps"), "use timestamps='segments' or 'words' of a Transcriber"),
-}
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 _CONFLICTS = " If minimum > maximum for an input, the maximum takes precedence."
 
@@ -53,6 +32,8 @@ class GenerationConfig(Config):
     Raises:
         ConfigError: For an invalid value, naming the field, and for settings that contradict each other.
     """
+
+    _hints: ClassVar = hints.GENERATION
 
     num_beams: int = option(
         "Beams of beam search; 1 is greedy search.", default=1, at_least=1, at_most=10_000, panel="Search"
@@ -225,8 +206,8 @@ class GenerationConfig(Config):
         Raises:
             ConfigError: For an unknown field (with the nearest known one) or an invalid value.
         """
-        for name in overrides.keys() & _HUGGING_FACE.keys():
-            raise ConfigError(f"unknown argument {name!r}; {_HUGGING_FACE[name]}")
+        for name in overrides.keys() & cls._hints.keys():
+            raise ConfigError(f"unknown argument {name!r}; {cls._hints[name]}")
         if config is None:
             return cls(**overrides)
         if not isinstance(config, GenerationConfig):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
+from xformer import hints
 from xformer.backends import Array, Device, DType, array_namespace, dtype_name, is_floating
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
@@ -26,15 +27,6 @@ from xformer.tracing.activations import is_observing
 from xformer.tree import Module, replace, with_fields
 
 _MODELS: dict[str, type[BaseModel]] = {}
-# Arguments of models of Hugging Face that have no counterpart.
-_CHECK_CALL = check_arguments(
-    attention_mask="pass lists of ids without padding, or (attention_mask != 0)[:, None, None, :] as mask or "
-    "source_mask",
-    labels="compute the loss from the output, e.g. with xf.cross_entropy(logits, labels), which does not shift labels",
-    **dict.fromkeys(("output_attentions", "output_hidden_states"), "use: with xf.record(model, names) as activations"),
-    past_key_values="to decode with a cache, use xf.generate or a pipeline",
-    position_ids="positions are computed from the padding",
-)
 
 
 class BaseModel(Module):
@@ -83,7 +75,7 @@ class BaseModel(Module):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "__call__" in cls.__dict__:
-            cls.__call__ = _CHECK_CALL(cls.__call__)  # type: ignore[method-assign]
+            cls.__call__ = check_arguments(**hints.MODEL_CALL)(cls.__call__)  # type: ignore[method-assign]
         if hasattr(cls, "config_class"):  # others are bases of models
             _MODELS[cls.__name__] = cls
 

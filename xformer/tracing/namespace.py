@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer import hints
 from xformer.backends import (
     array_namespace,
     backend_name,
@@ -32,7 +33,7 @@ from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import CREATE, OTHER_NAMES, PLAIN, WRITE, WRITES_OUTER, InnerArray, Tracer
+from xformer.tracing.tracer import CREATE, PLAIN, WRITE, WRITES_OUTER, InnerArray, Tracer
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -93,10 +94,10 @@ class GradTrace:
         try:
             value = self._bind(name)
         except AttributeError:
-            if name not in OTHER_NAMES:
+            if name not in hints.ARRAYS:
                 raise
             raise AttributeError(
-                f"the namespace of {backend_name(self.base)} has no function {name!r}; {OTHER_NAMES[name]}"
+                f"the namespace of {backend_name(self.base)} has no function {name!r}; {hints.ARRAYS[name]}"
             ) from None
         setattr(self, name, value)
         return value

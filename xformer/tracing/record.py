@@ -12,10 +12,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from xformer import hints
 from xformer.backends import backend_of, extra, is_trace
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
-from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, OTHER_NAMES, PLAIN, InnerArray, Tracer
+from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, PLAIN, InnerArray, Tracer
 from xformer.tree import is_array
 
 Function = Callable[..., Any]
@@ -215,7 +216,7 @@ def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
         if not is_constant and (name in _VIEWS or any(map(trace.depends, (*args, *keywords.values())))):
             if name in DECOMPOSITIONS:
                 return DECOMPOSITIONS[name](trace, *args, **keywords)
-            hint = OTHER_NAMES.get(name, "define one with xformer.tracing.defvjp, or use stop_gradient(x)")
+            hint = hints.ARRAYS.get(name, "define one with xformer.tracing.defvjp, or use stop_gradient(x)")
             raise DifferentiationError(f"{name} has no derivative rule; {hint}")
         unwrapped = {key: trace.unwrap(value) for key, value in keywords.items()}
         return trace.wrap(function(*map(trace.unwrap, args), **unwrapped))

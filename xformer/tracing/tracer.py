@@ -11,31 +11,11 @@ import sys
 import weakref
 from typing import Any
 
+from xformer import hints
 from xformer.backends import backend_of, base_namespace
 from xformer.backends.arrays import CHECKED_CLASSES, check_class
 from xformer.errors import BackendError, DifferentiationError, ShapeError
 
-# Functions and methods of NumPy and torch that the standard lacks, and what to use here.
-OTHER_NAMES = {
-    "backward": "use xformer.value_and_grad(loss)(model), or xformer.vjp(function, *arrays) for other outputs",
-    **dict.fromkeys(("bmm", "dot", "mm"), "use x @ y"),
-    **dict.fromkeys(("cat", "concatenate", "hstack", "vstack"), "use xp.concat([x, y], axis=0)"),
-    **dict.fromkeys(("chunk", "split"), "use slices, as in x[:size, :]"),
-    "clamp": "use xp.clip(x, minimum, maximum)",
-    **dict.fromkeys(("clone", "copy"), "use xp.asarray(x, copy=True)"),
-    "detach": "use xformer.stop_gradient(x)",
-    **dict.fromkeys(("double", "float", "half", "to", "type"), "use xp.astype(x, dtype)"),
-    "einsum": "use xp.matmul, xp.tensordot and xp.permute_dims",
-    **dict.fromkeys(("flatten", "ravel", "view"), "use xp.reshape(x, shape)"),
-    **{name: f"use xformer.ops.{name}(x)" for name in ("gelu", "relu", "silu", "softmax")},
-    "item": "use float(xformer.stop_gradient(x))",
-    "log_softmax": "use xp.log(xformer.ops.softmax(x))",
-    **dict.fromkeys(("masked_fill", "masked_fill_"), "use xp.where(mask, value, x)"),
-    "norm": "use xp.sqrt(xp.sum(x * x))",
-    "sigmoid": "use 1 / (1 + xp.exp(-x))",
-    **dict.fromkeys(("swapaxes", "transpose"), "use xp.permute_dims(x, axes)"),
-    "unsqueeze": "use xp.expand_dims(x, axis=0)",
-}
 _WITH_XP = " with xp = array_namespace(x)"
 WRITE = "an assignment to a NumPy array (y += x) got a traced array"
 CREATE = "create y with xp.zeros, where xp = array_namespace(x)"
@@ -84,8 +64,8 @@ class Tracer:
         self._views.append(weakref.ref(view))
 
     def __getattr__(self, name: str) -> Any:
-        if name in OTHER_NAMES:
-            hint = f"method {name!r}; {OTHER_NAMES[name]}{_WITH_XP if 'xp.' in OTHER_NAMES[name] else ''}"
+        if name in hints.ARRAYS:
+            hint = f"method {name!r}; {hints.ARRAYS[name]}{_WITH_XP if 'xp.' in hints.ARRAYS[name] else ''}"
         elif not name.startswith("_") and callable(getattr(base_namespace(self._namespace), name, None)):
             hint = f"method {name!r}; use xp.{name}(x){_WITH_XP}"
         else:
@@ -128,7 +108,7 @@ class Tracer:
                 f"{name} of torch got a traced array to write into a tensor that has another name or a view; write "
                 "into a copy: xp.asarray(x, copy=True)"
             )
-        hint = OTHER_NAMES.get(name, "use the functions of xp = array_namespace(x), as in xp.sum(x)")
+        hint = hints.ARRAYS.get(name, "use the functions of xp = array_namespace(x), as in xp.sum(x)")
         hint = "use xformer.cross_entropy(logits, labels)" if name == "cross_entropy" else hint
         raise BackendError(f"{name} of torch got a traced array and would lose its gradient; {hint}")
 
