@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 from typing import Any
 
 import griffe
@@ -27,14 +28,19 @@ class Options(griffe.Extension):
 
 
 class SharedParameters(griffe.Extension):
-    """Give functions that take the parameters of another function their names, types and defaults."""
+    """Give functions that pass their arguments on the parameters that `help` shows."""
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        """Replace the parameters of a function with the decorator `_with_parameters_of`."""
-        for decorator in func.decorators:
-            name, _, argument = str(decorator.value).partition("(")
-            if name == "_with_parameters_of" and func.parent is not None:
-                func.parameters = func.parent.members[argument.rstrip(")")].parameters
+        """Replace the parameters of a function with the decorator `with_parameters_of`."""
+        if any(str(decorator.value).startswith("with_parameters_of(") for decorator in func.decorators):
+            signature = inspect.signature(getattr(importlib.import_module(func.module.path), func.name))
+            func.parameters = griffe.Parameters(*map(_parameter, signature.parameters.values()))
+
+
+def _parameter(parameter: inspect.Parameter) -> griffe.Parameter:
+    default = None if parameter.default is parameter.empty else repr(parameter.default)
+    kind = griffe.ParameterKind(parameter.kind.description)
+    return griffe.Parameter(parameter.name, annotation=str(parameter.annotation), kind=kind, default=default)
 
 
 class ExportedFunctions(griffe.Extension):

@@ -10,15 +10,17 @@ import dataclasses
 import inspect
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar, dataclass_transform
 
 import numpy as np
 
 from xformer.errors import ConfigError, DataError, describe_type, nearest_hint
 
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 _TYPES: dict[str, tuple[Any, str]] = {
     "int": (int, "an integer"),
     "float": ((int, float), "a number"),
@@ -54,7 +56,7 @@ def option(
         choices: Values that a string may have.
         at_least: Smallest value.
         above: Exclusive lower bound.
-        at_most: Largest value.
+        at_most: Largest value; math.inf allows infinity.
         below: Exclusive upper bound.
         panel: Heading under which `--help` lists this option and those after it, up to the next one with a panel.
     """
@@ -128,6 +130,25 @@ class Config(metaclass=_ConfigType):
             return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
+
+
+def with_fields(function: Callable[..., Any], config: type[Config]) -> inspect.Signature:
+    """Return the signature of a method whose `**options` are the fields of a configuration."""
+    _, *own, _ = inspect.signature(function).parameters.values()
+    return inspect.Signature([*own, *inspect.signature(config).parameters.values()])
+
+
+def with_parameters_of(
+    function: Callable[_Parameters, Any],
+) -> Callable[[Callable[..., _Result]], Callable[_Parameters, _Result]]:
+    """Give a function that passes its arguments on the signature of another one, or of a class."""
+
+    def decorate(decorated: Callable[..., _Result]) -> Callable[_Parameters, _Result]:
+        result = inspect.signature(decorated).return_annotation
+        decorated.__signature__ = inspect.signature(function).replace(return_annotation=result)  # type: ignore[attr-defined]
+        return decorated
+
+    return decorate
 
 
 def field_names(config: Any) -> list[str]:
@@ -221,9 +242,9 @@ def _is_valid(value: Any, metadata: Any) -> bool:
     choices = metadata.get("choices")
     if choices is not None and value not in choices:
         return False
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
     at_least, above, at_most, below = (metadata.get("bounds", {}).get(name) for name in _BOUNDS)
+    if isinstance(value, float) and not math.isfinite(value) and value != at_most:
+        return False
     return (
         (at_least is None or value >= at_least)
         and (above is None or value > above)
@@ -236,7 +257,7 @@ def describe_values(metadata: Any) -> str:
     """Describe the valid values, e.g. "a number in [0, 1)" or "one of 'bpe', 'words'"."""
     if metadata.get("choices") is not None:
         return f"one of {', '.join(map(repr, metadata['choices']))}"
-    bounds = {name: bound for name, bound in metadata.get("bounds", {}).items() if bound is not None}
+    bounds = {name: bound for name, bound in metadata.get("bounds", {}).items() if bound not in (None, math.inf)}
     if len(bounds) == 2:
         (low_name, low), (high_name, high) = bounds.items()
         left, right = "[" if low_name == "at_least" else "(", "]" if high_name == "at_most" else ")"

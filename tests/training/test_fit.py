@@ -491,7 +491,7 @@ def test_a_state_of_another_model_or_version_is_refused(tmp_path):
     with raises_line(CheckpointError, "is not the training state of this run"):
         run(run_dir=tmp_path, optimizer=SGD())
     files, model = TrainingFiles(tmp_path), Regression()
-    files.save_state(model, Adam().init(model), {"step": 3})
+    files.save_state(model, Adam().init(model), "Adam", {"step": 3})
     with raises_line(CheckpointError, "was written by another version of xformer"):
         run(run_dir=tmp_path)
 
@@ -706,7 +706,7 @@ def test_running_out_of_memory_names_the_step():
         ({"batches": {"x": TARGET, "y": TARGET}}, "batches is a dict; expected an iterable of batches"),
         ({"callbacks": [early_stopping(2), print_every(2)]}, "early_stopping needs validations; expected validate"),
         ({"grad_accumulation": 1.5}, "grad_accumulation is 1.5; expected an integer of at least 1"),
-        ({"data_parallel": -1}, "data_parallel is -1; expected an integer of at least 1"),
+        ({"data_parallel": -1}, "data_parallel is -1; expected at least 0"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of 'float32', 'bfloat16', 'float16'"),
         ({"learning_rate": lambda step: None}, "learning_rate is None at step 1; expected a finite number"),
         ({"run_dir": 3}, "run_dir is 3; expected the path of a directory"),

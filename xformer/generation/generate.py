@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
-from xformer.config import integers
+from xformer.config import integers, with_parameters_of
 from xformer.errors import ConfigError, DataError, ShapeError, describe_type
 from xformer.generation.assisted import Drafter, DraftModel, PromptLookup, assisted_search, check_draft_model
 from xformer.generation.batch import GenerationBatch, Sources, check_prefixes
@@ -39,22 +38,6 @@ from xformer.generation.sampling import extend_samples, greedy_or_sample, start_
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
 from xformer.random import Rng
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-
-def _with_parameters_of(
-    function: Callable[Parameters, Any],
-) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:
-    """Give a function that passes its arguments on the signature of another."""
-
-    def decorate(decorated: Callable[..., Result]) -> Callable[Parameters, Result]:
-        result = inspect.signature(decorated).return_annotation
-        decorated.__signature__ = inspect.signature(function).replace(return_annotation=result)  # type: ignore[attr-defined]
-        return decorated
-
-    return decorate
 
 
 def make_batch(
@@ -164,7 +147,7 @@ def make_batch(
     )
 
 
-@_with_parameters_of(make_batch)
+@with_parameters_of(make_batch)
 def generate(
     model: Any, inputs: Any, config: GenerationConfig | None = None, **overrides: Any
 ) -> list[list[Hypothesis]]:
@@ -215,7 +198,7 @@ def generate(
     return run_task(search(make_batch(model, inputs, config, **overrides)))
 
 
-@_with_parameters_of(make_batch)
+@with_parameters_of(make_batch)
 def stream(
     model: Any, inputs: Any, config: GenerationConfig | None = None, **options: Any
 ) -> Iterator[list[list[int]]]:

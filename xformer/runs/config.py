@@ -7,8 +7,8 @@ from typing import Any
 
 from xformer.config import Config, option
 from xformer.errors import ConfigError
+from xformer.training.inputs import FitConfig
 from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
-from xformer.training.precision import PRECISIONS
 from xformer.training.schedules import Schedule, constant, cosine, inverse_square_root, linear
 
 _FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_steps
@@ -52,8 +52,11 @@ class TextTokenizerConfig(Config):
     unicode_form: str = option("Unicode normalization form.", default="NFC", choices=("NFC", "NFKC"))
 
 
-class BaseTrainingConfig(Config):
-    """Training of any model."""
+class BaseTrainingConfig(FitConfig):
+    """Training of any model, by the options of `fit` and others."""
+
+    # JSON has no infinity.
+    max_grad_norm: float = option("Largest norm of the gradient (clipping).", default=1.0, above=0.0, panel="Optimizer")
 
     max_steps: int | None = option("Stop after this many steps.", default=None, at_least=1, panel="Duration")
     max_minutes: float | None = option(
@@ -97,8 +100,6 @@ class BaseTrainingConfig(Config):
         default=None,
         at_least=0.0,
     )
-    max_grad_norm: float = option("Largest norm of the gradient (clipping).", default=1.0, above=0.0)
-    grad_accumulation: int = option("Batches per step, computed one after the other.", default=1, at_least=1)
     label_smoothing: float = option(
         "Label smoothing: probability mass given to all tokens.", default=0.1, at_least=0.0, below=1.0, panel="Loss"
     )
@@ -121,7 +122,6 @@ class BaseTrainingConfig(Config):
         default="score",
         choices=("score", "loss"),
     )
-    save_every_minutes: float = option("Minutes between saves of the state.", default=5.0, above=0.0)
     keep_checkpoints: int = option("Number of models to keep in checkpoints/.", default=0, at_least=0)
     checkpoint_every: int | None = option(
         "Steps between these models; default validate_every.", default=None, at_least=1
@@ -131,20 +131,9 @@ class BaseTrainingConfig(Config):
         default="none",
         choices=("none", "last", "best"),
     )
-    seed: int = option("Seed of all random numbers.", default=0, at_least=0, panel="Computing")
-    dtype: str = option("Dtype of the parameters.", default="float32", choices=("float32", "float64"))
-    precision: str = option(
-        "Mixed precision: compute forward and backward in bfloat16 or float16; float32 turns it off.",
-        default="float32",
-        choices=PRECISIONS,
+    dtype: str = option(
+        "Dtype of the parameters.", default="float32", choices=("float32", "float64"), panel="Computing"
     )
-    data_parallel: int = option(
-        "Shards of each batch that are computed in parallel (0: on NumPy one per core, or 8 with --distributed); "
-        "changes the last bits.",
-        default=0,
-        at_least=0,
-    )
-
     communication_dtype: str = option(
         "Data type in which ranks exchange gradients; bfloat16 halves the traffic, and the bits depend on the ranks.",
         default="float32",

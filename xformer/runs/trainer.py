@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from xformer.config import field_names
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, broadcast
 from xformer.families.run_directory import RunDirectory
 from xformer.io import save_arrays
@@ -22,6 +23,7 @@ from xformer.training.checkpoint import save_parameters
 from xformer.training.data_parallel import is_numpy
 from xformer.training.events import Checkpoint, End, Event, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop
+from xformer.training.inputs import FitConfig
 from xformer.training.loss import mean_loss
 
 
@@ -131,17 +133,12 @@ class Trainer:
             partial(_TaskBatches, task, Rng(config.seed).fold_in("training", "batches")),
             optimizer=optimizer,
             learning_rate=config.make_schedule(d_model),
-            max_grad_norm=config.max_grad_norm,
             steps=config.max_steps or math.inf,
             callbacks=[*callbacks, self.validator, *limits, self],
             run_dir=directory.path,
-            seed=config.seed,
-            grad_accumulation=config.grad_accumulation,
-            precision=config.precision,
-            data_parallel=config.data_parallel or None,
             communicator=self.communicator,
             jit=is_numpy(model) or isinstance(model, LanguageModel),  # on a GPU, only batches of one shape pay off
-            save_every_minutes=config.save_every_minutes,
+            **{name: getattr(config, name) for name in field_names(FitConfig)},
         )
 
     @property

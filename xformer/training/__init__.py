@@ -9,6 +9,7 @@ from xformer.training.checkpoint import load_parameters, save_parameters
 from xformer.training.data_parallel import data_parallel
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop, fit
+from xformer.training.inputs import FitConfig
 from xformer.training.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases, mlflow, tensorboard, wandb
 from xformer.training.loss import dpo_loss, language_model_loss, mean_loss, sequence_log_probs, translation_loss
 from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
@@ -25,6 +26,7 @@ __all__ = [
     "Documents",
     "End",
     "Event",
+    "FitConfig",
     "History",
     "Logger",
     "MLflow",

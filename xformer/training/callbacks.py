@@ -16,7 +16,8 @@ from typing import Any
 from xformer.config import check_count
 from xformer.errors import ConfigError, describe_type
 from xformer.training.events import End, Event, Start, Step, Validation
-from xformer.training.fit import TrainingLoop, check_batches
+from xformer.training.fit import TrainingLoop
+from xformer.training.inputs import check_batches
 from xformer.training.interrupt import check_stop
 from xformer.training.loss import mean_loss
 

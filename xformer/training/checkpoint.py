@@ -8,13 +8,15 @@ import json
 import os
 import re
 import zlib
-from collections.abc import ItemsView, Iterator, Mapping
+from collections import Counter
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
 
+from xformer.backends import array_namespace
 from xformer.errors import CheckpointError, ConfigError, describe_type
 from xformer.io import (
     atomic_write,
@@ -57,6 +59,8 @@ class TrainingFiles:
 
     def check_state(self, model: Any, state: Any) -> None:
         """Raise ConfigError unless `save_state` can write a model and an optimizer state."""
+        if name := nonfinite_parameter(model):
+            raise ConfigError(f"{name} is not finite, and run_dir keeps finite parameters only; freeze it or change it")
         try:
             arrays = _arrays(model, state)
         except (AttributeError, TypeError, ValueError) as error:
@@ -66,12 +70,13 @@ class TrainingFiles:
             ) from error
         check_savable(arrays)
 
-    def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
+    def save_state(self, model: Any, state: Any, optimizer: str, progress: dict[str, Any]) -> None:
         """Write the model, the optimizer state and the progress to one file, atomically."""
+        progress = {"optimizer": optimizer, "settings": settings_of(model), **progress}
         metadata = {"format": "xformer-training-state", "progress": to_json(progress), "step": str(int(state.step))}
         save_arrays(self.state, _arrays(model, state), metadata)
 
-    def load_state(self, model: Any, state: Any) -> tuple[Any, Any, dict[str, Any]]:
+    def load_state(self, model: Any, state: Any, optimizer: str) -> tuple[Any, Any, dict[str, Any]]:
         """Read what `save_state` wrote into trees like `model` and `state`.
 
         Raises:
@@ -83,9 +88,16 @@ class TrainingFiles:
                 raise KeyError("format")
             progress = json.loads(metadata["progress"])
             trees = {name: _restore(tree, arrays, f"{name}:") for name, tree in _trees(state).items()}
-            return _restore(model, arrays, ""), state._replace(step=int(metadata["step"]), **trees), progress
+            model, state = _restore(model, arrays, ""), state._replace(step=int(metadata["step"]), **trees)
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{self.state} is not the training state of this run ({error})") from error
+        if progress.get("optimizer") != optimizer:
+            raise CheckpointError(
+                f"{self.state} is the state of {progress.get('optimizer')}; expected {optimizer}; use the same "
+                "optimizer, or another directory"
+            )
+        check_settings(self.state, model, progress.get("settings", {}))
+        return model, state, progress
 
     def append_log(self, *events: dict[str, Any]) -> None:
         """Append lines to the log."""
@@ -142,6 +154,53 @@ def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
     if has_adapters(model):  # their scale belongs to their parameters; other settings, such as dropout, may change
         check_settings(path, model, json.loads(metadata.get("settings", "{}")))
     return loaded
+
+
+def nonfinite_parameter(model: Any) -> str | None:
+    """Return the name of a trainable parameter that holds NaN or infinity, or None."""
+    for name, array in model.named_trainable_parameters():
+        xp = array_namespace(array)
+        if not bool(xp.all(xp.isfinite(array))):
+            return str(name)
+    return None
+
+
+def states_of(callbacks: Sequence[Any], *, is_early: bool = False) -> dict[str, Any]:
+    """Return the states of callbacks by name; raise ConfigError unless they are JSON values.
+
+    Before the first step, a callback whose state does not exist yet is left out.
+    """
+    states = {}
+    for name, callback in _stateful(callbacks):
+        try:
+            states[name] = callback.state_dict()
+        except Exception:
+            if not is_early:
+                raise
+            continue
+        try:
+            to_json(states[name])
+        except (TypeError, ValueError) as error:
+            message = f"state_dict() of the callback {name} cannot be saved in run_dir: {error}"
+            raise ConfigError(f"{message}; expected numbers, strings, lists and dicts") from error
+    return states
+
+
+def restore_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
+    """Give callbacks the states that `states_of` returned."""
+    for name, callback in _stateful(callbacks):
+        if name in states:
+            callback.load_state_dict(states[name])
+
+
+def _stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the callbacks that have a state, under names that a resumed run has again."""
+    counts: Counter[str] = Counter()
+    for callback in callbacks:
+        if hasattr(callback, "state_dict"):
+            name = type(callback).__name__
+            counts[name] += 1
+            yield f"{name} {counts[name]}", callback
 
 
 def to_json(value: Any) -> str:

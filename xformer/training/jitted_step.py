@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,23 @@ class JittedStep:
         if self._communicator is not None and self._communicator.size > 1 and self._communicator.overlaps:
             return "gradients are exchanged during the backward pass; set overlaps=False on the communicator"
         return "activations are recorded or replaced, which needs the Python code" if is_observing() else None
+
+    @contextlib.contextmanager
+    def warnings(self, model: Any, history: Sequence[Any]) -> Iterator[None]:
+        """Warn once, on rank 0, if jit has no effect on the steps that are made inside the block."""
+        obstacle = self.obstacle(model)
+        if obstacle is not None:
+            self._warn("jit=True has no effect: %s", obstacle)
+        yield
+        if self.refusal is not None:
+            self._warn("jit=True had no effect: %s", self.refusal)
+        elif obstacle is None and history and not self.num_runs:
+            message = "jit=True had no effect in %d steps: a program serves the third and later batches of the same "
+            self._warn(message + "shapes and other values, if no callback reads loop.model in each step", len(history))
+
+    def _warn(self, message: str, value: Any) -> None:
+        if self._communicator is None or self._communicator.rank == 0:
+            logging.getLogger("xformer").warning(message, value)
 
     def __call__(
         self, model: Any, state: Any, batches: Sequence[Any], rng: Rng | None, *, loss_fn: Any, **options: Any
