@@ -777,13 +777,13 @@ def _(answers):
         result = turns(contenders, rounds=3, least=0.02)
         row("gemm", f"{m}x{k}x{n} forward", result)
         if not DRY:
-            lt, cb, columns = (
-                importlib.import_module(f"xformer.kernels.cupy.{name}") for name in ("cublaslt", "cublas", "columns")
+            lt, cb, rows = (
+                importlib.import_module(f"xformer.kernels.cupy.{name}") for name in ("cublaslt", "cublas", "rows")
             )
             result = turns(
                 {
                     "xformer BGRADA": lambda: lt.gradients(x, g),
-                    "xformer GemmEx + sums": lambda: (cb.batched_product(x.T, g), columns.column_sums(g, w.dtype)),
+                    "xformer GemmEx + sums": lambda: (cb.batched_product(x.T, g), rows.column_sums(g, w.dtype)),
                     "xformer GemmEx alone": lambda: cb.batched_product(x.T, g),
                     "torch mm + sum": lambda: (tg.T @ tx, tg.sum(0)),
                     "torch mm alone": lambda: tg.T @ tx,

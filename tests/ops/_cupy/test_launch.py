@@ -18,7 +18,7 @@ from xformer import vjp
 from xformer.backends import dtype_named, resolve, to_host
 from xformer.errors import BackendError
 from xformer.kernels.cupy import launch as cuda_launch
-from xformer.kernels.cupy.columns import column_total
+from xformer.kernels.cupy.rows import column_total
 from xformer.ops import cross_entropy, layer_norm
 
 NVCC = shutil.which("nvcc")

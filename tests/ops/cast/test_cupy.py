@@ -9,7 +9,7 @@ from tests.ops._cupy.cuda_cases import normal
 from tests.ops._cupy.cuda_on_host import CASTS
 from xformer import ops, vjp
 from xformer.backends import dtype_named, resolve, to_host
-from xformer.kernels.cupy import cast as cupy_cast
+from xformer.kernels.cupy import optimizer
 from xformer.ops import cast
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
@@ -18,7 +18,7 @@ SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
 @pytest.mark.parametrize("most", [112, 2], ids=["one launch", "several"])
 @pytest.mark.parametrize(("before", "after"), CASTS)
 def test_cast_has_the_bits_of_numpy(cuda, monkeypatch, before, after, most):
-    monkeypatch.setattr(cupy_cast, "MAX_PAIRS", most)
+    monkeypatch.setattr(optimizer, "MAX_PAIRS", most)
     special = np.array(
         [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-41, 1e-7, 65519.0, 65520.0, 3e38, 1 + 2**-8, 1 + 3 * 2**-8]
     )

@@ -10,7 +10,7 @@ import pytest
 from tests.ops._cupy.cuda_cases import DTYPES, normal
 from xformer import ops
 from xformer.backends import to_host
-from xformer.kernels.cupy import embedding as cupy_embedding
+from xformer.kernels.cupy import rows as cupy_rows
 from xformer.ops import embedding
 
 IDS = {
@@ -29,7 +29,7 @@ IDS = {
 @pytest.mark.parametrize("segment", [64, 7])
 def test_embedding(cuda, monkeypatch, dtype, ids, segment):
     """Ids that stand in one piece, in two, and in many; 12 features are one chunk and a half of 16 bytes."""
-    monkeypatch.setattr(cupy_embedding, "_SEGMENT", segment)
+    monkeypatch.setattr(cupy_rows, "_SEGMENT", segment)
     table, host_ids = normal(11, 12), np.asarray(IDS[ids], dtype="int64")
     assert cuda.served("embedding", cuda.array(table, dtype), cuda.array(host_ids), scale=1.0)
     for scale in (1.0, 1.7):
@@ -45,7 +45,7 @@ def test_ids_of_any_integer_dtype(cuda, id_dtype):
 
 def test_an_id_out_of_range_gives_nan_and_no_gradient(cuda):
     """Ids on a GPU are not read on the host."""
-    (kernel,) = cupy_embedding.KERNELS
+    kernel = next(each for each in cupy_rows.KERNELS if each.operation == "embedding")
     rows, residuals = kernel.forward(cuda.array(normal(5, 3)), cuda.array([-1, 5, 2, 4]), scale=1.0, save=True)
     assert np.isnan(to_host(rows)).all(axis=-1).tolist() == [True, True, False, False]
     dtable, _ = kernel.vjp(cuda.xp.ones_like(rows), residuals, (True, False), scale=1.0)

@@ -13,7 +13,7 @@ from tests.reference import raises_line
 from xformer import ops, vjp
 from xformer.backends import dtype_named, to_host
 from xformer.errors import ShapeError
-from xformer.kernels.cupy.grid import grid_for_shared_rows
+from xformer.kernels.cupy.launch import grid_for_shared_rows
 from xformer.ops import softmax
 
 MASKS = {

@@ -9,7 +9,7 @@ from tests.ops._cupy.cuda_cases import DTYPES, normal
 from tests.reference import raises_line
 from xformer import ops
 from xformer.errors import ShapeError
-from xformer.kernels.cupy import squared_norm as cupy_squared_norm
+from xformer.kernels.cupy import optimizer
 from xformer.ops import squared_norm
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
@@ -18,7 +18,7 @@ SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("most", [128, 2], ids=["one launch", "several"])
 def test_squared_norm(cuda, monkeypatch, dtype, most):
-    monkeypatch.setattr(cupy_squared_norm, "MAX_ARRAYS", most)
+    monkeypatch.setattr(optimizer, "MAX_ARRAYS", most)
     arrays = [np.asarray(normal(*shape, seed=place)) for place, shape in enumerate([*SHAPES, (9000,)])]
     assert cuda.served("squared_norm", *(cuda.array(array, dtype) for array in arrays))
     cuda.agree(squared_norm, *arrays, dtype=dtype)

@@ -10,8 +10,8 @@ from typing import Any
 
 from xformer.backends import NativeArray as Array
 from xformer.backends import accumulation_dtype, array_namespace, device
-from xformer.kernels.cupy.arrays import FLOATS
 from xformer.kernels.cupy.cublas import batched_product
+from xformer.kernels.cupy.launch import FLOATS
 from xformer.ops.attention import causal_mask, repeat_kv, sum_kv_groups
 from xformer.ops.dropout import apply_dropout
 from xformer.ops.operation import Kernel

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from xformer.backends import NativeArray as Array
 from xformer.backends import dtype_name
 from xformer.kernels.cupy import cublas, plans
-from xformer.kernels.cupy.arrays import contiguous, empty
+from xformer.kernels.cupy.launch import contiguous, empty
 from xformer.kernels.cupy.plans import Failures, Plans
 
 _MAX_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper

@@ -2,31 +2,6 @@
 
 from __future__ import annotations
 
-from xformer.kernels.cupy import (
-    activations,
-    adam,
-    attention,
-    cast,
-    cross_entropy,
-    dropout,
-    embedding,
-    linear,
-    norms,
-    softmax,
-    squared_norm,
-)
+from xformer.kernels.cupy import attention, elementwise, linear, optimizer, rows
 
-_MODULES = [
-    activations,
-    adam,
-    attention,
-    cast,
-    cross_entropy,
-    dropout,
-    embedding,
-    linear,
-    norms,
-    softmax,
-    squared_norm,
-]
-KERNELS = [kernel for module in _MODULES for kernel in module.KERNELS]
+KERNELS = [kernel for module in (elementwise, rows, linear, attention, optimizer) for kernel in module.KERNELS]

@@ -11,11 +11,13 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import math
 from pathlib import Path
 from typing import Any
 
-from xformer.backends import resolve
+from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_half_precision, resolve
 
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SOURCES = Path(__file__).parent / "cuda"
 OPTIONS = ("--std=c++17",)
 
@@ -89,3 +91,93 @@ def _compiled(kernel: str, dtypes: tuple[str, ...]) -> Any:
 def instance(function: str, dtypes: tuple[str, ...]) -> str:
     """Return the C++ name of an instance of a function template."""
     return f"{function}<{', '.join(dtypes)}>"
+
+
+# --- Arrays ---
+
+
+def why_not(x: Any, *arrays: Any, **options: Any) -> str | None:
+    """Return why kernels do not take arrays on the device of x, or None."""
+    return None if is_current_device(x) else f"arrays are on {x.device}, which is not the current device"
+
+
+def is_compatible_dtype(parameter: Any, x: Any) -> bool:
+    """Return whether a parameter has the dtype of x, or float32 if x has 16 bits."""
+    dtype, x_dtype = dtype_name(parameter.dtype), dtype_name(x.dtype)
+    return dtype == x_dtype or (dtype == "float32" and is_half_precision(x.dtype))
+
+
+def dtype_names(*arrays: Any) -> tuple[str, ...]:
+    """Return the names of the dtypes, which are template arguments of a launch."""
+    return tuple(dtype_name(array.dtype) for array in arrays)
+
+
+def compute_dtype(x: Any) -> Any:
+    """Return the dtype in which kernels compute: float64 for float64, else float32."""
+    return accumulation_dtype(array_namespace(x), x.dtype)
+
+
+def contiguous(x: Any, dtype: Any = None) -> Any:
+    """Return x in C order, and in `dtype` if given; x itself if possible."""
+    if dtype is not None and x.dtype != dtype:
+        x = array_namespace(x).astype(x, dtype)
+    return x if x.flags.c_contiguous else array_namespace(x).ascontiguousarray(x)
+
+
+def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
+    """Allocate an array in C order, by default of the shape and dtype of `like`."""
+    xp = array_namespace(like)
+    return xp.empty(like.shape if shape is None else shape, dtype=like.dtype if dtype is None else dtype)
+
+
+def row_count(x: Any) -> int:
+    """Return the number of rows along the last axis."""
+    return math.prod(x.shape[:-1])
+
+
+# --- Grids, which depend only on shapes and dtypes: the same arrays give the same bits on every device ---
+
+_VECTOR_BYTES = 16
+_MAX_BLOCKS = 2**20  # kernels loop over further work
+_MAX_SMALL_BLOCKS = 2**14  # of threads that load little at a time: starting them takes as long as a load
+_SHARING_THREADS = 128  # per block with several rows
+
+
+def elements_per_thread(x: Any) -> int:
+    """Return the number of elements that a thread loads at a time."""
+    return _VECTOR_BYTES // x.itemsize
+
+
+def grid_for_rows(rows: int, x: Any, vectors: int = 1) -> tuple[int, int]:
+    """Return the blocks, and threads per block, of a kernel with one block per row of x.
+
+    Each thread loads `vectors` times, or more often from rows that are longer than a block of 512 threads can load.
+    """
+    return min(rows, _MAX_BLOCKS), min(512, -(-_loads(x) // (32 * vectors)) * 32)
+
+
+def grid_for_shared_rows(rows: int, x: Any, vectors: int, min_threads: int = 1) -> tuple[int, int, int]:
+    """Return the blocks, threads per block, and threads per row of a kernel with several short rows per block.
+
+    A short row has at most a warp, of which each thread loads `vectors` times; others are as `grid_for_rows` has them.
+    """
+    if _loads(x) > 32 * vectors:
+        blocks, threads = grid_for_rows(rows, x, vectors)
+        return blocks, threads, threads
+    row_threads = max(min_threads, min(32, 1 << (_loads(x) - 1).bit_length()))
+    return min(-(-rows * row_threads // _SHARING_THREADS), _MAX_SMALL_BLOCKS), _SHARING_THREADS, row_threads
+
+
+def vectors_per_thread(x: Any, most: int) -> int:
+    """Return how often a thread of a kernel that shares blocks loads: once if a warp can load a row, else `most`."""
+    return 1 if _loads(x) <= 32 else most
+
+
+def _loads(x: Any) -> int:
+    """Return the number of loads of a row."""
+    return max(1, -(-x.shape[-1] // elements_per_thread(x)))
+
+
+def grid_for_elements(x: Any) -> tuple[int, int]:
+    """Return the blocks, and threads per block, of an elementwise kernel."""
+    return min(_MAX_SMALL_BLOCKS, -(-x.size // (256 * elements_per_thread(x)))), 256

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.kernels.cupy import cublaslt
-from xformer.kernels.cupy import launch as cuda_launch
-from xformer.kernels.cupy.activations import relu_forward, relu_vjp
-from xformer.kernels.cupy.arrays import FLOATS, contiguous, dtype_names, why_not
-from xformer.kernels.cupy.columns import column_sums
+from xformer.kernels.cupy import cublaslt, launch
 from xformer.kernels.cupy.cublas import batched_product
-from xformer.kernels.cupy.grid import grid_for_elements
+from xformer.kernels.cupy.elementwise import relu_forward, relu_vjp
+from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, grid_for_elements, why_not
+from xformer.kernels.cupy.rows import column_sums
 from xformer.ops.linear import as_rows, linear_functions, merge_heads
 from xformer.ops.operation import Kernel
 
@@ -25,9 +23,7 @@ def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
         return y
     y = batched_product(rows, weight)
     if bias is not None:
-        cuda_launch.launch(
-            "columns.add_bias", dtype_names(y), *grid_for_elements(y), y, contiguous(bias), y.size, len(bias)
-        )
+        launch.launch("columns.add_bias", dtype_names(y), *grid_for_elements(y), y, contiguous(bias), y.size, len(bias))
     return relu_forward(y, save=False)[0] if relu else y
 
 

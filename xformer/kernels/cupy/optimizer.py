@@ -1,0 +1,181 @@
+"""Kernels that read or write many arrays in one launch on CuPy: Adam, sums of squares and casts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from xformer.backends import array_namespace, dtype_name, dtype_named
+from xformer.kernels.cupy import cublas, launch
+from xformer.kernels.cupy.launch import (
+    FLOATS,
+    compute_dtype,
+    contiguous,
+    dtype_names,
+    empty,
+    grid_for_elements,
+    is_compatible_dtype,
+    why_not,
+)
+from xformer.ops.adam import Settings, Slot, slots, updated, writable
+from xformer.ops.operation import Kernel
+from xformer.tree import is_array
+
+BLOCK_ELEMENTS = 8192
+THREADS = 256
+# Tables of cuda/optimizer.cu; with the other arguments they fit in the 4 KiB that every device accepts.
+MAX_SLOTS, MAX_ARRAYS, MAX_PAIRS = 64, 128, 112
+SLOTS = np.dtype(
+    [(name, np.uint64, MAX_SLOTS) for name in ("parameters", "gradients", "exp_avgs", "exp_avg_sqs")]
+    + [("sizes", np.int64, MAX_SLOTS), ("weight_decays", np.float64, MAX_SLOTS), ("ends", np.int64, MAX_SLOTS)]
+)
+ARRAYS = np.dtype(
+    [("addresses", np.uint64, MAX_ARRAYS), ("sizes", np.int64, MAX_ARRAYS), ("ends", np.int64, MAX_ARRAYS)]
+)
+PAIRS = np.dtype(
+    [(name, np.uint64, MAX_PAIRS) for name in ("from", "to")]
+    + [(name, np.int64, MAX_PAIRS) for name in ("sizes", "ends")]
+)
+
+
+def batches(items: Sequence[Any], max_items: int) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """Group nonempty items (array, ...) by the dtypes of their first two entries, in batches of at most `max_items`."""
+    by_dtypes: dict[tuple[str, ...], list[Any]] = {}
+    for item in items:
+        if item[0].size:
+            by_dtypes.setdefault(dtype_names(*item[:2]), []).append(item)
+    for dtypes, group in by_dtypes.items():
+        for start in range(0, len(group), max_items):
+            yield dtypes, group[start : start + max_items]
+
+
+def table_of(dtype: Any, columns: dict[str, list[Any]], **constants: tuple[Any, ...]) -> tuple[Any, int]:
+    """Return a table, which is passed by value, and the number of blocks; `constants` are the same in every step."""
+    constant_table, blocks = _constant_table(dtype, **constants)
+    table = constant_table.copy()
+    _fill(table, columns)
+    return table, blocks
+
+
+@functools.lru_cache(maxsize=256)
+def _constant_table(dtype: Any, sizes: tuple[int, ...], **constants: tuple[Any, ...]) -> tuple[Any, int]:
+    table = np.zeros(1, dtype)
+    ends = list(itertools.accumulate(-(-size // BLOCK_ELEMENTS) for size in sizes))
+    _fill(table, {**constants, "sizes": sizes, "ends": ends})
+    return table, ends[-1]
+
+
+def _fill(table: Any, columns: dict[str, Any]) -> None:
+    for name, column in columns.items():
+        table[name][0, : len(column)] = column
+
+
+def _cast_why_not(x: Any, *arrays: Any, dtype: str, **options: Any) -> str | None:
+    if dtype_name(x.dtype) == "float64" and dtype not in ("float64", "float32"):
+        return "float64 would be rounded to 16 bits twice"
+    return why_not(x)
+
+
+def _cast(arrays: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
+    pairs = [(x := contiguous(array), empty(x, dtype=dtype)) for array in arrays]
+    for dtypes, batch in batches(pairs, MAX_PAIRS):
+        inputs, outputs = zip(*batch, strict=True)
+        columns = {"from": [*map(cublas.pointer, inputs)], "to": [*map(cublas.pointer, outputs)]}
+        table, blocks = table_of(PAIRS, columns, sizes=tuple(x.size for x in inputs))
+        launch.launch("optimizer.cast", dtypes, blocks, THREADS, table, BLOCK_ELEMENTS)
+    return tuple(y for _, y in pairs)
+
+
+def _cast_forward(*arrays: Any, dtype: str, save: bool) -> tuple[Any, Any]:
+    return _cast(arrays, dtype_named(array_namespace(*arrays), dtype)), arrays[0].dtype
+
+
+def _cast_vjp(g: Any, input_dtype: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:
+    cotangents = iter(_cast([cotangent for cotangent in g if cotangent is not None], input_dtype))
+    return tuple(None if cotangent is None else next(cotangents) for cotangent in g)
+
+
+def _adam_why_not(grad_scale: Any, *arrays: Any, **options: Any) -> str | None:
+    for parameter, gradient, exp_avg, exp_avg_sq in slots(arrays):
+        if reason := why_not(parameter):
+            return reason
+        if not is_compatible_dtype(gradient, parameter):
+            return f"a gradient of dtype {dtype_name(gradient.dtype)} for a {dtype_name(parameter.dtype)} parameter"
+        if exp_avg.dtype != compute_dtype(parameter) or exp_avg_sq.dtype != exp_avg.dtype:
+            return f"moments of dtype {dtype_name(exp_avg.dtype)} for a {dtype_name(parameter.dtype)} parameter"
+        in_place = parameter, exp_avg, exp_avg_sq
+        if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
+            return "arrays are not contiguous, or differ in memory order"
+    return None
+
+
+def _in_order(slot: Slot) -> tuple[Any, ...]:
+    """Return a slot with the gradient in the memory order of the parameter."""
+    parameter, gradient, exp_avg, exp_avg_sq = slot
+    if parameter.flags.c_contiguous:
+        return parameter, contiguous(gradient), exp_avg, exp_avg_sq
+    return parameter, array_namespace(gradient).asfortranarray(gradient), exp_avg, exp_avg_sq
+
+
+def _adam_forward(
+    grad_scale: Any, *arrays: Any, settings: Settings, weight_decay: Sequence[float], donate: bool, save: bool
+) -> tuple[Any, Any]:
+    arrays, xp, schedule = tuple(writable(arrays, donate)), array_namespace(*arrays), None
+    changing = settings.step_size, settings.bias_correction2, settings.learning_rate
+    if any(is_array(number) for number in changing):
+        zero = xp.zeros((), dtype=xp.float64)
+        schedule = xp.stack([zero + number for number in changing])
+        settings = settings._replace(step_size=0.0, bias_correction2=0.0, learning_rate=0.0)
+    items = [(*_in_order(slot), rate) for slot, rate in zip(slots(arrays), weight_decay, strict=True)]
+    for dtypes, batch in batches(items, MAX_SLOTS):
+        fields = zip(("parameters", "gradients", "exp_avgs", "exp_avg_sqs"), zip(*batch, strict=True), strict=False)
+        columns = {name: [cublas.pointer(array) for array in column] for name, column in fields}
+        sizes, rates = tuple(item[0].size for item in batch), tuple(item[4] for item in batch)
+        table, blocks = table_of(SLOTS, columns, sizes=sizes, weight_decays=rates)
+        scale = None if grad_scale is None else contiguous(grad_scale, compute_dtype(batch[0][0]))
+        arguments = table, BLOCK_ELEMENTS, *map(float, settings), scale, schedule
+        launch.launch("optimizer.adam", dtypes, blocks, THREADS, *arguments)
+    return updated(arrays), None
+
+
+def _norm_why_not(*arrays: Any, **options: Any) -> str | None:
+    if len({compute_dtype(array) for array in arrays}) > 1:
+        return "mixed dtypes: float64 and others"
+    return next((reason for reason in map(why_not, arrays) if reason), None)
+
+
+def _norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
+    """Sum the squares per block, then sum these in the order of the arrays."""
+    arrays = tuple(contiguous(array) for array in arrays)
+    num_blocks = sum(-(-array.size // BLOCK_ELEMENTS) for array in arrays)
+    sums, norm = (empty(arrays[0], shape, compute_dtype(arrays[0])) for shape in ((num_blocks,), ()))
+    start = 0
+    for dtypes, batch in batches([(array,) for array in arrays], MAX_ARRAYS):
+        addresses = [cublas.pointer(array) for (array,) in batch]
+        table, blocks = table_of(ARRAYS, {"addresses": addresses}, sizes=tuple(array.size for (array,) in batch))
+        launch.launch("optimizer.squares", dtypes, blocks, THREADS, table, sums[start:], BLOCK_ELEMENTS)
+        start += blocks
+    launch.launch("optimizer.total", dtype_names(sums), 1, 1024, sums, norm, num_blocks)
+    return norm, arrays
+
+
+def _norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
+    return tuple(_times_2g(array, g) if needed else None for array, needed in zip(arrays, needs, strict=True))
+
+
+def _times_2g(x: Any, g: Any) -> Any:
+    """Return 2 g x, without reading g on the host."""
+    y, g = empty(x), contiguous(g, compute_dtype(x))
+    launch.launch("elementwise.multiply_by_2g", dtype_names(x), *grid_for_elements(x), x, g, y, x.size)
+    return y
+
+
+KERNELS = [
+    Kernel("cupy.cast", "cast", "cupy", _cast_forward, _cast_vjp, dtypes=FLOATS, why_not=_cast_why_not),
+    Kernel("cupy.adam", "adam", "cupy", _adam_forward, None, why_not=_adam_why_not),
+    Kernel("cupy.squared_norm", "squared_norm", "cupy", _norm_forward, _norm_vjp, why_not=_norm_why_not),
+]

@@ -1,0 +1,271 @@
+"""Kernels that read rows on CuPy: norms, softmax, cross-entropy, embedding, and sums over rows in a fixed order.
+
+A warp or a block reads a row once if it fits into its registers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.backends import array_namespace, dtype_name
+from xformer.kernels.cupy import launch
+from xformer.kernels.cupy.launch import (
+    FLOATS,
+    compute_dtype,
+    contiguous,
+    dtype_names,
+    elements_per_thread,
+    empty,
+    grid_for_rows,
+    grid_for_shared_rows,
+    is_compatible_dtype,
+    row_count,
+    vectors_per_thread,
+    why_not,
+)
+from xformer.ops.operation import Kernel
+
+# --- Sums over rows (cuda/columns.cu) ---
+
+SUMMING_THREADS = 256  # per block; SUMMING_WARPS in cuda/common.cu
+
+
+def grid_for_columns(x: Any, rows: int) -> tuple[int, int, int]:
+    """Return the blocks, chunks of rows and rows per chunk for sums over the rows of x.
+
+    There are enough blocks for a large device if chunks of 32 rows allow it.
+    """
+    tiles = -(-x.shape[-1] // (32 * elements_per_thread(x)))
+    chunks = max(1, min(-(-rows // 32), 1024 // max(1, tiles)))
+    chunk_rows = max(1, -(-rows // chunks))
+    chunks = max(1, -(-rows // chunk_rows))
+    return tiles * chunks, chunks, chunk_rows
+
+
+def column_sums(x: Any, dtype: Any) -> Any:
+    """Sum a matrix (rows, n) over its rows, in float32 or float64, and return (n,) of `dtype`."""
+    x = contiguous(x)
+    blocks, chunks, chunk_rows = grid_for_columns(x, len(x))
+    if chunks == 1:
+        return column_total(x, dtype)
+    sums = empty(x, (chunks, x.shape[1]), compute_dtype(x))
+    _sum_chunks(x, sums, blocks, chunk_rows)
+    return column_total(sums, dtype)
+
+
+def column_total(x: Any, dtype: Any) -> Any:
+    """Sum a matrix of few rows over its rows in one launch."""
+    total = empty(x, x.shape[1:], dtype)
+    _sum_chunks(x, total, -(-x.shape[1] // (32 * elements_per_thread(x))), len(x))
+    return total
+
+
+def _sum_chunks(x: Any, sums: Any, blocks: int, chunk_rows: int) -> None:
+    dtypes = dtype_names(x, sums)
+    launch.launch("columns.column_sums", dtypes, blocks, SUMMING_THREADS, x, sums, *x.shape, chunk_rows)
+
+
+# --- Layer norm and RMS norm ---
+
+# Vectors of a row that a thread keeps in registers: R in cuda/norms.cu. The derivative keeps two rows.
+_NORM_VECTORS, _NORM_VJP_VECTORS = 4, 2
+_MIN_THREADS = 32  # per row, so that a warp does not diverge at the branch for large numbers
+
+
+def _norm_why_not(x: Any, weight: Any, *rest: Any, **options: Any) -> str | None:
+    for parameter in (weight, *rest):
+        if parameter is not None and (parameter.dtype != weight.dtype or not is_compatible_dtype(parameter, x)):
+            return f"parameters of dtype {dtype_name(parameter.dtype)} with {dtype_name(x.dtype)} rows"
+    return why_not(x)
+
+
+def _norm_forward(x: Any, weight: Any, bias: Any, centered: int, epsilon: float, save: bool) -> tuple[Any, Any]:
+    x, weight, bias = contiguous(x), contiguous(weight), None if bias is None else contiguous(bias)
+    rows, n = row_count(x), x.shape[-1]
+    y = empty(x)
+    means, inverses = (empty(x, (rows,), compute_dtype(x)) if save else None for _ in range(2))
+    *grid, threads = grid_for_shared_rows(rows, x, _NORM_VECTORS, _MIN_THREADS)
+    settings = rows, n, centered, float(epsilon), threads
+    launch.launch(
+        "norms.normalize",
+        dtype_names(x, weight),
+        *grid,
+        x,
+        weight,
+        bias,
+        y,
+        means,
+        inverses,
+        *settings,
+    )
+    return y, (x, weight, means, inverses)
+
+
+def _norm_vjp(g: Any, residuals: Any, centered: int, needs: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
+    """Return the cotangents of x, weight and bias, None if not needed."""
+    x, weight, means, inverses = residuals
+    g, rows, n = contiguous(g, x.dtype), row_count(x), x.shape[-1]
+    dx = dweight = dbias = None
+    if needs[0]:
+        dx = empty(x)
+        arrays = g, x, weight, means, inverses, dx
+        *grid, threads = grid_for_shared_rows(rows, x, _NORM_VJP_VECTORS, _MIN_THREADS)
+        settings = rows, n, centered, threads
+        launch.launch("norms.normalize_vjp", dtype_names(x, weight), *grid, *arrays, *settings)
+    if needs[1] or needs[2]:
+        blocks, chunks, chunk_rows = grid_for_columns(x, rows)
+        dweight, dbias = (empty(x, (chunks, n), compute_dtype(x)) if needed else None for needed in (True, needs[2]))
+        arrays = g, x, means, inverses, dweight, dbias
+        sizes = rows, n, chunk_rows
+        launch.launch("norms.normalize_parameters_vjp", dtype_names(x), blocks, SUMMING_THREADS, *arrays, *sizes)
+        dweight, dbias = (None if sums is None else column_total(sums, weight.dtype) for sums in (dweight, dbias))
+    return dx, dweight, dbias
+
+
+def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
+    return _norm_forward(x, weight, bias, 1, epsilon, save)
+
+
+def _layer_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
+    return _norm_vjp(g, residuals, 1, needs)
+
+
+def _rms_norm_forward(x: Any, weight: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
+    return _norm_forward(x, weight, None, 0, epsilon, save)
+
+
+def _rms_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
+    return _norm_vjp(g, residuals, 0, (*needs, False))[:2]
+
+
+# --- Softmax ---
+
+_SOFTMAX_VECTORS = 2  # loads per thread of rows that a warp cannot load at once; as many numbers fit into registers
+
+
+def _strided(mask: Any, shape: tuple[int, ...]) -> tuple[Any, int, int, tuple[int, ...]]:
+    """View a mask broadcast to `shape` with the axes (outer, middle, inner, last).
+
+    The mask is copied only if more axes have strides of their own.
+
+    Returns:
+        The mask, the sizes `middle` and `inner`, and the strides of all four axes.
+    """
+    xp = array_namespace(mask)
+    mask = xp.broadcast_to(mask, shape)
+    axes: list[tuple[int, int]] = []  # sizes and strides of all axes but the last
+    for size, stride in zip(shape[:-1], mask.strides[:-1], strict=True):
+        if axes and axes[-1][1] == stride * size:
+            axes[-1] = axes[-1][0] * size, stride  # merge the two axes
+        elif size != 1:
+            axes.append((size, stride))
+    if len(axes) > 3:
+        return _strided(xp.reshape(contiguous(mask), (-1, shape[-1])), (math.prod(shape[:-1]), shape[-1]))
+    outer, middle, inner = [(1, 0)] * (3 - len(axes)) + axes
+    return mask, middle[0], inner[0], (outer[1], middle[1], inner[1], mask.strides[-1])
+
+
+def _softmax_forward(x: Any, mask: Any, *, save: bool) -> tuple[Any, Any]:
+    x, rows = contiguous(x), row_count(x)
+    y = empty(x)
+    if x.size:
+        mask, middle, inner, strides = (None, 1, 1, (0, 0, 0, 0)) if mask is None else _strided(mask, x.shape)
+        sizes, vectors = (rows, x.shape[-1], middle, inner), vectors_per_thread(x, _SOFTMAX_VECTORS)
+        *grid, threads = grid_for_shared_rows(rows, x, vectors)
+        template = *dtype_names(x), str(vectors)
+        launch.launch("softmax.softmax", template, *grid, x, mask, y, *sizes, *strides, threads)
+    return y, y
+
+
+def _softmax_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
+    g, rows = contiguous(g, y.dtype), row_count(y)
+    dx = empty(y)
+    *grid, threads = grid_for_shared_rows(rows, y, _SOFTMAX_VECTORS)
+    launch.launch("softmax.softmax_vjp", dtype_names(y), *grid, g, y, dx, rows, y.shape[-1], threads)
+    return dx, None
+
+
+# --- Cross-entropy: one pass computes the maximum of a row and its sum of exponentials ---
+
+_LOSS_VECTORS = 2  # that a thread loads at a time: R in cuda/softmax.cu
+
+
+def _cross_entropy_forward(
+    logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, z_loss: float, save: bool
+) -> tuple[Any, Any]:
+    """Save the logits, and two numbers per row."""
+    logits, labels = contiguous(logits), contiguous(labels, array_namespace(labels).int64)
+    rows, n = row_count(logits), logits.shape[-1]
+    losses, tops, log_totals = (empty(logits, labels.shape, compute_dtype(logits)) for _ in range(3))
+    arrays = logits, labels, losses, tops, log_totals
+    settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
+    grid = grid_for_rows(rows, logits, _LOSS_VECTORS)
+    launch.launch("softmax.cross_entropy", dtype_names(logits), *grid, *arrays, *settings)
+    return losses, (logits, labels, tops, log_totals)
+
+
+def _cross_entropy_vjp(
+    g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float
+) -> tuple[Any, ...]:
+    logits, labels, tops, log_totals = residuals
+    g, rows, n = contiguous(g, tops.dtype), row_count(logits), logits.shape[-1]
+    dlogits = empty(logits)
+    arrays = g, logits, labels, tops, log_totals, dlogits
+    settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
+    launch.launch("softmax.cross_entropy_vjp", dtype_names(logits), *grid_for_rows(rows, logits), *arrays, *settings)
+    return dlogits, None
+
+
+# --- Embedding, whose derivative sums the rows of an id in one order ---
+
+_SEGMENT = 64  # sorted ids whose rows one block sums
+
+
+def _embedding_forward(weight: Any, ids: Any, *, scale: float, save: bool) -> tuple[Any, Any]:
+    ids = contiguous(ids, array_namespace(ids).int64)
+    rows, n = weight.shape
+    y = empty(weight, (*ids.shape, n))
+    blocks = grid_for_rows(ids.size, weight)
+    sizes = ids.size, rows, n, float(scale)
+    launch.launch("embedding.gather", dtype_names(weight), *blocks, weight, ids, y, *sizes)
+    return y, (ids, weight)
+
+
+def _embedding_vjp(g: Any, residuals: Any, needs: Any, *, scale: float) -> tuple[Any, ...]:
+    """Sort the ids, and sum the rows of each id in their order, in float32 or float64."""
+    ids, weight = residuals
+    xp, g = array_namespace(g), contiguous(g, weight.dtype)
+    dweight = xp.zeros(weight.shape, dtype=weight.dtype)
+    count, (rows, n) = ids.size, weight.shape
+    if count:
+        ids = xp.reshape(ids, (-1,))
+        order = xp.argsort(ids, stable=True)
+        sorted_ids = xp.take(ids, order, axis=0)
+        segments = -(-count // _SEGMENT)
+        heads, tails = (empty(g, (segments, n), compute_dtype(g)) for _ in range(2))
+        sizes = count, rows, n, _SEGMENT
+        arrays = g, order, sorted_ids, dweight, heads, tails
+        settings = *sizes, float(scale)
+        launch.launch("embedding.scatter_segments", dtype_names(g), *grid_for_rows(count, g), *arrays, *settings)
+        grid = grid_for_rows(segments - 1, g)
+        launch.launch("embedding.scatter_join", dtype_names(g), *grid, sorted_ids, heads, tails, dweight, *sizes)
+    return dweight, None
+
+
+def _embedding_why_not(weight: Any, ids: Any, **options: Any) -> str | None:
+    return why_not(weight) if weight.flags.c_contiguous else "the weight is not contiguous"
+
+
+KERNELS = [
+    Kernel("cupy.layer_norm", "layer_norm", "cupy", _layer_norm_forward, _layer_norm_vjp, why_not=_norm_why_not),
+    Kernel("cupy.rms_norm", "rms_norm", "cupy", _rms_norm_forward, _rms_norm_vjp, why_not=_norm_why_not),
+    *(
+        Kernel(f"cupy.{name}", name, "cupy", forward, vjp, dtypes=FLOATS, why_not=refusal)
+        for name, forward, vjp, refusal in (
+            ("softmax", _softmax_forward, _softmax_vjp, why_not),
+            ("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp, why_not),
+            ("embedding", _embedding_forward, _embedding_vjp, _embedding_why_not),
+        )
+    ),
+]
