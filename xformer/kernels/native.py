@@ -127,7 +127,7 @@ def _adam(
         for (p, g, m, v), rate in zip(slots(arrays), weight_decay, strict=True):
             if not p.flags.c_contiguous:
                 p, g, m, v = p.T, g.T, m.T, v.T
-            native.call("adam", (p, native.contiguous(g), m, v, numbers), n0=settings.decay(rate))
+            native.call("adam", (p, native.contiguous(g), m, v, numbers), n0=1.0 - settings.learning_rate * rate)
     return updated(arrays), None
 
 

@@ -26,10 +26,6 @@ class Settings(NamedTuple):
     epsilon: float
     learning_rate: float | Array
 
-    def decay(self, weight_decay: float) -> Any:
-        """Return the factor of a parameter with a weight decay."""
-        return 1.0 - self.learning_rate * weight_decay
-
 
 def slots(arrays: Sequence[Array]) -> Iterator[Slot]:
     """Group the operation's flat arguments (without the gradient scale) into one slot for each parameter."""
@@ -66,7 +62,8 @@ def forward(
         exp_avg = beta1 * moments[0] + (1.0 - beta1) * g
         exp_avg_sq = beta2 * moments[1] + (1.0 - beta2) * (g * g)
         change = step_size * exp_avg / (xp.sqrt(exp_avg_sq * bias_correction2) + epsilon)
-        changed = cast_number(settings.decay(rate), exp_avg) * xp.astype(parameter, exp_avg.dtype, copy=False) - change
+        decay = cast_number(1.0 - settings.learning_rate * rate, exp_avg)
+        changed = decay * xp.astype(parameter, exp_avg.dtype, copy=False) - change
         new = xp.astype(changed, parameter.dtype, copy=False), exp_avg, exp_avg_sq
         results += (skip_if_nonfinite(grad_scale, *pair) for pair in zip((parameter, *moments), new, strict=True))
     return tuple(results), None

@@ -58,6 +58,18 @@ class Optimizer(Protocol):
         """
 
 
+class Settings(NamedTuple):
+    """The arguments of an update besides the trees."""
+
+    learning_rate: float
+    grad_scale: Array | None
+    donate: bool
+
+
+Slots = list[tuple[Any, Any]]
+"""The parameters and their gradients."""
+
+
 class _Optimizer(Config):
     """Base class: the hyperparameters, and what all updates have in common."""
 
@@ -109,14 +121,18 @@ class _Optimizer(Config):
             raise ConfigError(f"learning_rate is {learning_rate!r}; expected a finite number")
         step = assign(step, step + 1) if donate and is_array(step) else step + 1
         slots = list(zip(leaves, gradients, strict=True))
-        parameters, state = self._update(slots, state._replace(step=step), learning_rate, grad_scale, donate)
+        settings = Settings(learning_rate, grad_scale, donate)
+        parameters, state = self._update(slots, state._replace(step=step), settings)
         return rebuild(parameters), state
 
-    def _update(
-        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
-    ) -> tuple[Sequence[Array], Any]:
-        """Return the new parameters and state; a slot is a parameter and its gradient, and the step is counted."""
+    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
+        """Return the new parameters and state; the step is counted."""
         raise NotImplementedError
+
+    def _decays(self, parameters: Sequence[Array]) -> list[float]:
+        """Return the weight decay of each parameter: that of the optimizer for two or more axes, or for all."""
+        rate, everywhere = getattr(self, "weight_decay", 0.0), getattr(self, "decay_all", False)
+        return [rate if everywhere or len(parameter.shape) > 1 else 0.0 for parameter in parameters]
 
 
 def _check_shapes(name: str, leaves: Sequence[Array], arrays: Sequence[Array]) -> None:
@@ -155,28 +171,21 @@ class Adam(_Optimizer):
     def _init(self, model: Any) -> AdamState:
         return AdamState(0, map_parameters(zero_moment, model), map_parameters(zero_moment, model))
 
-    def _update(
-        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
-    ) -> tuple[Sequence[Array], Any]:
+    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
         (exp_avg, with_exp_avg), (exp_avg_sq, with_exp_avg_sq) = flatten(state.exp_avg), flatten(state.exp_avg_sq)
         check_same_count(slots, exp_avg, exp_avg_sq)
         leaves, gradients = _columns(slots, 2)
         updated = adam(
             list(zip(leaves, gradients, exp_avg, exp_avg_sq, strict=True)),
-            learning_rate=learning_rate,
+            **settings._asdict(),
             step=state.step,
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=self.epsilon,
-            weight_decay=self._weight_decays(leaves),
-            grad_scale=grad_scale,
-            donate=donate,
+            weight_decay=self._decays(leaves),
         )
         parameters, exp_avg, exp_avg_sq = _columns(updated, 3)
         return parameters, AdamState(state.step, with_exp_avg(exp_avg), with_exp_avg_sq(exp_avg_sq))
-
-    def _weight_decays(self, parameters: Sequence[Array]) -> list[float]:
-        return [0.0] * len(parameters)
 
 
 class AdamW(Adam):
@@ -189,9 +198,6 @@ class AdamW(Adam):
     decay_all: bool = option(
         "Decay every parameter; by default those of two or more axes: weights and embeddings, no biases.", default=False
     )
-
-    def _weight_decays(self, parameters: Sequence[Array]) -> list[float]:
-        return _weight_decays(parameters, self.weight_decay, self.decay_all)
 
 
 class Muon(AdamW):
@@ -213,24 +219,21 @@ class Muon(AdamW):
         exp_avg_sq = map_parameters(lambda leaf: None if self._is_weight(leaf) else zero_moment(leaf), model)
         return AdamState(0, map_parameters(zero_moment, model), exp_avg_sq)
 
-    def _update(
-        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
-    ) -> tuple[Sequence[Array], Any]:
+    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
         exp_avg, with_exp_avg = flatten(state.exp_avg)
         _check_shapes("mean of gradients", [leaf for leaf, _ in slots], exp_avg)
         is_weight = [self._is_weight(leaf) for leaf, _ in slots]
         weights = [index for index, each in enumerate(is_weight) if each]
         others = [slot for slot, each in zip(slots, is_weight, strict=True) if not each]
         means = [mean for mean, each in zip(exp_avg, is_weight, strict=True) if not each]
-        adam_state = state._replace(exp_avg=means)
-        updated, adam_state = super()._update(others, adam_state, learning_rate, grad_scale, donate)
+        updated, adam_state = super()._update(others, state._replace(exp_avg=means), settings)
 
         def update_weight(index: int) -> tuple[Any, Any]:
             return muon(
                 *slots[index],
                 exp_avg[index],
-                grad_scale,
-                learning_rate=learning_rate,
+                settings.grad_scale,
+                learning_rate=settings.learning_rate,
                 momentum=self.momentum,
                 weight_decay=self.weight_decay,
                 num_iterations=self.num_iterations,
@@ -270,16 +273,21 @@ class SGD(_Optimizer):
     def _init(self, model: Any) -> SGDState:
         return SGDState(0, map_parameters(zero_moment, model) if self.momentum else None)
 
-    def _update(
-        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
-    ) -> tuple[Sequence[Array], Any]:
+    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
         old, with_velocity = flatten(state.velocity)
         velocities = [None] * len(slots) if state.velocity is None else old
         if state.velocity is not None:
             _check_shapes("velocity", [leaf for leaf, _ in slots], old)
-        options: Any = {"learning_rate": learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
-        pairs = zip(slots, velocities, strict=True)
-        parameters, new = _columns([sgd(*slot, velocity, grad_scale, **options) for slot, velocity in pairs], 2)
+        options: Any = {
+            "learning_rate": settings.learning_rate,
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+        }
+        updated = [
+            sgd(*slot, velocity, settings.grad_scale, **options)
+            for slot, velocity in zip(slots, velocities, strict=True)
+        ]
+        parameters, new = _columns(updated, 2)
         return parameters, SGDState(state.step, None if state.velocity is None else with_velocity(new))
 
 
@@ -325,16 +333,15 @@ class Adafactor(_Optimizer):
         columns = _columns([zero_factors(leaf) for leaf in leaves], 3)
         return AdafactorState(0, *(rebuild(column, keep=False) for column in columns))
 
-    def _update(
-        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
-    ) -> tuple[Sequence[Array], Any]:
+    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
         step, leaves = state.step, [leaf for leaf, _ in slots]
+        learning_rate, grad_scale, _ = settings
         trees = [flatten(tree) for tree in state[1:]]
         rows, cols, others = (iter(means) for means, _ in trees)
         factors = [
             (None, None, next(others)) if len(leaf.shape) < 2 else (next(rows), next(cols), None) for leaf in leaves
         ]
-        decays = _weight_decays(leaves, self.weight_decay, self.decay_all)
+        decays = self._decays(leaves)
         options: Any = {
             "step_size": min(learning_rate, 1.0 / math.sqrt(step)) if self.relative_step else learning_rate,
             "beta2": 1.0 - math.pow(step, self.beta2_decay),
@@ -350,10 +357,6 @@ class Adafactor(_Optimizer):
         kept = ([mean for mean in column if mean is not None] for column in columns)
         new = (rebuild(means) for (_, rebuild), means in zip(trees, kept, strict=True))
         return parameters, AdafactorState(step, *new)
-
-
-def _weight_decays(parameters: Sequence[Array], weight_decay: float, decay_all: bool) -> list[float]:
-    return [weight_decay if decay_all or len(parameter.shape) > 1 else 0.0 for parameter in parameters]
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[Any]:
