@@ -29,8 +29,8 @@ from xformer.data.pairs import Batch, TokenPairs, epochs
 from xformer.families.run_directory import RunDirectory
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
+from xformer.runs.pairs import build_model
 from xformer.runs.recipe import Recipe
-from xformer.runs.tasks import build_model
 from xformer.text import read_lines
 from xformer.training.checkpoint import save_parameters
 from xformer.tree import flatten_parameters

@@ -23,14 +23,16 @@ def build_xformer(settings: dict[str, Any]) -> Computation:
     import numpy as np
 
     import xformer as xf
-    from xformer.runs.tasks import LanguageModelTask
+    from xformer.runs.config import LanguageModelTrainingConfig
+    from xformer.runs.recipe import Recipe
+    from xformer.runs.tasks import TextTask
     from xformer.training import AdamW
     from xformer.training.fit import TrainingLoop
 
     training, shards = settings["training"], settings["shards"]
     model = xf.LanguageModel(xf.LanguageModelConfig(**settings["model"]), xp=np, seed=0)
     text, sizes = np.asarray(settings["text"]), {name: training[name] for name in ("context_length", "batch_size")}
-    task = LanguageModelTask(model, text, text, **sizes)
+    task = TextTask(Recipe("language_modeling", training=LanguageModelTrainingConfig(**sizes)), model, text, text)
     loop = TrainingLoop(
         model,
         task.loss,

@@ -80,7 +80,7 @@ def test_the_result_is_a_run_like_any_other(xformer, earlier):
 
 
 def test_a_perfect_validation_ends_training(xformer, tmp_path, monkeypatch):
-    monkeypatch.setattr("xformer.runs.jobs.ValidationScore.__call__", lambda self, model: 100.0)
+    monkeypatch.setattr("xformer.runs.pairs.PairsTask.score", lambda self, model, ranks: 100.0)
     done = xformer("demo", "--out", tmp_path / "demo")
     assert "ended after step 2: all validation outputs are correct" in done.out
 

@@ -13,7 +13,8 @@ from tests.cli.conftest import events, state, write
 from xformer.data.demo_tasks import numbers_task
 from xformer.families.run_directory import RunDirectory
 from xformer.models import LanguageModel, load
-from xformer.runs.tasks import LanguageModelTask
+from xformer.runs.recipe import Recipe
+from xformer.runs.tasks import TextTask
 
 TEXT = 2 * ("\n".join(numbers_task(num_train=118, num_valid=1, num_test=1, largest=9999).train.source) + "\n")
 
@@ -123,7 +124,8 @@ def test_the_configuration_is_what_was_really_used(run, tmp_path):
 def test_the_best_model_has_the_loss_that_was_reported(run):
     model = LanguageModel.load(run / "model.safetensors", xp=np)
     ids = RunDirectory(run).load_tokenizer("joint").encode_text(split(TEXT)[1])
-    task = LanguageModelTask(model, ids, ids, context_length=12, batch_size=4)
+    recipe = Recipe.from_dict(RunDirectory(run).read_config()["recipe"])
+    task = TextTask(recipe, model, ids, ids)
     loss = sum(float(task.loss(model, batch)) for batch in task.validation_batches()) / (len(ids) - 1)
     assert loss == pytest.approx(min(event["loss"] for event in events(run, "validation")), rel=1e-5)
 

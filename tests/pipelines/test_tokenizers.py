@@ -6,8 +6,8 @@ import pytest
 from xformer.errors import CheckpointError
 from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Tokenizers
+from xformer.runs.pairs import build_model
 from xformer.runs.recipe import Recipe
-from xformer.runs.tasks import build_model
 from xformer.text import ParallelCorpus
 
 CORPUS = ParallelCorpus(["One two", "two three"], ["eins zwei", "zwei drei"])

@@ -15,9 +15,9 @@ from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
 from xformer.pipelines import encode_conversation
 from xformer.random import Rng
-from xformer.runs.chats import ChatJob
-from xformer.runs.recipe import make_recipe
-from xformer.runs.tasks import PackedTask
+from xformer.runs.chats import ChatTask
+from xformer.runs.config import ChatTrainingConfig
+from xformer.runs.recipe import Recipe, make_recipe
 from xformer.training import Documents
 
 pytest.importorskip("jinja2")
@@ -47,10 +47,15 @@ def documents(lengths):
     return Documents(tokens, [[0] + [1] * (length - 1) for length in lengths])
 
 
+def chat_task(model, train, valid, length):
+    settings = ChatTrainingConfig(context_length=length, batch_size=2)
+    return ChatTask(Recipe("chat", training=settings), model, train, valid)
+
+
 def test_an_epoch_has_each_document_once_and_batches_can_be_skipped():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=8, num_layers=1))
     train = documents([3, 9, 5, 7, 2, 6, 8, 4])
-    task = PackedTask(model, train, documents([4, 11]), context_length=10, batch_size=2)
+    task = chat_task(model, train, documents([4, 11]), 10)
     batches = task.batches(Rng(1), skip=0)
     seen = [next(batches) for _ in range(9)]
     per_epoch = sum(epoch == 0 for epoch, _ in seen)
@@ -66,9 +71,9 @@ def test_an_epoch_has_each_document_once_and_batches_can_be_skipped():
         np.testing.assert_array_equal(batch.tokens, seen[skip][1].tokens)
     assert sum(batch.num_tokens for batch in task.validation_batches()) == 13
     with raises_line(DataError, "the validation set has no documents of at least two tokens"):
-        PackedTask(model, train, documents([1]), context_length=10, batch_size=2)
+        chat_task(model, train, documents([1]), 10)
     with raises_line(DataError, "document 1 takes 8 tokens; expected at most 7"):
-        PackedTask(model, train, train, context_length=7, batch_size=2)
+        chat_task(model, train, train, 7)
 
 
 def test_a_tuned_model_answers(base, tmp_path):
@@ -183,12 +188,12 @@ def test_arguments_that_conflict(base, tmp_path):
 def test_outputs_for_loggers(base, tmp_path):
     (tmp_path / "chats").write_text("".join(json.dumps({"messages": each}) + "\n" for each in (LINES[0], CHATS[1])))
     recipe = make_recipe(None, {"init": base, **OPTIONS, "context_length": 90}, ["chat"])
-    job = ChatJob.prepare(recipe, np, {"chats": tmp_path / "chats"}, tmp_path)
-    (sample,) = job.samples(job.model, job.task())
+    task = ChatTask.prepare(recipe, np, {"chats": tmp_path / "chats"}, tmp_path)
+    (sample,) = task.samples(task.model)
     assert sample["prompt"] == "system\none and two\nuser\nwhat is one and four ?\nassistant\n"
     assert sample["reference"] == CHATS[1][2]["content"]
     assert isinstance(sample["output"], str)
-    assert next(iter(job.attention(job.model).maps.values())).weights[0].shape[-1] == 30
+    assert next(iter(task.attention(task.model).maps.values())).weights[0].shape[-1] == 30
 
 
 @pytest.mark.parametrize("options", [{"xp": "torch"}, {"data_parallel": 2}, {"precision": "bfloat16", "xp": "torch"}])

@@ -14,8 +14,7 @@ from xformer.data.demo_tasks import numbers_task
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
-from xformer.runs.recipe import Recipe, make_recipe
-from xformer.runs.tasks import TASKS
+from xformer.runs.recipe import TASKS, Recipe, make_recipe
 
 TASK = numbers_task(num_train=300, num_valid=8, num_test=8, largest=999)
 MODEL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}

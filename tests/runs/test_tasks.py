@@ -15,14 +15,17 @@ from xformer.errors import DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.models import LanguageModel
 from xformer.random import Rng
-from xformer.runs.config import TrainingConfig
-from xformer.runs.tasks import LanguageModelTask, TranslationTask
+from xformer.runs.config import LanguageModelTrainingConfig, TrainingConfig
+from xformer.runs.pairs import PairsTask
+from xformer.runs.recipe import Recipe
+from xformer.runs.tasks import TextTask
 from xformer.runs.trainer import Trainer
 from xformer.training import TokenPairs, translation_loss
 from xformer.tree import flatten
 
 TEXT = np.asarray([1, 2, 3, 4, 5, 6, 7, 8] * 40)
-TRAINING = TrainingConfig(
+TRAINING = LanguageModelTrainingConfig(
+    context_length=6, batch_size=4,
     optimizer="adamw", schedule="cosine", learning_rate=0.03, min_learning_rate=0.003, warmup_steps=5, max_steps=60,
     validate_every=30, label_smoothing=0.0, metric_for_best="loss", data_parallel=2,
 )  # fmt: skip
@@ -30,8 +33,15 @@ TRAINING = TrainingConfig(
 
 def make(path, config=TRAINING, xp="numpy"):
     model = small_language_model(xp, dtype="float32", dropout=0.0)
-    task = LanguageModelTask(model, TEXT, TEXT[:50], context_length=6, batch_size=4)
-    return Trainer(model, task, config, RunDirectory(path))
+    return Trainer(text_task(model, TEXT, TEXT[:50], **config.to_dict()), RunDirectory(path))
+
+
+def text_task(model, train, valid, **options):
+    return TextTask(Recipe("language_modeling", training=LanguageModelTrainingConfig(**options)), model, train, valid)
+
+
+def pairs_task(model, pairs, **options):
+    return PairsTask(Recipe(training=TrainingConfig(**options)), model, pairs, pairs)
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
@@ -48,7 +58,7 @@ def test_a_language_model_learns_its_text(tmp_path, library):
 
 def test_the_loss_of_translation_has_r_drop():
     model, pairs = small_model(dropout=0.5), TokenPairs([[4, 5], [6]], [[5], [4, 6]])
-    task = TranslationTask(model, pairs, pairs, batch_tokens=100, r_drop=2.0)
+    task = pairs_task(model, pairs, batch_tokens=100, r_drop=2.0)
     _, batch = next(task.batches(Rng(0), skip=0))
     assert task.loss(model, batch, Rng(1)) == translation_loss(model, batch, Rng(1), r_drop=2.0)
     assert task.loss(model, batch, Rng(1)) != translation_loss(model, batch, Rng(1))
@@ -80,7 +90,7 @@ def test_the_validation_loss_is_the_mean_over_the_whole_text(tmp_path):
 
 
 def test_an_epoch_has_as_many_tokens_as_the_text():
-    task = LanguageModelTask(small_language_model(), TEXT, TEXT, context_length=8, batch_size=4)
+    task = text_task(small_language_model(), TEXT, TEXT, context_length=8, batch_size=4)
     assert [epoch for epoch, _ in itertools.islice(task.batches(Rng(0), skip=0), 21)] == [0] * 10 + [1] * 10 + [2]
     assert next(task.batches(Rng(0), skip=20))[0] == 2
 
@@ -88,8 +98,8 @@ def test_an_epoch_has_as_many_tokens_as_the_text():
 def test_shards_are_parts_of_the_batch():
     model = small_language_model()
     tasks = [
-        LanguageModelTask(model, TEXT, TEXT, context_length=8, batch_size=5),
-        TranslationTask(small_model(), *[TokenPairs([[3]] * 5, [[4, 5]] * 5)] * 2, batch_tokens=15),
+        text_task(model, TEXT, TEXT, context_length=8, batch_size=5),
+        pairs_task(small_model(), TokenPairs([[3]] * 5, [[4, 5]] * 5), batch_tokens=15),
     ]
     for task in tasks:
         _, complete = next(task.batches(Rng(0), skip=3))
@@ -106,7 +116,7 @@ def test_batches_have_few_shapes_where_kernels_are_built_for_one(monkeypatch, po
     pairs = TokenPairs([[3] * 4] * 17, [[4] * 8] * 17)
     for is_bucketed in (False, True):
         monkeypatch.setattr(backend_of(np), "builds_per_shape", is_bucketed)
-        task = TranslationTask(small_model(positions=positions, max_positions=10), pairs, pairs, batch_tokens=153)
+        task = pairs_task(small_model(positions=positions, max_positions=10), pairs, batch_tokens=153)
         for batch in (next(task.batches(Rng(0), skip=0))[1], task.validation_batches()[0]):
             shapes = batch.source.shape, batch.target.shape
             assert shapes == (((18, lengths[0]), (18, lengths[1])) if is_bucketed else ((17, 5), (17, 9)))
@@ -114,7 +124,7 @@ def test_batches_have_few_shapes_where_kernels_are_built_for_one(monkeypatch, po
 
 
 def test_chunks_of_a_short_text_are_the_text():
-    task = LanguageModelTask(small_language_model(), TEXT[:5], TEXT[:2], context_length=8, batch_size=3)
+    task = text_task(small_language_model(), TEXT[:5], TEXT[:2], context_length=8, batch_size=3)
     _, batch = next(task.batches(Rng(0), skip=0))
     assert np.array_equal(batch.tokens, [TEXT[:4]] * 3)
     assert np.array_equal(batch.labels, [TEXT[1:5]] * 3)
@@ -122,6 +132,6 @@ def test_chunks_of_a_short_text_are_the_text():
 
 def test_a_text_that_is_too_short_is_refused():
     with raises_line(DataError, "the training text has 1 tokens; expected at least 2"):
-        LanguageModelTask(small_language_model(), TEXT[:1], TEXT, context_length=8, batch_size=4)
+        text_task(small_language_model(), TEXT[:1], TEXT, context_length=8, batch_size=4)
     with raises_line(DataError, "the validation text has 1 tokens"):
-        LanguageModelTask(small_language_model(), TEXT, TEXT[:1], context_length=8, batch_size=4)
+        text_task(small_language_model(), TEXT, TEXT[:1], context_length=8, batch_size=4)

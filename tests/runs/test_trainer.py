@@ -13,7 +13,8 @@ from xformer.io import load_arrays
 from xformer.models import Transformer, TransformerConfig
 from xformer.runs.checkpoints import average_models
 from xformer.runs.config import TrainingConfig
-from xformer.runs.tasks import TranslationTask
+from xformer.runs.pairs import PairsTask
+from xformer.runs.recipe import Recipe
 from xformer.runs.trainer import Average, Trainer
 from xformer.training import Step, TokenPairs, Validation
 from xformer.training.checkpoint import TrainingFiles
@@ -38,11 +39,25 @@ VALID = TokenPairs([[4, 5], [6], [7, 7, 8]], [[4], [6, 6], [7]])
 TRAINING = TrainingConfig(batch_tokens=30, warmup_steps=5, validate_every=4, max_steps=10, data_parallel=2)
 
 
+class Scored(PairsTask):
+    """Pairs with a score that a test computes, or none."""
+
+    bleu = None
+
+    @property
+    def metric(self):
+        return "BLEU" if self.bleu else None
+
+    def score(self, model, communicator=None):
+        return self.bleu(model)
+
+
 def make(path, config=TRAINING, *, xp=np, dtype="float32", bleu=None, model_config=MODEL, report=None):
     model = Transformer(model_config, xp=xp, seed=config.seed, dtype=dtype)
-    task = TranslationTask(model, TRAIN, VALID, batch_tokens=config.batch_tokens, score=bleu)
+    task = Scored(Recipe(training=config), model, TRAIN, VALID)
+    task.bleu = bleu
     callbacks = [lambda event, loop: report(event)] if report else []
-    return Trainer(model, task, config, RunDirectory(path), callbacks=callbacks)
+    return Trainer(task, RunDirectory(path), callbacks=callbacks)
 
 
 def recorded(events):
@@ -89,8 +104,8 @@ def test_every_library_learns(tmp_path, library):
     pairs = TokenPairs([[4 + row % 5] * 3 for row in range(8)], [[4 + row % 5] * 2 for row in range(8)])
     model = Transformer(dataclasses.replace(MODEL, dropout=0.0), xp=library, seed=0)
     config = TrainingConfig(batch_tokens=1000, learning_rate=0.01, warmup_steps=1, max_steps=4, validate_every=4)
-    task = TranslationTask(model, pairs, pairs, batch_tokens=config.batch_tokens)
-    trainer = Trainer(model, task, config, RunDirectory(tmp_path), callbacks=[lambda event, _: events.append(event)])
+    task = PairsTask(Recipe(training=config), model, pairs, pairs)
+    trainer = Trainer(task, RunDirectory(tmp_path), callbacks=[lambda event, _: events.append(event)])
     trainer.run()
     losses = [event.loss for event in events if isinstance(event, Step)]
     assert losses[-1] < losses[0]

@@ -31,8 +31,7 @@ from xformer.errors import XformerError
 from xformer.layers.kv_cache import KVCache
 from xformer.models.config import GATED, POSITIONS
 from xformer.ops.activations import ACTIVATIONS
-from xformer.runs.recipe import Recipe
-from xformer.runs.tasks import TASKS
+from xformer.runs.recipe import TASKS, Recipe
 from xformer.text import bleu, chrf, exact_match, read_lines, read_parallel, read_text, rouge, ter
 from xformer.text.corpus import one_line
 from xformer.text.line_chunks import LineChunks

@@ -26,7 +26,7 @@ from xformer.io import read_json, read_log
 from xformer.models import Encoder, ImageEncoder, ImageTextEncoder, LanguageModel
 from xformer.pipelines import Tokenizers
 from xformer.runs.console import format_number, make_console, plural
-from xformer.runs.tasks import TASKS
+from xformer.runs.recipe import TASKS
 from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
 
 HELP = """Show a training run, a public checkpoint or a GGUF file, without reading its weights: the model and its \

@@ -5,32 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xformer.data.packing import Documents
+from xformer.data.packing import Documents, PackedBatch, pack_documents
 from xformer.data.token_rows import TokenWriter
 from xformer.errors import CheckpointError, ConfigError, DataError, describe_type
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.models import LanguageModel
 from xformer.pipelines import Attention, TextGenerator, encode_conversation, show_attention
-from xformer.pipelines.base import check_vocabulary
+from xformer.random import Rng
 from xformer.runs.config import ChatTrainingConfig
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
-from xformer.runs.jobs import (
-    MAX_SHOWN,
-    NUM_SAMPLED,
-    TextJob,
-    initial_tokenizer,
-    load_initial_model,
-    with_shards,
-)
 from xformer.runs.recipe import Recipe
-from xformer.runs.tasks import PackedTask
+from xformer.runs.tasks import MAX_SHOWN, TextTask, initial_tokenizer, language_model
 from xformer.text.corpus import iter_lines, open_text
 from xformer.tokenizers import PretrainedTokenizer
+from xformer.training.loggers import Rows
 
 _EXPECTED = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 _MAX_CHARACTERS = 10_000_000  # of a line
@@ -104,18 +98,36 @@ def as_json_lines(chats: Any) -> Any:
     return [line(chat) for chat in chats]
 
 
-class ChatJob(TextJob):
-    """Training on the answers of chats: conversations with masks of their answers."""
+@dataclass(eq=False)
+class ChatTask(TextTask):
+    """Training on the answers of chats: conversations, which are `Documents`, in packed rows.
 
-    tasks = ("chat",)
+    An epoch has each of them once.
+
+    Raises:
+        DataError: If a conversation is longer than a row, or a set is empty.
+    """
+
+    names = ("chat",)
     unit = "tokens of answers"
-    task_class = PackedTask
+
+    def __post_init__(self) -> None:
+        sizes = []
+        for documents, name in ((self.train, "training"), (self.valid, "validation")):
+            lengths = documents.lengths
+            sizes += [sum(lengths[row]) for row in self._rows(lengths)]
+            if not sum(lengths):
+                raise DataError(f"the {name} set has no documents of at least two tokens; expected at least one")
+        self._options = {"length": int(max(sizes)), **self._array_options}
+
+    def _rows(self, lengths: Any) -> list[list[int]]:
+        return pack_documents(lengths, self.recipe.training.context_length)
 
     @classmethod
     def prepare(
         cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
-    ) -> ChatJob:
-        """Read the files and make the job; see `TrainingJob.prepare`."""
+    ) -> ChatTask:
+        """Read the files and make the task; see `Task.prepare`."""
         settings: ChatTrainingConfig = recipe.training
         if recipe.init.path is None:
             raise ConfigError("chats are given without init; expected a model to start from, with a chat template")
@@ -132,26 +144,37 @@ class ChatJob(TextJob):
         train, dropped = _encode(itertools.islice(conversations, num_train), tokenizer, settings, directory)
         rest = read_conversations(valid_paths) if valid_paths else conversations
         valid, valid_dropped = _encode(rest, tokenizer, settings, directory)
-        model = load_initial_model(recipe, LanguageModel, xp)
-        check_vocabulary("tokenizer", tokenizer, model.vocab_size)
-        recipe = with_shards(recipe, model)
+        model = language_model(recipe, tokenizer, xp)
         counts, sets = dict[str, int](), dict[str, Any](train=train, valid=valid)
         for name, documents in sets.items():
             counts |= {f"{name}_conversations": len(documents), f"{name}_tokens": len(documents.tokens.ids)}
             counts[f"{name}_answer_tokens"] = int(documents.loss_masks.ids.sum())
         counts["conversations_dropped_long"] = dropped + valid_dropped
-        job = cls(recipe, model, xp, tokenizer, train, valid, counts)
-        job.task()  # raises an error if no conversation is left
-        return job
+        return cls(recipe, model, train, valid, tokenizer, counts)
 
-    def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
+    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
+        """Yield (epoch, batch) without end."""
+        size = self.recipe.training.batch_size
+        for epoch in itertools.count():
+            source = rng.fold_in("epoch", epoch)
+            order = source.fold_in("documents").permutation(len(self.train))
+            rows = self._rows(self.train.lengths[order])
+            rows = [[order[index] for index in rows[row]] for row in source.fold_in("rows").permutation(len(rows))]
+            for start in range(skip * size, len(rows), size):
+                yield epoch, PackedBatch.make(self.train, rows[start : start + size], **self._options)
+            skip = max(0, skip - -(-len(rows) // size))
+
+    def validation_batches(self) -> list[Any]:
+        """Return the validation set."""
+        rows, size = self._rows(self.valid.lengths), self.recipe.training.batch_size
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [PackedBatch.make(self.valid, batch, **self._options) for batch in batches]
+
+    def samples(self, model: LanguageModel) -> Rows:
         """Return the answer of the model to the beginning of the first validation conversation."""
         ids, mask = self.valid.tokens[0], self.valid.loss_masks[0]
         start = mask.index(1)
-        end = [*mask, 0].index(0, start)
-        ((output,),) = self._generator(model).outputs([ids[:start]], max_new_tokens=NUM_SAMPLED, context="slide")
-        decode = self.tokenizer.decode
-        return [{"prompt": decode(ids[:start]), "output": output.text, "reference": decode(ids[start:end])}]
+        return [self._sample(model, ids[:start], ids[start : [*mask, 0].index(0, start)])]
 
     def example(self) -> str:
         """Return no text: the beginning of a conversation is seldom short."""

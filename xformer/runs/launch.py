@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xformer.backends import resolve_known
+from xformer.backends import backend_name, resolve_known
 from xformer.config import dotted
 from xformer.distributed import Communicator, abort_on_error, connect
 from xformer.errors import CheckpointError, ConfigError, DataError
@@ -20,14 +19,14 @@ from xformer.families.run_directory import RunDirectory
 from xformer.io import read_log, write_json
 from xformer.pipelines import pipeline_class
 from xformer.runs.backend import open_backend
-from xformer.runs.chats import ChatJob, as_json_lines
+from xformer.runs.chats import ChatTask, as_json_lines
 from xformer.runs.console import make_console, plural
 from xformer.runs.initial_model import InitialModel
 from xformer.runs.inputs import Text, file_digest, open_texts
-from xformer.runs.jobs import PairsJob, TextJob, TrainingJob
+from xformer.runs.pairs import PairsTask
 from xformer.runs.progress import TrainingProgress, summarize
 from xformer.runs.recipe import Recipe, RecipeSource, make_recipe
-from xformer.runs.tasks import Task
+from xformer.runs.tasks import Task, TextTask
 from xformer.runs.trainer import Trainer
 from xformer.text.extras import require
 from xformer.training import Callback, Logger, MLflow, TensorBoard, WeightsAndBiases
@@ -35,7 +34,7 @@ from xformer.training.data_parallel import check_shards, default_num_workers
 from xformer.training.precision import check_precision
 
 LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
-_JOBS: Sequence[type[TrainingJob]] = (PairsJob, TextJob, ChatJob)
+_TASKS: Sequence[type[Task]] = (PairsTask, TextTask, ChatTask)
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def train(
     """
     texts = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
     options: dict[str, Any] = {"callbacks": callbacks, "loggers": loggers, "progress": progress}
-    return _start(PairsJob, recipe, settings, texts, out, xp, distributed, **options)
+    return _start(PairsTask, recipe, settings, texts, out, xp, distributed, **options)
 
 
 def train_lm(
@@ -168,8 +167,8 @@ def train_lm(
         if name in texts and "valid_share" in settings:
             raise ConfigError(f"{name} and valid_share are both given; expected only one of them")
     options: dict[str, Any] = {"callbacks": callbacks, "loggers": loggers, "progress": progress}
-    job_type = TextJob if "text" in texts else ChatJob
-    return _start(job_type, recipe, settings, texts, out, xp, distributed, **options)
+    task_type = TextTask if "text" in texts else ChatTask
+    return _start(task_type, recipe, settings, texts, out, xp, distributed, **options)
 
 
 def resume(
@@ -207,7 +206,7 @@ def resume(
     with _open_communicator(distributed) as ranks, _lock(directory, ranks):
         config = directory.read_config()
         directory.check_resumable()
-        job_type, recipe, files = _read_run(directory, config)
+        task_type, recipe, files = _read_run(directory, config)
         loggers = config.get("loggers", []) if loggers is None else loggers
         _check_loggers(loggers)
         changes = {"max_steps": max_steps, "max_minutes": max_minutes}
@@ -217,19 +216,19 @@ def resume(
         if init is not None and InitialModel(Path(init)).digests() != config.get("init"):
             raise CheckpointError(f"{init} has changed since the run started (a SHA-256 differs); restore it")
         xp = _open_backend(xp or resolve_known(config["backend"]), recipe)
-        job = job_type.prepare(recipe, xp, paths, directory.path, directory)
+        task = task_type.prepare(recipe, xp, paths, directory.path, directory)
         resumed = {**config, "recipe": recipe.to_dict(), "loggers": list(loggers)}
-        resumed["backend"] = job.config({})["backend"]
+        resumed["backend"] = backend_name(task.xp)
         resumed["data"] = {name: {"path": path.as_posix(), "sha256": files[name][1]} for name, path in paths.items()}
         check_shards(recipe.training.data_parallel or 1, ranks)
         _check_agreement(ranks, resumed)
         if ranks.rank == 0 and resumed != config:
             write_json(directory.config, resumed)
-        return _train(job, directory, ranks, callbacks=callbacks, loggers=loggers, progress=progress, resumed=True)
+        return _train(task, directory, ranks, callbacks=callbacks, loggers=loggers, progress=progress, resumed=True)
 
 
 def _start(
-    job_type: type[TrainingJob],
+    task_type: type[Task],
     recipe: RecipeSource,
     settings: dict[str, Any],
     texts: Mapping[str, Any],
@@ -246,27 +245,26 @@ def _start(
         if ranks.rank == 0:
             run.check_is_free()
         _check_loggers(loggers)
-        made = make_recipe(recipe, settings, job_type.tasks)
+        made = make_recipe(recipe, settings, task_type.names)
         xp = _open_backend(xp, made)
         with open_texts(texts, run) as files:
             data = files.describe()
             directory = next(path for path in (run.path.absolute(), *run.path.absolute().parents) if path.is_dir())
-            job = job_type.prepare(made, xp, files.paths, directory)
-            if distributed is not None and not made.training.data_parallel:
-                num_shards = default_num_workers(job.model, ranks)
-                job = dataclasses.replace(job, recipe=job.recipe.with_training(data_parallel=num_shards))
-            check_shards(job.recipe.training.data_parallel, ranks)
-            config = {**job.config(data), "loggers": list(loggers)}
+            task = task_type.prepare(made, xp, files.paths, directory)
+            shards = made.training.data_parallel or default_num_workers(task.model, ranks if distributed else None)
+            task.recipe = task.recipe.with_training(data_parallel=shards)  # the last bits depend on it
+            check_shards(shards, ranks)
+            config = {**task.config(data), "loggers": list(loggers)}
             _check_agreement(ranks, config)
             if ranks.rank == 0:
-                run.start(config, job.tokenizers())
+                run.start(config, task.tokenizers())
                 files.keep()
         with _lock(run, ranks):
-            return _train(job, run, ranks, loggers=loggers, **options)
+            return _train(task, run, ranks, loggers=loggers, **options)
 
 
 def _train(
-    job: TrainingJob,
+    task: Task,
     run: RunDirectory,
     ranks: Communicator,
     *,
@@ -277,16 +275,16 @@ def _train(
 ) -> TrainedRun:
     """Train in a run directory that is locked, and print the progress and the result on rank 0."""
     console = make_console(quiet=ranks.rank > 0 or not progress)
-    for line in job.describe():
+    for line in task.describe():
         console.print(line)
     if ranks.size > 1:
         console.print(
-            f"{ranks.size} ranks with {plural(job.recipe.training.data_parallel // ranks.size, 'shard')} each"
+            f"{ranks.size} ranks with {plural(task.recipe.training.data_parallel // ranks.size, 'shard')} each"
         )
-    shown, task = TrainingProgress(console, job.recipe.training, unit=job.unit), job.task(ranks)
+    shown = TrainingProgress(console, task.recipe.training, unit=task.unit)
     names = dict.fromkeys(loggers) if ranks.rank == 0 else ()
-    callbacks = [shown, *callbacks, *(_make_logger(name, job, task, run) for name in names)]
-    trainer = Trainer(job.model, task, job.recipe.training, run, callbacks=callbacks, communicator=ranks)
+    callbacks = [shown, *callbacks, *(_make_logger(name, task, run) for name in names)]
+    trainer = Trainer(task, run, callbacks=callbacks, communicator=ranks)
     if resumed and not run.last.exists():
         console.print("nothing was saved yet; starting from the first step")
     with shown:
@@ -295,11 +293,11 @@ def _train(
         reason = f"nothing left to do: {reason}"
     for line in summarize(trainer, reason):
         console.print(line)
-    return TrainedRun(run.path, reason, job.xp, ranks.rank)
+    return TrainedRun(run.path, reason, task.xp, ranks.rank)
 
 
-def _make_logger(name: str, job: TrainingJob, task: Task, run: RunDirectory) -> Logger:
-    options: dict[str, Any] = {"samples": lambda model: job.samples(model, task), "figures": job.figures}
+def _make_logger(name: str, task: Task, run: RunDirectory) -> Logger:
+    options: dict[str, Any] = {"samples": task.samples, "figures": task.figures}
     if name == "tensorboard":
         return TensorBoard(run.path / name, **options)
     options["run_name"] = run.path.resolve().name
@@ -344,14 +342,12 @@ def _check_agreement(communicator: Communicator, config: dict[str, Any]) -> None
                 raise ConfigError(f"{name} is {other.get(name)!r} on rank {rank}; expected {value!r}, as on rank 0")
 
 
-def _read_run(
-    run: RunDirectory, config: dict[str, Any]
-) -> tuple[type[TrainingJob], Recipe, dict[str, tuple[Path, str]]]:
-    """Return the job of a run, its recipe, and path and SHA-256 of its data files."""
+def _read_run(run: RunDirectory, config: dict[str, Any]) -> tuple[type[Task], Recipe, dict[str, tuple[Path, str]]]:
+    """Return the task of a run, its recipe, and path and SHA-256 of its data files."""
     try:
-        job_type = {task: job for job in _JOBS for task in job.tasks}[config["task"]]
+        task_type = {name: task for task in _TASKS for name in task.names}[config["task"]]
         files = {name: (Path(entry["path"]), str(entry["sha256"])) for name, entry in config["data"].items()}
-        return job_type, Recipe.from_dict(config["recipe"], str(run.config)), files
+        return task_type, Recipe.from_dict(config["recipe"], str(run.config)), files
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{run.config} is incomplete ({error!r}); restore it") from error
 

@@ -11,15 +11,96 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xformer.config import check_keys, field_names
+from xformer.config import Config, check_keys, field_names
 from xformer.errors import ConfigError, describe_type
-from xformer.runs.config import BaseTrainingConfig, InitConfig, TokenizerConfig, TrainingConfig
+from xformer.models import LanguageModelConfig, TransformerConfig
+from xformer.runs.config import (
+    BaseTrainingConfig,
+    ChatTrainingConfig,
+    InitConfig,
+    LanguageModelTrainingConfig,
+    TextTokenizerConfig,
+    TokenizerConfig,
+    TrainingConfig,
+)
 from xformer.runs.initial_model import InitialModel, check_init_settings
-from xformer.runs.tasks import TASKS, TaskSpec
 
 DEFAULT_MINUTES = 30.0
 # Default peaks of runs that start from a model: as in transformers, and ten times as much for adapters of it.
 FINE_TUNING_RATE, ADAPTER_RATE, FINE_TUNING_WARMUP = 5e-5, 5e-4, 20
+
+
+_SPECIAL_TOKENS = frozenset({"pad_id", "bos_id", "eos_id"})
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task that a recipe can name.
+
+    Attributes:
+        model: Configuration of the model, whose fields [model] sets.
+        model_defaults: Defaults of [model]: a model that a CPU trains in half an hour. (The defaults of the
+            configuration itself are those of the paper's base model.)
+        from_tokenizer: Fields of the model's configuration that the tokenizers determine, which [model] cannot set.
+        tokenizer: Configuration of [tokenizer].
+        training: Configuration of [training].
+        defaults: Defaults of other tables where they differ from those of the configurations.
+        metric: Name of the validation score, or None.
+        unit: Name of a training example.
+        train_command: Command that trains the model.
+    """
+
+    model: type[Any]
+    model_defaults: Mapping[str, Any]
+    from_tokenizer: frozenset[str]
+    tokenizer: type[Config]
+    training: type[BaseTrainingConfig]
+    metric: str | None
+    unit: str
+    train_command: str
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> dict[str, type[Any]]:
+        """The configurations of the tables of a recipe."""
+        return {"model": self.model, "tokenizer": self.tokenizer, "training": self.training}
+
+
+_PAIRS: dict[str, Any] = {
+    "model": TransformerConfig,
+    "model_defaults": {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3, "num_decoder_layers": 3},
+    "from_tokenizer": _SPECIAL_TOKENS | {"source_vocab_size", "target_vocab_size", "share_embeddings"},
+    "tokenizer": TokenizerConfig,
+    "training": TrainingConfig,
+    "train_command": "train",
+}
+_LANGUAGE_MODEL: dict[str, Any] = {
+    "model": LanguageModelConfig,
+    # Rotary positions need no limit of the length, and several public families have them with all other defaults.
+    "model_defaults": {
+        "d_model": 256,
+        "num_heads": 4,
+        "d_ff": 1024,
+        "num_layers": 4,
+        "positions": "rotary",
+        "scale_embeddings": False,
+    },
+    "from_tokenizer": _SPECIAL_TOKENS | {"vocab_size"},
+    "tokenizer": TextTokenizerConfig,
+    "metric": None,
+    "train_command": "train-lm",
+}
+TASKS = {
+    "translation": TaskSpec(**_PAIRS, metric="BLEU", unit="sentence pair"),
+    "summarization": TaskSpec(
+        **_PAIRS,
+        metric="ROUGE",
+        unit="document",
+        defaults={"tokenizer": {"documents": True}, "training": {"truncation": "cut"}},
+    ),
+    "language_modeling": TaskSpec(**_LANGUAGE_MODEL, training=LanguageModelTrainingConfig, unit="character"),
+    "chat": TaskSpec(**_LANGUAGE_MODEL, training=ChatTrainingConfig, unit="conversation"),
+}
 
 
 @dataclass(frozen=True)

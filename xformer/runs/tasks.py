@@ -1,291 +1,313 @@
-"""The tasks that a recipe can name, and the training tasks (data, loss, score) that a `Trainer` works on."""
+"""What a run trains on: the model, the data, the loss and the score; and the training of language models on text."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar
 
-from xformer.backends import Array, array_namespace, backend_of, device
-from xformer.config import Config, check_count
+import xformer
+from xformer.backends import Array, array_namespace, backend_name, device
 from xformer.data.chunks import TextChunks, check_text, consecutive_chunks, random_starts
-from xformer.data.packing import Documents, PackedBatch, pack_documents
-from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
-from xformer.errors import ConfigError, DataError
-from xformer.models import LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
+from xformer.data.token_rows import TokenWriter
+from xformer.distributed import Communicator
+from xformer.families.run_directory import RunDirectory
+from xformer.layers import lora
+from xformer.models import BaseModel, LanguageModel, LanguageModelConfig
+from xformer.pipelines import Attention, TextGenerator, show_attention
+from xformer.pipelines.base import check_vocabulary
 from xformer.random import Rng
-from xformer.runs.config import (
-    BaseTrainingConfig,
-    ChatTrainingConfig,
-    LanguageModelTrainingConfig,
-    TextTokenizerConfig,
-    TokenizerConfig,
-    TrainingConfig,
-)
-from xformer.training.loss import language_model_loss, translation_loss
+from xformer.runs.console import plural
+from xformer.runs.initial_model import InitialModel
+from xformer.runs.inputs import paths_of
+from xformer.runs.recipe import Recipe, check_training, error_context
+from xformer.text.corpus import TextPart
+from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
+from xformer.training.loggers import Rows
+from xformer.training.loss import language_model_loss
 from xformer.tree import flatten
 
-_SPECIAL_TOKENS = frozenset({"pad_id", "bos_id", "eos_id"})
+MAX_SHOWN = 30  # tokens of a plot of attention, for loggers
+NUM_SAMPLED, _PROMPT_LENGTH = 100, 32  # tokens of samples, for loggers
+_EXAMPLE_WORDS = 4
 
 
-@dataclass(frozen=True)
-class TaskSpec:
-    """A task that a recipe can name.
+@dataclass(eq=False)
+class Task(ABC):
+    """The model and the data of a run, checked before anything is written.
 
     Attributes:
-        model: Configuration of the model, whose fields [model] sets.
-        model_defaults: Defaults of [model]: a model that a CPU trains in half an hour. (The defaults of the
-            configuration itself are those of the paper's base model.)
-        from_tokenizer: Fields of the model's configuration that the tokenizers determine, which [model] cannot set.
-        tokenizer: Configuration of [tokenizer].
-        training: Configuration of [training].
-        defaults: Defaults of other tables where they differ from those of the configurations.
-        metric: Name of the validation score, or None.
-        unit: Name of a training example.
-        train_command: Command that trains the model.
+        names: Tasks of recipes, the default first.
+        unit: Unit of the training speed.
+        recipe: The recipe.
+        model: The model to train, which determines the backend of the batches.
+        train: Training set.
+        valid: Validation set.
+        tokenizer: The tokenizer, or `Tokenizers` of pairs.
+        counts: Sizes of the data.
     """
 
-    model: type[Any]
-    model_defaults: Mapping[str, Any]
-    from_tokenizer: frozenset[str]
-    tokenizer: type[Config]
-    training: type[BaseTrainingConfig]
-    metric: str | None
-    unit: str
-    train_command: str
-    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    names: ClassVar[tuple[str, ...]]
+    unit: ClassVar[str]
+
+    recipe: Recipe
+    model: Any
+    train: Any
+    valid: Any
+    tokenizer: Any = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    @abstractmethod
+    def prepare(
+        cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
+    ) -> Task:
+        """Read the files and make the task.
+
+        Args:
+            recipe: The recipe.
+            xp: Array namespace of the model.
+            files: Text files by name.
+            directory: Directory of temporary files.
+            run: The run to be resumed, if any, with its tokenizers.
+
+        Raises:
+            DataError: If the text does not fit the recipe.
+            ConfigError: If the vocabulary does not.
+        """
 
     @property
-    def tables(self) -> dict[str, type[Any]]:
-        """The configurations of the tables of a recipe."""
-        return {"model": self.model, "tokenizer": self.tokenizer, "training": self.training}
-
-
-_PAIRS: dict[str, Any] = {
-    "model": TransformerConfig,
-    "model_defaults": {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3, "num_decoder_layers": 3},
-    "from_tokenizer": _SPECIAL_TOKENS | {"source_vocab_size", "target_vocab_size", "share_embeddings"},
-    "tokenizer": TokenizerConfig,
-    "training": TrainingConfig,
-    "train_command": "train",
-}
-_LANGUAGE_MODEL: dict[str, Any] = {
-    "model": LanguageModelConfig,
-    # Rotary positions need no limit of the length, and several public families have them with all other defaults.
-    "model_defaults": {
-        "d_model": 256,
-        "num_heads": 4,
-        "d_ff": 1024,
-        "num_layers": 4,
-        "positions": "rotary",
-        "scale_embeddings": False,
-    },
-    "from_tokenizer": _SPECIAL_TOKENS | {"vocab_size"},
-    "tokenizer": TextTokenizerConfig,
-    "metric": None,
-    "train_command": "train-lm",
-}
-TASKS = {
-    "translation": TaskSpec(**_PAIRS, metric="BLEU", unit="sentence pair"),
-    "summarization": TaskSpec(
-        **_PAIRS,
-        metric="ROUGE",
-        unit="document",
-        defaults={"tokenizer": {"documents": True}, "training": {"truncation": "cut"}},
-    ),
-    "language_modeling": TaskSpec(**_LANGUAGE_MODEL, training=LanguageModelTrainingConfig, unit="character"),
-    "chat": TaskSpec(**_LANGUAGE_MODEL, training=ChatTrainingConfig, unit="conversation"),
-}
-
-
-class Task(Protocol):
-    """The data, the loss and the score that a `Trainer` works on."""
-
-    @property
+    @abstractmethod
     def loss(self) -> Callable[..., Array]:
         """(model, batch, rng, *, label_smoothing, z_loss, load_balancing) -> the sum of the losses of all tokens."""
 
+    @abstractmethod
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
         """Yield (epoch, batch) without end; `skip` batches were seen before.
 
         A batch depends only on the Rng and its own number, so that a resumed run sees the same ones.
         """
 
+    @abstractmethod
     def validation_batches(self) -> list[Any]:
         """Return the validation set."""
 
     @property
-    def score(self) -> Callable[[Any], float] | None:
-        """A function (model) -> score, larger being better; None if only the loss is measured."""
+    def metric(self) -> str | None:
+        """Name of the score, or None if only the loss is measured."""
+        return None
+
+    def score(self, model: Any, communicator: Communicator | None = None) -> float:
+        """Return the score of a model on the validation set, larger being better, if there is a metric."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def samples(self, model: Any) -> Rows:
+        """Return outputs of the model for validation text, for loggers."""
+
+    @abstractmethod
+    def attention(self, model: Any) -> Attention:
+        """Return the attention of the model for one validation text, for loggers."""
+
+    @abstractmethod
+    def example(self) -> str:
+        """Return a short text of the validation data to try the model with; empty without one."""
+
+    @abstractmethod
+    def describe_data(self) -> Iterator[str]:
+        """Yield lines that describe the data."""
+
+    def tokenizers(self) -> Mapping[str, Any]:
+        """Return the tokenizers by their names in a run directory."""
+        return {"joint": self.tokenizer}
+
+    def figures(self, model: Any) -> dict[str, Any]:
+        """Return a plot of the attention of each layer, for loggers."""
+        attention = self.attention(model)
+        kind, first = next(iter(attention.maps.items()))
+        return {f"attention/layer {n}": attention.plot(kind, layer=n) for n in range(len(first.weights))}
 
     @property
-    def metric(self) -> str | None:
-        """Name of the score."""
+    def xp(self) -> Any:
+        """Array namespace of the model."""
+        return self._array_options["xp"]
+
+    @property
+    def _array_options(self) -> dict[str, Any]:
+        """The namespace and the device of the arrays of batches."""
+        weight = flatten(self.model)[0][0]
+        return {"xp": array_namespace(weight), "device": device(weight)}
+
+    def config(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the configuration to be stored in the run directory; `data` describes the origin of the data."""
+        return {
+            "task": self.recipe.task,
+            "xformer": xformer.__version__,
+            "backend": backend_name(self.xp),
+            "seed": self.recipe.training.seed,
+            "recipe": self.recipe.to_dict(),
+            "init": {} if self.recipe.init.path is None else InitialModel(Path(self.recipe.init.path)).digests(),
+            "model": self.model.config.to_dict(),
+            "num_parameters": self.model.parameter_count(),
+            "data": data,
+            "counts": self.counts,
+            "example": self.example(),
+        }
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines about data and model."""
+        yield from self.describe_data()
+        settings = self.recipe.training
+        if self.recipe.init.path is not None:
+            yield f"start: the parameters and the tokenizer of {self.recipe.init.path}"
+            peak = "" if settings.learning_rate is None else f" at most {settings.learning_rate:g},"
+            yield f"learning rate:{peak} {plural(settings.warmup_steps, 'step')} of warm-up"
+        sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
+        vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
+        mixed = settings.precision != "float32"
+        precision = f"{settings.precision} mixed precision" if mixed else settings.dtype
+        count = plural(self.model.parameter_count(), "parameter")
+        if self.recipe.init.lora is not None:
+            trained = sum(math.prod(array.shape) for _, array in self.model.named_trainable_parameters())
+            count += f", {trained:,} of them trained"
+        yield (
+            f"model: {count}, {vocabulary}; "
+            f"{backend_name(self.xp)}, {precision}, {plural(settings.data_parallel, 'shard')}, seed {settings.seed}"
+        )
 
 
-class TranslationTask:
-    """Pairs of texts, in batches of a number of tokens.
-
-    Args:
-        model: The model, which determines the backend and the special tokens of the batches.
-        train: Training set.
-        valid: Validation set.
-        batch_tokens: Largest number of tokens of a batch, padding included.
-        score: (model) -> score on the validation set, larger being better.
-        metric: Name of the score.
-        r_drop: Weight of the divergence between two passes with different dropout, see `translation_loss`.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        train: TokenPairs,
-        valid: TokenPairs,
-        *,
-        batch_tokens: int,
-        score: Callable[[Transformer], float] | None = None,
-        metric: str = "BLEU",
-        r_drop: float = 0.0,
-    ) -> None:
-        self.train, self.valid, self.batch_tokens = train, valid, batch_tokens
-        self.score, self.metric, self.r_drop = score, metric, r_drop
-        self._batch_options = _array_options(model)
-        config = model.config
-        if config.label_padding_id is None:
-            raise ConfigError(f"pad_id is {config.pad_id}; training on pairs expects an id other than eos_id")
-        self._batch_options |= {"pad_id": config.label_padding_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
-        if backend_of(self._batch_options["xp"]).builds_per_shape:
-            limit = config.max_positions if config.positions == "learned" else None
-            self._batch_options |= {"bucketed": True, "max_positions": limit}
-
-    def loss(self, model: Transformer, batch: Batch, rng: Rng | None, **options: Any) -> Array:
-        """Return the sum of the losses of all labels, see `translation_loss`."""
-        return translation_loss(model, batch, rng, r_drop=self.r_drop, **options)
-
-    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Batch]]:
-        """Yield (epoch, batch) without end."""
-        for epoch, rows in epochs(self.train, self.batch_tokens, rng, skip=skip):
-            yield epoch, Batch.make(self.train, rows, **self._batch_options)
-
-    def validation_batches(self) -> list[Batch]:
-        """Return the validation set, sorted by length."""
-        plan = plan_batches(self.valid, self.batch_tokens, rng=None)
-        return [Batch.make(self.valid, rows, **self._batch_options) for rows in plan]
-
-
-class LanguageModelTask:
-    """One long text, in batches of random chunks.
+@dataclass(eq=False)
+class TextTask(Task):
+    """Training of a language model on the token ids of one long text, in batches of random chunks.
 
     An epoch is the number of batches that together have as many tokens as the text.
 
-    Args:
-        model: The model, which determines the backend of the batches.
-        train: Token ids of the training text, as a list or NumPy array.
-        valid: Token ids of the validation text.
-        context_length: Number of tokens of a chunk; the whole text if it is shorter.
-        batch_size: Number of chunks in a batch.
-
     Raises:
         DataError: If a text has less than two tokens.
-        ConfigError: If chunks or batches are empty.
     """
 
+    names = ("language_modeling",)
+    unit = "tokens"
     loss = staticmethod(language_model_loss)
-    score, metric = None, None
 
-    def __init__(
-        self, model: LanguageModel, train: Sequence[int], valid: Sequence[int], *, context_length: int, batch_size: int
-    ) -> None:
-        check_count("context_length", context_length)
-        for text, name in ((train, "training"), (valid, "validation")):
-            check_text(text, 1, batch_size, name)
-        self.train, self.valid = train, valid
-        self.context_length, self.batch_size = min(context_length, len(train) - 1), batch_size
-        self._batch_options = _array_options(model)
+    def __post_init__(self) -> None:
+        settings = self.recipe.training
+        for text, name in ((self.train, "training"), (self.valid, "validation")):
+            check_text(text, 1, settings.batch_size, name)
+        self._length, self._size = min(settings.context_length, len(self.train) - 1), settings.batch_size
 
-    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, TextChunks]]:
+    @classmethod
+    def prepare(
+        cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
+    ) -> TextTask:
+        """Read the files and make the task; see `Task.prepare`."""
+        train = TextPart(paths_of(files, "text"))
+        if valid_paths := paths_of(files, "valid_text"):
+            valid = TextPart(valid_paths)
+        else:
+            train, valid = train.split(recipe.training.valid_share)
+        tokenizer = initial_tokenizer(recipe, run)
+        with error_context("[tokenizer]"):
+            tokenizer = tokenizer or Tokenizer.train(train, **recipe.tokenizer.to_dict())
+        train_ids, valid_ids = (_store(tokenizer, text, directory) for text in (train, valid))
+        unk_id = tokenizer.unk_id
+        counts = {
+            "train_characters": len(train),
+            "train_tokens": len(train_ids),
+            "valid_characters": len(valid),
+            "valid_tokens": len(valid_ids),
+            "valid_tokens_unknown": 0 if unk_id is None else int((valid_ids == unk_id).sum()),
+        }
+        return cls(recipe, language_model(recipe, tokenizer, xp), train_ids, valid_ids, tokenizer, counts)
+
+    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
         """Yield (epoch, batch) without end."""
-        length, size = self.context_length, self.batch_size
-        for number, starts in enumerate(random_starts(self.train, length, size, rng, skip), start=skip):
-            epoch = number * size * length // len(self.train)
-            yield epoch, TextChunks.make(self.train, starts, length, **self._batch_options)
+        options = self._array_options
+        for number, starts in enumerate(random_starts(self.train, self._length, self._size, rng, skip), start=skip):
+            epoch = number * self._size * self._length // len(self.train)
+            yield epoch, TextChunks.make(self.train, starts, self._length, **options)
 
-    def validation_batches(self) -> list[TextChunks]:
+    def validation_batches(self) -> list[Any]:
         """Return the validation text, chunk after chunk."""
-        plan = consecutive_chunks(self.valid, self.context_length, self.batch_size)
-        return [TextChunks.make(self.valid, starts, length, **self._batch_options) for starts, length in plan]
+        plan = consecutive_chunks(self.valid, self._length, self._size)
+        return [TextChunks.make(self.valid, starts, length, **self._array_options) for starts, length in plan]
+
+    def samples(self, model: LanguageModel) -> Rows:
+        """Return a continuation of the beginning of the validation text."""
+        length = min(_PROMPT_LENGTH, len(self.valid) // 2, self.recipe.training.context_length // 2)
+        ids = self.valid[: length + NUM_SAMPLED].tolist()
+        return [self._sample(model, ids[:length], ids[length:])]
+
+    def _sample(self, model: LanguageModel, prompt: list[int], reference: list[int]) -> dict[str, str]:
+        ((output,),) = self._generator(model).outputs([prompt], max_new_tokens=NUM_SAMPLED, context="slide")
+        decode = self.tokenizer.decode
+        return {"prompt": decode(prompt), "output": output.text, "reference": decode(reference)}
+
+    def example(self) -> str:
+        """Return the first words of the validation text."""
+        words = self.tokenizer.decode(self.valid[:_PROMPT_LENGTH].tolist()).split()
+        return " ".join(words[:_EXAMPLE_WORDS])
+
+    def attention(self, model: LanguageModel) -> Attention:
+        """Return the attention of the model for the beginning of the validation text."""
+        length = min(_PROMPT_LENGTH, self.recipe.training.context_length)
+        return show_attention(self._generator(model), self.valid[:length].tolist())
+
+    def _generator(self, model: LanguageModel) -> TextGenerator:
+        return TextGenerator(model, self.tokenizer, context_length=self.recipe.training.context_length)
+
+    def describe_data(self) -> Iterator[str]:
+        """Yield lines that describe the data."""
+        counts = self.counts
+        unknown = f", {counts['valid_tokens_unknown']:,} of them unknown" if counts["valid_tokens_unknown"] else ""
+        for name, key, note in (("training", "train", ""), ("validation", "valid", unknown)):
+            tokens = "" if self.tokenizer.model == "characters" else f", {plural(counts[f'{key}_tokens'], 'token')}"
+            yield f"{name}: {plural(counts[f'{key}_characters'], 'character')}{tokens}{note}"
+        if (longest := len(self.train) - 1) < self.recipe.training.context_length:
+            yield f"chunks of {plural(longest, 'token')}: the text is shorter than context_length"
 
 
-class PackedTask:
-    """Documents, such as conversations, in packed rows. An epoch has each of them once.
-
-    Args:
-        model: The model, which determines the backend of the batches.
-        train: Training set.
-        valid: Validation set.
-        context_length: Largest number of tokens of a row.
-        batch_size: Number of rows in a batch.
-
-    Raises:
-        DataError: If a document is longer than a row, or a set is empty.
-        ConfigError: If rows or batches are empty.
-    """
-
-    loss = staticmethod(language_model_loss)
-    score, metric = None, None
-
-    def __init__(
-        self, model: LanguageModel, train: Documents, valid: Documents, *, context_length: int, batch_size: int
-    ) -> None:
-        check_count("batch_size", batch_size)
-        self.train, self.valid, self.batch_size = train, valid, batch_size
-        self.context_length = context_length
-        sizes = []
-        for documents, name in ((train, "training"), (valid, "validation")):
-            lengths = documents.lengths
-            sizes += [sum(lengths[row]) for row in pack_documents(lengths, context_length)]
-            if not sum(lengths):
-                raise DataError(f"the {name} set has no documents of at least two tokens; expected at least one")
-        self._batch_options = {"length": int(max(sizes)), **_array_options(model)}
-
-    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, PackedBatch]]:
-        """Yield (epoch, batch) without end."""
-        size = self.batch_size
-        for epoch in itertools.count():
-            source = rng.fold_in("epoch", epoch)
-            order = source.fold_in("documents").permutation(len(self.train))
-            rows = pack_documents(self.train.lengths[order], self.context_length)
-            rows = [[order[index] for index in rows[row]] for row in source.fold_in("rows").permutation(len(rows))]
-            for start in range(skip * size, len(rows), size):
-                yield epoch, PackedBatch.make(self.train, rows[start : start + size], **self._batch_options)
-            skip = max(0, skip - -(-len(rows) // size))
-
-    def validation_batches(self) -> list[PackedBatch]:
-        """Return the validation set."""
-        rows, size = pack_documents(self.valid.lengths, self.context_length), self.batch_size
-        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return [PackedBatch.make(self.valid, batch, **self._batch_options) for batch in batches]
+def language_model(recipe: Recipe, tokenizer: BaseTokenizer, xp: Any) -> LanguageModel:
+    """Return a new language model, or the one that the run starts from."""
+    if recipe.init.path is None:
+        config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
+        return LanguageModel(config, xp=xp, seed=recipe.training.seed, dtype=recipe.training.dtype)
+    model: LanguageModel = load_initial_model(recipe, LanguageModel, xp)
+    check_vocabulary("tokenizer", tokenizer, model.vocab_size)
+    return model
 
 
-def build_model(recipe: Any, tokenizers: Any, xp: Any) -> Transformer:
-    """Return a new encoder-decoder for training.
-
-    Args:
-        recipe: Recipe with the model's configuration, seed and dtype.
-        tokenizers: `Tokenizers` that determine the vocabularies.
-        xp: Array library.
-    """
-    config = TransformerConfig(
-        source_vocab_size=tokenizers.source.vocab_size,
-        target_vocab_size=tokenizers.target.vocab_size,
-        share_embeddings=tokenizers.source is tokenizers.target,
-        **recipe.model,
-    )
-    return Transformer(config, xp=xp, seed=recipe.training.seed, dtype=recipe.training.dtype)
+def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -> Any:
+    """Return the model that a run starts from; raise ConfigError if the recipe does not fit it."""
+    initial = InitialModel(Path(str(recipe.init.path)))
+    model = initial.load(model_class, recipe.model, xp=xp, dtype=recipe.training.dtype)
+    with error_context("[training]"):
+        check_training(model.config, recipe.training)
+    return model if recipe.init.lora is None else lora(model, recipe.init.lora, seed=recipe.training.seed)
 
 
-def _array_options(model: Any) -> dict[str, Any]:
-    """Return the namespace and the device of a model's arrays."""
-    weight = flatten(model)[0][0]
-    return {"xp": array_namespace(weight), "device": device(weight)}
+def tokenizer_files(recipe: Recipe, run: RunDirectory | None) -> tuple[RunDirectory | None, Path | None]:
+    """Return the run, and the directory of public files, with the tokenizers of a run to be resumed or started from."""
+    if run is None and recipe.init.path is not None:
+        initial = InitialModel(Path(recipe.init.path))
+        return initial.run, initial.pretrained
+    return run, None if run is None else run.pretrained_files()
+
+
+def initial_tokenizer(recipe: Recipe, run: RunDirectory | None) -> BaseTokenizer | None:
+    """Return the tokenizer of a run to be resumed, or of the model to start from; None for one to be trained."""
+    run, pretrained = tokenizer_files(recipe, run)
+    if pretrained is not None:
+        return load_tokenizer(pretrained)
+    return None if run is None else run.load_tokenizer("joint")
+
+
+def _store(tokenizer: BaseTokenizer, text: TextPart, directory: Path) -> Any:
+    """Return the token ids of a text, mapped into memory."""
+    with TokenWriter(tokenizer.vocab_size, directory) as writer:
+        for piece in text:
+            writer.write([tokenizer.encode_text(piece)])
+        return writer.finish().ids

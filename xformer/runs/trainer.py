@@ -16,7 +16,6 @@ from xformer.layers.adapters import has_adapters, merge_lora
 from xformer.models import LanguageModel
 from xformer.random import Rng
 from xformer.runs.checkpoints import Checkpoints, average_models
-from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.tasks import Task
 from xformer.training.callbacks import Validator, early_stopping, time_limit
 from xformer.training.checkpoint import save_parameters
@@ -79,9 +78,7 @@ class Trainer:
     checkpoints and their average.
 
     Args:
-        model: The model, any Module.
-        task: Data, loss and score (see `runs.tasks.Task`).
-        config: The configuration. Without `learning_rate` it requires a model with `config.d_model`.
+        task: Recipe, model, data, loss and score (see `runs.tasks.Task`).
         directory: The directory; created if necessary.
         callbacks: Receive every event, before the trainer acts on it; see `xformer.training.fit.Callback`.
         communicator: The ranks that train together; rank 0 alone writes to the directory. Default: this process alone.
@@ -94,14 +91,13 @@ class Trainer:
 
     def __init__(
         self,
-        model: Any,
         task: Task,
-        config: BaseTrainingConfig,
         directory: RunDirectory,
         *,
         callbacks: Sequence[Callback] = (),
         communicator: Communicator | None = None,
     ) -> None:
+        model, config = task.model, task.recipe.training
         self.task, self.config, self.directory = task, config, directory
         self.communicator = communicator or SingleProcess()
         self.communicator.communication_dtype = config.communication_dtype
@@ -115,13 +111,12 @@ class Trainer:
         self.validator = Validator(
             config.validate_every,
             loss=lambda model, loop: self.validation_loss(model),
-            score=task.score,
+            score=None if task.metric is None else lambda model: task.score(model, self.communicator),
             metric=task.metric,
             by_loss=config.metric_for_best == "loss",
         )
         limits: list[Callback] = [] if config.patience is None else [early_stopping(config.patience)]
         limits += [] if config.max_minutes is None else [time_limit(config.max_minutes)]
-        d_model = getattr(getattr(model, "config", None), "d_model", None)
         self.loop = TrainingLoop(
             model,
             partial(
@@ -132,7 +127,7 @@ class Trainer:
             ),
             partial(_TaskBatches, task, Rng(config.seed).fold_in("training", "batches")),
             optimizer=optimizer,
-            learning_rate=config.make_schedule(d_model),
+            learning_rate=config.make_schedule(model.config.d_model),
             steps=config.max_steps or math.inf,
             callbacks=[*callbacks, self.validator, *limits, self],
             run_dir=directory.path,

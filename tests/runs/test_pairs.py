@@ -11,9 +11,11 @@ from xformer.errors import ConfigError, DataError
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers
 from xformer.pipelines.seq2seq import Output, Result, TextToText
-from xformer.runs.evaluation import EncodedCorpus, ValidationScore
+from xformer.runs.config import TrainingConfig
+from xformer.runs.pairs import EncodedCorpus, PairsTask
+from xformer.runs.recipe import Recipe
 from xformer.text import ParallelCorpus, bleu, rouge
-from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
+from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.tree import replace
 
 CORPUS = ParallelCorpus(["a b", "a b c d", "b", "c"], ["A", "B", "A B C D E", "C"], line_numbers=[1, 3, 4, 6])
@@ -104,56 +106,57 @@ def write_always(monkeypatch, text):
     )
 
 
+def pairs_task(corpus, tokenizers, task="translation", max_length=9, model=None, **settings):
+    encoded, recipe = (
+        encode(corpus, tokenizers, max_length=max_length),
+        Recipe(task, training=TrainingConfig(**settings)),
+    )
+    model = model or make_model(tokenizers)
+    return PairsTask(recipe, model, encoded.pairs, encoded.pairs, tokenizers, valid_text=encoded.text)
+
+
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_validation_scores_the_outputs_of_the_model(lowercase, monkeypatch):
     corpus = ParallelCorpus(["a b c d e"], ["The dog runs across the field"])
     tokenizers = Tokenizers.train(corpus, vocab_size=30, model="words", lowercase=lowercase)
-    encoded, text = encode(corpus, tokenizers, max_length=9), "the dog runs across a field"
+    text = "the dog runs across a field"
     write_always(monkeypatch, text)
-    score = ValidationScore(encoded, tokenizers)
-    assert score(make_model(tokenizers)) == bleu([text], corpus.target, lowercase=lowercase).value
-    assert (score.name, score.outputs) == ("BLEU", [text])
-    score = ValidationScore(encoded, tokenizers, "summarization")
+    task = pairs_task(corpus, tokenizers)
+    assert task.score(task.model) == bleu([text], corpus.target, lowercase=lowercase).value
+    assert (task.metric, task.outputs) == ("BLEU", [text])
+    task = pairs_task(corpus, tokenizers, "summarization")
     values = [each.value for each in rouge([text], corpus.target)]
-    assert score(make_model(tokenizers)) == pytest.approx(sum(values) / 3)
-    assert score.name == "ROUGE"
-    score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: float(len(outputs[0])))
-    assert score(make_model(tokenizers)) == len(text)
+    assert task.score(task.model) == pytest.approx(sum(values) / 3)
+    assert task.metric == "ROUGE"
 
 
 def test_validation_has_the_tokenizer_of_the_language(monkeypatch):
     (output, _), (reference, _) = CHINESE
     corpus = ParallelCorpus(["a"], [reference])
     tokenizers = Tokenizers.train(corpus, vocab_size=60, model="characters")
-    encoded = encode(corpus, tokenizers, max_length=50)
     write_always(monkeypatch, output)
-    score = ValidationScore(encoded, tokenizers, bleu_tokenize="zh")
-    assert score(make_model(tokenizers)) == bleu([output], [reference], tokenize="zh").value > 50
+    task = pairs_task(corpus, tokenizers, max_length=50, bleu_tokenize="zh")
+    assert task.score(task.model) == bleu([output], [reference], tokenize="zh").value > 50
     with pytest.raises(ConfigError, match="tokenize is 'moses'"):
-        ValidationScore(encoded, tokenizers, bleu_tokenize="moses")
+        pairs_task(corpus, tokenizers, max_length=50, bleu_tokenize="moses")
 
 
 def test_validation_takes_texts_of_any_length():
     """The maximum length applies when the corpus is read."""
     corpus = ParallelCorpus(["a " * 1100], ["A"])
     tokenizers = Tokenizers.train(corpus, **WORDS)
-    encoded = encode(corpus, tokenizers, max_length=1200)
-    score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: 1.0)
     model = make_model(tokenizers, output_bias=True)
     ends = np.where(np.arange(model.vocab_size) == model.config.eos_id, 1e3, 0.0).astype("float32")
-    assert score(replace(model, {**dict(model.named_parameters()), "output_bias": ends})) == 1.0
+    model = replace(model, {**dict(model.named_parameters()), "output_bias": ends})
+    task = pairs_task(corpus, tokenizers, max_length=1200, model=model)
+    assert (task.score(model), task.outputs) == (0.0, [""])
 
 
 def test_a_validation_can_be_stopped_after_the_current_batch():
     corpus = ParallelCorpus(["a b"] * 300, ["A B"] * 300)
-    tokenizers = Tokenizers.train(corpus, **WORDS)
-    measured = []
-    score = ValidationScore(
-        encode(corpus, tokenizers, max_length=9), tokenizers, measure=measured.append, on_batch=check_stop
-    )
+    task = pairs_task(corpus, Tokenizers.train(corpus, **WORDS))
     with stop_on_signals():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped):
-            score(make_model(tokenizers))
-    assert measured == []
-    assert score.outputs == []  # the others were not generated
+            task.score(task.model)
+    assert task.outputs == []  # the others were not generated
