@@ -29,7 +29,7 @@ from bench_serve import make_run
 
 from xformer.benchmarks.machine import describe_machine
 from xformer.cli.main import exit_code
-from xformer.data.number_words import english
+from xformer.data.demo_tasks import english
 
 SIZES = {"d_model": 8, "num_heads": 1, "d_ff": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
 

@@ -13,11 +13,11 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from xformer.cli.demo import DEMOS
+from xformer.cli.demo import MODEL, TRAINING
+from xformer.data.demo_tasks import numbers_task
 from xformer.errors import ConfigError
 from xformer.export import find_runtime
 from xformer.export.web import write_explorer
@@ -31,12 +31,10 @@ NPM = os.environ.get("XFORMER_NPM", ".")
 
 def train_small(run: Path) -> None:
     """Train a smaller model than `xformer demo`, for more steps."""
-    demo = DEMOS["numbers"]
-    model = demo.model | {"d_model": 64, "d_ff": 128}
-    training = demo.training | {"max_steps": 4000, "learning_rate_factor": 0.5, "validate_every": 500}
-    text = demo.task(seed=0)
-    recipe = replace(demo, model=model, training=training).recipe(text, seconds=600.0, seed=0)
-    train(recipe, **text.texts, out=run)
+    model = MODEL | {"d_model": 64, "d_ff": 128}
+    training = TRAINING | {"max_steps": 4000, "learning_rate_factor": 0.5, "validate_every": 500, "max_minutes": 10.0}
+    recipe = {"model": model, "tokenizer": {"vocab_size": 128}, "training": training}
+    train(recipe, **numbers_task().texts, out=run)
 
 
 def runtime() -> dict[str, Path] | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xformer.data.number_words import english, german
+from xformer.data.demo_tasks import english, german
 from xformer.errors import DataError
 from xformer.text.corpus import (
     ParallelCorpus,

@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xformer.data.number_words import english, german
+from xformer.data.demo_tasks import english, german
 from xformer.errors import BackendError, CheckpointError, ConfigError, DataError
 from xformer.text.corpus import read_text
 from xformer.tokenizers.models import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +12,7 @@ from xformer.cli._console import program
 from xformer.cli._options import BackendOption
 from xformer.cli._plots import save
 from xformer.cli._training import exit_code
-from xformer.data.demo_tasks import DemoTask, copy_task, numbers_task, reverse_task
+from xformer.data.demo_tasks import DemoTask, numbers_task
 from xformer.errors import ConfigError
 from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Translator, show_attention
@@ -26,12 +24,8 @@ from xformer.text import bleu, exact_match
 from xformer.training import Event, Start, Validation
 from xformer.training.fit import TrainingLoop
 
-HELP = """Train a small translator on made-up text and show what it learned, in about a minute on two cores.
-
-\b
-  xformer demo                   English number words to German, 90 seconds
-  xformer demo --task reverse    sequences of symbols, reversed, 60 seconds
-  xformer demo --task copy       sequences of symbols, copied, 60 seconds
+HELP = """Train a small translator of English number words to German and show what it learned, in about a minute on \
+two cores.
 
 German puts the units before the tens ("forty-two" is "zweiundvierzig"), so attention has to learn a crossing \
 alignment; a plot of it is written to DIR (attention.png). DIR is a training run like any other: translate with it, \
@@ -40,13 +34,21 @@ or inspect it.
 PICTURE, MARK = "attention.png", "demo"
 _SAMPLES = 6
 _PERFECT = 99.99  # BLEU
+_BLEU = "char"  # each line is one word
+MODEL = {"d_model": 128, "num_heads": 4, "d_ff": 256, "num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.0}
+TRAINING = {
+    "batch_tokens": 1024,
+    "schedule": "cosine",
+    "learning_rate_factor": 0.3,
+    "warmup_steps": 80,
+    "max_steps": 400,
+    "validate_every": 50,
+    "bleu_tokenize": _BLEU,
+}
 
 
 def demo(
-    task: Annotated[str, typer.Option(metavar="numbers|reverse|copy", help="Task to learn.")] = "numbers",
-    seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="Maximum training time (default: 90 for numbers, 60 for the others).")
-    ] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Maximum training time.")] = 90.0,
     seed: Annotated[int, typer.Option(help="Seed of the text and of the model.")] = 0,
     out: Annotated[
         Path,
@@ -55,13 +57,10 @@ def demo(
     backend: BackendOption = "numpy",
 ) -> int:
     """Train a small translator on made-up text and show what it learned."""
-    if task not in DEMOS:
-        raise ConfigError(f"--task is {task!r}; expected one of {', '.join(DEMOS)}")
-    chosen, run = DEMOS[task], RunDirectory(out)
+    run = RunDirectory(out)
     earlier = earlier_demo(run)
     xp = open_backend(backend)
-    text = chosen.task(seed=seed)
-    recipe = chosen.recipe(text, seconds, seed)
+    task, recipe = numbers_task(seed=seed), demo_recipe(seconds, seed)
     with run.lock() if earlier else contextlib.nullcontext():
         for path in earlier:
             path.rmdir() if path.is_dir() else path.unlink()
@@ -74,61 +73,19 @@ def demo(
         return "all validation outputs are correct" if perfect else None
 
     console = make_console()
-    console.print(f"task: {text.description}, for example {text.test.source[0]} -> {text.test.target[0]}")
-    trained = train(recipe, **text.texts, out=out, xp=xp, callbacks=[mark])
+    console.print(f"task: {task.description}, for example {task.test.source[0]} -> {task.test.target[0]}")
+    trained = train(recipe, **task.texts, out=out, xp=xp, callbacks=[mark])
     if code := exit_code(trained):
-        console.print(f"the demo was interrupted; start it again with: {program()} demo --task {task}")
+        console.print(f"the demo was interrupted; start it again with: {program()} demo")
         return code
-    _show_result(chosen, text, trained.pipeline, run, console)
+    _show_result(task, trained.pipeline, run, console)
     return 0
 
 
-@dataclass(frozen=True)
-class Demo:
-    """A task and a recipe that learns it in `seconds`.
-
-    Attributes:
-        bleu: Tokenizer of sacreBLEU: characters if each line is one word.
-        is_clear: Selects source tokens for the attention plot.
-    """
-
-    task: Callable[..., DemoTask]
-    seconds: float
-    bleu: str
-    model: dict[str, Any]
-    training: dict[str, Any]
-    is_clear: Callable[[list[str]], bool]
-
-    def recipe(self, task: DemoTask, seconds: float | None, seed: int) -> Recipe:
-        """Return the recipe."""
-        minutes = (self.seconds if seconds is None else seconds) / 60.0
-        settings = {"max_minutes": minutes, "seed": seed, "bleu_tokenize": self.bleu}
-        tokenizer = {"model": task.tokenizer_model, "vocab_size": task.vocab_size}
-        tables = {"model": self.model, "tokenizer": tokenizer, "training": self.training | settings}
-        return Recipe.from_dict(tables, "the demo")
-
-
-def _shows_crossing(tokens: list[str]) -> bool:
-    """Return whether tens and units are separate tokens at the end ("▁thirty-", "nine"), which German swaps."""
-    return len(tokens) > 3 and tokens[-2].endswith("-")
-
-
-_SMALL = {"d_model": 128, "num_heads": 4, "d_ff": 256, "num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.0}
-_SHORT = {
-    "batch_tokens": 1024,
-    "schedule": "cosine",
-    "learning_rate_factor": 0.3,
-    "warmup_steps": 80,
-    "max_steps": 400,
-    "validate_every": 50,
-}
-_SHALLOW = {**_SMALL, "num_encoder_layers": 1, "num_decoder_layers": 1}
-_SEQUENCES = {**_SHORT, "learning_rate_factor": 0.4, "max_steps": 500}
-DEMOS = {
-    "numbers": Demo(numbers_task, 90.0, "char", _SMALL, _SHORT, _shows_crossing),
-    "reverse": Demo(reverse_task, 60.0, "13a", _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
-    "copy": Demo(copy_task, 60.0, "13a", _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
-}
+def demo_recipe(seconds: float, seed: int) -> Recipe:
+    """Return the recipe of a translator that learns the task in less than 90 seconds."""
+    training = TRAINING | {"max_minutes": seconds / 60.0, "seed": seed}
+    return Recipe.from_dict({"model": MODEL, "tokenizer": {"vocab_size": 128}, "training": training}, "the demo")
 
 
 def earlier_demo(run: RunDirectory) -> list[Path]:
@@ -149,17 +106,17 @@ def earlier_demo(run: RunDirectory) -> list[Path]:
     return sorted(paths.values(), key=lambda path: (path.name == MARK, -len(path.parts)))
 
 
-def _show_result(demo: Demo, task: DemoTask, translator: Translator, run: RunDirectory, console: Any) -> None:
+def _show_result(task: DemoTask, translator: Translator, run: RunDirectory, console: Any) -> None:
     sources, references = task.test.source, task.test.target
     translations = translator(sources)
     exact = exact_match(translations, references)
-    unit = " (of characters, since each line is one word)" if demo.bleu == "char" else ""
     console.print(
         f"\n{len(sources):,} unseen sources: {exact:.1f} % exactly right, "
-        f"BLEU {bleu(translations, references, tokenize=demo.bleu).value:.1f}{unit}\n"
+        f"BLEU {bleu(translations, references, tokenize=_BLEU).value:.1f} "
+        "(of characters, since each line is one word)\n"
     )
     _show_samples(sources, translations, references, console)
-    row = _row_to_draw(demo, translator, task, translations)
+    row = _row_to_draw(translator, task, translations)
     attention = show_attention(translator, sources[row], translations[row])
     save(attention.plot(title=f"{sources[row]} → {translations[row]}"), run.path / PICTURE)
     console.print(f"\nattention while writing {translations[row]!r}: {run.path / PICTURE}")
@@ -184,13 +141,18 @@ def _show_samples(sources: list[str], translations: list[str], references: list[
         console.print(f"  wrong  {sources[row]} → {translations[row]} (expected {references[row]})", style="red")
 
 
-def _row_to_draw(demo: Demo, translator: Translator, task: DemoTask, translations: list[str]) -> int:
+def _row_to_draw(translator: Translator, task: DemoTask, translations: list[str]) -> int:
     """Return the row of the shortest source with a clear plot and a correct translation, or else of another one."""
     tokenizer = translator.tokenizers.source
     tokens = [tokenizer.tokens(ids) for ids in tokenizer.encode_batch(task.test.source)]
 
     def preference(row: int) -> tuple[bool, bool, int]:
         wrong = translations[row] != task.test.target[row]
-        return wrong, not demo.is_clear(tokens[row]), len(tokens[row])
+        return wrong, not _shows_crossing(tokens[row]), len(tokens[row])
 
     return min(range(len(tokens)), key=preference)
+
+
+def _shows_crossing(tokens: list[str]) -> bool:
+    """Return whether tens and units are separate tokens at the end ("▁thirty-", "nine"), which German swaps."""
+    return len(tokens) > 3 and tokens[-2].endswith("-")

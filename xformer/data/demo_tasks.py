@@ -1,23 +1,39 @@
-"""Small synthetic tasks that a Transformer learns in a minute: number words, reversing and copying.
+"""A synthetic task that a Transformer learns in a minute: English number words to German.
 
-Text is generated with Python's `random.Random`, seeded with the name of the task and the seed: the same arguments give
-the same task, and no global state is read or changed.
+German puts the units before the tens ("zweiundvierzig" is two-and-forty) and writes a number as one word, which makes
+a small translation task with reordering. Numbers are drawn by Python's `random.Random`, seeded with the seed: the same
+arguments give the same task, and no global state is read or changed.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.data.number_words import LARGEST, english, german
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, DataError
 from xformer.text.corpus import ParallelCorpus
 
-# The classic toy task has the vocabulary 0 to 9, of which 0, 1 and 2 are padding, start and end.
-_SYMBOLS = "3456789"
+LARGEST = 999_999
+
+# fmt: off
+_ENGLISH = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]
+_ENGLISH_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_ENGLISH += [f"{tens}-{ones}".rstrip("-") for tens in _ENGLISH_TENS for ones in ("", *_ENGLISH[1:10])]
+# One is "ein" inside a number; "eins" stands only at its end.
+_GERMAN = [
+    "null", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf",
+    "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn",
+]
+_GERMAN_TENS = ("zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
+_GERMAN += [f"{ones}und{tens}" if ones else tens for tens in _GERMAN_TENS for ones in ("", *_GERMAN[1:10])]
+# fmt: on
+_ENGLISH_UNITS = {1000: "thousand", 100: "hundred"}
+_GERMAN_UNITS = {1000: "tausend", 100: "hundert"}
 
 
 @dataclass(frozen=True)
@@ -25,22 +41,16 @@ class DemoTask:
     """A synthetic translation task whose splits share no source.
 
     Attributes:
-        name: Name of the task.
         description: Description in a few words.
         train: Training pairs.
         valid: Validation pairs.
         test: Test pairs.
-        tokenizer_model: Argument `model` of `Tokenizer.train`, for source and target of `train` together.
-        vocab_size: Argument `vocab_size` of `Tokenizer.train`.
     """
 
-    name: str
     description: str
     train: ParallelCorpus
     valid: ParallelCorpus
     test: ParallelCorpus
-    tokenizer_model: str
-    vocab_size: int
 
     @property
     def texts(self) -> dict[str, Any]:
@@ -68,7 +78,9 @@ def numbers_task(
     Raises:
         ConfigError: If `largest` is out of range or there are too few numbers for the splits.
     """
-    _check_sizes(num_train, num_valid, num_test)
+    if min(num_train, num_valid, num_test) < 1:
+        sizes = num_train, num_valid, num_test
+        raise ConfigError(f"num_train, num_valid, num_test are {sizes}; expected 1 or more of each")
     if not 100 <= largest <= LARGEST:
         raise ConfigError(f"largest is {largest}; expected 100 to {LARGEST}")
     basic = _basic_numbers(largest)
@@ -86,58 +98,55 @@ def numbers_task(
     held_out = num_valid + num_test
     train = basic + drawn[held_out:]
     generator.shuffle(train)
-    splits = train, drawn[:num_valid], drawn[num_valid:held_out]
-    return _make_task(
-        "numbers",
-        f"English number words from 0 to {largest:,}, in lower case, to German",
-        splits,
-        lambda number: (english(number), german(number)),
-        "bpe",
-        128,
-    )
+    splits = [train, drawn[:num_valid], drawn[num_valid:held_out]]
+    corpora = [ParallelCorpus([*map(english, numbers)], [*map(german, numbers)]) for numbers in splits]
+    return DemoTask(f"English number words from 0 to {largest:,}, in lower case, to German", *corpora)
 
 
-def reverse_task(seed: int = 0, **sizes: int) -> DemoTask:
-    """Make a task of reversing sequences of the symbols 3 to 9: "7 3 9 4" to "4 9 3 7".
+def english(number: int) -> str:
+    """Spell a number in English, without "and".
 
     Args:
-        seed: Seed of the task.
-        **sizes: num_train, num_valid and num_test, as for `numbers_task`; shortest (default 4) and longest (10) length.
-            All lengths are about equally frequent.
+        number: Integer from 0 to 999,999.
 
     Raises:
-        ConfigError: If lengths are out of order or there are too few sequences for the splits.
+        DataError: For any other number.
+
+    Examples:
+        >>> english(342)
+        'three hundred forty-two'
+        >>> english(21_007)
+        'twenty-one thousand seven'
     """
-    return _sequence_task("reverse", "a sequence in reverse", -1, seed, **sizes)
+    return _spell(_checked(number), _ENGLISH_UNITS, _ENGLISH, " ")
 
 
-def copy_task(seed: int = 0, **sizes: int) -> DemoTask:
-    """Make a task of copying sequences: "7 3 9 4" to "7 3 9 4". Arguments and errors are those of `reverse_task`."""
-    return _sequence_task("copy", "a sequence as it is", 1, seed, **sizes)
+def german(number: int) -> str:
+    """Spell a number in German, in one word, with "ein" before "hundert" and "tausend"; see `english`.
+
+    Examples:
+        >>> german(342)
+        'dreihundertzweiundvierzig'
+        >>> german(1_001)
+        'eintausendeins'
+    """
+    word = _spell(_checked(number), _GERMAN_UNITS, _GERMAN, "")
+    return f"{word}s" if number % 100 == 1 else word
 
 
-def _make_task(
-    name: str,
-    description: str,
-    splits: Sequence[Sequence[Any]],
-    pair: Callable[[Any], tuple[str, str]],
-    tokenizer_model: str,
-    vocab_size: int,
-) -> DemoTask:
-    """Make a task from the items of train, valid and test, each of which gives a pair of texts."""
-    pairs = [[pair(item) for item in items] for items in splits]
-    train, valid, test = (
-        ParallelCorpus([source for source, _ in each], [target for _, target in each]) for each in pairs
-    )
-    return DemoTask(name, description, train, valid, test, tokenizer_model, vocab_size)
+def _spell(number: int, units: dict[int, str], below_100: list[str], space: str) -> str:
+    for size, name in units.items():
+        count, rest = divmod(number, size)
+        if count:
+            words = [_spell(count, units, below_100, space), name]
+            return space.join([*words, _spell(rest, units, below_100, space)] if rest else words)
+    return below_100[number]
 
 
-def _check_sizes(*sizes: int) -> None:
-    if min(sizes) < 1:
-        raise ConfigError(f"num_train, num_valid, num_test are {sizes}; expected 1 or more of each")
-
-
-# --- Number words -------------------------------------------------------------------------------------------
+def _checked(number: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= LARGEST:
+        raise DataError(f"number is {number!r}; expected an integer from 0 to {LARGEST}")
+    return number
 
 
 def _basic_numbers(largest: int) -> list[int]:
@@ -155,40 +164,3 @@ def _draw_numbers(generator: random.Random, count: int, largest: int, basic: set
         pools.append([number for number in sample if number not in basic])
     turns = itertools.zip_longest(*pools)
     return [number for turn in turns for number in turn if number is not None][:count]
-
-
-# --- Sequences ----------------------------------------------------------------------------------------------
-
-
-def _sequence_task(
-    name: str,
-    description: str,
-    step: int,
-    seed: int,
-    num_train: int = 20_000,
-    num_valid: int = 200,
-    num_test: int = 1000,
-    shortest: int = 4,
-    longest: int = 10,
-) -> DemoTask:
-    """Make a task whose target is the source read with a slice step: 1 forward, -1 backward."""
-    _check_sizes(num_train, num_valid, num_test)
-    if not 1 <= shortest <= longest:
-        raise ConfigError(f"lengths are {shortest} to {longest}; expected 1 or more, the shortest first")
-    # Sequences are drawn until they are new, which takes long once half of the longest ones are used.
-    count, available = num_train + num_valid + num_test, len(_SYMBOLS) ** longest // 2
-    if count > available:
-        raise ConfigError(
-            f"the splits need {count} different sequences; expected at most {available}; raise longest={longest}"
-        )
-    generator = random.Random(f"{name}/{seed}")
-    drawn: dict[tuple[str, ...], None] = {}  # a set that keeps its order
-    while len(drawn) < count:
-        drawn[tuple(generator.choices(_SYMBOLS, k=generator.randint(shortest, longest)))] = None
-    # Held-out sequences come first: later draws lack the short sequences that are used up.
-    sequences, held_out = list(drawn), num_valid + num_test
-    splits = sequences[held_out:], sequences[:num_valid], sequences[num_valid:held_out]
-    vocab_size = 4 + len(_SYMBOLS)  # with the special tokens of every tokenizer
-    return _make_task(
-        name, description, splits, lambda each: (" ".join(each), " ".join(each[::step])), "words", vocab_size
-    )
