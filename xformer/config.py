@@ -99,6 +99,8 @@ class Config(metaclass=_ConfigType):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(type(self)):
             value = getattr(self, field.name)
+            if value is field.default:
+                continue
             if isinstance(value, np.generic):  # as Python values they can be written to JSON
                 value = value.item()
                 object.__setattr__(self, field.name, value)

@@ -15,8 +15,9 @@ from tests.reference import normal, raises_line
 from xformer.errors import ConfigError
 from xformer.generation import PrefixCache, StopSequences, TokenRecord
 from xformer.generation.assisted import DraftModel, PromptLookup
+from xformer.generation.batch import GenerationBatch
 from xformer.generation.engine import Engine
-from xformer.generation.generate import make_batch, searches_of
+from xformer.generation.generate import searches_of
 from xformer.generation.steps import DecodingSteps
 from xformer.models.config import POSITIONS
 from xformer.tracing.program import CudaProgram
@@ -173,7 +174,7 @@ def test_searches_of_an_engine(monkeypatch, is_graph):
     for _ in range(2):  # the second time with kept programs
         engine, searches = Engine(is_shared=True), []
         for prompt, each in zip(prompts, options, strict=True):
-            searches += searches_of(make_batch(model, [prompt], max_new_tokens=40, **each))
+            searches += searches_of(GenerationBatch(model, [prompt], max_new_tokens=40, **each))
             engine.add(searches[-1:])
             for _ in range(3):
                 engine.step()

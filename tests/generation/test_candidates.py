@@ -5,7 +5,7 @@ import numpy as np
 from tests.generation.definitions import log_softmax
 from tests.reference import normal
 from xformer.backends import from_host
-from xformer.generation.beams import Candidate, rank_candidates
+from xformer.generation.beams import Beam, rank_candidates
 from xformer.generation.processors import top_tokens
 
 LOG_PROBS = log_softmax(normal(0, 3, 7))
@@ -31,25 +31,25 @@ def test_without_eos_and_with_a_small_vocabulary():
 def test_candidates_are_ranked_within_groups_of_any_size():
     top = top_tokens(LOG_PROBS, 7, None)
     totals = LOG_PROBS
-    first, second = rank_candidates(top, [[-1.0, -0.5], [0.0]], [[2, 0], [1]], 5)
+    first, second = rank_candidates(top, [[Beam(-1.0, 2), Beam(-0.5, 0)], [Beam(0.0, 1)]], 5)
     every = sorted(
-        [Candidate(-1.0 + totals[2, token], 0, token) for token in range(7)]
-        + [Candidate(-0.5 + totals[0, token], 1, token) for token in range(7)],
+        [(-1.0 + totals[2, token], 2, token) for token in range(7)]
+        + [(-0.5 + totals[0, token], 0, token) for token in range(7)],
         reverse=True,
     )
-    assert [(c.beam, c.token) for c in first] == [(c.beam, c.token) for c in every[:5]]
-    np.testing.assert_allclose([c.log_probability for c in first], [c.log_probability for c in every[:5]])
-    assert [(c.beam, c.token) for c in second] == [(0, token) for token in np.argsort(-totals[1])[:5]]
+    assert [(c.row, c.token) for c in first] == [(row, token) for _, row, token in every[:5]]
+    np.testing.assert_allclose([c.log_probability for c in first], [total for total, _, _ in every[:5]])
+    assert [(c.row, c.token) for c in second] == [(1, token) for token in np.argsort(-totals[1])[:5]]
 
 
 def test_masked_tokens_are_no_candidates():
     logits = np.asarray([[0.0, -math.inf, -math.inf, 1.0]])
-    ((best, other),) = rank_candidates(top_tokens(logits, 4, 1), [[0.0]], [[0]], 4)
+    ((best, other),) = rank_candidates(top_tokens(logits, 4, 1), [[Beam(0.0, 0)]], 4)
     assert (best.token, other.token) == (3, 0)
     assert top_tokens(logits, 4, 1).eos_log_probs == -math.inf
 
 
 def test_ties_are_ordered_by_beam():
     top = top_tokens(np.zeros((2, 3)), 3, None)
-    (candidates,) = rank_candidates(top, [[0.0, 0.0]], [[0, 1]], 4)
-    assert [(c.beam, c.token) for c in candidates] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    (candidates,) = rank_candidates(top, [[Beam(0.0, 0), Beam(0.0, 1)]], 4)
+    assert [(c.row, c.token) for c in candidates] == [(0, 0), (0, 1), (0, 2), (1, 0)]

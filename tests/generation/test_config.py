@@ -114,6 +114,14 @@ def test_the_smallest_and_the_largest_values_are_allowed(settings):
     assert {name: getattr(config, name) for name in settings} == settings
 
 
+def test_never_stops_as_in_hugging_face():
+    assert GenerationConfig(early_stopping="never", num_beams=2) == GenerationConfig(num_beams=2)
+    config = GenerationConfig(early_stopping=True, num_beams=2)
+    assert not GenerationConfig.resolve(config, {"early_stopping": "never"}).early_stopping
+    with raises_line(ConfigError, "early_stopping is 'always'; expected true or false"):
+        GenerationConfig(early_stopping="always")
+
+
 def test_fields_can_be_overridden():
     config = GenerationConfig(num_beams=4, suppress_tokens=[5, 3])
     assert GenerationConfig.resolve(config, {"num_beams": 2}) == GenerationConfig(num_beams=2, suppress_tokens=(5, 3))

@@ -14,8 +14,8 @@ from tests.generation.definitions import SOURCES, padded, varied_model
 from tests.reference import small_language_model
 from xformer import Rng, stream
 from xformer.generation import GenerationConfig, generate, steps
-from xformer.generation.steps import KeptPrograms
-from xformer.models.cache import StaticCache
+from xformer.generation.steps import ProgramPool
+from xformer.models.cache import DecodingCache
 from xformer.tracing.graph import GraphTrace
 from xformer.tracing.program import Program
 from xformer.tree import map_arrays
@@ -94,7 +94,7 @@ def programs(monkeypatch):
     """Programs made so far, and an empty store."""
     made, init = [], Program.__init__
     monkeypatch.setattr(Program, "__init__", lambda self, *args: made.append(self) or init(self, *args))
-    monkeypatch.setattr(steps, "_kept", KeptPrograms(max_entries=64, max_bytes=2**28))
+    monkeypatch.setattr(steps, "_pool", ProgramPool(max_entries=64, max_bytes=2**28))
     return made
 
 
@@ -155,7 +155,7 @@ def test_threads_that_share_a_model_do_not_share_a_program(programs):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_programs_share_no_arrays_that_steps_change(monkeypatch, positions, config):
     kept = []
-    monkeypatch.setattr(steps._kept, "keep", lambda model, key, cache, program: kept.append(cache))
+    monkeypatch.setattr(steps._pool, "release", lambda model, key, cache, program: kept.append(cache))
     generate(varied_model(1, positions=positions), padded(SOURCES), config, rng=Rng(0))
     assert len(kept) > 1  # inputs have left the batch, or the capacity has grown
     changed = [[cache.lengths, *(array for layer in cache.layers
@@ -168,7 +168,7 @@ def test_programs_share_no_arrays_that_steps_change(monkeypatch, positions, conf
 
 def test_programs_that_are_not_kept_leave_no_arrays_for_the_garbage_collector(monkeypatch):
     caches = []
-    monkeypatch.setattr(steps._kept, "keep", lambda model, key, cache, program: caches.append(weakref.ref(cache)))
+    monkeypatch.setattr(steps._pool, "release", lambda model, key, cache, program: caches.append(weakref.ref(cache)))
     arrays, take_calls = [], GraphTrace.take_calls
 
     def taken(trace):
@@ -188,17 +188,17 @@ def test_programs_that_are_not_kept_leave_no_arrays_for_the_garbage_collector(mo
 
 
 def test_a_program_takes_over_the_keys_of_a_new_cache(monkeypatch):
-    shared, copy_cache = [], StaticCache.copy
+    shared, without = [], DecodingCache.without
 
-    def copied(cache, **options):
-        new = copy_cache(cache, **options)
+    def copied(cache, arrays):
+        new = without(cache, arrays)
         keys = ((x.self_attention.key, y.self_attention.key) for x, y in zip(cache.layers, new.layers, strict=True))
         shared.append({np.shares_memory(old, key) for old, key in keys})
         return new
 
-    monkeypatch.setattr(StaticCache, "copy", copied)
+    monkeypatch.setattr(DecodingCache, "without", copied)
     generate(varied_model(1), padded(SOURCES), GenerationConfig(min_new_tokens=36, max_new_tokens=36))
-    assert shared == [{True}] * 2  # the first one, and one with a larger capacity
+    assert shared == [{True}]  # with a larger capacity
 
 
 def test_a_stream_that_is_stopped_returns_its_program(programs):
@@ -215,7 +215,7 @@ def test_a_stream_that_is_stopped_returns_its_program(programs):
 
 
 def test_the_number_and_size_of_programs_are_limited_and_they_end_with_the_model(programs, monkeypatch):
-    model, kept = varied_model(1), steps._kept
+    model, kept = varied_model(1), steps._pool
     monkeypatch.setattr(kept, "_max_entries", 3)
     for rows in range(1, 6):
         generate(model, padded([SOURCES[0]] * rows), CONFIGS["greedy"])

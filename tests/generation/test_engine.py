@@ -12,8 +12,9 @@ from tests.generation.definitions import SOURCES, varied_model
 from tests.reference import raises_line
 from xformer.errors import ConfigError, DataError
 from xformer.generation import steps
+from xformer.generation.batch import GenerationBatch
 from xformer.generation.engine import Engine
-from xformer.generation.generate import make_batch, searches_of
+from xformer.generation.generate import searches_of
 from xformer.models.config import POSITIONS
 from xformer.tracing.program import CudaProgram
 
@@ -29,7 +30,7 @@ OPTIONS = [
 
 
 def new_search(model, inputs, **options):
-    (search,) = searches_of(make_batch(model, inputs, None, **options))
+    (search,) = searches_of(GenerationBatch(model, inputs, None, **options))
     return search
 
 
@@ -305,7 +306,7 @@ def test_the_memory_of_an_engine_shrinks(copy):
 
 def test_programs_for_a_shorter_memory_share_no_arrays_that_steps_change(monkeypatch):
     kept = []
-    monkeypatch.setattr(steps._kept, "keep", lambda model, key, cache, programs: kept.append(cache))
+    monkeypatch.setattr(steps._pool, "release", lambda model, key, cache, programs: kept.append(cache))
     model, engine = varied_model(1, positions="sinusoidal", source_vocab_size=13), Engine(is_shared=True)
     inputs = ((SOURCES[0], 24), ([4, 5, 6, 7, 8, 9] * 10, 12))
     engine.add([new_search(model, [row], max_new_tokens=count, min_new_tokens=count) for row, count in inputs])

@@ -52,6 +52,12 @@ def test_finished_inputs_leave_the_batch(model, monkeypatch):
     assert sizes == [sum(length >= step for length in lengths) for step in range(1, max(lengths) + 1)]
 
 
+@pytest.mark.parametrize("settings", [{"top_p": 0}, {"temperature": 0}, {"top_p": 0.0, "temperature": 2.0}], ids=str)
+def test_samples_that_leave_no_choice_are_greedy_outputs(model, settings):
+    outputs = generate(model, SOURCES, max_new_tokens=9, do_sample=True, num_return_sequences=3, **settings)
+    assert [[each.tokens for each in row] for row in outputs] == [[row] * 3 for row in greedy(model, max_new_tokens=9)]
+
+
 def test_a_lower_maximum_truncates(model):
     assert greedy(model, max_new_tokens=2) == [tokens[:2] for tokens in greedy(model)]
 

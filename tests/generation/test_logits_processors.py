@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from tests.conftest import assert_close
 from tests.generation.definitions import log_softmax
 from tests.reference import normal, raises_line, small_language_model
-from xformer.backends import array_namespace, device, from_host, to_host
+from xformer.backends import from_host, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.generation import Rows, StopSequences, generate
+from xformer.generation.batch import build_logits_processors
 from xformer.generation.config import GenerationConfig, LengthLimits, LengthRange
 from xformer.generation.processors import (
     FrequencyPenalty,
@@ -22,8 +24,7 @@ from xformer.generation.processors import (
     RepetitionPenalty,
     SequenceBias,
     SuppressTokens,
-    build_logits_processors,
-    takes_rows,
+    processor_of,
     token_alternatives,
 )
 from xformer.random import Rng
@@ -38,9 +39,7 @@ def apply(processor, histories, logits, indices=None, prefixes=None):
     starts = {index: len(prefix) for index, prefix in enumerate(prefixes or [()] * (max(inputs) + 1))}
     rows = Rows.first(histories, inputs, is_normalized=False)
     rows = dataclasses.replace(rows, inputs=np.asarray(inputs), starts=np.asarray([starts[each] for each in inputs]))
-    xp = array_namespace(logits)
-    arrays = (from_host(xp, x, device=device(logits)) for x in (rows.tokens, rows.lengths))
-    return processor(*arrays, logits, **({"rows": rows} if takes_rows(processor) else {}))
+    return processor(logits, rows)
 
 
 def test_tokens_are_masked_in_all_rows(xp):
@@ -147,18 +146,16 @@ def test_exactly_the_tokens_that_repeat_an_ngram(histories, size):
 
 def process(logits, histories, indices=None, *, ranges=((0, 9),), prefixes=None, sequence_bias=None, user=(), **config):
     """Apply the processors of a batch in which 0 and 1 are suppressed and 2 is eos."""
-    processors = build_logits_processors(
-        GenerationConfig(**config),
-        vocab_size=logits.shape[-1],
+    batch = SimpleNamespace(
+        config=GenerationConfig(**config),
+        model=SimpleNamespace(vocab_size=logits.shape[-1]),
         eos_id=2,
         end_ids=frozenset({2, *config.get("stop_token_ids", ())}),
-        suppressed=frozenset((0, 1)),
         start=[1],
         lengths=LengthLimits([LengthRange(*limits) for limits in ranges]),
         prefixes=prefixes or [()] * len(ranges),
-        sequence_bias=sequence_bias,
-        user_processors=user,
     )
+    processors = build_logits_processors(batch, frozenset((0, 1)), sequence_bias, map(processor_of, user))
     for processor in processors:
         logits = apply(processor, histories, logits, indices or [0] * len(histories), prefixes)
     return logits

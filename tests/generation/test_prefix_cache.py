@@ -11,8 +11,8 @@ import pytest
 from tests.reference import raises_line
 from xformer.errors import ConfigError
 from xformer.generation import PrefixCache, generate
+from xformer.generation.batch import GenerationBatch
 from xformer.generation.engine import Engine, Search
-from xformer.generation.generate import make_batch
 from xformer.generation.sampling import greedy_or_sample
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.models.config import POSITIONS
@@ -107,7 +107,7 @@ def test_threads_share_a_cache():
 def test_searches_of_an_engine_share_a_cache(lengths):
     model, cache, engine = new_model(), PrefixCache(), Engine(is_shared=True)
     prompts = [[*SYSTEM, 5], [4] * 5, [*SYSTEM, 6, 7], [8] * 6]
-    batches = [make_batch(model, [prompt], max_new_tokens=5, prefix_cache=cache) for prompt in prompts]
+    batches = [GenerationBatch(model, [prompt], max_new_tokens=5, prefix_cache=cache) for prompt in prompts]
     searches = [Search(batch, greedy_or_sample) for batch in batches]
     engine.add(searches)
     assert sorted(lengths) == [6, 23, 24, 64, 64]  # the short prompts together

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.generation.definitions import log_softmax
 from tests.reference import normal
 from xformer.backends import from_host, to_host
-from xformer.generation.batch import Choice
+from xformer.generation.batch import SampleRequest, uniform_streams
 from xformer.generation.config import GenerationConfig
 from xformer.generation.processors import normalize, token_alternatives
-from xformer.generation.sampling import choose, draw, keep_min_p, keep_top_k, keep_top_p, truncate, uniform_streams
+from xformer.generation.sampling import choose, draw, keep_min_p, keep_top_k, keep_top_p, truncate
 from xformer.random import Rng
 
 PROBABILITIES = np.asarray([0.05, 0.4, 0.0, 0.25, 0.2, 0.1])
@@ -116,9 +116,9 @@ def test_an_offset_of_all_logits_changes_no_log_probability(xp, monkeypatch, mod
     expected = log_softmax(logits)
     shifted = from_host(xp, (logits + 1e6).astype(np.float32))
     for uniforms in (None, [0.2, 0.9]):
-        tokens, log_probs = choose([Choice(shifted, GenerationConfig(temperature=2.0), uniforms)])
+        tokens, log_probs = choose([SampleRequest(shifted, GenerationConfig(temperature=2.0), uniforms)])
         np.testing.assert_allclose(log_probs, expected[[0, 1], tokens], rtol=1e-6)
-    np.testing.assert_allclose(to_host(normalize(None, None, shifted)), expected, rtol=1e-6)
+    np.testing.assert_allclose(to_host(normalize(shifted, None)), expected, rtol=1e-6)
     for row, record in enumerate(token_alternatives(shifted, [7, 3], 2)):
         np.testing.assert_allclose(record.log_probability, expected[row, [7, 3][row]], rtol=1e-6)
         np.testing.assert_allclose(

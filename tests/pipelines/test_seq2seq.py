@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
 from xformer.data.demo_tasks import numbers_task
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
-from xformer.generation import GenerationConfig, generate, sampling
-from xformer.generation.generate import make_batch
+from xformer.generation import GenerationConfig, generate
+from xformer.generation.batch import GenerationBatch, uniform_streams
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Embedder, Summarizer, Tokenizers, Transcriber, Translator, seq2seq
 from xformer.tokenizers import Tokenizer
@@ -135,7 +133,9 @@ def test_the_default_limit_of_a_summary():
 def test_a_target_length_selects_beam_search(translator, monkeypatch, settings, num_beams):
     configs = []
     monkeypatch.setattr(
-        seq2seq, "make_batch", lambda *args, **options: configs.append(args[2]) or make_batch(*args, **options)
+        seq2seq,
+        "GenerationBatch",
+        lambda *args, **options: configs.append(args[2]) or GenerationBatch(*args, **options),
     )
     translator(LINES[:1], **settings)
     assert [config.num_beams for config in configs] == [num_beams]
@@ -193,11 +193,11 @@ def test_samples_of_a_longer_list_can_be_drawn_in_parts(translator, monkeypatch)
     streams = {}
 
     def record(rng, indices, samples, lengths):
-        numbers = sampling.uniform_streams(rng, indices, samples, lengths)
+        numbers = uniform_streams(rng, indices, samples, lengths)
         streams.update(zip(indices, numbers, strict=True))
         return numbers
 
-    monkeypatch.setattr(importlib.import_module("xformer.generation.generate"), "uniform_streams", record)
+    monkeypatch.setattr("xformer.generation.batch.uniform_streams", record)
     encoded, settings = translator.token_ids(LINES), {"temperature": 1.5, "max_new_tokens": 10}
     list(translator.batches_of_ids(encoded, **settings))
     full = dict(streams)

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from xformer.errors import BackendError, DataError, MissingPackageError
-from xformer.generation.generate import make_batch, search
+from xformer.generation.batch import GenerationBatch
+from xformer.generation.generate import search
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.serve.jobs import Job, JobError, Worker, public_error
 
@@ -23,7 +24,7 @@ def searching(worker, length, *, timeout=60.0, before=None, model=MODEL, **optio
     def task():
         if before is not None:
             before()
-        batch = make_batch(model, [[5, 4]], None, max_new_tokens=length, stopping_criteria=[job.check])
+        batch = GenerationBatch(model, [[5, 4]], None, max_new_tokens=length, stopping_criteria=[job.check])
         return (yield from search(batch))
 
     job.task = task()

@@ -1,6 +1,5 @@
 """Generation: from a model and its inputs to outputs."""
 
-from xformer.generation.beams import BeamCandidate, BeamHistory
 from xformer.generation.config import GenerationConfig, default_max_length
 from xformer.generation.generate import generate, stream
 from xformer.generation.grammar import Grammar, token_bytes
@@ -14,7 +13,7 @@ from xformer.generation.processors import (
     TokenAlternatives,
     TokenRecord,
 )
-from xformer.generation.results import Hypothesis, alignments, length_penalty
+from xformer.generation.results import BeamCandidate, BeamHistory, Hypothesis, alignments, length_penalty
 
 __all__ = [
     "BeamCandidate",

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 from xformer.backends import Array, array_namespace, device, from_host, index_dtype, to_host
-from xformer.errors import ConfigError, describe_type
-from xformer.generation.batch import Choice, GenerationBatch, Move
+from xformer.generation.batch import GenerationBatch, NextTokens, SampleRequest
 from xformer.generation.results import Hypothesis
 from xformer.generation.sampling import greedy_or_sample
 from xformer.generation.steps import DecodingSteps
@@ -106,7 +105,7 @@ class DraftModel:
             logits = self._steps.step(self._to_device(draft[-1:]))
 
     def close(self) -> None:
-        """Keep the programs of the model for further outputs."""
+        """Return the compiled steps to the pool."""
         if self._steps is not None:
             self._steps.close()
 
@@ -116,45 +115,34 @@ class DraftModel:
         return from_host(xp, [list(tokens)], dtype=index_dtype(xp), device=device(like))
 
 
-def check_draft_model(draft_model: Any, model: Any) -> None:
-    """Raise ConfigError unless both are language models with vocabularies of the same size."""
-    if not isinstance(model, LanguageModel) or not isinstance(draft_model, LanguageModel):
-        received = f"the model is {describe_type(model)} and draft_model {describe_type(draft_model)}"
-        raise ConfigError(f"{received}; expected language models")
-    if draft_model.vocab_size != model.vocab_size:
-        raise ConfigError(
-            f"draft_model has {draft_model.vocab_size} tokens and the model {model.vocab_size}; expected the "
-            "same vocabulary"
-        )
-
-
 def assisted_search(
-    batch: GenerationBatch, logits: Array, search: Callable[..., Any] = greedy_or_sample
-) -> Generator[Move | Choice, Any, list[list[Hypothesis]]]:
-    """Run a search of one input, with draft tokens in its steps.
+    batch: GenerationBatch, logits: Array
+) -> Generator[NextTokens | SampleRequest, Any, list[list[Hypothesis]]]:
+    """Run greedy search or sampling of one input, with draft tokens in its steps.
 
     Args:
         batch: Its input.
         logits: First logits, (1, vocabulary).
-        search: The search alone, which has one row and one token per step.
     """
-    (index,) = batch.inputs
-    maximum, tokens = batch.lengths.ranges[index].maximum, list(batch.prefixes[index])
-    generator, drafter = search(batch, logits), batch.new_drafter()  # type: ignore[misc]
-    answer: Any = None
+    config, (index,) = batch.config, batch.inputs
+    drafter: Drafter = PromptLookup(config.draft_length, config.max_matching_ngram_size)
+    if batch.draft_model is not None:
+        drafter = DraftModel(batch.draft_model, config.draft_length)
+    search = greedy_or_sample(batch, logits)  # which has one row and one token per step
+    maximum, answer = batch.lengths.ranges[index].maximum, None
     draft: list[int] = []
     kept = 1  # tokens of the last step that the search has chosen
     try:
         while True:
             try:
-                request = generator.send(answer)
+                request = search.send(answer)
             except StopIteration as end:
                 return end.value
-            if isinstance(request, Choice):
+            if isinstance(request, SampleRequest):
                 answer = yield request
                 continue
-            tokens += request.tokens
-            if draft[kept - 1 : kept] == request.tokens:
+            tokens = request.rows.history(0)
+            if draft[kept - 1 : kept] == tokens[-1:]:
                 kept += 1
             else:
                 draft = drafter(tokens)[: maximum - len(tokens)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,21 +21,42 @@ from xformer.backends import (
     index_dtype,
     to_host,
 )
-from xformer.errors import DataError, ShapeError
-from xformer.generation.config import GenerationConfig, LengthLimits
+from xformer.config import integers
+from xformer.errors import ConfigError, DataError, ShapeError, describe_type
+from xformer.generation.config import (
+    GenerationConfig,
+    LengthLimits,
+    LengthRange,
+    length_ranges,
+    target_ranges,
+    unit_limits,
+)
 from xformer.generation.prefix_cache import PrefixCache
-from xformer.generation.processors import LogitsProcessor, Rows, StoppingCriteria, name_of, takes_rows
-from xformer.generation.results import Hypothesis, UnscoredHypothesis, length_penalty
-from xformer.generation.steps import DecodingSteps
-from xformer.layers.kv_cache import with_size
-from xformer.models.token_ids import check_one_each, check_tokens
-from xformer.tracing.activations import is_observing
-
-if TYPE_CHECKING:
-    from xformer.generation.assisted import Drafter
-    from xformer.generation.beams import BeamHistory
-
-_MAX_PADDING = 32  # of a prompt, or a quarter of the longest one: another pass through the model takes about as long
+from xformer.generation.processors import (
+    FrequencyPenalty,
+    LogitBias,
+    LogitsProcessor,
+    MinLength,
+    NoRepeatNGram,
+    Phrase,
+    Processor,
+    RepetitionPenalty,
+    Rows,
+    SequenceBias,
+    StoppingCriteria,
+    StopTokens,
+    SuppressAtBegin,
+    SuppressTokens,
+    check_sequence_bias,
+    criterion_of,
+    limit_to_zero,
+    normalize,
+    processor_of,
+)
+from xformer.generation.results import BeamHistory, CoveragePenalty, Hypothesis, UnscoredHypothesis, length_penalty
+from xformer.models import LanguageModel, SpeechTransformer, Transformer
+from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
+from xformer.random import Rng
 
 
 class Sources(NamedTuple):
@@ -58,26 +79,24 @@ class Sources(NamedTuple):
         return Sources(self.ids[rows, ...], mask, None if self.lengths is None else self.lengths[rows])
 
 
-class Move(NamedTuple):
+class NextTokens(NamedTuple):
     """The next step of a search.
 
     Attributes:
-        tokens: Next token of each row.
-        parents: Row of the step before that each row continues; None: the same rows.
+        rows: The rows with their next token, each of which continues its parent, a row of the step before.
         inputs: Inputs that remain; None: all.
-        draft_tokens: Tokens that may follow, which the step takes, too; for a search of one row with a drafter, whose
-            logits are those after each token, (1, tokens, vocabulary).
+        draft_tokens: Tokens that may follow, which the step takes, too; for a search of one row with draft tokens,
+            whose logits are those after each token, (1, tokens, vocabulary).
         kept: Number of tokens of the step before that remain in the cache.
     """
 
-    tokens: list[int]
-    parents: Sequence[int] | None = None
+    rows: Rows
     inputs: Sequence[int] | None = None
     draft_tokens: Sequence[int] = ()
     kept: int = 1
 
 
-class Choice(NamedTuple):
+class SampleRequest(NamedTuple):
     """A request for one token of each row; the search receives the tokens and their log-probabilities, two lists.
 
     Attributes:
@@ -92,15 +111,14 @@ class Choice(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """Settings and dtype that choices made together share."""
+        """Settings and dtype that requests answered together share."""
         config = self.config
         sampling = (config.temperature, config.top_k, config.top_p, config.min_p)
         return self.uniforms is not None and sampling, self.logits.dtype
 
 
-@dataclass(frozen=True)
 class GenerationBatch:
-    """Inputs of a search.
+    """Inputs of a search, checked; the arguments are those of `generate`.
 
     Attributes:
         model: Object with `vocab_size`, `config` and `decode_step(tokens, cache)`.
@@ -118,55 +136,104 @@ class GenerationBatch:
         uniforms: Uniform random numbers in [0, 1) by input, sample and position; None: nothing is sampled.
         coverage_penalties: Returns the coverage penalty of hypotheses (results.py); None: not part of the score.
         beam_history: Receives the candidates of each step of beam search; None: they are not recorded.
-        prefix_cache: Keys and values of the beginnings of earlier prompts.
-        new_drafter: Makes the `Drafter` of an output; None: no draft tokens.
+        prefix_cache: Keys and values of prompt prefixes.
+        draft_model: Proposes draft tokens; None: prompt lookup does if the config asks for it.
     """
 
-    model: Any
-    config: GenerationConfig
-    sources: Sources | None
-    start: list[int]
-    prefixes: list[list[int]]
-    lengths: LengthLimits
-    indices: Sequence[int]
-    inputs: Sequence[int]
-    eos_id: int | None
-    end_ids: frozenset[int]
-    logits_processors: Sequence[LogitsProcessor] = ()
-    stopping_criteria: Sequence[StoppingCriteria] = ()
-    uniforms: list[list[list[float]]] | None = None
-    coverage_penalties: Callable[[Sequence[Any]], list[float]] | None = None
-    beam_history: BeamHistory | None = None
-    prefix_cache: PrefixCache | None = None
-    new_drafter: Callable[[], Drafter] | None = None
+    def __init__(
+        self,
+        model: Any,
+        inputs: Any,
+        config: GenerationConfig | None = None,
+        *,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        rng: Rng | None = None,
+        prefix: Sequence[Sequence[int]] | None = None,
+        sequence_bias: Sequence[Sequence[Phrase]] | None = None,
+        target_lengths: Sequence[int] | None = None,
+        length_fn: Callable[[Sequence[int]], int] | None = None,
+        length_condition: Sequence[int] | None = None,
+        special_tokens: bool = True,
+        attention_mask: Any = None,
+        indices: Sequence[int] | None = None,
+        beam_history: BeamHistory | None = None,
+        prefix_cache: PrefixCache | None = None,
+        draft_model: LanguageModel | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.model, self.config = model, GenerationConfig.resolve(config, overrides)
+        self.beam_history, self.prefix_cache, self.draft_model = beam_history, prefix_cache, draft_model
+        config, model_config = self.config, getattr(model, "config", None)
+        if model_config is None or not hasattr(model, "decode_step"):
+            raise ConfigError(f"model is {describe_type(model)}; expected a Transformer or LanguageModel")
+        if prefix_cache is not None and not isinstance(prefix_cache, PrefixCache):
+            raise ConfigError(f"prefix_cache is {prefix_cache!r:.100}; expected a PrefixCache")
+        user_processors = list(map(processor_of, logits_processors))
+        self.stopping_criteria = list(map(criterion_of, stopping_criteria))
+        if attention_mask is not None:
+            inputs = _without_padding(inputs, attention_mask)
+        self.coverage_penalties: CoveragePenalty | None = None
+        self.sources: Sources | None = None
+        if isinstance(model, Transformer):
+            source, source_mask = _source_ids(model, inputs)
+            self.indices = _check_indices(indices, source.shape[0])
+            self.lengths = _source_limits(model, source, source_mask, config, target_lengths, length_fn)
+            length_condition = target_lengths if length_condition is None else length_condition
+            conditions = _length_conditions(model, length_condition, len(self.indices))
+            self.prefixes = _check_prefixes(prefix, self.lengths, model, self.indices)
+            self.start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
+            self.sources = Sources(source, source_mask, conditions)
+            if config.coverage_penalty:
+                weight = config.coverage_penalty
+                self.coverage_penalties = CoveragePenalty(model, source, weight, conditions, source_mask)
+        else:
+            options: dict[str, Any] = {"prefix": prefix, "coverage_penalty": config.coverage_penalty or None}
+            options |= {"target_lengths": target_lengths, "length_condition": length_condition}
+            for name in (name for name, value in options.items() if value is not None):
+                raise ConfigError(f"{name} applies to encoder-decoders only; omit it for a language model")
+            self.prefixes = _check_prompts(inputs, model.vocab_size, model_config.pad_id if special_tokens else None)
+            if len(set(map(len, self.prefixes))) > 1 and not hasattr(model, "to_static"):
+                raise ConfigError(
+                    f"prompts have different lengths and {type(model).__name__} has no to_static(cache, max_length); "
+                    "expected prompts of equal length"
+                )
+            self.indices = _check_indices(indices, len(self.prefixes))
+            self.lengths = _prompt_limits(model, list(map(len, self.prefixes)), config)
+            self.start, eos_id = [], model_config.eos_id if special_tokens else None
+            suppressed = model_config.suppressed_ids if special_tokens else frozenset()
+        self.inputs: Sequence[int] = range(len(self.prefixes))
+        self.end_ids = frozenset(config.stop_token_ids).union([] if eos_id is None else [eos_id])
+        self.eos_id = min(self.end_ids, default=None) if eos_id is None else eos_id
+        _check_vocabulary(config, suppressed, model.vocab_size)
+        phrases = check_sequence_bias(sequence_bias, len(self.prefixes), model.vocab_size)
+        self.logits_processors = build_logits_processors(self, suppressed, phrases, user_processors)
+        self.uniforms = _uniforms(config, rng, self.indices, self.lengths.ranges)
+        _check_drafts(model, config, draft_model)
 
     def of(self, index: int) -> GenerationBatch:
         """Return a batch with one of the inputs, whose rows keep its index."""
-        sources = None if self.sources is None else self.sources.of(index)
-        return dataclasses.replace(self, inputs=[index], sources=sources)
+        batch = copy.copy(self)
+        batch.inputs, batch.sources = [index], None if self.sources is None else self.sources.of(index)
+        return batch
 
     @property
     def uses_prefix_cache(self) -> bool:
         """True if the only prompt, or that of all samples, enters the model in chunks that may be cached."""
-        prompts = {tuple(self.prefixes[index]) for index in self.inputs}
-        return self.prefix_cache is not None and self.prefix_cache.serves(self.model, [*prompts])
+        if self.prefix_cache is None:
+            return False
+        return self.prefix_cache.serves(self.model, list({tuple(self.prefixes[index]) for index in self.inputs}))
 
-    @property
+    @functools.cached_property
     def num_draft_tokens(self) -> int:
-        """Largest number of draft tokens of a step."""
-        return 0 if self.new_drafter is None else self.config.draft_length
+        """Largest number of draft tokens of a step; 0 without any."""
+        uses_drafts = self.draft_model is not None or self.config.prompt_lookup_num_tokens is not None
+        return self.config.draft_length if uses_drafts else 0
 
-    @property
+    @functools.cached_property
     def rows_per_input(self) -> int:
         """Number of rows of an input: beams or samples."""
-        if self.config.method == "beam":
-            return self.config.num_beams
-        return 1 if self.uniforms is None else self.config.num_return_sequences
-
-    @property
-    def num_inputs(self) -> int:
-        """Number of inputs."""
-        return len(self.inputs)
+        return self.config.num_beams if self.config.method == "beam" else self.config.num_return_sequences
 
     @property
     def max_length(self) -> int:
@@ -189,62 +256,38 @@ class GenerationBatch:
         """Array namespace of the model."""
         return base_namespace(array_namespace(self.parameter))
 
-    def to_device(self, data: Any, dtype: Any = None) -> Array:
-        """Move host data to the device of the model."""
-        return from_host(self.xp, data, dtype=dtype, device=device(self.parameter))
+    def to_device(self, numbers: Any) -> Array:
+        """Move ids or indices to the device of the model."""
+        return from_host(self.xp, numbers, dtype=index_dtype(self.xp), device=device(self.parameter))
 
-    def rows(self, count: int) -> Rows:
-        """Return the rows of the first step, `count` for each input."""
+    def rows(self) -> Rows:
+        """Return the rows of the first step, one for each input."""
         rows = Rows.first(self.prefixes, self.indices, is_normalized=self.config.method == "beam")
-        return rows if count == 1 and len(rows.inputs) == self.num_inputs else rows.take(np.repeat(self.inputs, count))
+        return rows if len(rows.inputs) == len(self.inputs) else rows.take(self.inputs)
 
     def process(self, logits: Array, rows: Rows) -> Array:
         """Apply the logits processors, in float32 or wider."""
-        xp = array_namespace(logits)
-        logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
-        arrays = self._arrays(rows) if self.logits_processors else ()
-        for processor, has_rows in self._hooks[0]:
-            shape, logits = logits.shape, processor(*arrays, logits, **({"rows": rows} if has_rows else {}))
-            if getattr(logits, "shape", None) != shape:
-                returned = f"shape {tuple(logits.shape)}" if hasattr(logits, "shape") else repr(logits)
-                raise ShapeError(
-                    f"logits processor {name_of(processor)} returned {returned}; expected logits {tuple(shape)}"
-                )
+        logits = self.xp.astype(logits, accumulation_dtype(self.xp, logits.dtype), copy=False)
+        for processor in self.logits_processors:
+            logits = processor(logits, rows)
         return logits
 
     def should_stop(self, rows: Rows) -> list[bool]:
         """Return for each row whether a stopping criterion ends it."""
-        num_rows, stops = len(rows.lengths), [False] * len(rows.lengths)
-        if not self.stopping_criteria or not num_rows:
-            return stops
-        arrays = self._arrays(rows)
-        for criterion, has_rows in self._hooks[1]:
-            flags = criterion(*arrays, **({"rows": rows} if has_rows else {}))
-            found = to_host(flags).tolist() if hasattr(flags, "shape") else flags
-            if not isinstance(found, list) or len(found) != num_rows or any(isinstance(x, list) for x in found):
-                name = name_of(criterion)
-                raise ShapeError(
-                    f"stopping criterion {name} returned {flags!r}; expected one bool per row ({num_rows})"
-                )
-            stops = [stop or bool(flag) for stop, flag in zip(stops, found, strict=True)]
-        return stops
+        if not len(rows.lengths):
+            return []
+        flags = [criterion(self.parameter, rows) for criterion in self.stopping_criteria]
+        return [any(row) for row in zip(*flags, strict=True)]
 
-    @functools.cached_property
-    def _hooks(self) -> list[list[tuple[Any, bool]]]:
-        """Processors and stopping criteria, and whether they have a parameter `rows`."""
-        return [
-            [(each, takes_rows(each)) for each in hooks] for hooks in (self.logits_processors, self.stopping_criteria)
-        ]
-
-    def _arrays(self, rows: Rows) -> tuple[Array, Array]:
-        dtype = index_dtype(self.xp)
-        return self.to_device(rows.tokens, dtype), self.to_device(rows.lengths, dtype)
+    def length_penalty(self, index: int, num_tokens: int) -> float:
+        """Return lp of an output; tokens include the prompt, and eos if it ended."""
+        length = self.lengths.output_length(index, num_tokens)
+        return length_penalty(length, self.config.length_penalty, self.config.length_penalty_base)
 
     def score_bound(self, hypothesis: UnscoredHypothesis) -> float:
         """Return the score without the coverage penalty, which is at most zero."""
-        length = self.lengths.output_length(hypothesis.input_index, len(hypothesis.tokens)) + int(hypothesis.has_eos)
-        config = self.config
-        return hypothesis.log_probability / length_penalty(length, config.length_penalty, config.length_penalty_base)
+        num_tokens = len(hypothesis.tokens) + int(hypothesis.has_eos)
+        return hypothesis.log_probability / self.length_penalty(hypothesis.input_index, num_tokens)
 
     def score(self, hypotheses: Sequence[UnscoredHypothesis]) -> list[Hypothesis]:
         """Score hypotheses."""
@@ -270,90 +313,202 @@ class GenerationBatch:
 
     def take(self, x: Array, rows: Sequence[int]) -> Array:
         """Select rows of an array."""
-        return self.xp.take(x, self.to_device(list(rows), index_dtype(self.xp)), axis=0)
+        return self.xp.take(x, self.to_device(rows), axis=0)
 
 
-def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
-    """Enter the prefixes of batches, one row per input; return further steps and the next logits.
+def build_logits_processors(
+    batch: GenerationBatch,
+    suppressed: frozenset[int],
+    sequence_bias: Sequence[Sequence[Phrase]] | None,
+    user_processors: Iterable[Processor],
+) -> list[Processor]:
+    """Return the logits processors of a batch, in the order in which they apply.
 
-    Prompts of similar lengths enter a language model together, so that little padding is computed, and equal prompts
-    once, such as those of the samples of a text.
+    What is added to logits, and tokens that the model cannot generate, change the distribution of the model: beam
+    search normalizes after them.
     """
-    first = batches[0]
-    rows = [(*batch.start, *batch.prefixes[index]) for batch in batches for index in batch.inputs]
-    sources = [batch.sources for batch in batches if batch.sources is not None]
-    if sources or is_observing():  # which sees each row
-        return _prefill(batches, rows, sources)
-    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(rows))}
-    steps, logits = _prefill(batches, list(places), sources)
-    if len(places) < len(rows):
-        parents = [places[row] for row in rows]
-        steps.reorder(parents)
-        logits = first.take(logits, parents)
-    return steps, logits
-
-
-def _prefill(
-    batches: Sequence[GenerationBatch], rows: Sequence[tuple[int, ...]], sources: Sequence[Sources]
-) -> tuple[DecodingSteps, Array]:
-    """Enter rows of tokens; see `prefill`."""
-    first = batches[0]
-    maximum = max(batch.lengths.ranges[index].maximum for batch in batches for index in batch.inputs)
-    groups: list[list[int]] = []
-    for row in sorted(range(len(rows)), key=lambda row: -len(rows[row])):
-        longest = len(rows[groups[-1][0]]) if groups else 0
-        if groups and (sources or longest - len(rows[row]) <= max(_MAX_PADDING, longest // 4)):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    groups = [sorted(group) for group in groups]
-
-    def enter(group: Sequence[int]) -> tuple[DecodingSteps, Array]:
-        prompts = [rows[row] for row in group]
-        lengths = list(map(len, prompts))
-        tokens = first.to_device([[*row, *[0] * (max(lengths) - len(row))] for row in prompts], index_dtype(first.xp))
-        cache = _encode(first.model, sources) if sources else first.model.init_cache(len(group))
-        lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
-        longest = len(first.start) + maximum + first.num_draft_tokens
-        steps = DecodingSteps(first.model, cache, longest, lengths_of_sources)
-        if len(rows) == 1 and first.prefix_cache is not None and first.uses_prefix_cache:
-            end = first.prefix_cache.prefill(
-                first.model, prompts[0], cache, lambda data: first.to_device(data, index_dtype(first.xp))
-            )
-            tokens = tokens[:, end:]
-        return steps, steps.prefill(tokens, lengths)
-
-    (steps, logits), *others = [enter(group) for group in groups]
-    if others:
-        place = {row: index for index, row in enumerate(row for group in groups for row in group)}
-        steps.reorder([place[row] if place[row] < len(groups[0]) else 0 for row in range(len(rows))])
-        for group, (other, _) in zip(groups[1:], others, strict=True):
-            steps.put(group, [], other)
-        logits = first.xp.concat([logits, *(each for _, each in others)], axis=0)
-        logits = first.take(logits, [place[row] for row in range(len(rows))])
-    return steps, logits
-
-
-def _encode(model: Any, sources: Sequence[Sources]) -> Any:
-    """Return the cache of an encoder-decoder; the shorter sources are padded."""
-    (ids, mask, lengths), *others = sources
-    if others:
-        xp, size, pad_id = array_namespace(ids), max(each.ids.shape[1] for each in sources), model.config.pad_id
-        if model.config.source_padding_id is None:  # otherwise the model finds the padding itself
-            mask = xp.concat([with_size(_mask_of(each), size, 3) for each in sources], axis=0)
-        ids = xp.concat([with_size(each.ids, size, 1, fill=pad_id or 0) for each in sources], axis=0)
-        lengths = None if lengths is None else [length for each in sources for length in each.lengths or ()]
-    return model.prefill(ids, lengths=lengths, **({} if mask is None else {"source_mask": mask}))
-
-
-def _mask_of(source: Sources) -> Array:
-    xp, (rows, length) = array_namespace(source.ids), source.ids.shape[:2]
-    return (
-        xp.ones((rows, 1, 1, length), dtype=xp.bool, device=device(source.ids)) if source.mask is None else source.mask
+    processors: list[Processor] = []
+    config, lengths, end_ids = batch.config, batch.lengths, batch.end_ids
+    user_processors, is_beam_search = list(user_processors), config.method == "beam"
+    if sequence_bias is not None and config.sequence_bias_strength:
+        processors.append(SequenceBias(sequence_bias, config.sequence_bias_strength))
+    if config.logit_bias:
+        processors.append(LogitBias(config.logit_bias))
+    if config.frequency_penalty or config.presence_penalty:
+        processors.append(FrequencyPenalty(config.frequency_penalty, config.presence_penalty))
+    if suppressed:
+        processors.append(SuppressTokens(suppressed))
+    if is_beam_search:
+        processors.append(normalize)
+    if config.repetition_penalty != 1.0:
+        processors.append(RepetitionPenalty(config.repetition_penalty, batch.start))
+    if config.suppress_tokens:
+        processors.append(SuppressTokens(config.suppress_tokens))
+    if config.begin_suppress_tokens:
+        processors.append(SuppressAtBegin(config.begin_suppress_tokens))
+    has_minimum = lengths.unit_ranges is not None or any(
+        limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, batch.prefixes, strict=True)
     )
+    # If every other token is suppressed, outputs may end.
+    if has_minimum and len(end_ids.union(suppressed, config.suppress_tokens)) < batch.model.vocab_size:
+        processors.append(MinLength(lengths, end_ids))
+    if config.no_repeat_ngram_size:
+        processors.append(NoRepeatNGram(config.no_repeat_ngram_size))
+    processors += user_processors
+    if is_beam_search and batch.eos_id is not None and len(end_ids) > 1:
+        processors.append(StopTokens(end_ids - {batch.eos_id}, batch.eos_id))
+    if is_beam_search and user_processors:
+        processors.append(limit_to_zero)
+    return processors
 
 
-def check_prefixes(
+# --- Inputs and arguments ---------------------------------------------------------------------------------------------
+
+
+def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, Array | None]:
+    """Return checked source ids (inputs, source length), and a mask if lists of ids of ambiguous padding are padded."""
+    if isinstance(model, SpeechTransformer):
+        return model.source_ids(inputs), None
+    is_list = isinstance(inputs, list | tuple) and all(isinstance(row, list | tuple) for row in inputs)
+    source = ids_of(model.source_ids(pad(inputs, model.config.pad_id) if is_list and inputs else inputs))
+    if not is_list or model.config.source_padding_id is not None or len(set(map(len, inputs))) < 2:
+        return source, None
+    is_token = pad([[1] * len(row) for row in inputs], 0)
+    mask = from_host(array_namespace(source), is_token, device=device(source)) == 1
+    return source, mask[:, None, None, :]
+
+
+def _without_padding(inputs: Any, attention_mask: Any) -> list[list[int]]:
+    """Return the rows of an array of ids without padding."""
+    rows, kept = (np.asarray(to_host(x) if hasattr(x, "shape") else from_host(np, x)) for x in (inputs, attention_mask))
+    if rows.ndim != 2 or rows.shape != kept.shape:
+        raise ShapeError(f"attention_mask has shape {kept.shape}; expected that of ids (inputs, length), {rows.shape}")
+    return [row[mask != 0].tolist() for row, mask in zip(rows, kept, strict=True)]
+
+
+def _source_limits(
+    model: Transformer,
+    source: Array,
+    source_mask: Array | None,
+    config: GenerationConfig,
+    target_lengths: Sequence[int] | None,
+    length_fn: Callable[[Sequence[int]], int] | None,
+) -> LengthLimits:
+    if len(source.shape) == 3:  # frames of audio
+        source_lengths = [source.shape[1]] * source.shape[0]
+    else:
+        special = [each for each in (model.config.pad_id, model.config.eos_id) if each is not None]
+        is_token = ~np.isin(to_host(source), special)
+        is_token &= True if source_mask is None else to_host(source_mask)[:, 0, 0, :]
+        source_lengths = is_token.sum(axis=1).tolist()
+    if target_lengths is None:
+        limits = LengthLimits(length_ranges(config, source_lengths))
+    else:
+        ranges = target_ranges(config, target_lengths, len(source_lengths))
+        limits = LengthLimits(ranges, near_targets=True)
+        if length_fn is not None:
+            limits = unit_limits(ranges, length_fn, source_lengths)
+    return dataclasses.replace(limits, ranges=_within_positions(model, limits.ranges))
+
+
+def _prompt_limits(model: LanguageModel, sizes: list[int], config: GenerationConfig) -> LengthLimits:
+    ranges = [
+        LengthRange(size + minimum, size + maximum)
+        for size, (minimum, maximum) in zip(sizes, length_ranges(config, sizes), strict=True)
+    ]
+    return LengthLimits(_within_positions(model, ranges, sizes), prompt_lengths=sizes)
+
+
+def _length_conditions(model: Transformer, lengths: Sequence[int] | None, num_inputs: int) -> list[int] | None:
+    """Return the output lengths for a length encoding, eos included; None for a model without one."""
+    if not model.config.length_encoding:
+        return None
+    if lengths is None:
+        raise ConfigError("this model has a length encoding; expected target_lengths, one per input")
+    check_one_each("length_condition", lengths, num_inputs)
+    return [length + 1 for length in integers("length_condition", lengths)]
+
+
+def _uniforms(
+    config: GenerationConfig, rng: Rng | None, indices: Sequence[int], ranges: Sequence[LengthRange]
+) -> list[list[list[float]]] | None:
+    """Return the random numbers of all samples; None if nothing is sampled."""
+    if config.method != "sampling":
+        return None
+    if not isinstance(rng, Rng):
+        raise ConfigError(f"the config samples and rng is {rng!r}; expected an Rng, e.g. rng=Rng(0)")
+    return uniform_streams(rng, indices, config.num_return_sequences, [limits.maximum + 1 for limits in ranges])
+
+
+def uniform_streams(rng: Rng, indices: Sequence[int], samples: int, lengths: Sequence[int]) -> list[list[list[float]]]:
+    """Return uniform numbers in [0, 1) by input, sample and position.
+
+    Args:
+        rng: Source of all streams.
+        indices: Index of each input; an index has the same stream in any batch and for any length.
+        samples: Samples per input.
+        lengths: Numbers needed for each input.
+    """
+    return [
+        [rng.fold_in("input", index, "sample", sample).uniform((length,)).tolist() for sample in range(samples)]
+        for index, length in zip(indices, lengths, strict=True)
+    ]
+
+
+def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[int]:
+    if indices is None:
+        return range(num_inputs)
+    check_one_each("indices", indices, num_inputs)
+    return integers("indices", indices)
+
+
+def _within_positions(
+    model: Transformer | LanguageModel, ranges: list[LengthRange], prompt_lengths: Sequence[int] = ()
+) -> list[LengthRange]:
+    """Limit ranges to the learned positions; raise ConfigError if a minimum exceeds them or a prompt fills them."""
+    if model.config.positions != "learned":
+        return ranges
+    maximum = model.config.max_positions - int(isinstance(model, Transformer))  # the start takes one
+    for number, size in enumerate(prompt_lengths, start=1):
+        if size >= maximum:
+            raise ConfigError(
+                f"prompt {number} has {size} tokens; expected at most {maximum - 1}: this model has learned positions "
+                f"for {maximum}"
+            )
+    longest = max((limits.minimum for limits in ranges), default=0)
+    if longest > maximum:
+        raise ConfigError(
+            f"the output needs {longest} tokens, prompt included; this model has learned positions for {maximum}: "
+            "lower the minimum length or shorten the prompt"
+        )
+    return [LengthRange(limits.minimum, min(limits.maximum, maximum)) for limits in ranges]
+
+
+def _check_prompts(inputs: Any, vocab_size: int, pad_id: int | None) -> list[list[int]]:
+    """Return the ids of each prompt; arrays with padding, which need a mask, are refused."""
+    shape: tuple[int, ...] = getattr(inputs, "shape", ())
+    if not hasattr(inputs, "__len__") or isinstance(inputs, str):
+        raise DataError(f"inputs is {inputs!r}; expected a list of prompts, each a list of token ids")
+    if len(shape) == 2 and shape[0] > 1 and pad_id is not None:
+        ends = to_host(inputs)[:, [0, -1]] if shape[1] else ()
+        if pad_id in ends:
+            raise DataError(
+                f"inputs is an array with pad_id {pad_id} at the start or end of a row; expected lists of ids without "
+                "padding, or the array and its attention_mask"
+            )
+    return [_check_prompt(prompt, number, vocab_size) for number, prompt in enumerate(inputs, start=1)]
+
+
+def _check_prompt(prompt: Sequence[int], number: int, vocab_size: int) -> list[int]:
+    if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
+        raise DataError(f"prompt {number} is {prompt!r}; expected a list of token ids: inputs are a list of prompts")
+    tokens = check_tokens(f"prompt {number}", prompt, vocab_size)
+    if not tokens:
+        raise DataError(f"prompt {number} is empty; expected at least one token, e.g. bos_id")
+    return tokens
+
+
+def _check_prefixes(
     prefixes: Sequence[Sequence[int]] | None, lengths: LengthLimits, model: Any, indices: Sequence[int]
 ) -> list[list[int]]:
     """Return one prefix per input; errors number them by `indices`, from 1.
@@ -377,3 +532,44 @@ def check_prefixes(
                 raise DataError(f"prefix {number} has {special[token]} {token}; expected ordinary tokens only")
         lengths.check_prefix(index, checked[-1], number)
     return checked
+
+
+def _check_vocabulary(config: GenerationConfig, suppressed: frozenset[int], vocab_size: int) -> None:
+    """Raise DataError for ids outside the vocabulary, and ConfigError if no token is left."""
+    suppressed = suppressed.union(config.suppress_tokens)
+    if suppressed and max(suppressed) >= vocab_size:
+        raise DataError(f"suppress_tokens has token id {max(suppressed)}; expected 0 to {vocab_size - 1}")
+    if len(suppressed) >= vocab_size:
+        raise ConfigError(f"suppress_tokens excludes all {vocab_size} tokens; expected at least one other token")
+    others = *config.begin_suppress_tokens, *config.stop_token_ids, *(config.logit_bias or ())
+    if extra := [each for each in others if each >= vocab_size]:
+        raise DataError(f"token id {extra[0]} is suppressed, biased or ends outputs; expected 0 to {vocab_size - 1}")
+
+
+def _check_drafts(model: Any, config: GenerationConfig, draft_model: Any) -> None:
+    """Raise ConfigError for draft tokens that the model or the search cannot take."""
+    num_lookup, num_draft = config.prompt_lookup_num_tokens, config.num_draft_tokens
+    if draft_model is None and num_draft is not None:
+        raise ConfigError(f"num_draft_tokens is {num_draft} and no draft_model is used; expected both, or neither")
+    if (draft_model is not None or num_lookup is not None) and not hasattr(model, "to_static"):
+        raise ConfigError(
+            f"{type(model).__name__} has no to_static(cache, max_length); expected a model that has it, or neither "
+            "prompt_lookup_num_tokens nor draft_model"
+        )
+    if draft_model is not None:
+        config.check_assisted("draft_model")
+        if num_lookup is not None:
+            raise ConfigError("prompt_lookup_num_tokens and draft_model are both given; expected one of them")
+        check_draft_model(draft_model, model)
+
+
+def check_draft_model(draft_model: Any, model: Any) -> None:
+    """Raise ConfigError unless both are language models with vocabularies of the same size."""
+    if not isinstance(model, LanguageModel) or not isinstance(draft_model, LanguageModel):
+        received = f"the model is {describe_type(model)} and draft_model {describe_type(draft_model)}"
+        raise ConfigError(f"{received}; expected language models")
+    if draft_model.vocab_size != model.vocab_size:
+        raise ConfigError(
+            f"draft_model has {draft_model.vocab_size} tokens and the model {model.vocab_size}; expected the "
+            "same vocabulary"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
@@ -62,8 +63,8 @@ class GenerationConfig(Config):
         default=True,
     )
     early_stopping: bool = option(
-        "End the beam search of an input as soon as num_beams hypotheses have finished. Default: as soon as no better "
-        "output is possible.",
+        "End the beam search of an input as soon as num_beams hypotheses have finished. Default, as 'never' of Hugging "
+        "Face: as soon as no better output is possible.",
         default=False,
     )
     length_penalty: float = option(
@@ -184,6 +185,8 @@ class GenerationConfig(Config):
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.early_stopping, str) and self.early_stopping == "never":
+            object.__setattr__(self, "early_stopping", False)
         super().__post_init__()
         for name in ("suppress_tokens", "begin_suppress_tokens", "stop_token_ids"):
             object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
@@ -212,25 +215,19 @@ class GenerationConfig(Config):
             return cls(**overrides)
         if not isinstance(config, GenerationConfig):
             raise ConfigError(f"config is {config!r}; expected a GenerationConfig")
-        if cls(**{name: overrides[name] for name in _SAMPLING if name in overrides}).method == "sampling":
-            overrides = {
-                "do_sample": None,
-                "num_beams": 1,
-                "num_beam_groups": 1,
-                "diversity_penalty": None,
-                **overrides,
-            }
+        if not overrides:
+            return config
+        if _samples(**{name: overrides[name] for name in _SAMPLING if name in overrides}):
+            no_beams = {"do_sample": None, "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": None}
+            overrides = {**no_beams, **overrides}
         elif overrides.get("num_beams", 1) != 1 and config.method == "sampling":
             overrides = {"do_sample": False, **overrides}
-        return cls(**{**config.to_dict(), **overrides})
+        return dataclasses.replace(config, **overrides)
 
     @property
     def method(self) -> str:
         """Search method: "greedy", "sampling" or "beam"."""
-        do_sample = self.do_sample
-        if do_sample is None:
-            do_sample = any((self.temperature, self.top_k, self.top_p not in (None, 1), self.min_p))
-        if do_sample and self.temperature != 0 and self.top_p != 0:
+        if _samples(self.do_sample, self.temperature, self.top_k, self.top_p, self.min_p):
             return "sampling"
         return "greedy" if self.num_beams == 1 else "beam"
 
@@ -259,7 +256,7 @@ class GenerationConfig(Config):
                     f"num_beams is {self.num_beams} and sampling is requested; expected one or the other: omit "
                     "num_beams, or set do_sample=False"
                 )
-        elif self.num_return_sequences > self.num_beams:
+        elif self.num_return_sequences > self.num_beams and not (self.do_sample and self.num_beams == 1):
             raise ConfigError(
                 f"num_return_sequences {self.num_return_sequences} is above num_beams {self.num_beams}; expected at "
                 f"most one output per beam, e.g. num_beams={self.num_return_sequences}"
@@ -283,6 +280,19 @@ class GenerationConfig(Config):
                 raise ConfigError(
                     f"{low} {minimum} is above {high} {maximum}; expected a minimum of at most the maximum"
                 )
+
+
+def _samples(
+    do_sample: bool | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> bool:
+    """Return whether settings ask for sampling that can draw another token than the most probable one."""
+    if do_sample is None:
+        do_sample = any((temperature, top_k, top_p not in (None, 1), min_p))
+    return do_sample and temperature != 0 and top_p != 0
 
 
 def _token_ids(name: str, tokens: Any) -> tuple[int, ...]:
@@ -395,9 +405,8 @@ def target_ranges(config: GenerationConfig, target_lengths: Sequence[Any], num_i
         ConfigError: For an invalid length, and for a config that limits lengths as well.
     """
     check_one_each("target_lengths", target_lengths, num_inputs)
-    default = GenerationConfig()
     for name in ("min_new_tokens", "max_new_tokens", "min_length_ratio", "max_length_ratio"):
-        if getattr(config, name) != getattr(default, name):
+        if getattr(config, name) != getattr(GenerationConfig, name):
             raise ConfigError(f"both a target length and {name} are set; expected one or the other: omit {name}")
     ranges = []
     for number, length in enumerate(target_lengths, start=1):

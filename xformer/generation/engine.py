@@ -1,7 +1,7 @@
 """The loop of generation: every step extends the rows of all searches by one token, or by several draft tokens.
 
-A search is a generator: it receives the logits of its rows, may yield a `Choice` to have a token of each row chosen,
-and yields a `Move` with the next tokens. Greedy search, sampling, beam search and assisted search are such generators.
+A search is a generator: it receives the logits of its rows, may yield a `SampleRequest` to have a token of each row
+chosen, and yields `NextTokens`. Greedy search, sampling, beam search and assisted search are such generators.
 Searches may begin and end at any step, and their rows may have any lengths.
 """
 
@@ -11,12 +11,14 @@ import contextlib
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from xformer.backends import Array, array_namespace, device, from_host, index_dtype
-from xformer.generation.batch import Choice, GenerationBatch, Move, prefill
-from xformer.generation.sampling import choose
-from xformer.generation.steps import DecodingSteps
+import numpy as np
 
-Algorithm = Callable[[GenerationBatch, Array], Generator[Move | Choice, Any, Any]]
+from xformer.backends import Array, array_namespace, device, from_host
+from xformer.generation.batch import GenerationBatch, NextTokens, SampleRequest
+from xformer.generation.sampling import choose
+from xformer.generation.steps import DecodingSteps, prefill
+
+Algorithm = Callable[[GenerationBatch, Array], Generator[NextTokens | SampleRequest, Any, Any]]
 """Function of a batch and the first logits, (inputs, vocabulary), that makes the generator of a search."""
 
 
@@ -28,15 +30,15 @@ class Search:
         algorithm: Makes its generator.
 
     Attributes:
-        request: A `Choice`, then its next `Move`; None if it has ended.
-        places: Place of each of its inputs in the cache.
+        request: A `SampleRequest`, then its `NextTokens`; None if it has ended.
+        slots: Slot of each of its inputs in the cache, as a NumPy array.
     """
 
     def __init__(self, batch: GenerationBatch, algorithm: Algorithm) -> None:
         self.batch, self.algorithm = batch, algorithm
         self.request: Any = None
         self.is_done = False
-        self.places: list[int] = []
+        self.slots: Any = None
         self._generator: Any = None
         self._result: Any = None
         self._error: BaseException | None = None
@@ -73,132 +75,141 @@ class Search:
 class _Group:
     """Searches with equal numbers of rows per input and of draft tokens per step, which share a cache.
 
-    The input at place p has the rows p * rows_per_input, ... of the cache. Places of inputs that have ended are free:
-    if further searches may come, they get those, and there are 1, 2, 4, 8, ... places, so that few shapes need a
-    program.
+    The input in slot s has the rows s * rows_per_input, ... of the cache. Slots of inputs that have ended are free: if
+    further searches may come, they get those, and there are 1, 2, 4, 8, ... slots, so that few shapes need a program.
 
     Args:
         searches: New searches.
         steps: Steps after their prefixes.
         logits: Logits of the next token of each input.
-        has_free_places: Whether to keep free places.
+        has_free_slots: Whether to keep free slots.
     """
 
     def __init__(
-        self, searches: Sequence[Search], steps: DecodingSteps, logits: Array, *, has_free_places: bool
+        self, searches: Sequence[Search], steps: DecodingSteps, logits: Array, *, has_free_slots: bool
     ) -> None:
-        self.searches, self.steps, self._has_free_places = list(searches), steps, False
-        self.num_places, self._rows = 0, searches[0].batch.rows_per_input
+        self.searches, self.steps, self._has_free_slots = list(searches), steps, False
+        self.num_slots, self._rows_per_input = 0, searches[0].batch.rows_per_input
         for search in self.searches:
-            first, self.num_places = self.num_places, self.num_places + search.batch.num_inputs
-            search.places = list(range(first, self.num_places))
-            search.advance(_rows_of(logits, search.places))
-        _make_choices(self.searches)
-        self._arrange(rows_before=1)
-        self._has_free_places = has_free_places
+            first, self.num_slots = self.num_slots, self.num_slots + len(search.batch.inputs)
+            search.slots = np.arange(first, self.num_slots)
+        self._advance(logits, 1)
+        self._has_free_slots = has_free_slots
 
     def step(self) -> None:
         """Extend all rows by one token, and by draft tokens if a search has any."""
-        batch, count, has_draft = self.searches[0].batch, self._rows, False
-        tokens = [[0] * (1 + batch.num_draft_tokens) for _ in range(self.num_places * count)]
+        batch, count = self.searches[0].batch, self._rows_per_input
+        width = 1 + max(len(search.request.draft_tokens) for search in self.searches)
+        # All draft tokens or none, so that there are programs for two numbers of tokens.
+        width = 1 if width == 1 else 1 + batch.num_draft_tokens
+        tokens = np.zeros((self.num_slots * count, width), dtype=np.int64)
         for search in self.searches:
-            move, has_draft = search.request, has_draft or bool(search.request.draft_tokens)
-            for index, token in enumerate(move.tokens):
-                row = tokens[search.places[index // count] * count + index % count]
-                row[: 1 + len(move.draft_tokens)] = [token, *move.draft_tokens]
-        width = len(tokens[0]) if has_draft else 1
-        ids = batch.to_device([row[:width] for row in tokens], index_dtype(batch.xp))
-        logits = self.steps.step(ids, all_logits=batch.new_drafter is not None)
-        for search in self.searches:
-            search.advance(_rows_of(logits, [place * count + row for place in search.places for row in range(count)]))
-        _make_choices(self.searches)
-        if width > 1:
-            kept = {search.places[0]: search.request.kept for search in self.searches if not search.is_done}
-            self.steps.drop([width - kept.get(place, 0) for place in range(self.num_places)])
-        self._arrange(rows_before=count)
+            rows, (following, _, draft_tokens, _) = _rows(search.slots, count), search.request
+            tokens[rows, 0] = following.tokens[:, -1]
+            tokens[rows[:1], 1 : 1 + len(draft_tokens)] = draft_tokens
+        logits = self.steps.step(batch.to_device(tokens), all_logits=batch.num_draft_tokens > 0)
+        self._advance(logits, count, width)
 
     def add(self, other: _Group) -> None:
-        """Put the searches of another group into free places."""
-        used = {place for search in self.searches for place in search.places}
-        if len(used) + other.num_places > self.num_places:
-            self._resize(_power_of_two(len(used) + other.num_places), {})
+        """Put the searches of another group into free slots."""
+        used = {slot for search in self.searches for slot in search.slots.tolist()}
+        if len(used) + other.num_slots > self.num_slots:
+            self._resize(_power_of_two(len(used) + other.num_slots), np.arange(self.num_slots * self._rows_per_input))
             used = set(range(len(used)))
-        free = [place for place in range(self.num_places) if place not in used][: other.num_places]
-        rows = [place * self._rows + row for place in free for row in range(self._rows)]
-        self.steps.put(rows, free, other.steps)
+        free = np.asarray([slot for slot in range(self.num_slots) if slot not in used][: other.num_slots])
+        self.steps.put(_rows(free, self._rows_per_input).tolist(), free.tolist(), other.steps)
         for search in other.searches:
-            search.places = [free[place] for place in search.places]
+            search.slots = free[search.slots]
         self.searches += other.searches
 
     def reserve(self) -> None:
-        """Add free places up to a power of two, if the group keeps free places."""
-        size = _power_of_two(self.num_places)
-        if self._has_free_places and size > self.num_places:
-            self._resize(size, {})
+        """Add free slots up to a power of two, if the group keeps free slots."""
+        size = _power_of_two(self.num_slots)
+        if self._has_free_slots and size > self.num_slots:
+            self._resize(size, np.arange(self.num_slots * self._rows_per_input))
 
-    def _arrange(self, rows_before: int) -> None:
-        """Move the rows of the cache as the searches require, and free the places of inputs that have ended."""
-        count, parents = self._rows, {}
-        self.searches = [search for search in self.searches if not search.is_done]
+    def _advance(self, logits: Array, rows_before: int, width: int = 1) -> None:
+        """Give the searches their logits, and move the rows of the cache as they require.
+
+        Args:
+            logits: Logits of all rows.
+            rows_before: Number of rows of each input.
+            width: Number of new tokens of each row.
+        """
         for search in self.searches:
-            move, places = search.request, search.places
-            search.places = places if move.inputs is None else [places[index] for index in move.inputs]
-            for row, parent in enumerate(range(len(move.tokens)) if move.parents is None else move.parents):
-                source = places[parent // rows_before] * rows_before + parent % rows_before
-                parents[search.places[row // count] * count + row % count] = source
-        size = sum(len(search.places) for search in self.searches)
-        if not size:
+            search.advance(_take(logits, _rows(search.slots, rows_before)))
+        _answer(self.searches)
+        self.searches = [search for search in self.searches if not search.is_done]
+        if width > 1:
+            dropped = np.full(self.num_slots, width)
+            for search in self.searches:
+                dropped[search.slots] -= search.request.kept
+            self.steps.drop(dropped)
+        count, num_used = self._rows_per_input, 0
+        parents = np.full(self.num_slots * count, -1)
+        for search in self.searches:
+            slots, (following, inputs, *_) = search.slots, search.request
+            search.slots = slots if inputs is None else slots[inputs]
+            parents[_rows(search.slots, count)] = _rows(slots, rows_before)[following.parents]
+            num_used += len(search.slots)
+        size = num_used
+        if self._has_free_slots:
+            size = self.num_slots if 4 * num_used > self.num_slots else self.num_slots // 2
+        if not num_used:
             self.steps.close()
-            return
-        if self._has_free_places:
-            size = self.num_places if 4 * size > self.num_places else self.num_places // 2
-        if size != self.num_places or rows_before != count:
+        elif size != self.num_slots or rows_before != count:
             self._resize(size, parents)
-            return
-        rows = [parents.get(row, row) for row in range(size * count)]
-        if rows != list(range(size * count)):
-            self.steps.reorder(rows)
-        self.steps.release([row for row in range(size * count) if row not in parents])
+        else:
+            is_free, same = parents < 0, np.arange(len(parents))
+            order = np.where(is_free, same, parents)
+            if not np.array_equal(order, same):
+                self.steps.reorder(order.tolist())
+            self.steps.release(is_free)
 
-    def _resize(self, size: int, parents: dict[int, int]) -> None:
-        """Change the number of places to `size`, the first of which are used; rows continue their parents."""
-        count, used = self._rows, [place for search in self.searches for place in search.places]
-        order = [*used, *[used[0]] * (size - len(used))]
-        rows = [parents.get(place * count + row, place * count + row) for place in order for row in range(count)]
-        self.steps.reorder(rows, None if order == list(range(self.num_places)) else order)
-        self.steps.release(range(len(used) * count, size * count))
+    def _resize(self, size: int, parents: Any) -> None:
+        """Change the number of slots to `size`, the first of which are used; rows continue their parents."""
+        count, used = self._rows_per_input, np.concatenate([search.slots for search in self.searches])
+        order = np.concatenate([used, np.repeat(used[:1], size - len(used))])
+        is_same = np.array_equal(order, np.arange(self.num_slots))
+        self.steps.reorder(parents[_rows(order, count)].tolist(), None if is_same else order.tolist())
+        self.steps.release(slice(len(used) * count, size * count))
         first = 0
         for search in self.searches:
-            first, start = first + len(search.places), first
-            search.places = list(range(start, first))
-        self.num_places = size
+            first, start = first + len(search.slots), first
+            search.slots = np.arange(start, first)
+        self.num_slots = size
 
 
-def _make_choices(searches: Sequence[Search]) -> None:
+def _answer(searches: Sequence[Search]) -> None:
     """Choose tokens until no search asks for one; those with equal settings by the same calls."""
-    while waiting := [search for search in searches if isinstance(search.request, Choice)]:
-        groups: dict[Any, list[tuple[Search, Choice]]] = {}
+    while waiting := [search for search in searches if isinstance(search.request, SampleRequest)]:
+        alike: dict[Any, list[Search]] = {}
         for search in waiting:
-            groups.setdefault(search.request.key, []).append((search, search.request))
-        for group in groups.values():
-            choices = [choice for _, choice in group]
+            alike.setdefault(search.request.key, []).append(search)
+        for group in alike.values():
             try:
-                tokens, log_probs = choose(choices)
+                tokens, log_probs = choose([search.request for search in group])
             except Exception as error:  # noqa: BLE001 - searches with other settings must go on
-                for search, _ in group:
+                for search in group:
                     search.end(error=error)
                 continue
             start = 0
-            for search, choice in group:
-                rows = slice(start, start + choice.logits.shape[0])
+            for search in group:
+                rows = slice(start, start + search.request.logits.shape[0])
                 start = rows.stop
                 search.advance((tokens[rows], log_probs[rows]))
 
 
-def _rows_of(logits: Array, rows: list[int]) -> Array:
+def _rows(slots: Any, count: int) -> Any:
+    """Return the rows of slots, `count` each."""
+    return slots if count == 1 else (slots[:, None] * count + np.arange(count)).ravel()
+
+
+def _take(logits: Array, rows: Any) -> Array:
     """Return some rows of logits."""
-    if rows == list(range(rows[0], rows[0] + len(rows))):
-        return logits if len(rows) == logits.shape[0] else logits[rows[0] : rows[0] + len(rows), ...]
+    first, last = int(rows[0]), int(rows[-1]) + 1
+    if np.array_equal(rows, np.arange(first, last)):
+        return logits if len(rows) == logits.shape[0] else logits[first:last, ...]
     xp = array_namespace(logits)
     return xp.take(logits, from_host(xp, rows, dtype="int64", device=device(logits)), axis=0)
 
@@ -238,7 +249,7 @@ class Engine:
             if len(searches) == 1:
                 searches[0].end(error=error)
             return
-        group = _Group(searches, *prefilled, has_free_places=self._is_shared)
+        group = _Group(searches, *prefilled, has_free_slots=self._is_shared)
         if not group.searches:
             return
         if sizes in self._groups:

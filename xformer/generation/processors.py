@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device, extra, from_host, index_dtype, to_host, to_host_together
-from xformer.errors import ConfigError, DataError
-from xformer.generation.config import GenerationConfig, LengthLimits
+from xformer.errors import ConfigError, DataError, ShapeError
+from xformer.generation.config import LengthLimits
 from xformer.models.token_ids import check_one_each, check_tokens
 from xformer.ops.decoding import log_softmax, top_k
 
@@ -44,6 +44,12 @@ StoppingCriteria = Callable[..., Any]
 Arguments are those of `LogitsProcessor`; the result may be an array or a list. A row that it ends counts as finished;
 it has no eos.
 """
+
+Processor = Callable[[Array, "Rows"], Array]
+"""Function (logits, rows) -> logits, as which every logits processor is called."""
+
+Criterion = Callable[[Array, "Rows"], list[bool]]
+"""Function of an array of the model and rows, as which every stopping criterion is called."""
 
 _MAX_ROWS = 256  # of an array as large as the vocabulary
 
@@ -94,91 +100,78 @@ class Rows:
         names = ("tokens", "lengths", "inputs", "indices", "starts", "parents")
         return dataclasses.replace(self, **{name: getattr(self, name)[list(rows)] for name in names})
 
+    def on_device(self, like: Array) -> tuple[Array, Array]:
+        """Return tokens and lengths in the library and on the device of an array."""
+        if "_arrays" not in self.__dict__:
+            xp = array_namespace(like)
+            options: Any = {"dtype": index_dtype(xp), "device": device(like)}
+            self.__dict__["_arrays"] = tuple(from_host(xp, x, **options) for x in (self.tokens, self.lengths))
+        arrays: tuple[Array, Array] = self.__dict__["_arrays"]
+        return arrays
+
     def history(self, row: int) -> list[int]:
         """Return the ids of a row as a list."""
         tokens: list[int] = self.tokens[row, self.tokens.shape[1] - self.lengths[row] :].tolist()
         return tokens
 
 
-def check_function(function: Any, subject: str, *names: str) -> None:
-    """Raise ConfigError for a processor or criterion that does not take arguments of these names."""
+def processor_of(function: Any) -> Processor:
+    """Return a function of logits and rows that calls a `LogitsProcessor`, and checks what it returns."""
+    options = _check_function(function, "logits processor", "tokens", "lengths", "logits")
+
+    def processor(logits: Array, rows: Rows) -> Array:
+        shape, logits = logits.shape, function(*rows.on_device(logits), logits, **options(rows))
+        if getattr(logits, "shape", None) != shape:
+            returned = f"shape {tuple(logits.shape)}" if hasattr(logits, "shape") else repr(logits)
+            raise ShapeError(
+                f"logits processor {_name_of(function)} returned {returned}; expected logits {tuple(shape)}"
+            )
+        return logits
+
+    return processor
+
+
+def criterion_of(function: Any) -> Criterion:
+    """Return a function of an array of the model and rows that calls a `StoppingCriteria`; see `processor_of`."""
+    options = _check_function(function, "stopping criterion", "tokens", "lengths")
+
+    def criterion(like: Array, rows: Rows) -> list[bool]:
+        flags, num_rows = function(*rows.on_device(like), **options(rows)), len(rows.lengths)
+        found = to_host(flags).tolist() if hasattr(flags, "shape") else flags
+        if not isinstance(found, list) or len(found) != num_rows or any(isinstance(x, list) for x in found):
+            raise ShapeError(
+                f"stopping criterion {_name_of(function)} returned {flags!r}; expected one bool per row ({num_rows})"
+            )
+        return list(map(bool, found))
+
+    return criterion
+
+
+def _check_function(function: Any, subject: str, *names: str) -> Callable[[Rows], dict[str, Rows]]:
+    """Check that a function takes arguments of these names; return its further ones: `rows` if it has that parameter.
+
+    Raises:
+        ConfigError: For another function.
+    """
     if not callable(function):
         raise ConfigError(f"{subject} is {function!r:.100}; expected a function ({', '.join(names)})")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions of C have none
-        return
+        return lambda rows: {}
+    takes_rows = "rows" in signature.parameters
     try:
-        signature.bind(*names, **({"rows": None} if takes_rows(function) else {}))
+        signature.bind(*names, **({"rows": None} if takes_rows else {}))
     except TypeError as error:
         raise ConfigError(
-            f"{subject} {name_of(function)} has the parameters {signature}; expected ({', '.join(names)})"
+            f"{subject} {_name_of(function)} has the parameters {signature}; expected ({', '.join(names)})"
         ) from error
+    return lambda rows: {"rows": rows} if takes_rows else {}
 
 
-def takes_rows(function: Any) -> bool:
-    """Return whether a processor or criterion has a parameter `rows`."""
-    try:
-        return "rows" in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def name_of(function: Any) -> str:
+def _name_of(function: Any) -> str:
     """Return the name of a function or of the class of a callable object."""
     return getattr(function, "__name__", type(function).__name__)
-
-
-def build_logits_processors(
-    config: GenerationConfig,
-    *,
-    vocab_size: int,
-    eos_id: int | None,
-    end_ids: frozenset[int],
-    suppressed: frozenset[int],
-    start: Tokens,
-    lengths: LengthLimits,
-    prefixes: Sequence[Tokens],
-    sequence_bias: Sequence[Sequence[Phrase]] | None = None,
-    user_processors: Iterable[LogitsProcessor] = (),
-) -> list[LogitsProcessor]:
-    """Return the logits processors of a batch, in the order in which they apply.
-
-    What is added to logits, and tokens that the model cannot generate, change the distribution of the model: beam
-    search normalizes after them.
-    """
-    processors: list[LogitsProcessor] = []
-    user_processors, is_beam_search = list(user_processors), config.method == "beam"
-    if sequence_bias is not None and config.sequence_bias_strength:
-        processors.append(SequenceBias(sequence_bias, config.sequence_bias_strength))
-    if config.logit_bias:
-        processors.append(LogitBias(config.logit_bias))
-    if config.frequency_penalty or config.presence_penalty:
-        processors.append(FrequencyPenalty(config.frequency_penalty, config.presence_penalty))
-    if suppressed:
-        processors.append(SuppressTokens(suppressed))
-    if is_beam_search:
-        processors.append(normalize)
-    if config.repetition_penalty != 1.0:
-        processors.append(RepetitionPenalty(config.repetition_penalty, start))
-    if config.suppress_tokens:
-        processors.append(SuppressTokens(config.suppress_tokens))
-    if config.begin_suppress_tokens:
-        processors.append(SuppressAtBegin(config.begin_suppress_tokens))
-    has_minimum = lengths.unit_ranges is not None or any(
-        limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, prefixes, strict=True)
-    )
-    # If every other token is suppressed, outputs may end.
-    if has_minimum and len(end_ids.union(suppressed, config.suppress_tokens)) < vocab_size:
-        processors.append(MinLength(lengths, end_ids))
-    if config.no_repeat_ngram_size:
-        processors.append(NoRepeatNGram(config.no_repeat_ngram_size))
-    processors += user_processors
-    if is_beam_search and eos_id is not None and len(end_ids) > 1:
-        processors.append(StopTokens(end_ids - {eos_id}, eos_id))
-    if is_beam_search and user_processors:
-        processors.append(limit_to_zero)
-    return processors
 
 
 # --- Tokens that have occurred ----------------------------------------------------------------------------------------
@@ -194,9 +187,9 @@ class RepetitionPenalty:
     def __init__(self, penalty: float, start: Tokens = ()) -> None:
         self.penalty, self.start = penalty, SuppressTokens(start)
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
-        xp = array_namespace(logits)
+        xp, (tokens, _) = array_namespace(logits), rows.on_device(logits)
         seen = count_tokens(tokens, tokens >= 0, logits) > 0.0
         if self.start.tokens:
             seen = seen | self.start.mask(logits)
@@ -209,11 +202,12 @@ class FrequencyPenalty:
     def __init__(self, frequency: float, presence: float) -> None:
         self.frequency, self.presence = frequency, presence
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
-        xp, longest = array_namespace(logits), tokens.shape[1]
-        starts = from_host(xp, longest - rows.lengths + rows.starts, dtype=lengths.dtype, device=device(logits))
-        columns = xp.arange(longest, dtype=lengths.dtype, device=device(logits))
+        xp, (tokens, _) = array_namespace(logits), rows.on_device(logits)
+        longest, dtype = tokens.shape[1], tokens.dtype
+        starts = from_host(xp, longest - rows.lengths + rows.starts, dtype=dtype, device=device(logits))
+        columns = xp.arange(longest, dtype=dtype, device=device(logits))
         counts = count_tokens(tokens, columns[None, :] >= starts[:, None], logits)
         return logits - self.frequency * counts - self.presence * xp.astype(counts > 0.0, logits.dtype)
 
@@ -227,9 +221,9 @@ class NoRepeatNGram:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
-        xp, last = array_namespace(logits), self.size - 1
+        xp, last, (tokens, _) = array_namespace(logits), self.size - 1, rows.on_device(logits)
         count = tokens.shape[1] - last  # of n-grams
         if count < 1:
             return logits
@@ -287,7 +281,7 @@ class SuppressTokens:
             mask = mask & from_host(xp, rows[:, None], device=device(logits))
         return xp.where(mask, -math.inf, logits)
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
         return self.suppress(logits)
 
@@ -295,7 +289,7 @@ class SuppressTokens:
 class SuppressAtBegin(SuppressTokens):
     """Mask tokens at the first position after the prompt or prefix."""
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:  # type: ignore[override]
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
         is_first = rows.lengths == rows.starts
         return self.suppress(logits, is_first) if is_first.any() else logits
@@ -309,7 +303,7 @@ class MinLength(SuppressTokens):
         self.lengths = lengths
         self.minima = np.asarray([limits.minimum for limits in lengths.ranges])
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:  # type: ignore[override]
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
         is_short = rows.lengths < self.minima[rows.inputs]
         if self.lengths.unit_ranges is not None:
@@ -320,13 +314,13 @@ class MinLength(SuppressTokens):
 
 
 class StopTokens(SuppressTokens):
-    """Let further tokens end a beam: eos gets the largest of their log-probabilities, and they are masked."""
+    """Treat additional tokens as end-of-sequence in beam search: eos gets their best score, and they are masked."""
 
     def __init__(self, tokens: Iterable[int], eos_id: int) -> None:
         super().__init__(tokens)
         self.eos = SuppressTokens([eos_id])
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
         xp, is_eos = array_namespace(logits), self.eos.mask(logits)
         ends = xp.where(self.mask(logits) | is_eos, logits, -math.inf)
@@ -340,7 +334,7 @@ class LogitBias:
         self.biases = biases
         self._array: Any = None
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array) -> Array:
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
         if self._array is None:
             bias = np.zeros((1, logits.shape[-1]))
@@ -355,7 +349,7 @@ class SequenceBias:
     def __init__(self, phrases: Sequence[Sequence[Phrase]], strength: float) -> None:
         self.phrases, self.strength = phrases, strength
 
-    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+    def __call__(self, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
         bias = np.zeros(tuple(logits.shape), dtype=np.float32)
         for row, index in enumerate(rows.inputs.tolist()):
@@ -420,12 +414,12 @@ def _matched_length(history: Tokens, tokens: Tokens) -> int:
 # --- Log-probabilities ------------------------------------------------------------------------------------------------
 
 
-def normalize(tokens: Array, lengths: Array, logits: Array) -> Array:
+def normalize(logits: Array, rows: Rows) -> Array:
     """Return log-probabilities."""
     return log_softmax(logits)
 
 
-def limit_to_zero(tokens: Array, lengths: Array, log_probs: Array) -> Array:
+def limit_to_zero(log_probs: Array, rows: Rows) -> Array:
     """Shift rows with a log-probability above zero so that their largest is zero."""
     xp = array_namespace(log_probs)
     top = xp.max(log_probs, axis=-1, keepdims=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
@@ -65,6 +65,57 @@ class UnscoredHypothesis(NamedTuple):
     log_probability: float
     finished: bool
     has_eos: bool
+
+
+class BeamCandidate(NamedTuple):
+    """A hypothesis that a step of beam search considered.
+
+    Attributes:
+        token: Its last token.
+        group: Index of its group (diverse beam search).
+        parent: Index of the candidate that it extends, among those of the step before; None at the first step.
+        log_probability: Log-probability of the whole hypothesis.
+        score: log_probability divided by the length penalty.
+        status: "kept" in the beam, "finished" by eos, or "pruned".
+    """
+
+    token: int
+    group: int
+    parent: int | None
+    log_probability: float
+    score: float
+    status: str
+
+
+class BeamHistory:
+    """The candidates of a beam search, for `generate(..., beam_history=BeamHistory())`.
+
+    Args:
+        on_step: Function (index of the input, candidates, tokens of the best beam) that is called after each step.
+
+    Attributes:
+        steps: By the index of the input: for each step the candidates of all groups, best first in each group.
+
+    Examples:
+        >>> from xformer import Transformer, TransformerConfig, generate
+        >>> sizes = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}
+        >>> config = TransformerConfig(source_vocab_size=9, target_vocab_size=9, **sizes)
+        >>> history = BeamHistory()
+        >>> outputs = generate(Transformer(config), [[5, 6]], num_beams=2, beam_history=history)
+        >>> first, *_ = history.steps[0]
+        >>> sum(candidate.status == "kept" for candidate in first)
+        2
+    """
+
+    def __init__(self, on_step: Callable[[int, list[BeamCandidate], list[int]], object] | None = None) -> None:
+        self.on_step = on_step
+        self.steps: dict[int, list[list[BeamCandidate]]] = {}
+
+    def add(self, index: int, step: list[BeamCandidate], tokens: list[int]) -> None:
+        """Append a step of an input, after which its best beam has these tokens."""
+        self.steps.setdefault(index, []).append(step)
+        if self.on_step is not None:
+            self.on_step(index, step, tokens)
 
 
 class CoveragePenalty:

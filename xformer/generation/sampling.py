@@ -11,134 +11,112 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import Array, array_namespace, device, from_host, to_host_together
-from xformer.generation.batch import Choice, GenerationBatch, Move
+from xformer.generation.batch import GenerationBatch, NextTokens, SampleRequest
 from xformer.generation.config import GenerationConfig
 from xformer.generation.processors import Rows
 from xformer.generation.results import Hypothesis, UnscoredHypothesis, best_first
 from xformer.ops.decoding import log_softmax, top_k
 from xformer.ops.softmax import softmax
-from xformer.random import Rng
 
 _MIN_TEMPERATURE = 1e-6  # smaller ones would make logits infinite
 
 
 @dataclass
 class Sample:
-    """One output during generation.
+    """One output during generation, in a row of each step.
 
     Attributes:
         index: Index of its input.
         number: Index among the samples of its input.
-        tokens: Prompt or prefix, and what followed.
         log_probability: Log-probability of the tokens so far, and of eos.
-        status: "running", "eos", "stopped" by a stopping criterion, or "truncated" at the maximum length.
+        output: The output once it has ended. Its row stays as long as other samples of its input run.
     """
 
     index: int
     number: int
-    tokens: list[int]
     log_probability: float = 0.0
-    status: str = "running"
-
-    def append(self, token: int, log_probability: float, batch: GenerationBatch) -> None:
-        """Append a token, or end the output; at the maximum length only a token that ends it counts."""
-        if self.status != "running":
-            return
-        if math.isnan(log_probability):
-            raise batch.no_token_error(self.index, len(self.tokens))
-        maximum = batch.lengths.ranges[self.index].maximum
-        if token in batch.end_ids:
-            self.status = "eos"
-        elif len(self.tokens) == maximum or batch.lengths.exceeds_units(self.index, [*self.tokens, token]):
-            self.status = "truncated"
-            return
-        else:
-            self.tokens.append(token)
-            if not batch.end_ids and len(self.tokens) == maximum:
-                self.status = "truncated"  # the next token cannot end it
-        self.log_probability += log_probability
-
-    @property
-    def hypothesis(self) -> UnscoredHypothesis:
-        """The output as a hypothesis to be scored."""
-        finished, has_eos = self.status in ("eos", "stopped"), self.status == "eos"
-        return UnscoredHypothesis(self.index, self.tokens, self.log_probability, finished, has_eos)
+    output: UnscoredHypothesis | None = None
 
 
-def greedy_or_sample(batch: GenerationBatch, logits: Array) -> Generator[Move | Choice, Any, list[list[Hypothesis]]]:
+def greedy_or_sample(
+    batch: GenerationBatch, logits: Array
+) -> Generator[NextTokens | SampleRequest, Any, list[list[Hypothesis]]]:
     """Choose the most probable token at each step, or draw one; config.num_return_sequences samples per input.
 
     Samples are independent, so they may be equal. The best score comes first.
     """
-    samples = start_samples(batch)
-    yield from extend_samples(samples, batch, logits)
-    return [best_first(batch.score([sample.hypothesis for sample in samples[index]])) for index in batch.inputs]
-
-
-def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
-    """Return the samples of each input, which begin with its prefix."""
-    count = batch.config.num_return_sequences if batch.uniforms is not None else 1
-    return [
-        [Sample(index, number, list(prefix)) for number in range(count)] for index, prefix in enumerate(batch.prefixes)
-    ]
-
-
-def extend_samples(
-    samples: list[list[Sample]], batch: GenerationBatch, logits: Array
-) -> Generator[Move | Choice, Any, None]:
-    """Extend the samples of the batch by one token per step until all have ended; finished inputs leave it."""
-    count, active = len(samples[0]), [samples[index] for index in batch.inputs]
-    rows = batch.rows(count)
-    parents: Sequence[int] | None = None
-    if count > 1:
-        parents = rows.inputs.tolist()
-        logits = batch.take(logits, rows.inputs.tolist())
+    count, rows = batch.rows_per_input, batch.rows()
+    parents: Any = None if count == 1 else np.repeat(np.arange(len(batch.inputs)), count)  # of the first step
+    outputs = [[Sample(index, number) for number in range(count)] for index in batch.inputs]
+    running = outputs  # finished inputs leave the batch
     while True:
-        rows = yield from _advance(batch, logits, [sample for group in active for sample in group], rows)
-        running = [row for row, group in enumerate(active) if any(sample.status == "running" for sample in group)]
-        if not running:
-            return
-        staying = None
-        if len(running) < len(active):
-            staying, kept = running, [row * count + number for row in running for number in range(count)]
-            parents = kept if parents is None else [parents[row] for row in kept]
-            active, rows = [active[row] for row in running], rows.take(kept)
-        logits = yield Move(rows.tokens[:, -1].tolist(), parents, staying)
-        parents = None
+        logits = batch.process(logits, rows)
+        if parents is not None:
+            logits = batch.take(logits, parents)
+        samples, uniforms = [sample for each in running for sample in each], None
+        if batch.uniforms is not None:
+            lengths = (rows.lengths if parents is None else rows.lengths[parents]).tolist()
+            uniforms = [batch.uniforms[x.index][x.number][length] for x, length in zip(samples, lengths, strict=True)]
+        tokens, log_probs = yield SampleRequest(logits, batch.config, uniforms)
+        rows, parents = rows.extend(tokens, parents), None
+        _append(batch, samples, rows, log_probs)
+        staying = [slot for slot, each in enumerate(running) if any(sample.output is None for sample in each)]
+        if not staying:
+            return [best_first(batch.score([sample.output for sample in each if sample.output])) for each in outputs]
+        if len(staying) == len(running):
+            logits = yield NextTokens(rows)
+        else:
+            running = [running[slot] for slot in staying]
+            rows = rows.take([slot * count + number for slot in staying for number in range(count)])
+            logits = yield NextTokens(rows, staying)
 
 
-def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample], rows: Rows) -> Generator[Choice, Any, Rows]:
-    """Choose the next token of each row and append it; return the longer rows."""
-    logits = batch.process(logits, rows)
-    uniforms = None
-    if batch.uniforms is not None:
-        uniforms = [batch.uniforms[sample.index][sample.number][len(sample.tokens)] for sample in samples]
-    tokens, log_probs = yield Choice(logits, batch.config, uniforms)
-    rows, extended = rows.extend(tokens), []
-    for row, (sample, token, log_prob) in enumerate(zip(samples, tokens, log_probs, strict=True)):
-        length = len(sample.tokens)
-        sample.append(token, log_prob, batch)
-        extended += [row] if len(sample.tokens) > length else []
+def _append(batch: GenerationBatch, samples: Sequence[Sample], rows: Rows, log_probs: Sequence[float]) -> None:
+    """Count the last tokens of rows, or end their samples; at the maximum length only a token that ends it counts."""
+    extended = []
+    tokens, lengths = rows.tokens[:, -1].tolist(), rows.lengths.tolist()
+    for row, (sample, token, length, log_prob) in enumerate(zip(samples, tokens, lengths, log_probs, strict=True)):
+        if sample.output is not None:
+            continue
+        if math.isnan(log_prob):
+            raise batch.no_token_error(sample.index, length - 1)
+        has_eos = token in batch.end_ids
+        maximum, is_in_units = batch.lengths.ranges[sample.index].maximum, batch.lengths.unit_ranges is not None
+        is_long = length > maximum or (is_in_units and batch.lengths.exceeds_units(sample.index, rows.history(row)))
+        if has_eos or not is_long:
+            sample.log_probability += log_prob
+        if has_eos or is_long:
+            sample.output = _output(sample, rows.history(row)[:-1], finished=has_eos, has_eos=has_eos)
+        else:
+            extended.append(row)
+            if not batch.end_ids and length == maximum:  # the next token cannot end it
+                sample.output = _output(sample, rows.history(row))
     if batch.stopping_criteria and extended:
         chosen = rows if len(extended) == len(samples) else rows.take(extended)
         for row, stop in zip(extended, batch.should_stop(chosen), strict=True):
-            samples[row].status = "stopped" if stop else samples[row].status
-    return rows
+            if stop:
+                samples[row].output = _output(samples[row], rows.history(row), finished=True)
+
+
+def _output(sample: Sample, tokens: list[int], *, finished: bool = False, has_eos: bool = False) -> UnscoredHypothesis:
+    return UnscoredHypothesis(sample.index, tokens, sample.log_probability, finished, has_eos)
 
 
 # --- From logits to tokens --------------------------------------------------------------------------------------------
 
 
-def choose(choices: Sequence[Choice]) -> tuple[list[int], list[float]]:
+def choose(requests: Sequence[SampleRequest]) -> tuple[list[int], list[float]]:
     """Return the next token of each row and its log-probability, on the host."""
-    first = choices[0]
+    first = requests[0]
     xp = array_namespace(first.logits)
-    logits = first.logits if len(choices) == 1 else xp.concat([choice.logits for choice in choices], axis=0)
+    logits = first.logits if len(requests) == 1 else xp.concat([each.logits for each in requests], axis=0)
     if first.uniforms is None:
         chosen, scores = xp.argmax(logits, axis=-1), xp.max(logits, axis=-1, keepdims=True)
     else:
-        uniforms = [uniform for choice in choices for uniform in choice.uniforms or ()]
+        uniforms = [uniform for each in requests for uniform in each.uniforms or ()]
         chosen = draw(truncate(logits, first.config), uniforms)
         scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
     log_probs = log_softmax(logits, scores)
@@ -169,7 +147,7 @@ def keep_top_k(logits: Array, k: int) -> Array:
 def keep_top_p(logits: Array, p: float) -> Array:
     """Keep the smallest set of tokens with at least probability p (nucleus sampling, Holtzman et al., 2020).
 
-    The most probable token is always one of them. Tokens as probable as the least probable one of the set stay, too.
+    The most probable token is always one of them. Ties with the least probable token are kept.
     """
     xp = array_namespace(logits)
     probabilities = softmax(logits)
@@ -205,18 +183,3 @@ def draw(logits: Array, uniforms: Sequence[float]) -> Array:
     )
     reached = cumulative > thresholds * xp.max(cumulative, axis=-1, keepdims=True)
     return xp.argmax(xp.astype(reached, xp.int32), axis=-1)  # the first
-
-
-def uniform_streams(rng: Rng, indices: Sequence[int], samples: int, lengths: Sequence[int]) -> list[list[list[float]]]:
-    """Return uniform numbers in [0, 1) by input, sample and position.
-
-    Args:
-        rng: Source of all streams.
-        indices: Index of each input; an index has the same stream in any batch and for any length.
-        samples: Samples per input.
-        lengths: Numbers needed for each input.
-    """
-    return [
-        [rng.fold_in("input", index, "sample", sample).uniform((length,)).tolist() for sample in range(samples)]
-        for index, length in zip(indices, lengths, strict=True)
-    ]

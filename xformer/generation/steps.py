@@ -1,4 +1,4 @@
-"""The steps of a search: the model extends all rows by one token, and rows move between steps."""
+"""The steps of a search: prefixes enter the model, then it extends all rows by one token, and rows move in between."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import JitError
-from xformer.models.cache import StaticCache
+from xformer.generation.batch import GenerationBatch, Sources
+from xformer.layers.kv_cache import with_size
+from xformer.models.cache import DecodingCache
 from xformer.threads import available_threads, fork_safe_lock
 from xformer.tracing.activations import is_observing
 from xformer.tracing.program import compiler
 from xformer.tree import flatten
 
+_MAX_PADDING = 32  # of a prompt, or a quarter of the longest one: another pass through the model takes about as long
 _MIN_REPEATS = 1  # steps with the same rows before one is traced, which takes as long as a few steps
-_MIN_LENGTH = 6  # of the longest output: shorter searches use no static cache
-# Tokens of a static cache: a program attends to all of them, so the capacity grows with the output, from at least 32
-# tokens and at most 128 for a single row, where attention takes little of the time.
+_MIN_LENGTH = 6  # of the longest output: in shorter searches the cache grows
+# Tokens of a cache of fixed shape: a program attends to all of them, so the capacity grows with the output, from at
+# least 32 tokens and at most 128 for a single row, where attention takes little of the time.
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 
 
-class KeptPrograms:
+class ProgramPool:
     """Programs of steps by model and shapes, and the caches with the arrays that they change, for later searches.
 
     The programs of an entry, one for each number of new tokens per row with or without all logits, share one cache.
 
-    An entry is checked out while in use, so that no two threads share one. The least recently used entries of a model
+    An entry leaves the pool while in use, so that no two threads share one. The least recently used entries of a model
     are dropped first; all are freed with the model.
 
     Args:
@@ -38,18 +43,18 @@ class KeptPrograms:
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries, self._max_bytes = max_entries, max_bytes
-        self._models: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, tuple[StaticCache, Any, int]]]
+        self._models: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, tuple[DecodingCache, Any, int]]]
         self._models = weakref.WeakKeyDictionary()
         self._lock = fork_safe_lock()
 
-    def take(self, model: Any, key: Hashable) -> tuple[StaticCache, Any] | None:
+    def acquire(self, model: Any, key: Hashable) -> tuple[DecodingCache, Any] | None:
         """Remove and return the cache and the programs of a key, or return None."""
         with self._lock:
             entry = self._models.get(model, OrderedDict()).pop(key, None)
             return None if entry is None else entry[:2]
 
-    def keep(self, model: Any, key: Hashable, cache: StaticCache, programs: dict[Any, Any]) -> None:
-        """Keep programs and their cache."""
+    def release(self, model: Any, key: Hashable, cache: DecodingCache, programs: dict[Any, Any]) -> None:
+        """Put programs and their cache into the pool."""
         nbytes = sum(each.nbytes for each in (*programs.values(), *cache.arrays()) if each is not None)
         with self._lock:
             entries = self._models.setdefault(model, OrderedDict())
@@ -59,7 +64,7 @@ class KeptPrograms:
                 entries.popitem(last=False)
 
 
-_kept = KeptPrograms(max_entries=64, max_bytes=2**28)
+_pool = ProgramPool(max_entries=64, max_bytes=2**28)
 
 
 class DecodingSteps:
@@ -67,8 +72,8 @@ class DecodingSteps:
 
     On NumPy and CuPy, a step with the same rows is traced and then runs as a program, without the Python code of the
     model (see `xformer.jit`). Programs are kept for later searches with the same shapes, whose inputs are copied into
-    their arrays. Which steps run as programs does not change the results: from the second step on, all use a static
-    cache.
+    their arrays. Which steps run as programs does not change the results: from the second step on, the cache of all has
+    a fixed shape.
 
     Args:
         model: Object with `decode_step(tokens, cache)`.
@@ -77,34 +82,31 @@ class DecodingSteps:
         sources: Length of the source of each input; empty for a language model.
 
     Attributes:
-        cache: The cache; another one once it is static.
+        cache: The cache; another one once it has a fixed shape.
     """
 
     def __init__(self, model: Any, cache: Any, max_length: int, sources: Sequence[int] = ()) -> None:
-        self.cache, self._model, self._max_length, self._sources = cache, model, max_length, list(sources)
-        self._lengths: list[int] = []  # of the rows
+        self.cache, self._model, self._max_length = cache, model, max_length
+        self._sources, self._lengths = np.asarray(sources, dtype=np.int64), np.zeros(0, dtype=np.int64)  # of the rows
         self._num_repeats = 0
         self._new_program: Any = None
         self._programs: dict[Any, Any] = {}  # of the shapes of the cache, by the number of new tokens and the options
-        self._used: tuple[Hashable, StaticCache, dict[Any, Any]] | None = None  # the last programs, with their arrays
-        self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
+        self._used: tuple[Hashable, DecodingCache, dict[Any, Any]] | None = None  # the last programs and their arrays
+        self._is_fixed = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
-        self._is_own = False  # whether no program has the keys and values of the tokens
 
-    def prefill(self, tokens: Array, lengths: list[int]) -> Array:
+    def prefill(self, tokens: Array, lengths: Sequence[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
 
         Args:
             tokens: Ids; shorter rows end with padding.
             lengths: Number of tokens of each row.
         """
-        self._lengths = lengths
-        self._new_program = None if is_observing() else compiler(array_namespace(tokens))
+        self._lengths, xp = np.asarray(lengths, dtype=np.int64), array_namespace(tokens)
+        self._new_program = None if is_observing() else compiler(xp)
         is_ragged = min(lengths) < max(lengths)
-        self._is_static = is_ragged or (self._is_static and self._new_program is not None)
-        options = {}
-        if is_ragged:
-            options = {"lengths": from_host(array_namespace(tokens), lengths, dtype="int64", device=device(tokens))}
+        self._is_fixed = is_ragged or (self._is_fixed and self._new_program is not None)
+        options = {"lengths": from_host(xp, lengths, dtype="int64", device=device(tokens))} if is_ragged else {}
         return self._model.decode_step(tokens, self.cache, **options)
 
     def step(self, tokens: Array, *, all_logits: bool = False) -> Array:
@@ -117,120 +119,116 @@ class DecodingSteps:
         Returns:
             Logits (rows, vocabulary), or with all_logits (rows, new tokens, vocabulary).
         """
+        num_tokens, options = tokens.shape[1], {"all_logits": True} if all_logits else {}
         self._num_repeats += 1
-        self._is_static |= tokens.shape[1] > 1
-        options = {"all_logits": True} if all_logits else {}
-        logits = (self._static_step if self._is_static else self._decode)(tokens, options)
-        self._lengths = [length + tokens.shape[1] for length in self._lengths]
-        return logits
-
-    def _decode(self, tokens: Array, options: dict[str, Any]) -> Array:
+        self._is_fixed |= num_tokens > 1
+        if self._is_fixed:
+            self._fit(num_tokens)
+        self._lengths += num_tokens
+        if not self._is_fixed or is_observing():
+            return self._model.decode_step(tokens, self.cache, **options)
+        if not self._programs:
+            self._reuse()
+        if program := self._programs.get((num_tokens, *options)):
+            return program.run((tokens,))
+        if self._can_trace and self._new_program is not None and self._num_repeats > _MIN_REPEATS:
+            return self._trace(tokens, options)
         return self._model.decode_step(tokens, self.cache, **options)
 
-    def drop(self, counts: Sequence[int]) -> None:
+    def drop(self, counts: Any) -> None:
         """Remove the last `counts[i]` tokens of row i."""
-        self._is_static = True
+        self._is_fixed = True
         self._fit(0)
-        self._lengths = [max(0, length - count) for length, count in zip(self._lengths, counts, strict=True)]
+        self._lengths = np.maximum(0, self._lengths - counts)
         lengths = self.cache.lengths
-        lengths = from_host(array_namespace(lengths), self._lengths, dtype=lengths.dtype, device=device(lengths))
+        lengths = from_host(
+            array_namespace(lengths), self._lengths.tolist(), dtype=lengths.dtype, device=device(lengths)
+        )
         self.cache.lengths = assign(self.cache.lengths, lengths)
 
     def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingSteps) -> None:
         """Replace rows and inputs by those of other steps of the model."""
-        for row, length in zip(rows, other._lengths, strict=True):
-            self._lengths[row] = length
-        for place, size in zip(inputs, other._sources, strict=bool(self._sources)):
-            self._sources[place] = size
+        self._lengths[rows] = other._lengths
+        if self._sources.size:
+            self._sources[inputs] = other._sources
         self._max_length = max(self._max_length, other._max_length)
-        self._is_static = True
+        self._is_fixed = True
         self._fit(1)
         before = self._shapes()
         self.cache.put(rows, inputs, other.cache)
         if before != self._shapes():
-            self._programs, self._num_repeats = {}, 0
+            self._forget()
         other.close()
 
     def reorder(self, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i]; arguments as of `DecodingCache.reorder`."""
         if inputs is not None or len(rows) != len(self._lengths):
-            self._programs, self._num_repeats = {}, 0
-        self._lengths = [self._lengths[row] for row in rows]
-        if inputs is not None and self._sources:
-            self._sources = [self._sources[place] for place in inputs]
+            self._forget()
+        self._lengths = self._lengths[list(rows)]
+        if inputs is not None and self._sources.size:
+            self._sources = self._sources[list(inputs)]
         self.cache.reorder(rows, inputs)
 
-    def release(self, rows: Sequence[int]) -> None:
-        """Note that rows are not used any more."""
-        for row in rows:
-            self._lengths[row] = 0
+    def release(self, rows: Any) -> None:
+        """Mark rows as unused; anything that selects them in a NumPy array."""
+        self._lengths[rows] = 0
 
     def close(self) -> None:
-        """Keep the last programs for other searches."""
+        """Return the last programs to the pool."""
         if self._used is not None:
-            _kept.keep(self._model, *self._used)
+            _pool.release(self._model, *self._used)
         self._used = None
+
+    def _forget(self) -> None:
+        """Use no program until a step has been made with the new shapes."""
+        self._programs, self._num_repeats = {}, 0
 
     def _shapes(self) -> list[Any]:
         """Return the shape and dtype of each array of the cache."""
         return [None if array is None else (array.shape, array.dtype) for array in self.cache.arrays()]
 
-    def _static_step(self, tokens: Array, options: dict[str, Any]) -> Array:
-        """Make a step with a static cache, by a program if there is one or the step should be traced."""
-        self._fit(tokens.shape[1])
-        if is_observing():
-            return self._decode(tokens, options)
-        if not self._programs:
-            key = self._key()
-            kept = _kept.take(self._model, key)
-            if kept is not None:
-                self._use(key, *kept)
-        if program := self._programs.get((tokens.shape[1], *options)):
-            return program.run((tokens,))
-        if self._can_trace and self._new_program is not None and self._num_repeats > _MIN_REPEATS:
-            return self._trace(tokens, options)
-        return self._decode(tokens, options)
-
     def _fit(self, num_tokens: int) -> None:
-        """Make the cache static, with space for new tokens of each row and not for many times as many."""
-        longest_row = max(self._lengths)
+        """Give the cache a fixed shape, with space for new tokens of each row and not for many times as many."""
+        longest_row = int(self._lengths.max())
         # In steps of 32, since limits often depend on the input.
         longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
         first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // len(self._lengths)))
         capacity = max(first, 2 ** math.ceil(math.log2(longest_row + num_tokens)))
-        size = self.cache.layers[0].self_attention.key.shape[2]  # of rows that have ended, too
-        if not isinstance(self.cache, StaticCache) or not longest_row + num_tokens <= size < 4 * capacity:
+        size = getattr(self.cache, "capacity", None)  # of rows that have ended, too
+        if size is None or not longest_row + num_tokens <= size < 4 * capacity:
             self.cache = self._model.to_static(self.cache, capacity)
-            self._programs, self._is_own = {}, True
+            self._programs = {}
         self.cache.length = longest_row
-        if self._sources:
-            count, memory = len(self._lengths) // len(self._sources), self.cache.memory
-            used = max(self._sources[row // count] for row, length in enumerate(self._lengths) if length)
-            if memory is not None and 4 * used < memory.states.shape[1]:
+        if self._sources.size and self.cache.memory is not None:
+            is_used = np.any(np.reshape(self._lengths, (len(self._sources), -1)), axis=1)
+            used = int(self._sources[is_used].max())
+            if 4 * used < self.cache.memory.states.shape[1]:
                 self.cache.cut_memory(used)
-                self._programs, self._num_repeats = {}, 0
+                self._forget()
+
+    def _reuse(self) -> None:
+        """Continue with programs of the pool, whose arrays and length become those of the cache."""
+        key = self._key()
+        entry = _pool.acquire(self._model, key)
+        if entry is not None:
+            kept, programs = entry
+            for target, source in zip(kept.arrays(), self.cache.arrays(), strict=True):
+                if target is not None and source is not None:
+                    assign(target, source)
+            length, self.cache, self._programs = self.cache.length, kept.alias(), programs
+            self.cache.length = length
+            self.close()  # nothing uses the arrays of the last programs any more
+            self._used = key, kept, programs
 
     def _key(self) -> Hashable:
         """Return a key that searches with the same programs share."""
         parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
         return type(self._model).decode_step, available_threads(), *parameters, *self._shapes()
 
-    def _use(self, key: Hashable, cache: StaticCache, programs: dict[Any, Any]) -> None:
-        """Continue with kept programs, whose arrays and length become those of the cache."""
-        for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
-            if target is not None and source is not None:
-                assign(target, source)
-        kept = cache.alias()
-        kept.length = self.cache.length
-        self.cache, self._programs, self._is_own = kept, programs, False
-        self.close()  # nothing uses the arrays of the last programs any more
-        self._used = key, cache, programs
-
     def _trace(self, tokens: Array, options: dict[str, Any]) -> Array:
         """Make a step and trace it, with arrays that no programs for other shapes of the cache have."""
-        if not self._programs:
-            key = self._key()
-            self.cache, self._is_own = self.cache.copy(shares_tokens=self._is_own), False
+        if not self._programs and self._used is not None:
+            self.cache = self.cache.without(self._used[1].arrays())
         xp = array_namespace(tokens)
         tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
         try:
@@ -239,10 +237,91 @@ class DecodingSteps:
         except JitError:  # a model of the user that reads values on the host
             self._can_trace = False
             assign(self.cache.lengths, lengths)  # part of the step was made
-            return self._decode(tokens, options)
+            return self._model.decode_step(tokens, self.cache, **options)
         logits, program.result = program.result, None
         if not self._programs:
+            key = self._key()
             self.close()
             self._used = key, self.cache.alias(), self._programs
         self._programs[tokens.shape[1], *options] = program
         return logits
+
+
+# --- Prefixes ---------------------------------------------------------------------------------------------------------
+
+
+def prefill(batches: Sequence[GenerationBatch]) -> tuple[DecodingSteps, Array]:
+    """Enter the prefixes of batches, one row per input; return further steps and the next logits.
+
+    Prompts of similar lengths enter a language model together, so that little padding is computed, and equal prompts
+    once, such as those of the samples of a text.
+    """
+    first = batches[0]
+    rows = [(*batch.start, *batch.prefixes[index]) for batch in batches for index in batch.inputs]
+    sources = [batch.sources for batch in batches if batch.sources is not None]
+    if sources or is_observing():  # which sees each row
+        return _prefill(batches, rows, sources)
+    slots = {prompt: slot for slot, prompt in enumerate(dict.fromkeys(rows))}
+    steps, logits = _prefill(batches, list(slots), sources)
+    if len(slots) < len(rows):
+        parents = [slots[row] for row in rows]
+        steps.reorder(parents)
+        logits = first.take(logits, parents)
+    return steps, logits
+
+
+def _prefill(
+    batches: Sequence[GenerationBatch], rows: Sequence[tuple[int, ...]], sources: Sequence[Sources]
+) -> tuple[DecodingSteps, Array]:
+    """Enter rows of tokens; see `prefill`."""
+    first = batches[0]
+    maximum = max(batch.lengths.ranges[index].maximum for batch in batches for index in batch.inputs)
+    groups: list[list[int]] = []
+    for row in sorted(range(len(rows)), key=lambda row: -len(rows[row])):
+        longest = len(rows[groups[-1][0]]) if groups else 0
+        if groups and (sources or longest - len(rows[row]) <= max(_MAX_PADDING, longest // 4)):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    groups = [sorted(group) for group in groups]
+
+    def enter(group: Sequence[int]) -> tuple[DecodingSteps, Array]:
+        prompts = [rows[row] for row in group]
+        lengths = list(map(len, prompts))
+        tokens = first.to_device([[*row, *[0] * (max(lengths) - len(row))] for row in prompts])
+        cache = _encode(first.model, sources) if sources else first.model.init_cache(len(group))
+        lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
+        longest = len(first.start) + maximum + first.num_draft_tokens
+        steps = DecodingSteps(first.model, cache, longest, lengths_of_sources)
+        if len(rows) == 1 and first.prefix_cache is not None and first.uses_prefix_cache:
+            tokens = tokens[:, first.prefix_cache.prefill(first.model, prompts[0], cache, first.to_device) :]
+        return steps, steps.prefill(tokens, lengths)
+
+    (steps, logits), *others = [enter(group) for group in groups]
+    if others:
+        slot = {row: index for index, row in enumerate(row for group in groups for row in group)}
+        steps.reorder([slot[row] if slot[row] < len(groups[0]) else 0 for row in range(len(rows))])
+        for group, (other, _) in zip(groups[1:], others, strict=True):
+            steps.put(group, [], other)
+        logits = first.xp.concat([logits, *(each for _, each in others)], axis=0)
+        logits = first.take(logits, [slot[row] for row in range(len(rows))])
+    return steps, logits
+
+
+def _encode(model: Any, sources: Sequence[Sources]) -> Any:
+    """Return the cache of an encoder-decoder; the shorter sources are padded."""
+    (ids, mask, lengths), *others = sources
+    if others:
+        xp, size, pad_id = array_namespace(ids), max(each.ids.shape[1] for each in sources), model.config.pad_id
+        if model.config.source_padding_id is None:  # otherwise the model finds the padding itself
+            mask = xp.concat([with_size(_mask_of(each), size, 3) for each in sources], axis=0)
+        ids = xp.concat([with_size(each.ids, size, 1, fill=pad_id or 0) for each in sources], axis=0)
+        lengths = None if lengths is None else [length for each in sources for length in each.lengths or ()]
+    return model.prefill(ids, lengths=lengths, **({} if mask is None else {"source_mask": mask}))
+
+
+def _mask_of(source: Sources) -> Array:
+    xp, (rows, length) = array_namespace(source.ids), source.ids.shape[:2]
+    return (
+        xp.ones((rows, 1, 1, length), dtype=xp.bool, device=device(source.ids)) if source.mask is None else source.mask
+    )

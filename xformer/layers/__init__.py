@@ -7,7 +7,7 @@ from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
 from xformer.layers.experts import MixtureOfExperts, RecordedRouting, load_balancing_loss, record_routing
 from xformer.layers.initializer import Initializer
-from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
+from xformer.layers.kv_cache import KVCache, LayerCache
 from xformer.layers.linear import Linear
 from xformer.layers.normalization import Identity, LayerNorm, MaxScaledLayerNorm, RMSNorm
 from xformer.layers.patches import PatchEmbedding
@@ -76,7 +76,6 @@ __all__ = [
     "SandwichNorm",
     "SharedNormEncoderLayer",
     "Sinusoidal",
-    "StaticKVCache",
     "load_balancing_loss",
     "lora",
     "merge_lora",

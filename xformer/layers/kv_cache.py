@@ -13,14 +13,19 @@ from xformer.backends import Array, array_namespace, device, from_host, is_writa
 from xformer.errors import ShapeError
 from xformer.tree import check_array
 
-_SPARE_TOKENS = 16  # minimum capacity reserved when a cache grows
+_MIN_CAPACITY = 16  # in tokens, of a cache that grows
 
 
 class KVCache:
     """Keys and values of one attention layer, each (rows, heads, tokens, head_dim), or None while empty.
 
-    If the backend writes in place, the arrays have spare capacity, so that appending a token copies no others. Arrays
-    passed to a cache are never written. Do not copy a cache: the copies would share their capacity.
+    New tokens follow the others. If the backend writes in place, the arrays have spare capacity, which doubles when it
+    is used up, so that appending a token copies no others. Arrays passed to a cache are never written. Do not copy a
+    cache: the copies would share their capacity.
+
+    With `slots`, the arrays keep their shape: new tokens are written there, and all entries count, also those beyond
+    the position of a row, which are undefined; mask them. A decoding step then has the same shapes every time, and can
+    be traced by `jit`, or run as a CUDA graph.
 
     Args:
         key: Keys to start with.
@@ -28,9 +33,12 @@ class KVCache:
 
     Attributes:
         is_own: True if the cache alone references its arrays, so that they can be written in place.
-        index: Position of the next token of each row, integers (rows,), in a `StaticKVCache`.
+        slots: Where new tokens go in arrays of (rows * heads * capacity) vectors, integers
+            (rows * heads * new tokens,). A `DecodingCache` of fixed shape sets it and `index` in each step.
+        index: Position of the next token of each row, integers (rows,).
     """
 
+    slots: Array | None = None
     index: Array | None = None
 
     def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
@@ -48,6 +56,18 @@ class KVCache:
         """Values of the tokens so far."""
         return self._valid(self._value)
 
+    def with_capacity(self, max_length: int) -> KVCache:
+        """Return a copy of `max_length` tokens, for slots.
+
+        Raises:
+            ShapeError: If the cache is empty.
+        """
+        if self.key is None or self.value is None:
+            raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
+        copied = KVCache(*(with_size(x, max_length, copy=True) for x in (self.key, self.value)))
+        copied.is_own = is_writable(self.key)
+        return copied
+
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Append the keys and values of new tokens.
 
@@ -56,8 +76,11 @@ class KVCache:
             value: Array of the same shape.
 
         Returns:
-            Keys and values of all tokens.
+            Keys and values of all tokens, with `slots` the whole arrays.
         """
+        if self.slots is not None:
+            self._key, self._value = self._write(self._key, key), self._write(self._value, value)
+            return self._key, self._value
         rows, heads, length, _ = check_array(key, "key", "rows", "heads", "new tokens", "head_dim")
         check_array(value, "value", rows, heads, length, "head_dim")
         if self._key is None or self._value is None:
@@ -76,14 +99,18 @@ class KVCache:
             self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
             self.is_own = is_writable(self._key)
 
-    def put(self, rows: Sequence[int], other: KVCache) -> None:
-        """Replace rows by those of another cache; the shorter one is padded."""
+    def put(self, rows: Sequence[int], other: KVCache, size: int | None = None) -> None:
+        """Replace rows by those of another cache.
+
+        Args:
+            rows: Rows to replace.
+            other: Cache with the new rows.
+            size: Number of tokens that both are cut or padded to; longer rows may have ended. Default: the larger one.
+        """
         pairs: Any = (self.key, other.key), (self.value, other.value)
         if self.key is not None:
-            size = max(x.shape[2] for x in pairs[0])
-            self._key, self._value = (
-                put_rows(x if x.shape[2] == size else with_size(x, size), rows, with_size(y, size)) for x, y in pairs
-            )
+            size = size or max(x.shape[2] for x in pairs[0])
+            self._key, self._value = (put_rows(with_size(x, size), rows, with_size(y, size)) for x, y in pairs)
             self._length, self.is_own = size, is_writable(self._key)
 
     def move(self, targets: Array, sources: Array) -> None:
@@ -100,6 +127,20 @@ class KVCache:
     def _valid(self, x: Any) -> Any:
         return x if x is None or x.shape[2] == self._length else x[:, :, : self._length, :]
 
+    def _write(self, old: Any, new: Array) -> Array:
+        """Return the array with new tokens in the slots, in place if the library allows it."""
+        xp, (rows, heads, length, features) = array_namespace(old, new), old.shape
+        if is_writable(old):
+            vectors = xp.reshape(old, (rows * heads * length, features))
+            vectors[self.slots, :] = xp.reshape(new, (rows * heads * new.shape[2], features))
+            return old
+        index: Any = self.index
+        columns = xp.arange(length, dtype=index.dtype, device=device(old))
+        for token in range(new.shape[2]):
+            is_new = columns == xp.reshape(index, (rows, 1)) + token
+            old = xp.where(is_new[:, None, :, None], new[:, :, token : token + 1, :], old)
+        return old
+
 
 def _concat_in_place(old: Array, length: int, new: Array) -> Array:
     """Write new tokens after the first `length` ones of `old`, if possible in place."""
@@ -114,7 +155,7 @@ def _concat_in_place(old: Array, length: int, new: Array) -> Array:
         return xp.concat([old[:, :, :length, :], new], axis=2)
     if end > old.shape[2]:
         rows, heads, _, features = old.shape
-        capacity = end + max(_SPARE_TOKENS, end // 2)
+        capacity = max(_MIN_CAPACITY, 2 * end)
         grown = xp.empty((rows, heads, capacity, features), dtype=old.dtype, device=device(old))
         grown[:, :, :length, :] = old[:, :, :length, :]
         old = grown
@@ -122,63 +163,11 @@ def _concat_in_place(old: Array, length: int, new: Array) -> Array:
     return old
 
 
-class StaticKVCache(KVCache):
-    """A cache whose arrays keep their shape: new tokens are written at positions held in an array.
-
-    A decoding step then has the same shapes every time, and can be traced by `jit`, or run as a CUDA graph. Entries
-    beyond the position of a row are undefined; mask them.
-
-    Args:
-        cache: Cache to start from, with at least one token.
-        max_length: Capacity in tokens.
-
-    Attributes:
-        slots: Where new tokens go in arrays of (rows * heads * max_length) vectors, integers
-            (rows * heads * new tokens,). A `StaticCache` sets it and `index` in each step.
-
-    Raises:
-        ShapeError: If the cache is empty.
-    """
-
-    slots: Array
-
-    def __init__(self, cache: KVCache, max_length: int) -> None:
-        if cache.key is None or cache.value is None:
-            raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
-        super().__init__(with_size(cache.key, max_length), with_size(cache.value, max_length))
-        self.is_own = is_writable(cache.key)
-
-    def put(self, rows: Sequence[int], other: KVCache) -> None:
-        """Replace the first tokens of rows by those of another cache."""
-        pairs: Any = (self._key, other.key), (self._value, other.value)
-        for x, new in pairs if self.is_own else ():
-            size = min(x.shape[2], new.shape[2])  # longer rows may have ended
-            at = from_host(array_namespace(x), list(rows), dtype="int64", device=device(x))
-            x[at, :, :size, :] = new[:, :, :size, :]
-        if not self.is_own:
-            self._key, self._value = (put_rows(x, rows, with_size(new, x.shape[2])) for x, new in pairs)
-
-    def append(self, key: Array, value: Array) -> tuple[Array, Array]:
-        """Write keys and values of new tokens, (rows, heads, new tokens, head_dim); return the whole arrays."""
-        self._key, self._value = self._put(self._key, key), self._put(self._value, value)
-        return self._key, self._value
-
-    def _put(self, old: Any, new: Array) -> Array:
-        xp, (rows, heads, length, features) = array_namespace(old, new), old.shape
-        if is_writable(old):
-            vectors = xp.reshape(old, (rows * heads * length, features))
-            vectors[self.slots, :] = xp.reshape(new, (rows * heads * new.shape[2], features))
-            return old
-        columns = xp.arange(length, dtype=self.slots.dtype, device=device(old))
-        for token in range(new.shape[2]):
-            is_new = columns == xp.reshape(self.index, (rows, 1)) + token
-            old = xp.where(is_new[:, None, :, None], new[:, :, token : token + 1, :], old)
-        return old
-
-
-def with_size(x: Any, size: int, axis: int = 2, fill: int = 0) -> Any:
-    """Return a copy that is cut or padded to a size."""
+def with_size(x: Any, size: int, axis: int = 2, fill: int = 0, *, copy: bool = False) -> Any:
+    """Return an array that is cut or padded to a size; one that has it only as a copy if that is asked for."""
     xp, shape = array_namespace(x), list(x.shape)
+    if size == shape[axis] and not copy:
+        return x
     if size <= shape[axis]:
         return xp.asarray(x[(*[slice(None)] * axis, slice(size), ...)], copy=True)
     shape[axis] = size - shape[axis]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.backends import Array, array_namespace, assign, device, from_host
-from xformer.errors import ConfigError
-from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
+from xformer.errors import ConfigError, JitError
+from xformer.layers import InputEmbedding, KVCache, LayerCache
 from xformer.layers.kv_cache import put_rows, with_size
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
 from xformer.ops import embedding
@@ -46,13 +46,15 @@ class Memory:
             if each.mask is None:
                 shape = each.states.shape[0], 1, 1, each.states.shape[1]
                 each.mask = xp.ones(shape, dtype=xp.bool, device=device(each.states))
-        for name, axis in (("states", 1), ("ids", 1), ("mask", 3), ("lengths", 0), ("copy_key", 1)):
-            x, y = getattr(self, name), getattr(other, name)
-            if x is not None:
-                x, y = (
-                    each if each.shape[axis] == keys or not axis else with_size(each, keys, axis) for each in (x, y)
-                )
-                setattr(self, name, put_rows(x, sentences, y))
+            each.resize(keys)
+        for name, x in vars(self).items():
+            setattr(self, name, None if x is None else put_rows(x, sentences, getattr(other, name)))
+
+    def resize(self, keys: int) -> None:
+        """Cut or pad the sources to a number of keys."""
+        for name, axis in (("states", 1), ("ids", 1), ("mask", 3), ("copy_key", 1)):
+            x = getattr(self, name)
+            setattr(self, name, None if x is None else with_size(x, keys, axis))
 
     def copy(self) -> Memory:
         """Return a copy that shares no arrays with this memory."""
@@ -64,7 +66,11 @@ class DecodingCache:
     """Keys and values of all layers, and the memory of an encoder-decoder.
 
     `Transformer.prefill` and `LanguageModel.init_cache` make it; `decode_step` fills it. Rows are hypotheses, grouped
-    by sentence, the same number for each.
+    by sentence, the same number for each. It grows with its tokens, and all rows have the same number.
+
+    `to_static` makes a copy of fixed shape, for steps of one or a few tokens, whose rows may have different lengths;
+    smaller lengths drop the last tokens. Everything that changes between steps is in arrays then, updated in place if
+    the backend allows it: a step can be traced by `jit`, or run as a CUDA graph.
 
     Args:
         num_layers: Number of decoder layers.
@@ -73,47 +79,134 @@ class DecodingCache:
 
     Attributes:
         length: Number of tokens per row; of the longest one if they differ.
-        lengths: Number of tokens of each row, integers (rows,), if they differ. Shorter rows end with padding, so only
-            a `StaticCache` made of this cache can take further tokens.
+        lengths: Number of tokens of each row, which is the position of its next token, integers (rows,). A cache that
+            grows has them only if they differ: shorter rows end with padding then, and only `to_static` can go on.
+        capacity: Number of tokens of a cache of fixed shape; None if it grows.
     """
-
-    lengths: Array | None = None
 
     def __init__(self, num_layers: int, *, like: Array, memory: Memory | None = None) -> None:
         self.layers = [LayerCache(KVCache(), KVCache()) for _ in range(num_layers)]
-        self.memory = memory
-        self.length = 0
-        self._like = like
+        self.memory, self.length, self._like = memory, 0, like
+        self.lengths: Any = None
+        self.capacity: int | None = None
+        self._position_embeddings: Array | None = None  # tables of all positions, of a cache of fixed shape
+        self._position_terms: list[PositionTerms] = []
+        self._range: Any = None
+
+    def with_capacity(
+        self, max_length: int, layer: InputEmbedding, positions: Sequence[RelativePositions | None]
+    ) -> DecodingCache:
+        """Return a copy of fixed shape.
+
+        Args:
+            max_length: Capacity in tokens.
+            layer: Input embedding of the decoder.
+            positions: Relative positions of the decoder's layers.
+
+        Raises:
+            ShapeError: If the cache is empty.
+        """
+        like = self._like
+        xp, like_device = array_namespace(like), device(like)
+        # Its arrays may be overwritten.
+        fixed = DecodingCache(0, like=like, memory=None if self.memory is None else self.memory.copy())
+        fixed.length, fixed.capacity = self.length, max_length
+        fixed.layers = [
+            LayerCache(each.self_attention.with_capacity(max_length), each.cross_attention) for each in self.layers
+        ]
+        key: Any = fixed.layers[0].self_attention.key
+        lengths = [self.length] * key.shape[0] if self.lengths is None else self.lengths
+        fixed.lengths = xp.asarray(lengths, dtype=xp.int64, device=like_device, copy=True)
+        fixed._position_embeddings = layer.position_embeddings(max_length, like)
+        fixed._range = xp.arange(max_length, dtype=xp.int64, device=like_device)
+        for each in positions:
+            rotation, bias = position_terms(each, 1, max_length, like)
+            if rotation is not None:  # of all positions, each the last one of its text
+                rotation = position_terms(each, max_length, max_length, like, fixed._range[:, None] + 1).rotation
+                rotation = Rotation(*(xp.asarray(angle, copy=True) for angle in rotation or ()))  # others use the table
+            fixed._position_terms.append(PositionTerms(rotation, bias))
+        return fixed
+
+    # --- One step of a model ------------------------------------------------------------------------------------------
 
     def mask(self, num_tokens: int) -> Array | None:
-        """Return a boolean mask of the cached and new tokens, (rows, 1, 1, tokens); None if all are valid."""
-        if self.lengths is not None:
+        """Return a boolean mask of the tokens up to each new one; None for all.
+
+        Of fixed shape: (rows, 1, new tokens, capacity).
+        """
+        if self.capacity is None and self.lengths is None:
+            return None
+        if self.capacity is None:
             raise ConfigError(
                 "rows of different lengths take no further tokens; use model.to_static(cache, max_length)"
             )
-        return None
+        if self.length + num_tokens > self.capacity:
+            raise ConfigError(
+                f"the cache is full: it holds {self.capacity} tokens; use model.to_static(cache, max_length)"
+            )
+        xp, key = array_namespace(self.lengths), self.layers[0].self_attention.key
+        # Where the layers write the keys and values of the new tokens, in an array of (rows * heads * tokens) vectors.
+        rows, heads, _, _ = key.shape  # type: ignore[union-attr]
+        starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * self.capacity
+        slots = xp.reshape(starts, (rows, heads, 1)) + self._rows_of(self.capacity, num_tokens)[:, None, :]
+        slots = xp.reshape(slots, (rows * heads * num_tokens,))
+        for layer in self.layers:
+            layer.self_attention.index, layer.self_attention.slots = self.lengths, slots
+        return (self._range <= self._positions(num_tokens)[:, :, None])[:, None, :, :]
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
-        return layer(x, start=self.length)
+        table = self._position_embeddings
+        if table is None:  # it grows, or nothing is added to the vectors
+            return layer(x, start=self.length)
+        return layer(x, position_embeddings=embedding(table, self._rows_of(table.shape[0], x.shape[1])))
 
     def position_terms(
         self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array, lengths: Array | None = None
     ) -> list[PositionTerms]:
         """Return the terms of each of the model's relative positions for new tokens; `lengths` if rows differ."""
-        sizes = None if lengths is None else lengths[:, None, None]
-        return [position_terms(each, num_tokens, self.length + num_tokens, like, sizes) for each in positions]
+        if self.capacity is None:
+            sizes = None if lengths is None else lengths[:, None, None]
+            return [position_terms(each, num_tokens, self.length + num_tokens, like, sizes) for each in positions]
+        xp, size = array_namespace(like), self.capacity
+        rows, terms = self._rows_of(size, num_tokens), []
+        for rotation, bias in self._position_terms:
+            if rotation is not None:
+                angles = (xp.take(angle, xp.reshape(rows, (-1,)), axis=0) for angle in rotation)
+                rotation = Rotation(*(xp.reshape(angle, (*rows.shape, angle.shape[1])) for angle in angles))
+            if bias is not None:
+                # The table is that of the last position; others see its keys at the same distances.
+                keys = xp.clip(self._range + (size - 1 - rows)[:, :, None], max=size - 1)
+                bias = xp.take(bias[:, 0, :], xp.reshape(keys, (-1,)), axis=1)
+                bias = xp.permute_dims(xp.reshape(bias, (bias.shape[0], *keys.shape)), (1, 0, 2, 3))
+            terms.append(PositionTerms(rotation, bias))
+        return terms
 
     def positions(self, num_tokens: int, like: Array) -> Array:
         """Return the positions of new tokens, (num_tokens,) or (rows, num_tokens), in the integer dtype of `like`."""
-        return array_namespace(like).arange(
-            self.length, self.length + num_tokens, dtype=like.dtype, device=device(like)
-        )
+        xp, length = array_namespace(like), self.length
+        if self.capacity is None:
+            return xp.arange(length, length + num_tokens, dtype=like.dtype, device=device(like))
+        return xp.astype(self._positions(num_tokens), like.dtype, copy=False)
 
     def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
-        """Count new tokens, once all layers hold them; their lengths if those of rows differ."""
+        """Count new tokens, once all layers hold them; `lengths` of the rows of a cache that grows if they differ."""
         self.length += num_tokens
-        self.lengths = lengths
+        if self.capacity is None:
+            self.lengths = lengths
+        else:
+            ends = array_namespace(self.lengths).clip(self.lengths + num_tokens, max=self.capacity)
+            self.lengths = assign(self.lengths, ends)
+
+    def _positions(self, num_tokens: int) -> Array:
+        first = self.lengths[:, None]
+        return first if num_tokens == 1 else first + self._range[:num_tokens]
+
+    def _rows_of(self, count: int, num_tokens: int) -> Array:
+        """Return the positions of new tokens within a table; rows that are not used may be at any position."""
+        return array_namespace(self.lengths).clip(self._positions(num_tokens), max=count - 1)
+
+    # --- Rows that move -----------------------------------------------------------------------------------------------
 
     def reorder(self, rows: Sequence[int], sentences: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i].
@@ -144,161 +237,61 @@ class DecodingCache:
             if self.memory is not None:
                 self.memory.reorder(indices)
 
-    def _indices(self, numbers: Sequence[int]) -> Array:
-        return from_host(array_namespace(self._like), list(numbers), dtype="int64", device=device(self._like))
-
-
-class StaticCache(DecodingCache):
-    """A cache of fixed shape, filled by steps of one or a few tokens; `to_static` makes it.
-
-    Everything that changes between steps is in arrays, updated in place if the backend allows it: a step can be traced
-    by `jit`, or run as a CUDA graph. Rows may have different lengths; smaller lengths drop the last tokens.
-
-    Args:
-        cache: Cache to start from, with at least one token; another StaticCache is extended.
-        max_length: Capacity in tokens.
-        layer: Input embedding of the decoder.
-        positions: Relative positions of the decoder's layers.
-
-    Attributes:
-        lengths: Number of tokens of each row, which is the position of its next token, integers (rows,).
-    """
-
-    lengths: Array
-
-    def __init__(
-        self,
-        cache: DecodingCache,
-        max_length: int,
-        layer: InputEmbedding,
-        positions: Sequence[RelativePositions | None],
-    ) -> None:
-        like = cache._like
-        xp, like_device = array_namespace(like), device(like)
-        self.memory = None if cache.memory is None else cache.memory.copy()  # its arrays may be overwritten
-        self.length, self._like = cache.length, like
-        self._caches = [StaticKVCache(old.self_attention, max_length) for old in cache.layers]
-        key: Any = self._caches[0].key
-        lengths: Any = [cache.length] * key.shape[0] if cache.lengths is None else cache.lengths
-        self.lengths = xp.asarray(lengths, dtype=xp.int64, device=like_device, copy=True)
-        self.layers = [
-            LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
-        ]
-        self._position_embeddings = layer.position_embeddings(max_length, like)
-        self._range = xp.arange(max_length, dtype=xp.int64, device=like_device)
-        self._position_terms = []
-        for each in positions:
-            rotation, bias = position_terms(each, 1, max_length, like)
-            if rotation is not None:  # of all positions, each the last one of its text
-                rotation = position_terms(each, max_length, max_length, like, self._range[:, None] + 1).rotation
-                rotation = Rotation(*(xp.asarray(angle, copy=True) for angle in rotation or ()))  # others use the table
-            self._position_terms.append(PositionTerms(rotation, bias))
-
-    def arrays(self) -> list[Array | None]:
-        """Return the arrays that a step reads or writes; another cache of these shapes can be copied into them."""
-        memory = () if self.memory is None else vars(self.memory).values()
-        terms = (x for rotation, bias in self._position_terms for x in (*(rotation or (None, None)), bias))
-        caches = (cache for layer in self.layers for cache in (layer.self_attention, layer.cross_attention))
-        keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
-        return [self.lengths, *memory, *keys_and_values, self._position_embeddings, *terms]
-
     def put(self, rows: Sequence[int], sentences: Sequence[int], other: DecodingCache) -> None:
-        """Replace rows and sentences by those of a cache of the same model."""
+        """Replace rows and sentences of a cache of fixed shape by those of a cache of the same model."""
         xp = array_namespace(self.lengths)
-        lengths: Any = [other.length] * len(rows) if other.lengths is None else other.lengths
+        lengths = [other.length] * len(rows) if other.lengths is None else other.lengths
         lengths = xp.asarray(lengths, dtype=self.lengths.dtype, device=device(self.lengths))
         self.lengths = put_rows(self.lengths, rows, lengths)
         for layer, new in zip(self.layers, other.layers, strict=True):
-            layer.self_attention.put(rows, new.self_attention)
+            layer.self_attention.put(rows, new.self_attention, self.capacity)
             layer.cross_attention.put(sentences, new.cross_attention)
         if self.memory is not None and other.memory is not None:
             self.memory.put(sentences, other.memory)
 
     def cut_memory(self, size: int) -> None:
         """Keep the first `size` keys of the sources."""
-        for name, axis in (("states", 1), ("ids", 1), ("mask", 3), ("copy_key", 1)):
-            x = getattr(self.memory, name)
-            setattr(self.memory, name, None if x is None else with_size(x, size, axis))
+        if self.memory is not None:
+            self.memory.resize(size)
         for layer in self.layers:
             key, value = layer.cross_attention.key, layer.cross_attention.value
             layer.cross_attention = KVCache(with_size(key, size), with_size(value, size))
 
-    def alias(self) -> StaticCache:
-        """Return a cache with the same arrays, which `reorder` may replace without changing this cache."""
+    def _indices(self, numbers: Sequence[int]) -> Array:
+        return from_host(array_namespace(self._like), list(numbers), dtype="int64", device=device(self._like))
+
+    # --- Programs -----------------------------------------------------------------------------------------------------
+
+    def arrays(self) -> list[Array | None]:
+        """Return the arrays that a step reads or writes; another cache of these shapes can be copied into them.
+
+        Raises:
+            JitError: If the cache grows, since a program has fixed shapes.
+        """
+        if self.capacity is None:
+            raise JitError("the cache grows with its tokens; use model.to_static(cache, max_length)")
+        found = [self.lengths, self._position_embeddings]
+        found += [] if self.memory is None else vars(self.memory).values()
+        for layer in self.layers:
+            for cache in (layer.self_attention, layer.cross_attention):
+                found += cache.key, cache.value
+        for rotation, bias in self._position_terms:
+            found += *(rotation or (None, None)), bias
+        return found
+
+    def alias(self) -> DecodingCache:
+        """Return a cache with the same arrays, which may be replaced without changing this cache."""
         alias = copy.copy(self)
         alias.memory = copy.copy(self.memory)
-        alias._caches = [copy.copy(cache) for cache in self._caches]
         alias.layers = [
-            LayerCache(cache, copy.copy(layer.cross_attention))
-            for cache, layer in zip(alias._caches, self.layers, strict=True)
+            LayerCache(copy.copy(layer.self_attention), copy.copy(layer.cross_attention)) for layer in self.layers
         ]
         return alias
 
-    def copy(self, *, shares_tokens: bool) -> StaticCache:
-        """Return a cache that shares no arrays with this one, but the keys and values of the tokens on request."""
-        tokens = [x for cache in self._caches for x in (cache.key, cache.value)] if shares_tokens else []
-        return copy.deepcopy(self, {id(x): x for x in [self._like, *tokens]})
-
-    def mask(self, num_tokens: int) -> Array:
-        """Return a boolean mask of the tokens up to each new one, (rows, 1, num_tokens, max_length)."""
-        xp = array_namespace(self.lengths)
-        # Where the layers write the keys and values of the new tokens, in an array of (rows * heads * tokens) vectors.
-        key: Any = self._caches[0].key
-        rows, heads, max_length, _ = key.shape
-        if self.length + num_tokens > max_length:
-            raise ConfigError(
-                f"the cache is full: it holds {max_length} tokens; use model.to_static(cache, max_length)"
-            )
-        starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * max_length
-        columns = self._rows_of(max_length, num_tokens)
-        slots = xp.reshape(starts, (rows, heads, 1)) + columns[:, None, :]
-        for cache in self._caches:
-            cache.index, cache.slots = self.lengths, xp.reshape(slots, (rows * heads * num_tokens,))
-        return (self._range <= self._positions(num_tokens)[:, :, None])[:, None, :, :]
-
-    def embed(self, layer: InputEmbedding, x: Array) -> Array:
-        """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
-        table = self._position_embeddings
-        if table is None:
-            return layer(x)
-        return layer(x, position_embeddings=embedding(table, self._rows_of(table.shape[0], x.shape[1])))
-
-    def position_terms(
-        self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array, lengths: Array | None = None
-    ) -> list[PositionTerms]:
-        """Return the terms of each of the model's relative positions for new tokens of each row."""
-        xp, size = array_namespace(like), self._range.shape[0]
-        rows, terms = self._rows_of(size, num_tokens), []
-        for rotation, bias in self._position_terms:
-            if rotation is not None:
-                angles = (xp.take(angle, xp.reshape(rows, (-1,)), axis=0) for angle in rotation)
-                rotation = Rotation(*(xp.reshape(angle, (*rows.shape, angle.shape[1])) for angle in angles))
-            if bias is not None:
-                # The table is that of the last position; others see its keys at the same distances.
-                keys = xp.clip(self._range + (size - 1 - rows)[:, :, None], max=size - 1)
-                bias = xp.take(bias[:, 0, :], xp.reshape(keys, (-1,)), axis=1)
-                bias = xp.permute_dims(xp.reshape(bias, (bias.shape[0], *keys.shape)), (1, 0, 2, 3))
-            terms.append(PositionTerms(rotation, bias))
-        return terms
-
-    def positions(self, num_tokens: int, like: Array) -> Array:
-        """Return the positions of new tokens, (rows, num_tokens), in the integer dtype of `like`."""
-        return array_namespace(like).astype(self._positions(num_tokens), like.dtype, copy=False)
-
-    def _positions(self, num_tokens: int) -> Array:
-        first = self.lengths[:, None]
-        return first if num_tokens == 1 else first + self._range[:num_tokens]
-
-    def _rows_of(self, count: int, num_tokens: int) -> Array:
-        """Return the positions of new tokens within a table; rows that are not used may be at any position."""
-        return array_namespace(self.lengths).clip(self._positions(num_tokens), max=count - 1)
-
-    def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
-        """Count new tokens of each row."""
-        self.length += num_tokens
-        key: Any = self._caches[0].key
-        lengths = array_namespace(self.lengths).clip(self.lengths + num_tokens, max=key.shape[2])
-        self.lengths = assign(self.lengths, lengths)
+    def without(self, arrays: Sequence[Array | None]) -> DecodingCache:
+        """Return a cache with copies of those of its arrays that are among others."""
+        others = set(map(id, arrays))
+        return copy.deepcopy(self, {id(x): x for x in (self._like, *self.arrays()) if id(x) not in others})
 
 
 def last_tokens(x: Array, lengths: Array | None) -> Array:

@@ -13,7 +13,7 @@ from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
-from xformer.models.cache import DecodingCache, StaticCache, last_tokens
+from xformer.models.cache import DecodingCache, last_tokens
 from xformer.models.config import LanguageModelConfig
 from xformer.models.token_ids import as_segment_ids, as_token_ids, ids_of, padding_mask, positions_of, segment_positions
 from xformer.random import Rng, split_rng
@@ -171,9 +171,9 @@ class LanguageModel(BaseModel, init=False):
             return self._logits(x)
         return self._logits(last_tokens(x, lengths))[:, 0, :]
 
-    def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
-        """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
-        return StaticCache(cache, max_length, self.input, self._all_positions)
+    def to_static(self, cache: DecodingCache, max_length: int) -> DecodingCache:
+        """Return a copy of the cache with space for `max_length` tokens, so that every step has the same shapes."""
+        return cache.with_capacity(max_length, self.input, self._all_positions)
 
     def token_ids(self, data: Any) -> Array:
         """Check ids and convert them to the model's library; arguments and errors are those of a call."""

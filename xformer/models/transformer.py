@@ -21,7 +21,7 @@ from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms, remaining_length
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
-from xformer.models.cache import DecodingCache, Memory, StaticCache, check_memory, last_tokens
+from xformer.models.cache import DecodingCache, Memory, check_memory, last_tokens
 from xformer.models.config import TransformerConfig
 from xformer.models.token_ids import (
     as_lengths,
@@ -312,9 +312,9 @@ class Transformer(BaseModel, init=False):
             return self._logits(x, memory)
         return self._logits(last_tokens(x, lengths), memory)[:, 0, :]
 
-    def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
-        """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
-        return StaticCache(cache, max_length, self.decoder_input, self._all_positions)
+    def to_static(self, cache: DecodingCache, max_length: int) -> DecodingCache:
+        """Return a copy of the cache with space for `max_length` tokens, so that every step has the same shapes."""
+        return cache.with_capacity(max_length, self.decoder_input, self._all_positions)
 
     @property
     def _all_positions(self) -> Sequence[RelativePositions | None]:

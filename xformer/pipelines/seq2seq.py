@@ -14,8 +14,9 @@ from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, StoppingCriteria, alignments
+from xformer.generation.batch import GenerationBatch
 from xformer.generation.engine import Task, run_task
-from xformer.generation.generate import make_batch, search
+from xformer.generation.generate import search
 from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
@@ -265,7 +266,7 @@ class TextToText(GenerationPipeline):
             source = pad([[*encoded[row], *self.suffix] for row in rows], self.model.config.pad_id)
             options: Any = {name: [column[row] for row in rows] for name, column in columns.items() if column}
             texts = [GeneratedText(target, row, first_index + row, strings, on_text) for row in rows]
-            batch = make_batch(
+            batch = GenerationBatch(
                 self.model,
                 source,
                 config,

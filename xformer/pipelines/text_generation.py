@@ -14,9 +14,9 @@ from xformer.config import check_count
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, PrefixCache, StoppingCriteria
-from xformer.generation.assisted import check_draft_model
+from xformer.generation.batch import GenerationBatch, check_draft_model
 from xformer.generation.engine import Search, Task, run_steps, run_task
-from xformer.generation.generate import make_batch, searches_of
+from xformer.generation.generate import searches_of
 from xformer.generation.pretrained import read_generation
 from xformer.generation.processors import token_alternatives
 from xformer.generation.results import best_first
@@ -293,7 +293,7 @@ class TextGenerator(GenerationPipeline):
                 break
             searches: list[list[Search]] = []
             for limit, group in groups.items():
-                batch = make_batch(
+                batch = GenerationBatch(
                     self.model,
                     [text.context for text in group],
                     self._within(config, limit),

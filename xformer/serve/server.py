@@ -149,7 +149,7 @@ def _limited(task: Task[Any], limit: int) -> Task[Any]:
             searches = next(task)
         except StopIteration as end:
             return end.value
-        sizes = [(each.batch.num_inputs * each.batch.rows_per_input, each.batch.max_length) for each in searches]
+        sizes = [(len(each.batch.inputs) * each.batch.rows_per_input, each.batch.max_length) for each in searches]
         if (total := sum(rows * length for rows, length in sizes)) > limit:
             rows, length = sum(rows for rows, _ in sizes), max(length for _, length in sizes)
             raise JobError(

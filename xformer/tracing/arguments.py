@@ -160,7 +160,7 @@ def rebuild_sequence(value: Any, items: Iterator[Any]) -> Any:
 
 
 def holds_arrays(value: Any) -> bool:
-    """Return whether a value is an object that updates its arrays in place, such as a StaticCache."""
+    """Return whether a value is an object that updates its arrays in place, such as a DecodingCache."""
     return not isinstance(value, Module) and callable(getattr(value, "arrays", None))
 
 

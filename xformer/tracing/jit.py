@@ -72,8 +72,8 @@ def jit(
         static_argnums: Positions of arguments that are no arrays, such as configurations. Every other value is another
             signature. Numbers, strings and None need not be named.
         donate_argnums: Positions of arguments whose arrays the function uses without a copy, such as the model and the
-            state of an optimizer, or a `StaticCache`, which it overwrites. Other arrays at these positions are another
-            signature.
+            state of an optimizer, or the cache that `to_static` returns, which it overwrites. Other arrays at these
+            positions are another signature.
         torch_compile: Whether to compile the function by `torch.compile` for arrays of torch, which takes a minute for
             a large model; otherwise it is called.
 

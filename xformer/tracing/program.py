@@ -30,7 +30,7 @@ class Program:
 
     Args:
         function: Its arguments and its result are trees of arrays; an argument may also be an object whose arrays the
-            function updates in place, such as a StaticCache.
+            function updates in place, such as a DecodingCache.
         args: Positional arguments. Runs read and write their arrays where they are.
         keywords: Keyword arguments.
         data: Those arrays of the arguments that a run overwrites with new values.
