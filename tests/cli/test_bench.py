@@ -87,10 +87,7 @@ def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypa
         (["attention", "--out", "."], "cannot write .: it is a directory"),
         (["attention", "--plot", "/dev/null"], "--plot is /dev/null; expected a name ending in .png"),
         (["attention", "--plot", "speed.pdf"], "--plot is speed.pdf; expected a name ending in .png"),
-        (
-            ["attention", "--out", "x.png", "--plot", "./x.png"],
-            "--out and --plot are both x.png; expected two",
-        ),
+        (["attention", "--out", "x.png", "--plot", "./x.png"], "--out and --plot are both x.png; expected two"),
         (["attention", "--out", "/dev/null/y.json"], "/dev/null is not a writable directory"),
     ],
 )

@@ -91,15 +91,8 @@ def test_ctranslate2_translates_without_xformer(xformer, refused, trained, text,
     result = xformer("export", trained, tmp_path / "ct2", "--format", "ctranslate2")
     assert "differ from those of the model by" in " ".join(result.out.split())
     options = (
-        "--input",
-        text / "valid.en",
-        "--output",
-        tmp_path / "expected",
-        "--num-beams",
-        1,
-        "--max-new-tokens",
-        200,
-    )
+        "--input", text / "valid.en", "--output", tmp_path / "expected", "--num-beams", 1, "--max-new-tokens", 200,
+    )  # fmt: skip
     assert xformer("translate", "--model", trained, *options).code == 0
     example = Path(__file__).parents[2] / "docs" / "examples" / "ctranslate2" / "translate.py"
     with (text / "valid.en").open() as source:

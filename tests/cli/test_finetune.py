@@ -16,13 +16,8 @@ from xformer.io import load_arrays
 TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 LINES = ["a man sleeps on a bench", "the dog runs", "the man runs", "a dog sleeps on the bench"]
 SETTINGS = [
-    "--set",
-    "training.validate_every=2",
-    "--set",
-    "training.learning_rate=0.01",
-    "--set",
-    "training.warmup_steps=1",
-]
+    "--set", "training.validate_every=2", "--set", "training.learning_rate=0.01", "--set", "training.warmup_steps=1",
+]  # fmt: skip
 
 
 def make(tmp_path, name):
@@ -120,15 +115,8 @@ def test_a_run_starts_from_a_run(tmp_path, command):
 def test_settings_of_the_model_and_changed_weights_are_refused(tmp_path, capsys):
     original = make(tmp_path, "llama")
     command = [
-        *arguments(tmp_path, "llama"),
-        "--init",
-        original,
-        *SETTINGS,
-        "--max-steps",
-        2,
-        "--out",
-        tmp_path / "run",
-    ]
+        *arguments(tmp_path, "llama"), "--init", original, *SETTINGS, "--max-steps", 2, "--out", tmp_path / "run",
+    ]  # fmt: skip
     assert run(*command, "--set", "model.d_model=8") == 2
     assert "d_model of [model] in the options cannot be changed" in capsys.readouterr().err
     assert run(*command) == 0

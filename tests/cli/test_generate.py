@@ -233,36 +233,27 @@ def test_other_libraries_generate_text(xformer, run, backend):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--prompt", "Quite"], "prompt 1 has characters that the tokenizer does not know: 'Q'"),
-        (["--prompt", "one", "--input", "-"], "--prompt and --input are both given"),
-        (["--input", "nowhere"], "cannot read nowhere"),
-        (["--max-new-tokens", 0], "error: --max-new-tokens is 0; expected a number in [1, 100000]"),
-        (["--temperature", -1], "error: --temperature is -1.0; expected a number in [0, 1000]"),
-        (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and sampling is requested"),
-        (["--num-beams", 2, "--max-new-tokens", 99], "the context of the model has"),
-        (["--num-beams", 2, "--set", "num_beam_groups=3"], "num_beam_groups 3 does not divide num_beams 2"),
-        (["--sequence-bias", "東京"], "東京"),
-        (["--prompt", "one", "--prompt", "\udcff"], "invalid value for '--prompt': expected UTF-8 text; see"),
-        (["--sequence-bias", "\udcff"], "invalid value for '--sequence-bias': expected UTF-8 text; see"),
-        (["--set", "coverage_penalty=1"], "coverage_penalty does not apply to text generation"),
-        (
-            ["--set", "coverage_penaltie=1"],
-            "unknown key 'coverage_penaltie' in --set; did you mean 'coverage_penalty'?",
-        ),
-        (["--draft-model", "nowhere"], "nowhere does not exist; expected the directory of a run"),
-        (["--draft-model", RUN, "--num-beams", 2], "--draft-model is given with --num-beams or --prompt-lo"),
-        (
-            ["--draft-model", RUN, "--prompt-lookup-num-tokens", 2],
-            "--draft-model is given with --num-beams or --pr",
-        ),
-        (["--num-draft-tokens", 2], "--num-draft-tokens is given without --draft-model; expected both"),
-        (["--draft-model", RUN, "--num-draft-tokens", 0], "--num-draft-tokens is 0; expected a number in [1, 256]"),
-        (["--backend", "numpi"], "backend 'numpi' is unknown"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (["--prompt", "Quite"], "prompt 1 has characters that the tokenizer does not know: 'Q'"),
+    (["--prompt", "one", "--input", "-"], "--prompt and --input are both given"),
+    (["--input", "nowhere"], "cannot read nowhere"),
+    (["--max-new-tokens", 0], "error: --max-new-tokens is 0; expected a number in [1, 100000]"),
+    (["--temperature", -1], "error: --temperature is -1.0; expected a number in [0, 1000]"),
+    (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and sampling is requested"),
+    (["--num-beams", 2, "--max-new-tokens", 99], "the context of the model has"),
+    (["--num-beams", 2, "--set", "num_beam_groups=3"], "num_beam_groups 3 does not divide num_beams 2"),
+    (["--sequence-bias", "東京"], "東京"),
+    (["--prompt", "one", "--prompt", "\udcff"], "invalid value for '--prompt': expected UTF-8 text; see"),
+    (["--sequence-bias", "\udcff"], "invalid value for '--sequence-bias': expected UTF-8 text; see"),
+    (["--set", "coverage_penalty=1"], "coverage_penalty does not apply to text generation"),
+    (["--set", "coverage_penaltie=1"], "unknown key 'coverage_penaltie' in --set; did you mean 'coverage_penalty'?"),
+    (["--draft-model", "nowhere"], "nowhere does not exist; expected the directory of a run"),
+    (["--draft-model", RUN, "--num-beams", 2], "--draft-model is given with --num-beams or --prompt-lo"),
+    (["--draft-model", RUN, "--prompt-lookup-num-tokens", 2], "--draft-model is given with --num-beams or --pr"),
+    (["--num-draft-tokens", 2], "--num-draft-tokens is given without --draft-model; expected both"),
+    (["--draft-model", RUN, "--num-draft-tokens", 0], "--num-draft-tokens is 0; expected a number in [1, 256]"),
+    (["--backend", "numpi"], "backend 'numpi' is unknown"),
+])  # fmt: skip
 def test_invalid_options_are_refused(refused, run, tmp_path, options, message):
     options = [run if option is RUN else option for option in options]
     error = refused("generate", "--model", run, "--output", tmp_path / "out", *options, untouched=tmp_path)

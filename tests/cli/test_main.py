@@ -215,16 +215,12 @@ class OutOfMemoryError(RuntimeError):
     """An exception as torch raises it."""
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError("Unable to allocate 256. PiB"),
-        OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("RESOURCE_EXHAUSTED: 1 GiB"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
-        OSError(errno.ENOMEM, "Cannot allocate memory"),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    MemoryError("Unable to allocate 256. PiB"), OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("RESOURCE_EXHAUSTED: 1 GiB"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+])  # fmt: skip
 def test_out_of_memory_is_reported_with_advice(monkeypatch, tmp_path, capsys, error):
     assert fail_with(monkeypatch, tmp_path, error) == 2
     message = capsys.readouterr().err

@@ -81,10 +81,7 @@ def test_a_bar_for_each_library_and_a_panel_for_each_size(figure, tmp_path):
     assert [label.get_text() for label in first.get_yticklabels()] == ["numpy 2.4.6", "dask.array 2026.8.0"]
     assert [bar.get_width() for bar in first.patches] == [8.0, 16.0]
     assert [bar.get_width() for bar in second.patches] == [16.0, 32.0]
-    assert [text.get_text() for text in first.texts] == [
-        "8.00 ms   1.00 × (0.90–1.10)",
-        "16.0 ms   2.00 × (1.80–2.20)",
-    ]
+    assert [text.get_text() for text in first.texts] == ["8.00 ms   1.00 × (0.90–1.10)", "16.0 ms   2.00 × (1.80–2.20)"]
     (whiskers,) = first.collections
     assert [segment[:, 0].tolist() for segment in whiskers.get_segments()] == [[4.0, 12.0], [8.0, 24.0]]
     assert (first.get_xscale(), first.get_xlim()[0]) == ("linear", 0.0)

@@ -19,21 +19,15 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--host", "0.0.0.0"], "host is '0.0.0.0', which other machines can reach; expected a token"),
-        (["--host", "0.0.0.0", "--token", "short"], "token has 5 characters; expected at least 8"),
-        (["--port", "70000"], "--port is 70000; expected a number in [0, 65535]"),
-        (["--max-requests", "0"], "--max-requests is 0; expected at least 1"),
-        (["--host", "256.0.0.1", "--token", "long-enough"], "cannot listen on 256.0.0.1 port 8000"),
-        (["--draft-model", "nowhere"], "nowhere does not exist; expected the directory of a run"),
-        (
-            ["--draft-model", "."],
-            "--draft-model is given without a model that continues texts; expected a language mod",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (["--host", "0.0.0.0"], "host is '0.0.0.0', which other machines can reach; expected a token"),
+    (["--host", "0.0.0.0", "--token", "short"], "token has 5 characters; expected at least 8"),
+    (["--port", "70000"], "--port is 70000; expected a number in [0, 65535]"),
+    (["--max-requests", "0"], "--max-requests is 0; expected at least 1"),
+    (["--host", "256.0.0.1", "--token", "long-enough"], "cannot listen on 256.0.0.1 port 8000"),
+    (["--draft-model", "nowhere"], "nowhere does not exist; expected the directory of a run"),
+    (["--draft-model", "."], "--draft-model is given without a model that continues texts; expected a language mod"),
+])  # fmt: skip
 def test_invalid_options_are_refused(xformer, trained, options, message):
     done = xformer("serve", "--model", trained, *options)
     assert done.code == 2

@@ -205,32 +205,24 @@ def test_a_long_line_is_named(refused, train_options, text, tmp_path, name, file
     assert re.search(r"line 5 of .*long.en has \d+ tokens; expected at most 256; .* truncation 'drop'", error)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--backend", "numpi"], "backend 'numpi' is unknown; expected one of numpy, cupy, torch"),
-        (["--seed", "-1"], "error: --seed is -1; expected at least 0"),
-        (["--dtype", "float8"], "error: --dtype is 'float8'; expected one of 'float32', 'float64'"),
-        (["--precision", "bf16"], "error: --precision is 'bf16'; expected one of 'float32', 'bfloat16', 'float16'"),
-        (
-            ["--precision", "bfloat16", "--dtype", "float64"],
-            "precision is 'bfloat16' and dtype 'float64'; mixed precision keeps the parameters in float32; leave one",
-        ),
-        (["--task", "poetry"], "error: task is 'poetry' in {recipe}; expected translation or summarization"),
-        (
-            ["--set", "training.seed=-1"],
-            "{recipe} with the options given: seed is -1; expected at least 0",
-        ),
-        (["--set", "training.sed=1"], "unknown key 'sed' in [training] of"),
-        (["--set", "seed=1"], "error: --set is 'seed=1'; expected TABLE.NAME=VALUE"),
-        (["--vocab-size", "10"], "error: [tokenizer]: vocab_size is 10; expected at least"),
-        (["--vocab-size", "3"], "error: [tokenizer]: vocab_size is 3"),
-        (["--max-steps", "0"], "error: --max-steps is 0"),
-        (["--max-minutes", "nan"], "error: --max-minutes is nan"),
-        (["--truncation", "trim"], "error: --truncation is 'trim'; expected one of 'error', 'drop', 'cut'"),
-        (["--max-length", "0"], "error: --max-length is 0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (["--backend", "numpi"], "backend 'numpi' is unknown; expected one of numpy, cupy, torch"),
+    (["--seed", "-1"], "error: --seed is -1; expected at least 0"),
+    (["--dtype", "float8"], "error: --dtype is 'float8'; expected one of 'float32', 'float64'"),
+    (["--precision", "bf16"], "error: --precision is 'bf16'; expected one of 'float32', 'bfloat16', 'float16'"),
+    (["--precision", "bfloat16", "--dtype", "float64"],
+     "precision is 'bfloat16' and dtype 'float64'; mixed precision keeps the parameters in float32; leave one"),
+    (["--task", "poetry"], "error: task is 'poetry' in {recipe}; expected translation or summarization"),
+    (["--set", "training.seed=-1"], "{recipe} with the options given: seed is -1; expected at least 0"),
+    (["--set", "training.sed=1"], "unknown key 'sed' in [training] of"),
+    (["--set", "seed=1"], "error: --set is 'seed=1'; expected TABLE.NAME=VALUE"),
+    (["--vocab-size", "10"], "error: [tokenizer]: vocab_size is 10; expected at least"),
+    (["--vocab-size", "3"], "error: [tokenizer]: vocab_size is 3"),
+    (["--max-steps", "0"], "error: --max-steps is 0"),
+    (["--max-minutes", "nan"], "error: --max-minutes is nan"),
+    (["--truncation", "trim"], "error: --truncation is 'trim'; expected one of 'error', 'drop', 'cut'"),
+    (["--max-length", "0"], "error: --max-length is 0"),
+])  # fmt: skip
 def test_bad_options(refused, train_options, tmp_path, options, message):
     message = message.format(recipe=train_options[-1])
     assert message in refused("train", *train_options, *options, "--out", tmp_path / "run", untouched=tmp_path)
@@ -264,27 +256,14 @@ def test_an_option_gives_a_schedule_its_end(xformer, train_options, text, tmp_pa
     assert done.code == 0
 
 
-@pytest.mark.parametrize(
-    ("lines", "options", "message"),
-    [
-        (
-            "precision = 'bf16'",
-            ["--seed", 1],
-            "{recipe} with the options given: precision is 'bf16'; expected",
-        ),
-        (
-            "precision = 'float16'",
-            ["--dtype", "float64"],
-            "[training] of {recipe} with the options given: precision is 'float16' and dtype 'float64'; ",
-        ),
-        (
-            "[model]\npositions = 'learned'",
-            ["--max-length", 1024],
-            "[training] of {recipe} with the options given: max_length",
-        ),
-        ("trainin = 1", [], "unknown key 'trainin' in [training] of {recipe}; expected one of "),
-    ],
-)
+@pytest.mark.parametrize(("lines", "options", "message"), [
+    ("precision = 'bf16'", ["--seed", 1], "{recipe} with the options given: precision is 'bf16'; expected"),
+    ("precision = 'float16'", ["--dtype", "float64"],
+     "[training] of {recipe} with the options given: precision is 'float16' and dtype 'float64'; "),
+    ("[model]\npositions = 'learned'", ["--max-length", 1024],
+     "[training] of {recipe} with the options given: max_length"),
+    ("trainin = 1", [], "unknown key 'trainin' in [training] of {recipe}; expected one of "),
+])  # fmt: skip
 def test_errors_name_the_recipe_and_options(refused, train_options, tmp_path, lines, options, message):
     path = write(tmp_path / "recipe.toml", f"[training]\n{lines}\n")
     given = options_with(train_options, recipe=path, out=tmp_path / "run")

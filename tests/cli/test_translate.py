@@ -143,11 +143,7 @@ def test_every_line_is_tokenized_once(xformer, trained, text, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"one\nz\xe9ro\n", "is not valid UTF-8: line 2"),
-        (b"", "is empty"),
-        (b"one\n" + b"one " * 2000, "line 2 has "),
-    ],
+    [(b"one\nz\xe9ro\n", "is not valid UTF-8: line 2"), (b"", "is empty"), (b"one\n" + b"one " * 2000, "line 2 has ")],
 )
 @pytest.mark.parametrize("output", ["-", "out"])
 def test_an_invalid_file_is_refused(refused, trained, tmp_path, content, message, output):

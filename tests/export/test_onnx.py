@@ -17,22 +17,14 @@ from xformer.export import export_onnx, onnx_kernels, onnx_namespace  # noqa: E4
 
 SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 20}
 TRANSLATOR = {
-    **SMALL,
-    "source_vocab_size": 61,
-    "target_vocab_size": 61,
-    "num_encoder_layers": 1,
-    "num_decoder_layers": 2,
+    **SMALL, "source_vocab_size": 61, "target_vocab_size": 61, "num_encoder_layers": 1, "num_decoder_layers": 2,
     "share_embeddings": True,
-}
+}  # fmt: skip
 LANGUAGE_MODEL = {**SMALL, "vocab_size": 61, "num_layers": 2}
 LLAMA = {
-    "norm": "rms",
-    "activation": "swiglu",
-    "positions": "rotary",
-    "attention_bias": False,
-    "feed_forward_bias": False,
+    "norm": "rms", "activation": "swiglu", "positions": "rotary", "attention_bias": False, "feed_forward_bias": False,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LONGROPE = {
     "rope_type": "longrope",

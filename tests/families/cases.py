@@ -1,43 +1,21 @@
 """Tiny random models of every family, made by transformers; see make_references.py."""
 
 LLAMA = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
 GPT2 = {
-    "vocab_size": 61,
-    "n_positions": 32,
-    "n_embd": 24,
-    "n_layer": 2,
-    "n_head": 4,
-    "bos_token_id": 60,
+    "vocab_size": 61, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 4, "bos_token_id": 60,
     "eos_token_id": 60,
-}
+}  # fmt: skip
 OPT = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "word_embed_proj_dim": 24,
-    "ffn_dim": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 32,
-}
+    "vocab_size": 61, "hidden_size": 24, "word_embed_proj_dim": 24, "ffn_dim": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 32,
+}  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
-}
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LONGROPE = {
     "rope_type": "longrope",
@@ -47,141 +25,70 @@ LONGROPE = {
 }
 
 BART = {
-    "vocab_size": 61,
-    "d_model": 24,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 40,
-    "max_position_embeddings": 32,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
+    "vocab_size": 61, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 32,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+}  # fmt: skip
 MARIAN = {**BART, "pad_token_id": 60, "eos_token_id": 0, "bos_token_id": None, "decoder_start_token_id": 60}
 BLENDERBOT = {**BART, "pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 1}
 T5 = {
-    "vocab_size": 61,
-    "d_model": 24,
-    "d_kv": 5,
-    "d_ff": 40,
-    "num_layers": 2,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 12,
-    "decoder_start_token_id": 0,
-}
+    "vocab_size": 61, "d_model": 24, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0,
+}  # fmt: skip
 
 BERT = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
     "max_position_embeddings": 32,
-}
+}  # fmt: skip
 ROBERTA = {**BERT, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 MPNET = {**BERT, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 DISTILBERT = {"vocab_size": 61, "dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 40, "max_position_embeddings": 32}
 MODERNBERT = {
-    **BERT,
-    "num_hidden_layers": 4,
-    "local_attention": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "cls_token_id": 1,
-    "sep_token_id": 2,
-}
+    **BERT, "num_hidden_layers": 4, "local_attention": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "cls_token_id": 1, "sep_token_id": 2,
+}  # fmt: skip
 DEBERTA = {
-    **BERT,
-    "type_vocab_size": 0,
-    "relative_attention": True,
-    "max_relative_positions": 8,
-    "position_buckets": 4,
-    "norm_rel_ebd": "layer_norm",
-    "share_att_key": True,
-    "pos_att_type": "p2c|c2p",
-    "position_biased_input": False,
+    **BERT, "type_vocab_size": 0, "relative_attention": True, "max_relative_positions": 8, "position_buckets": 4,
+    "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False,
     "legacy": False,
-}
+}  # fmt: skip
 
 GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4}
 
 T5GEMMA = {**GEMMA, "bos_token_id": 2, "eos_token_id": 1}
 
 DINOV2 = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "mlp_ratio": 2,
-    "image_size": 12,
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_ratio": 2, "image_size": 12,
     "patch_size": 4,
-}
+}  # fmt: skip
 WHISPER = {
-    "vocab_size": 61,
-    "num_mel_bins": 6,
-    "d_model": 24,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 44,
-    "decoder_ffn_dim": 44,
-    "max_source_positions": 7,
-    "max_target_positions": 16,
-    "pad_token_id": 50,
-    "bos_token_id": 50,
-    "eos_token_id": 50,
-    "decoder_start_token_id": 51,
-    "begin_suppress_tokens": [3, 50],
-}
+    "vocab_size": 61, "num_mel_bins": 6, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 44, "decoder_ffn_dim": 44,
+    "max_source_positions": 7, "max_target_positions": 16, "pad_token_id": 50, "bos_token_id": 50, "eos_token_id": 50,
+    "decoder_start_token_id": 51, "begin_suppress_tokens": [3, 50],
+}  # fmt: skip
 
 VIT = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "image_size": 12,
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "image_size": 12,
     "patch_size": 4,
-}
+}  # fmt: skip
 
 CLIP_TEXT = {
-    "vocab_size": 61,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 10,
-    "bos_token_id": 59,
-    "eos_token_id": 60,
-}
+    "vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "max_position_embeddings": 10, "bos_token_id": 59, "eos_token_id": 60,
+}  # fmt: skip
 CLIP_IMAGE = {**VIT, "num_attention_heads": 3}
 
 NEOX = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 32,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
 QWEN3_MOE = {**LLAMA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 FALCON = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
 BLOOM = {"vocab_size": 61, "hidden_size": 24, "n_layer": 2, "n_head": 4, "pad_token_id": 3}
 
 FULL = ["full_attention", "full_attention"]
@@ -262,20 +169,11 @@ CASES = {
     ),
     "bart": ("BartConfig", "BartForConditionalGeneration", BART),
     "mbart": ("MBartConfig", "MBartForConditionalGeneration", {**BART, "scale_embedding": True}),
-    "marian": (
-        "MarianConfig",
-        "MarianMTModel",
-        {**MARIAN, "scale_embedding": True, "activation_function": "swish"},
-    ),
+    "marian": ("MarianConfig", "MarianMTModel", {**MARIAN, "scale_embedding": True, "activation_function": "swish"}),
     "marian_separate": (
         "MarianConfig",
         "MarianMTModel",
-        {
-            **MARIAN,
-            "share_encoder_decoder_embeddings": False,
-            "decoder_vocab_size": 61,
-            "activation_function": "relu",
-        },
+        {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 61, "activation_function": "relu"},
     ),
     "pegasus": (
         "PegasusConfig",
@@ -523,14 +421,7 @@ CASES = {
             "num_experts_per_tok": 1,
         },
     ),
-    "qwen3_moe": (
-        "Qwen3MoeConfig",
-        "Qwen3MoeForCausalLM",
-        {
-            **QWEN3_MOE,
-            "norm_topk_prob": True,
-        },
-    ),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**QWEN3_MOE, "norm_topk_prob": True}),
     "qwen3_moe_dense_layer": (
         "Qwen3MoeConfig",
         "Qwen3MoeForCausalLM",
@@ -645,20 +536,9 @@ CASES = {
 
 # Cases whose gradients are stored: one for each class of models, and those with layers that no other has.
 GRADIENTS = (
-    "llama",
-    "mixtral",
-    "olmo2",
-    "granite",
-    "phi",
-    "marian",
-    "umt5",
-    "bert_classifier",
-    "albert_classifier",
-    "deberta_v2_classifier",
-    "vit_classifier",
-    "clip",
-    "siglip",
-)
+    "llama", "mixtral", "olmo2", "granite", "phi", "marian", "umt5", "bert_classifier", "albert_classifier",
+    "deberta_v2_classifier", "vit_classifier", "clip", "siglip",
+)  # fmt: skip
 
 # Attention of transformers for a case. Its eager attention adds the ALiBi of Falcon twice.
 IMPLEMENTATIONS = {"falcon_alibi": "sdpa"}

@@ -89,41 +89,30 @@ def test_huge_values_are_abbreviated(checkpoint, key):
     assert len(str(info.value)) <= 800
 
 
-@pytest.mark.parametrize(
-    ("values", "match"),
-    [
-        ({"model_type": "lama"}, "has model_type 'lama'; did you mean 'llama'"),
-        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, r"requires custom code \(auto_map"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantized \(gptq\)"),
-        (
-            {"attention_chunk_size": 8},
-            r"has the key 'attention_chunk_size' \(8\), which xformer does not know in models of type llama",
-        ),
-        ({"hidden_size": "removed"}, "has no key 'hidden_size'"),
-        ({"hidden_act": "xielu"}, "hidden_act 'xielu'; expected 'silu' or 'swish'"),
-        ({"intermediate_size": 41}, "gate_proj.weight has shape .* config.json implies"),
-        ({"num_hidden_layers": 1}, "has the tensor model.layers.1.* which the model of its config.json does not use"),
-        ({"num_hidden_layers": 3}, "lacks the tensor model.layers.2"),
-        (
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-            "rope_type 'dynamic'; expected one of",
-        ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5; models of type llama expect 1"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "rope_scaling of type 'linear' lacks 'factor'"),
-        (
-            {"rope_parameters": {"rope_type": "linear", "factor": 0}},
-            "has factor 0; expected numbers above 0",
-        ),
-        ({"rope_theta": 1e30, "rope_parameters": {"rope_theta": -1.0}}, "rope_parameters.rope_theta -1.0; expected a"),
-        ({"hidden_size": "16"}, "has hidden_size '16'; expected an integer from 1 to 16777216"),
-        ({"num_attention_heads": True}, "has num_attention_heads True; expected an integer"),
-        ({"num_hidden_layers": 10**6}, r"num_layers is 1000000; expected a number in \[0, 10000\]"),
-        ({"rms_norm_eps": float("nan")}, "has rms_norm_eps nan; expected a number above 0 and at most 1e\\+30"),
-        ({"mlp_bias": 1}, "has mlp_bias 1; expected true or false"),
-        ({"eos_token_id": [2, -1]}, r"has eos_token_id \[2, -1\]; expected integers from 0"),
-        ({"head_dim": 2**24, "num_attention_heads": 2**24, "hidden_size": 2**24}, "16777216"),
-    ],
-)
+@pytest.mark.parametrize(("values", "match"), [
+    ({"model_type": "lama"}, "has model_type 'lama'; did you mean 'llama'"),
+    ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, r"requires custom code \(auto_map"),
+    ({"quantization_config": {"quant_method": "gptq"}}, r"is quantized \(gptq\)"),
+    ({"attention_chunk_size": 8},
+     r"has the key 'attention_chunk_size' \(8\), which xformer does not know in models of type llama"),
+    ({"hidden_size": "removed"}, "has no key 'hidden_size'"),
+    ({"hidden_act": "xielu"}, "hidden_act 'xielu'; expected 'silu' or 'swish'"),
+    ({"intermediate_size": 41}, "gate_proj.weight has shape .* config.json implies"),
+    ({"num_hidden_layers": 1}, "has the tensor model.layers.1.* which the model of its config.json does not use"),
+    ({"num_hidden_layers": 3}, "lacks the tensor model.layers.2"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'; expected one of"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5; models of type llama expect 1"),
+    ({"rope_parameters": {"rope_type": "linear"}}, "rope_scaling of type 'linear' lacks 'factor'"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "has factor 0; expected numbers above 0"),
+    ({"rope_theta": 1e30, "rope_parameters": {"rope_theta": -1.0}}, "rope_parameters.rope_theta -1.0; expected a"),
+    ({"hidden_size": "16"}, "has hidden_size '16'; expected an integer from 1 to 16777216"),
+    ({"num_attention_heads": True}, "has num_attention_heads True; expected an integer"),
+    ({"num_hidden_layers": 10**6}, r"num_layers is 1000000; expected a number in \[0, 10000\]"),
+    ({"rms_norm_eps": float("nan")}, "has rms_norm_eps nan; expected a number above 0 and at most 1e\\+30"),
+    ({"mlp_bias": 1}, "has mlp_bias 1; expected true or false"),
+    ({"eos_token_id": [2, -1]}, r"has eos_token_id \[2, -1\]; expected integers from 0"),
+    ({"head_dim": 2**24, "num_attention_heads": 2**24, "hidden_size": 2**24}, "16777216"),
+])  # fmt: skip
 def test_configurations_that_xformer_does_not_compute_are_refused(checkpoint, values, match):
     change_config(checkpoint, **values)
     refuse(checkpoint, match)
@@ -516,19 +505,7 @@ def test_a_loaded_model_can_be_trained(checkpoint):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "llama",
-        "gemma3",
-        "bert",
-        "olmo3",
-        "exaone4",
-        "smollm3",
-        "granite",
-        "phi",
-        "cohere2",
-        "glm4",
-        "starcoder2",
-    ],
+    ["llama", "gemma3", "bert", "olmo3", "exaone4", "smollm3", "granite", "phi", "cohere2", "glm4", "starcoder2"],
 )
 def test_values_of_a_wrong_type_or_size_raise_checkpoint_errors_only(name, tmp_path):
     directory = Path(shutil.copytree(DATA / name, tmp_path / name))

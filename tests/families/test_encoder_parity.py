@@ -105,22 +105,14 @@ def test_the_mean_of_tokens_needs_a_mask():
             model.class_logits(states, mask=other)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        (
-            {"share_layers": True, "layer_types": ["full_attention"] * 2},
-            "share_layers is true; expected no layer_types",
-        ),
-        (
-            {"share_layers": True, "num_experts": 2, "dense_layers": (0,)},
-            "share_layers is true; expected no layer_types, no dense_layers, and first_norm true",
-        ),
-        ({"first_norm": False, "norm_position": "post"}, "first_norm is false, norm_position 'post'"),
-        ({"relative_bias": True, "positions": "rotary"}, "relative_bias is true and positions 'rotary'"),
-        ({"pooling": "mean"}, "pooling is 'mean', .* and pooler 'none'; expected a linear pooler"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"share_layers": True, "layer_types": ["full_attention"] * 2}, "share_layers is true; expected no layer_types"),
+    ({"share_layers": True, "num_experts": 2, "dense_layers": (0,)},
+     "share_layers is true; expected no layer_types, no dense_layers, and first_norm true"),
+    ({"first_norm": False, "norm_position": "post"}, "first_norm is false, norm_position 'post'"),
+    ({"relative_bias": True, "positions": "rotary"}, "relative_bias is true and positions 'rotary'"),
+    ({"pooling": "mean"}, "pooling is 'mean', .* and pooler 'none'; expected a linear pooler"),
+])  # fmt: skip
 def test_fields_that_exclude_each_other_are_refused(changes, match):
     with pytest.raises(ConfigError, match=match):
         EncoderConfig(vocab_size=9, num_layers=2, **changes)
@@ -164,12 +156,7 @@ def test_a_convolution_needs_a_mask_of_keys():
 def test_variants_of_deberta_that_xformer_does_not_compute_are_refused(tmp_path):
     shutil.copytree(DATA / "deberta_v2", tmp_path, dirs_exist_ok=True)
     values = json.loads((tmp_path / "config.json").read_text())
-    for key, value in (
-        ("conv_groups", 2),
-        ("pos_att_type", "c2p"),
-        ("share_att_key", None),
-        ("position_buckets", -1),
-    ):
+    for key, value in (("conv_groups", 2), ("pos_att_type", "c2p"), ("share_att_key", None), ("position_buckets", -1)):
         (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
         with pytest.raises(CheckpointError, match=f"has {key}"):
             load_pretrained(tmp_path)

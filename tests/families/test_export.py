@@ -15,21 +15,13 @@ from xformer.tree import replace
 DATA = Path(__file__).parent / "data"
 SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 40, "dropout": 0.0}
 TRANSLATOR = {
-    **SMALL,
-    "source_vocab_size": 61,
-    "target_vocab_size": 61,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
+    **SMALL, "source_vocab_size": 61, "target_vocab_size": 61, "num_encoder_layers": 2, "num_decoder_layers": 2,
     "share_embeddings": True,
-}
+}  # fmt: skip
 LANGUAGE_MODEL = {**SMALL, "vocab_size": 61, "num_layers": 2, "scale_embeddings": False}
 LLAMA = {
-    "norm": "rms",
-    "activation": "swiglu",
-    "positions": "rotary",
-    "attention_bias": False,
-    "feed_forward_bias": False,
-}
+    "norm": "rms", "activation": "swiglu", "positions": "rotary", "attention_bias": False, "feed_forward_bias": False,
+}  # fmt: skip
 
 MODELS = {
     "pegasus": xf.TransformerConfig(**TRANSLATOR),
@@ -58,30 +50,19 @@ def test_an_exported_model_computes_the_same(model_type, tmp_path):
     np.testing.assert_allclose(again(*inputs), model(*inputs), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("config", "match"),
-    [
-        (xf.TransformerConfig(**TRANSLATOR, copy=True), "copy is True; expected False"),
-        (xf.TransformerConfig(**TRANSLATOR, activation="swiglu"), "activation is 'swiglu'; expected no gated one"),
-        (xf.TransformerConfig(**TRANSLATOR, key_bias=False), "key_bias is False; expected True"),
-        (
-            xf.LanguageModelConfig(**LANGUAGE_MODEL, num_experts=2),
-            r"format: it has experts; expected norm 'rms', .*, as in Mixtral; model.save\(path\) writes any model$",
-        ),
-        (
-            dataclasses.replace(MODELS["llama"], layer_scale=True),
-            "format: the nearest family is llama: layer_scale is True; expected False$",
-        ),
-        (
-            dataclasses.replace(MODELS["gpt2"], activation="geglu"),
-            "format: the nearest family is gpt2: activation is 'geglu'; expected no gated one$",
-        ),
-        (
-            dataclasses.replace(MODELS["gpt2"], attention_softcap=5.0, scale_embeddings=True),
-            "family is gpt2: attention_softcap is 5.0; expected None; scale_embeddings is True; expected False$",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("config", "match"), [
+    (xf.TransformerConfig(**TRANSLATOR, copy=True), "copy is True; expected False"),
+    (xf.TransformerConfig(**TRANSLATOR, activation="swiglu"), "activation is 'swiglu'; expected no gated one"),
+    (xf.TransformerConfig(**TRANSLATOR, key_bias=False), "key_bias is False; expected True"),
+    (xf.LanguageModelConfig(**LANGUAGE_MODEL, num_experts=2),
+     r"format: it has experts; expected norm 'rms', .*, as in Mixtral; model.save\(path\) writes any model$"),
+    (dataclasses.replace(MODELS["llama"], layer_scale=True),
+     "format: the nearest family is llama: layer_scale is True; expected False$"),
+    (dataclasses.replace(MODELS["gpt2"], activation="geglu"),
+     "format: the nearest family is gpt2: activation is 'geglu'; expected no gated one$"),
+    (dataclasses.replace(MODELS["gpt2"], attention_softcap=5.0, scale_embeddings=True),
+     "family is gpt2: attention_softcap is 5.0; expected None; scale_embeddings is True; expected False$"),
+])  # fmt: skip
 def test_a_model_of_no_family_is_refused_with_the_name_of_the_field(config, match, tmp_path):
     with pytest.raises(ConfigError, match=match):
         xf.save_pretrained(random_model(config), tmp_path / "out")

@@ -275,31 +275,20 @@ def test_a_directory_with_one_file_is_enough_and_several_are_refused(llama, tmp_
         load_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(5, "f4")),
-            "rope_scaling has 5 factors; expected 3",
-        ),
-        (lambda writer: writer.add_expert_shared_count(8), r"has the key 'llama\.expert_shared_count' \(8\)"),
-        (give_layers_different_heads, r"different values of llama\.attention\.head_count_kv by layer"),
-        (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 parts; merge them"),
-        (
-            lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
-            r"has the key 'llama\.rope\.scaling\.type' \('longrope'\)",
-        ),
-        (
-            lambda writer: writer.add_tensor("rope_factors_long.weight", np.ones(3, "f4")),
-            "has the tensor rope_factors_long",
-        ),
-        (lambda writer: writer.add_tensor("blk.0.extra.weight", np.zeros(3, "f4")), r"has the tensor blk\.0\.extra"),
-        (
-            lambda writer: writer.add_tensor("t", np.zeros((1, 84), "u1"), raw_dtype=TYPE.Q2_K),
-            "t has the type Q2_K; expected one of F32, F16, BF16, Q8_0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(5, "f4")),
+     "rope_scaling has 5 factors; expected 3"),
+    (lambda writer: writer.add_expert_shared_count(8), r"has the key 'llama\.expert_shared_count' \(8\)"),
+    (give_layers_different_heads, r"different values of llama\.attention\.head_count_kv by layer"),
+    (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 parts; merge them"),
+    (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+     r"has the key 'llama\.rope\.scaling\.type' \('longrope'\)"),
+    (lambda writer: writer.add_tensor("rope_factors_long.weight", np.ones(3, "f4")),
+     "has the tensor rope_factors_long"),
+    (lambda writer: writer.add_tensor("blk.0.extra.weight", np.zeros(3, "f4")), r"has the tensor blk\.0\.extra"),
+    (lambda writer: writer.add_tensor("t", np.zeros((1, 84), "u1"), raw_dtype=TYPE.Q2_K),
+     "t has the type Q2_K; expected one of F32, F16, BF16, Q8_0"),
+])  # fmt: skip
 def test_what_xformer_does_not_compute_is_refused_by_name(change, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         load_pretrained(convert("llama", tmp_path / "model.gguf", change=change))

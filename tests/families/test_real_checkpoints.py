@@ -69,10 +69,7 @@ def test_smollm2_calls_the_function_that_a_chat_needs(smollm2):
     def tool(name, description, argument, form):
         parameters = {"type": "object", "properties": {argument: form}, "required": [argument]}
         parameters["additionalProperties"] = False
-        return {
-            "type": "function",
-            "function": {"name": name, "description": description, "parameters": parameters},
-        }
+        return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
     tools = [
         tool("get_weather", "Get the weather of a city.", "city", {"type": "string"}),

@@ -198,18 +198,10 @@ def test_a_fine_tuned_checkpoint_is_exported(model_type, references, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["BartForConditionalGeneration", "T5ForConditionalGeneration", "GPT2LMHeadModel"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"repetition_penalty": 1.5},
-        {"repetition_penalty": 0.8},
-        {"no_repeat_ngram_size": 2},
-        {"min_new_tokens": 6},
-        {"suppress_tokens": [5, 6, 7, 8]},
-        {"begin_suppress_tokens": [9, 10, 11, 12, 13, 14]},
-        {"eos_token_id": [2, 7, 9]},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {"repetition_penalty": 1.5}, {"repetition_penalty": 0.8}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 6},
+    {"suppress_tokens": [5, 6, 7, 8]}, {"begin_suppress_tokens": [9, 10, 11, 12, 13, 14]}, {"eos_token_id": [2, 7, 9]},
+])  # fmt: skip
 def test_beams_with_processors_have_the_scores_of_transformers(name, settings, tmp_path):
     """Truncated outputs, which compete with finished ones in transformers only, are left out."""
     import torch

@@ -23,14 +23,10 @@ TAGGED = (
 )
 CHATS = [
     [{"role": "user", "content": "what is two and three ?"}, {"role": "assistant", "content": "five"}],
-    [
-        {"role": "system", "content": "one and two"},
-        {"role": "user", "content": "what is one and four ?"},
-        {"role": "assistant", "content": "  five is\nfive é 🙂"},
-        {"role": "user", "content": " four ?"},
-        {"role": "assistant", "content": "three  "},
-    ],
-]
+    [{"role": "system", "content": "one and two"}, {"role": "user", "content": "what is one and four ?"},
+     {"role": "assistant", "content": "  five is\nfive é 🙂"}, {"role": "user", "content": " four ?"},
+     {"role": "assistant", "content": "three  "}],
+]  # fmt: skip
 
 
 def write_tokenizer(directory: Path, template: str = TAGGED) -> PretrainedTokenizer:

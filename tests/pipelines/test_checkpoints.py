@@ -352,13 +352,9 @@ def test_vectors_are_those_of_sentence_transformers(bert, pooling, include_promp
 LEFT = {"truncation_side": "left"}
 LONG = ["the dog runs on a bench on a man", "a man", "", "dog : user : assistant : word1 word2 word3"]
 TOKENIZER = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "unk_token": "<unk>",
-    "model_max_length": 9,
-}
+    "tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]",
+    "unk_token": "<unk>", "model_max_length": 9,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -496,9 +492,7 @@ def cross_encoder(tmp_path):
     path = directory / "tokenizer.json"
     inner = tokenizers.Tokenizer.from_file(str(path))
     inner.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     inner.save(str(path))
     roles = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "<unk>"}

@@ -237,25 +237,20 @@ def test_unknown_settings_are_refused_with_the_nearest(translator):
         translator(LINES, num_beam=3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"batch_tokens": 0}, "batch_tokens is 0; expected an integer of at least 1"),
-        ({"max_source_length": 0}, "max_source_length is 0; expected an integer of at least 1"),
-        ({"length_unit": "letters"}, "length_unit is 'letters'; expected 'tokens' or 'words'"),
-        ({"target_length": 0}, "target_length in tokens is 0; expected an integer of at least 1"),
-        (
-            {"target_length": [3, 0], "length_unit": "words"},
-            "target_length in words is 0; expected an integer of at least 1",
-        ),
-        ({"target_length": 2.5}, r"target_length in tokens is 2\.5; expected an integer"),
-        ({"target_length": True}, "target_length in tokens is True; expected an integer"),
-        ({"batch_tokens": "5"}, "batch_tokens is '5'; expected an integer"),
-        ({"sequence_bias": "word"}, "sequence_bias is the text 'word'; expected a list"),
-        ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups 3 does not divide num_beams 4"),
-        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens 9 is above max_new_tokens 8"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"batch_tokens": 0}, "batch_tokens is 0; expected an integer of at least 1"),
+    ({"max_source_length": 0}, "max_source_length is 0; expected an integer of at least 1"),
+    ({"length_unit": "letters"}, "length_unit is 'letters'; expected 'tokens' or 'words'"),
+    ({"target_length": 0}, "target_length in tokens is 0; expected an integer of at least 1"),
+    ({"target_length": [3, 0], "length_unit": "words"},
+     "target_length in words is 0; expected an integer of at least 1"),
+    ({"target_length": 2.5}, r"target_length in tokens is 2\.5; expected an integer"),
+    ({"target_length": True}, "target_length in tokens is True; expected an integer"),
+    ({"batch_tokens": "5"}, "batch_tokens is '5'; expected an integer"),
+    ({"sequence_bias": "word"}, "sequence_bias is the text 'word'; expected a list"),
+    ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups 3 does not divide num_beams 4"),
+    ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens 9 is above max_new_tokens 8"),
+])  # fmt: skip
 def test_invalid_settings_raise(translator, settings, message):
     with pytest.raises((ConfigError, DataError), match=message):
         translator(LINES, **settings)

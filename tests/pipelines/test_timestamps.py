@@ -308,25 +308,17 @@ def test_windows_without_speech_have_no_text(transcriber, monkeypatch):
         assert transcriber(NOISE[:WINDOW], language="en") == expected
 
 
-@pytest.mark.parametrize(
-    ("outputs", "thresholds", "expected", "attempts"),
-    [  # outputs of three temperatures: tokens, and their mean log-probability
-        ([([1, 2], -0.9)], {}, "word1 word2", 1),
-        ([([1, 2], -1.1), ([3, 4], -0.9)], {}, "word3 word4", 2),
-        ([([1, 2], -1.1), ([3, 4], -1.2), ([5, 6], -1.3)], {}, "word5 word6", 3),
-        ([([1, 2] * 30, -0.1), ([3, 4], -0.1)], {}, "word3 word4", 2),
-        ([([1, 2], -1.1)], {"logprob_threshold": None}, "word1 word2", 1),
-        ([([1, 2], -1.1)], {"logprob_threshold": -2}, "word1 word2", 1),
-        ([([1, 2] * 4, -0.1)], {"compression_ratio_threshold": None}, " ".join(["word1 word2"] * 4), 1),
-        (
-            [([1, 2], -0.1), ([3, 4], -0.1)],
-            {"compression_ratio_threshold": 0.1, "temperature": [0, 1]},
-            "word3 word4",
-            2,
-        ),
-        ([([1, 2], -1.1)], {"temperature": 0.7}, "word1 word2", 1),
-    ],
-)
+@pytest.mark.parametrize(("outputs", "thresholds", "expected", "attempts"), [
+    ([([1, 2], -0.9)], {}, "word1 word2", 1),
+    ([([1, 2], -1.1), ([3, 4], -0.9)], {}, "word3 word4", 2),
+    ([([1, 2], -1.1), ([3, 4], -1.2), ([5, 6], -1.3)], {}, "word5 word6", 3),
+    ([([1, 2] * 30, -0.1), ([3, 4], -0.1)], {}, "word3 word4", 2),
+    ([([1, 2], -1.1)], {"logprob_threshold": None}, "word1 word2", 1),
+    ([([1, 2], -1.1)], {"logprob_threshold": -2}, "word1 word2", 1),
+    ([([1, 2] * 4, -0.1)], {"compression_ratio_threshold": None}, " ".join(["word1 word2"] * 4), 1),
+    ([([1, 2], -0.1), ([3, 4], -0.1)], {"compression_ratio_threshold": 0.1, "temperature": [0, 1]}, "word3 word4", 2),
+    ([([1, 2], -1.1)], {"temperature": 0.7}, "word1 word2", 1),
+])  # fmt: skip
 def test_outputs_that_fail_a_threshold_are_sampled_again(
     transcriber, monkeypatch, outputs, thresholds, expected, attempts
 ):

@@ -109,31 +109,23 @@ def test_runs_are_resumed_to_the_same_bits_and_keep_conversations_of_memory(base
 ANSWER = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": TEXT}]}'
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([json.dumps({"messages": LINES[0]}), "{"], r"chats line 2 is not JSON \(.*\); expected {\"messages\": "),
-        ([json.dumps({"messages": LINES[0]}), "", "[]"], "chats line 3 has a list; expected"),
-        (['{"prompt": 1, "answer": 2}'], "chats line 1 has the keys prompt, answer; expected"),
-        (['{"messages": "hello"}'], "chats line 1 has messages 'hello'; expected a list of at least one message"),
-        (['{"messages": []}'], r"chats line 1 has messages \[\]"),
-        ([ANSWER.replace("TEXT", '""')], "chats line 1 has no content in the answer, message 2; expected a text"),
-        ([ANSWER.replace("TEXT", "null")], "chats line 1 has no content in the answer, message 2; expected a text"),
-        (
-            [json.dumps({"messages": LINES[0], "tools": "x"})],
-            "chats line 1 has tools 'x'; expected a list of functions",
-        ),
-        ([json.dumps({"messages": LINES[0]})], "chats has too few conversations; expected 1 to train on, 1 for valid"),
-        (["", ""], "chats has too few conversations"),
-        ([json.dumps({"messages": LINES[0][:1]})] * 2, "chats line 1: the conversation has no answer to learn"),
-        ([json.dumps({"messages": [{"role": "user", "text": "x"}]})] * 2, "chats line 1: a message is"),
-        ([json.dumps({"messages": [{"role": "user", "content": 3}]})] * 2, "chats line 1: a message is"),
-        (
-            [json.dumps({"messages": LINES[0]})] * 2 + [json.dumps({"messages": LINES[0] * 4})],
-            "chats line 3 has 92 tokens; expected at most 65, one more than context_length; raise context_length, or",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("lines", "message"), [
+    ([json.dumps({"messages": LINES[0]}), "{"], r"chats line 2 is not JSON \(.*\); expected {\"messages\": "),
+    ([json.dumps({"messages": LINES[0]}), "", "[]"], "chats line 3 has a list; expected"),
+    (['{"prompt": 1, "answer": 2}'], "chats line 1 has the keys prompt, answer; expected"),
+    (['{"messages": "hello"}'], "chats line 1 has messages 'hello'; expected a list of at least one message"),
+    (['{"messages": []}'], r"chats line 1 has messages \[\]"),
+    ([ANSWER.replace("TEXT", '""')], "chats line 1 has no content in the answer, message 2; expected a text"),
+    ([ANSWER.replace("TEXT", "null")], "chats line 1 has no content in the answer, message 2; expected a text"),
+    ([json.dumps({"messages": LINES[0], "tools": "x"})], "chats line 1 has tools 'x'; expected a list of functions"),
+    ([json.dumps({"messages": LINES[0]})], "chats has too few conversations; expected 1 to train on, 1 for valid"),
+    (["", ""], "chats has too few conversations"),
+    ([json.dumps({"messages": LINES[0][:1]})] * 2, "chats line 1: the conversation has no answer to learn"),
+    ([json.dumps({"messages": [{"role": "user", "text": "x"}]})] * 2, "chats line 1: a message is"),
+    ([json.dumps({"messages": [{"role": "user", "content": 3}]})] * 2, "chats line 1: a message is"),
+    ([json.dumps({"messages": LINES[0]})] * 2 + [json.dumps({"messages": LINES[0] * 4})],
+     "chats line 3 has 92 tokens; expected at most 65, one more than context_length; raise context_length, or"),
+])  # fmt: skip
 def test_bad_files_are_refused_with_the_line(lines, message, base, tmp_path):
     (tmp_path / "chats").write_text("\n".join(lines) + "\n")
     with raises_line(DataError, message):

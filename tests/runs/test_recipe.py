@@ -56,55 +56,37 @@ def test_changed_settings():
         recipe.with_training(seed=-4)
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"trainin": {}}, r"unknown key 'trainin' in here; did you mean 'training'"),
-        ({"training": {"max_updates": 3}}, r"unknown key 'max_updates' in .* of here; did you mean 'max_steps'"),
-        ({"model": {"d_modle": 3}}, r"unknown key 'd_modle' in \[model\] of here; did you mean 'd_model'"),
-        ({"model": {"source_vocab_size": 3}}, r"unknown key 'source_vocab_size' in \[model\] of here"),
-        ({"model": {"eos_id": 3}}, r"unknown key 'eos_id'"),
-        ({"model": {"d_model": 30}}, r"\[model\] of here: d_model 30 is not divisible by num_heads 4"),
-        ({"model": 3}, r"'model' in here is 3; expected a table \[model\]"),
-        ({"tokenizer": {"joint": 1}}, r"\[tokenizer\] of here: joint is 1; expected true or false"),
-        ({"training": {"seed": True}}, r"\[training\] of here: seed is True; expected an integer of at least 0"),
-        ({"training": {"seed": None}}, r"\[training\] of here: seed is None"),
-        ({"training": {"batch_tokens": 1.5}}, r"\[training\] of here: batch_tokens is 1.5"),
-        (
-            {"training": {"max_grad_norm": 0}},
-            r"\[training\] of here: max_grad_norm is 0; expected a number above 0",
-        ),
-        ({"training": {"max_grad_norm": math.inf}}, r"max_grad_norm is inf; expected a number above 0"),
-        ({"training": {"z_loss": math.inf}}, r"z_loss is inf; expected at least 0"),
-        ({"d_model": 3}, r"'d_model' in here is outside the tables; expected it under \[model\]"),
-        ({"task": "language_modeling", "context_length": 3}, r"'context_length' .* expected it under \[training\]"),
-        ({"training": {"schedule": "step"}}, r"\[training\] of here: schedule is 'step'; expected one of"),
-        ({"training": {"optimizer": "lion"}}, r"\[training\] of here: optimizer is 'lion'; expected one of"),
-        (
-            {"training": {"precision": 16}},
-            r"\[training\] of here: precision is 16; expected one of 'float32', 'bfloat16'",
-        ),
-        (
-            {"training": {"optimizer": []}},
-            r"\[training\] of here: optimizer is \[\]; expected one of 'adam', 'adamw'",
-        ),
-        ({"tokenizer": {"model": 3}}, r"\[tokenizer\] of here: model is 3; expected one of 'bpe'"),
-        (
-            {"training": {"optimizer": "sgd", "beta1": 0.5}},
-            r"\[training\] of here: beta1 is 0.5 and optimizer is 'sgd', so it has no effect; leave it out",
-        ),
-        (
-            {"training": {"optimizer": "adafactor", "epsilon": 1e-8}},
-            "epsilon is 1e-08 and optimizer is 'adafactor', so",
-        ),
-        ({"training": {"weight_decay": 0.1}}, r"weight_decay is 0.1; optimizer 'adam' has none"),
-        ({"training": {"patience": 1.5}}, r"\[training\] of here: patience is 1.5; expected an integer of at least 1"),
-        (
-            {"training": {"schedule": "cosine", "max_steps": 9, "min_learning_rate": 0.1}},
-            r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00255",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("tables", "message"), [
+    ({"trainin": {}}, r"unknown key 'trainin' in here; did you mean 'training'"),
+    ({"training": {"max_updates": 3}}, r"unknown key 'max_updates' in .* of here; did you mean 'max_steps'"),
+    ({"model": {"d_modle": 3}}, r"unknown key 'd_modle' in \[model\] of here; did you mean 'd_model'"),
+    ({"model": {"source_vocab_size": 3}}, r"unknown key 'source_vocab_size' in \[model\] of here"),
+    ({"model": {"eos_id": 3}}, r"unknown key 'eos_id'"),
+    ({"model": {"d_model": 30}}, r"\[model\] of here: d_model 30 is not divisible by num_heads 4"),
+    ({"model": 3}, r"'model' in here is 3; expected a table \[model\]"),
+    ({"tokenizer": {"joint": 1}}, r"\[tokenizer\] of here: joint is 1; expected true or false"),
+    ({"training": {"seed": True}}, r"\[training\] of here: seed is True; expected an integer of at least 0"),
+    ({"training": {"seed": None}}, r"\[training\] of here: seed is None"),
+    ({"training": {"batch_tokens": 1.5}}, r"\[training\] of here: batch_tokens is 1.5"),
+    ({"training": {"max_grad_norm": 0}}, r"\[training\] of here: max_grad_norm is 0; expected a number above 0"),
+    ({"training": {"max_grad_norm": math.inf}}, r"max_grad_norm is inf; expected a number above 0"),
+    ({"training": {"z_loss": math.inf}}, r"z_loss is inf; expected at least 0"),
+    ({"d_model": 3}, r"'d_model' in here is outside the tables; expected it under \[model\]"),
+    ({"task": "language_modeling", "context_length": 3}, r"'context_length' .* expected it under \[training\]"),
+    ({"training": {"schedule": "step"}}, r"\[training\] of here: schedule is 'step'; expected one of"),
+    ({"training": {"optimizer": "lion"}}, r"\[training\] of here: optimizer is 'lion'; expected one of"),
+    ({"training": {"precision": 16}},
+     r"\[training\] of here: precision is 16; expected one of 'float32', 'bfloat16'"),
+    ({"training": {"optimizer": []}}, r"\[training\] of here: optimizer is \[\]; expected one of 'adam', 'adamw'"),
+    ({"tokenizer": {"model": 3}}, r"\[tokenizer\] of here: model is 3; expected one of 'bpe'"),
+    ({"training": {"optimizer": "sgd", "beta1": 0.5}},
+     r"\[training\] of here: beta1 is 0.5 and optimizer is 'sgd', so it has no effect; leave it out"),
+    ({"training": {"optimizer": "adafactor", "epsilon": 1e-8}}, "epsilon is 1e-08 and optimizer is 'adafactor', so"),
+    ({"training": {"weight_decay": 0.1}}, r"weight_decay is 0.1; optimizer 'adam' has none"),
+    ({"training": {"patience": 1.5}}, r"\[training\] of here: patience is 1.5; expected an integer of at least 1"),
+    ({"training": {"schedule": "cosine", "max_steps": 9, "min_learning_rate": 0.1}},
+     r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00255"),
+])  # fmt: skip
 def test_mistakes_are_named_with_their_place(tables, message):
     with pytest.raises(ConfigError, match=message):
         Recipe.from_dict(tables, "here")
@@ -196,17 +178,11 @@ def test_files_that_are_no_recipe(tmp_path, content, message):
         Recipe.from_toml(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"num_decoder_layers": 0}, r"\[model\] of the recipe: num_decoder_layers is 0; expected at least 1"),
-        (
-            {"positions": "learned", "max_positions": 256},
-            "max_length is 256; expected at most 255, since positions are",
-        ),
-        ({"pad_id": 1}, "unknown key 'pad_id'"),
-    ],
-)
+@pytest.mark.parametrize(("model", "message"), [
+    ({"num_decoder_layers": 0}, r"\[model\] of the recipe: num_decoder_layers is 0; expected at least 1"),
+    ({"positions": "learned", "max_positions": 256}, "max_length is 256; expected at most 255, since positions are"),
+    ({"pad_id": 1}, "unknown key 'pad_id'"),
+])  # fmt: skip
 def test_models_that_could_not_be_trained_are_refused(model, message):
     with pytest.raises(ConfigError, match=message):
         Recipe.from_dict({"model": model})
@@ -248,21 +224,16 @@ def test_a_language_model_has_settings_of_its_own():
     assert Recipe.from_dict({**recipe.to_dict(), "model": learned}).model["max_positions"] == 32
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"training": {"batch_tokens": 3}}, r"unknown key 'batch_tokens' in \[training\] of here"),
-        ({"training": {"batch_size": 0}}, r"batch_size is 0; expected at least 1"),
-        ({"training": {"valid_share": 1.0}}, r"valid_share is 1.0; expected a number in \(0, 1\)"),
-        ({"training": {"metric_for_best": "score"}}, r"metric_for_best is 'score'; expected one of 'loss'"),
-        (
-            {"tokenizer": {"model": "words"}},
-            r"\[tokenizer\] of here: model is 'words'; expected one of 'bpe', 'characters'",
-        ),
-        ({"model": {"copy": True}}, r"unknown key 'copy' in \[model\] of here"),
-        ({"model": {"positions": "learned", "max_positions": 9}}, r"context_length is 128; expected at most 9, since"),
-    ],
-)
+@pytest.mark.parametrize(("tables", "message"), [
+    ({"training": {"batch_tokens": 3}}, r"unknown key 'batch_tokens' in \[training\] of here"),
+    ({"training": {"batch_size": 0}}, r"batch_size is 0; expected at least 1"),
+    ({"training": {"valid_share": 1.0}}, r"valid_share is 1.0; expected a number in \(0, 1\)"),
+    ({"training": {"metric_for_best": "score"}}, r"metric_for_best is 'score'; expected one of 'loss'"),
+    ({"tokenizer": {"model": "words"}},
+     r"\[tokenizer\] of here: model is 'words'; expected one of 'bpe', 'characters'"),
+    ({"model": {"copy": True}}, r"unknown key 'copy' in \[model\] of here"),
+    ({"model": {"positions": "learned", "max_positions": 9}}, r"context_length is 128; expected at most 9, since"),
+])  # fmt: skip
 def test_what_a_language_model_does_not_have_is_refused(tables, message):
     with pytest.raises(ConfigError, match=message):
         Recipe.from_dict({"task": "language_modeling", **tables}, "here")

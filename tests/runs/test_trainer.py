@@ -157,13 +157,9 @@ def interrupt_at(step):
 
 
 EVERYTHING = {
-    "grad_accumulation": 2,
-    "z_loss": 1e-3,
-    "patience": 5,
-    "keep_checkpoints": 3,
-    "checkpoint_every": 2,
+    "grad_accumulation": 2, "z_loss": 1e-3, "patience": 5, "keep_checkpoints": 3, "checkpoint_every": 2,
     "average": "last",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -246,11 +242,7 @@ def scored(monkeypatch, losses):
 
 @pytest.mark.parametrize(
     ("patience", "step", "reason"),
-    [
-        (1, 8, "no better model in 1 validation"),
-        (2, 20, "no better model in 2 validations"),
-        (3, 24, "24 steps"),
-    ],
+    [(1, 8, "no better model in 1 validation"), (2, 20, "no better model in 2 validations"), (3, 24, "24 steps")],
 )
 def test_patience_ends_a_run(tmp_path, monkeypatch, patience, step, reason):
     scored(monkeypatch, [0.9, 0.9, 0.7, 0.8, 0.8, 0.6])

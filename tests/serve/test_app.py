@@ -588,12 +588,7 @@ def test_documents_are_ordered_by_a_query(client):
     ]
     (result,) = client.post("/rerank", query="", documents=["a man"], return_documents=True)["results"]
     assert result["document"] == {"text": "a man"}
-    for invalid in (
-        {"documents": []},
-        {"documents": ["a", 3]},
-        {"documents": ["a"], "top_n": 0},
-        {"documents": "a"},
-    ):
+    for invalid in ({"documents": []}, {"documents": ["a", 3]}, {"documents": ["a"], "top_n": 0}, {"documents": "a"}):
         client.post("/rerank", status=400, query="a", **invalid)
     client.post("/classify", status=400, model="reranker", input="a")
 
@@ -755,38 +750,27 @@ def short(byte_level):
     client.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message", "param"),
-    [
-        ("/v1/completions", {"prompt": LONG}, "prompt 1 has 140 tokens; the context of the model has 64", "prompt"),
-        (
-            "/v1/completions",
-            {"prompt": ["a", [5] * 60], "max_tokens": 9},
-            "60 tokens and max_tokens is 9; the",
-            "prompt",
-        ),
-        ("/v1/completions", {"prompt": [5] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, "has 64 tok", "prompt"),
-        ("/v1/completions", {"prompt": [5] * 60, "stream": True}, "and max_tokens is 16; the context of", "prompt"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "shorten the prompt", "messages"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "a" * 60}], "max_completion_tokens": 9},
-            "max_completion_tokens is 9; the context of the model has 64, so 5 do not fit: shorten the prompt or lower",
-            "messages",
-        ),
-        ("/explore", {"text": LONG}, "prompt 1 has 140 tokens", "text"),
-        ("/explore", {"text": "a" * 60, "max_new_tokens": 9, "num_beams": 2}, "max_new_tokens is 9", "text"),
-        ("/explore", {"text": "a", "prefix_ids": [5] * 70}, "prompt 1 has 71 tokens", "text"),
-        ("/attention", {"text": LONG}, "the text has 140 tokens; the context of the model has 64", None),
-        ("/layers", {"text": "a", "output_ids": [5] * 64}, "the text has 65 tokens; the context of", None),
-        ("/translate", {"text": ["a", "a " * 1100]}, "text 2 has 2201 tokens; expected at most 31", "text"),
-        ("/translate", {"text": "a", "target_length": 32}, "target_length is 32; expected at most 31", "target_length"),
-        ("/translate", {"text": "a", "min_new_tokens": 32}, "min_new_tokens is 32; expected", "min_new_tokens"),
-        ("/attention", {"model": "short", "text": "a", "output_ids": [5] * 33}, "the output has 33 tokens", None),
-        ("/layers", {"model": "short", "text": "a " * 40, "output_ids": [5]}, "text 1 has 81 tokens", "text"),
-        ("/explore", {"model": "short", "text": "a " * 40}, "text 1 has 81 tokens", "text"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "message", "param"), [
+    ("/v1/completions", {"prompt": LONG}, "prompt 1 has 140 tokens; the context of the model has 64", "prompt"),
+    ("/v1/completions", {"prompt": ["a", [5] * 60], "max_tokens": 9}, "60 tokens and max_tokens is 9; the", "prompt"),
+    ("/v1/completions", {"prompt": [5] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, "has 64 tok", "prompt"),
+    ("/v1/completions", {"prompt": [5] * 60, "stream": True}, "and max_tokens is 16; the context of", "prompt"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "shorten the prompt", "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 60}], "max_completion_tokens": 9},
+     "max_completion_tokens is 9; the context of the model has 64, so 5 do not fit: shorten the prompt or lower",
+     "messages"),
+    ("/explore", {"text": LONG}, "prompt 1 has 140 tokens", "text"),
+    ("/explore", {"text": "a" * 60, "max_new_tokens": 9, "num_beams": 2}, "max_new_tokens is 9", "text"),
+    ("/explore", {"text": "a", "prefix_ids": [5] * 70}, "prompt 1 has 71 tokens", "text"),
+    ("/attention", {"text": LONG}, "the text has 140 tokens; the context of the model has 64", None),
+    ("/layers", {"text": "a", "output_ids": [5] * 64}, "the text has 65 tokens; the context of", None),
+    ("/translate", {"text": ["a", "a " * 1100]}, "text 2 has 2201 tokens; expected at most 31", "text"),
+    ("/translate", {"text": "a", "target_length": 32}, "target_length is 32; expected at most 31", "target_length"),
+    ("/translate", {"text": "a", "min_new_tokens": 32}, "min_new_tokens is 32; expected", "min_new_tokens"),
+    ("/attention", {"model": "short", "text": "a", "output_ids": [5] * 33}, "the output has 33 tokens", None),
+    ("/layers", {"model": "short", "text": "a " * 40, "output_ids": [5]}, "text 1 has 81 tokens", "text"),
+    ("/explore", {"model": "short", "text": "a " * 40}, "text 1 has 81 tokens", "text"),
+])  # fmt: skip
 def test_an_overflow_of_the_context_has_its_code(short, path, body, message, param):
     model = "short" if path == "/translate" else "bytes"
     error = short.post(path, status=400, **{"model": model, **body})["error"]
@@ -849,24 +833,18 @@ def limited(chat, translator):
     client.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "more"),
-    [
-        ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "n": 4, "temperature": 1}, {"n": 5}),
-        ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "num_beams": 4}, {"num_beams": 5}),
-        ("/v1/completions", {"prompt": [IDS] * 20, "max_tokens": 1}, {"max_tokens": 2, "stream": True}),
-        ("/v1/completions", {"prompt": [IDS] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, {"max_tokens": 1}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, {"n": 64}),
-        ("/translate", {"text": [TEXTS[0]] * 4, "max_new_tokens": 5}, {"num_beams": 8}),
-        ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "stream": True}),
-        ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "ablations": OFF}),
-        (
-            "/explore",
-            {"model": "translator", "text": TEXTS[0], "max_length_ratio": 2.0},
-            {"max_length_ratio": 100.0, "stream": True},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "more"), [
+    ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "n": 4, "temperature": 1}, {"n": 5}),
+    ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "num_beams": 4}, {"num_beams": 5}),
+    ("/v1/completions", {"prompt": [IDS] * 20, "max_tokens": 1}, {"max_tokens": 2, "stream": True}),
+    ("/v1/completions", {"prompt": [IDS] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, {"max_tokens": 1}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, {"n": 64}),
+    ("/translate", {"text": [TEXTS[0]] * 4, "max_new_tokens": 5}, {"num_beams": 8}),
+    ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "stream": True}),
+    ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "ablations": OFF}),
+    ("/explore", {"model": "translator", "text": TEXTS[0], "max_length_ratio": 2.0},
+     {"max_length_ratio": 100.0, "stream": True}),
+])  # fmt: skip
 def test_the_tokens_of_a_request_are_limited(limited, path, body, more):
     assert limited.post(path, **body)
     message = limited.post(path, status=400, **{**body, **more})["error"]["message"]
@@ -977,12 +955,8 @@ def test_parts_of_a_model_are_switched_off(client, translator, generator, body, 
     assert abs(log_probs - before).max() > 1e-6
     # So does the generated output, and nothing else that the server computes.
     search = {
-        "model": body["model"],
-        "text": body["text"],
-        "temperature": 0,
-        "max_new_tokens": 5,
-        "num_alternatives": 1,
-    }
+        "model": body["model"], "text": body["text"], "temperature": 0, "max_new_tokens": 5, "num_alternatives": 1,
+    }  # fmt: skip
     free = client.post("/explore", **search)["outputs"]
     with ThreadPoolExecutor(2) as pool:
         off, on = pool.map(lambda ablations: client.post("/explore", **search, ablations=ablations), [[ablation], []])

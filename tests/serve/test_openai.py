@@ -379,17 +379,11 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        ("required", {"weather", 'say "now" \\n'}),
-        (choice_of("weather"), {"weather"}),
-        (
-            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choice_of("weather")]}},
-            {"weather"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("choice", "names"), [
+    ("required", {"weather", 'say "now" \\n'}),
+    (choice_of("weather"), {"weather"}),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choice_of("weather")]}}, {"weather"}),
+])  # fmt: skip
 def test_an_answer_has_to_call_tools(client, choice, names):
     pytest.importorskip("llguidance")
     jsonschema = pytest.importorskip("jsonschema")

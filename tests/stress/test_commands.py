@@ -21,19 +21,9 @@ COMMANDS = {name: typer.main.get_command(main._make_app([name])).commands[name] 
 INPUTS = ("run", "train.source", "train.target", "valid.source", "valid.target", "empty", "binary", "latin1", "a.wav")
 VALUES = ["", "0", "1", "-1", "2", "3.5", "nan", "inf", "1e400", "9" * 30, "x", "a" * 300, "--", "-", "é", "a,b", "{}"]
 VALUES += [
-    "float32",
-    "web",
-    "int8",
-    "numpy",
-    "missing/file",
-    "/",
-    ".",
-    "..",
-    "/dev/null",
-    "huggingface",
-    "tensorboard",
+    "float32", "web", "int8", "numpy", "missing/file", "/", ".", "..", "/dev/null", "huggingface", "tensorboard",
     "none",
-]
+]  # fmt: skip
 # Enough to run each command; {} is the directory of the inputs.
 ARGUMENTS = {
     "train": "--source {}/train.source --target {}/train.target --valid-source {}/valid.source "

@@ -62,20 +62,8 @@ def matrix(xp: Any, x: Any) -> Any:
 
 
 UNARY = (
-    "abs",
-    "negative",
-    "square",
-    "sign",
-    "sqrt",
-    "reciprocal",
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "tanh",
-    "sin",
-    "cos",
-)
+    "abs", "negative", "square", "sign", "sqrt", "reciprocal", "exp", "expm1", "log", "log1p", "tanh", "sin", "cos",
+)  # fmt: skip
 UNARY += ("floor", "ceil", "trunc", "round", "isfinite", "isinf", "isnan", "logical_not", "bitwise_invert", "positive")
 UNARY += ("matrix_transpose", "zeros_like", "ones_like", "empty_like", "flip", "sort", "argsort", "tril", "triu")
 BINARY = ("add", "subtract", "multiply", "divide", "pow", "floor_divide", "remainder", "matmul", "atan2", "hypot")

@@ -160,12 +160,7 @@ CASES = {
     "linear": Case(linear, make_linear, (-30, 17)),
     "project_heads": Case(lambda x, w: project_heads(x, (w, None, 2 - w.shape[1] % 2))[0], make_projection, (-30, 17)),
     "attention": Case(attention, make_attention, (-30, 0), one),
-    "attention, causal": Case(
-        causal_attention,
-        lambda draw, rng: make_attention(draw, rng)[:3],
-        (-30, 0),
-        one,
-    ),
+    "attention, causal": Case(causal_attention, lambda draw, rng: make_attention(draw, rng)[:3], (-30, 0), one),
     "cross_entropy": Case(cross_entropy, make_cross_entropy, (-45, 37), one, one),
     "embedding": Case(embedding, make_embedding),
     "rotate": Case(rotate_by_fractions, make_rotation, (-37, 37)),

@@ -161,10 +161,7 @@ def test_different_line_counts(write):
 
 def test_a_line_separator_does_not_shift_the_pairs(write):
     corpus = read_parallel(write("de", "eins\u2028eins\nzwei\n"), write("en", "one\ntwo\n"))
-    assert list(zip(corpus.source, corpus.target, strict=True)) == [
-        ("eins\u2028eins", "one"),
-        ("zwei", "two"),
-    ]
+    assert list(zip(corpus.source, corpus.target, strict=True)) == [("eins\u2028eins", "one"), ("zwei", "two")]
 
 
 def test_blank_sides_are_dropped_and_counted(write):

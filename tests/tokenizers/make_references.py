@@ -28,18 +28,9 @@ hallo welt, dies ist ein test des tokenisierers mit zahlen 0 1 2 3 4 5 6 7 8 9
 er sagte, dass sie nicht zur feier kommen würde, wenn es am abend regnete
 das training von modellen braucht zeit und geduld, aber die mühe lohnt sich"""
 TEXTS = [
-    "a small frog sat near the river",
-    "  the   teacher  asked, friends ",
-    "ein kleiner frosch saß am fluss",
-    "für köstliche grüße",
-    "ﬁne ﬂuss … 12",
-    "日本 and 😀!",
-    "",
-    " ",
-    "line\nbreak\ttab",
-    "▁odd ▁ x",
-    "hello</s>world",
-]
+    "a small frog sat near the river", "  the   teacher  asked, friends ", "ein kleiner frosch saß am fluss",
+    "für köstliche grüße", "ﬁne ﬂuss … 12", "日本 and 😀!", "", " ", "line\nbreak\ttab", "▁odd ▁ x", "hello</s>world",
+]  # fmt: skip
 # Normalization with a small compiled map; that of nmt_nfkc has 230 kB.
 RULES = [("ﬁ", "fi"), ("ﬂ", "fl"), ("…", "..."), ("\t", " "), ("\n", " "), ("\u00a0", " "), ("a\u0308", "ä")]
 CHAT = """{%- if messages[0].role == 'assistant' %}{{ raise_exception('the user speaks first') }}{% endif %}
@@ -222,9 +213,7 @@ def make_word_piece(directory: Path) -> dict:
     trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(ENGLISH.splitlines(), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=16)
@@ -243,9 +232,7 @@ def make_nllb(directory: Path) -> dict:
     tokenizer.add_special_tokens(["deu_Latn", "eng_Latn", "fra_Latn", "<mask>"])
     size = tokenizer.token_to_id("deu_Latn")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="eng_Latn $A </s>",
-        pair="eng_Latn $A $B </s>",
-        special_tokens=[("eng_Latn", size + 1), ("</s>", 2)],
+        single="eng_Latn $A </s>", pair="eng_Latn $A $B </s>", special_tokens=[("eng_Latn", size + 1), ("</s>", 2)]
     )
     settings = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     result = save(tokenizer, directory, TEXTS, **settings)

@@ -11,13 +11,8 @@ gguf = pytest.importorskip("gguf")
 tokenizers = pytest.importorskip("tokenizers")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 TEXTS = [
-    "hello world",
-    "  two  spaces\n\n\tand more ",
-    "it's 2024, isn't it?",
-    "naïve 你好 🦙",
-    "",
-    "f(x):\n    return x",
-]
+    "hello world", "  two  spaces\n\n\tand more ", "it's 2024, isn't it?", "naïve 你好 🦙", "", "f(x):\n    return x",
+]  # fmt: skip
 
 
 def write(path, model, tokens, *, architecture="llama", pre=None, merges=None, scores=None, types=None, **values):

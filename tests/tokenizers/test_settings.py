@@ -14,13 +14,9 @@ tokenizers = pytest.importorskip("tokenizers")
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<unk>", "<pad>", "<mask>")
 GENERIC = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "unk_token": "[UNK]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+    "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]",
+    "sep_token": "[SEP]", "mask_token": "[MASK]",
+}  # fmt: skip
 TEXTS = ["A b é, c. 中 a<x>b [MASK] <y> ab", "<|im|> a <x> b<y>", "a n't b . a", " a '  b", "it 's a ' b n't"]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABé中,.'<>|[] "
 
