@@ -76,14 +76,8 @@ def test_a_pointer_of_git_lfs_is_refused(tmp_path, name):
         read(tmp_path)
 
 
-def test_a_pointer_in_place_of_public_weights_is_refused(checkpoint):
-    (checkpoint / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
-    refuse(checkpoint, "is a Git LFS pointer")
-
-
-@pytest.mark.parametrize("key", ["model_type", "hidden_act", "hidden_size"])
-def test_huge_values_are_abbreviated(checkpoint, key):
-    change_config(checkpoint, **{key: [0] * 1_000_000})
+def test_huge_values_are_abbreviated(checkpoint):
+    change_config(checkpoint, hidden_act=[0] * 100_000)
     with pytest.raises(CheckpointError) as info:
         xf.load_pretrained(checkpoint)
     assert len(str(info.value)) <= 800
@@ -261,13 +255,6 @@ def test_saving_replaces_a_checkpoint_in_shards(checkpoint, monkeypatch):
     assert again.config == changed.config
 
 
-def test_an_encoder_in_place_of_a_language_model_has_its_own_special_tokens(checkpoint):
-    (checkpoint / "generation_config.json").write_text('{"bos_token_id": 7, "eos_token_id": 8}')
-    encoder = xf.load_pretrained(DATA / "bert")
-    xf.save_pretrained(encoder, checkpoint)
-    assert xf.load_pretrained(checkpoint).config == encoder.config
-
-
 def test_a_single_file_is_read_rather_than_shards(checkpoint):
     shutil.copy(checkpoint / "model.safetensors", checkpoint / "new.safetensors")
     index = write_shards(checkpoint)
@@ -282,11 +269,6 @@ def test_a_single_file_is_read_rather_than_shards(checkpoint):
     assert_equal(xf.load_pretrained(checkpoint), model)
 
 
-def test_a_path_that_is_a_file_cannot_be_saved_to(checkpoint):
-    with pytest.raises(CheckpointError, match=r"cannot write .*config.json/config.json: "):
-        xf.save_pretrained(xf.load_pretrained(checkpoint), checkpoint / "config.json")
-
-
 @pytest.mark.parametrize("name", ["llama", "bert_classifier", "t5", "vit_classifier"])
 def test_dropout_of_a_checkpoint_is_0_until_the_configuration_of_the_model_says_otherwise(name):
     model, reference = xf.load_pretrained(DATA / name), np.load(DATA / name / "reference.npz")
@@ -299,8 +281,9 @@ def test_dropout_of_a_checkpoint_is_0_until_the_configuration_of_the_model_says_
         assert np.max(np.abs(changed(*inputs, rng=xf.Rng(0)) - model(*inputs))) > 1e-3
 
 
-@pytest.mark.parametrize("xp", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("xp", "dtype"), [("numpy", "bfloat16"), ("numpy", "float16"), ("torch", "bfloat16"), ("jax", "float16")]
+)
 def test_16_bit_files_are_read_on_every_library(checkpoint, xp, dtype, tmp_path):
     pytest.importorskip(xp)
     ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -362,67 +345,57 @@ def test_old_files_of_olmo3_scale_the_layers_without_a_window_only(tmp_path):
     assert (config.rope_theta, config.rope_scaling, config.rope_local_theta) == (1000.0, scaling, 500000.0)
 
 
-@pytest.mark.parametrize(
-    ("values", "has_positions"),
-    [
+def test_layers_of_smollm3_without_positions(tmp_path):
+    for number, (values, has_positions) in enumerate((
         ({}, [False, True]),
         ({"no_rope_layers": "removed", "no_rope_layer_interval": 2}, [True, False]),
         ({"no_rope_layers": "removed"}, [True, True]),  # every fourth one by default
         ({"no_rope_layers": [1, 0, 1]}, [True, False]),
         ({"no_rope_layers": [1]}, None),
         ({"no_rope_layers": [1, -1]}, None),
-    ],
-)
-def test_layers_of_smollm3_without_positions(values, has_positions, tmp_path):
-    checkpoint = Path(shutil.copytree(DATA / "smollm3", tmp_path / "smollm3"))
-    change_config(checkpoint, **values)
-    if has_positions is None:
-        refuse(checkpoint, "no_rope_layers")
-    else:
-        without = xf.load_pretrained(checkpoint).config.layers_without_positions
-        assert [layer not in without for layer in range(2)] == has_positions
+    )):  # fmt: skip
+        checkpoint = Path(shutil.copytree(DATA / "smollm3", tmp_path / str(number)))
+        change_config(checkpoint, **values)
+        if has_positions is None:
+            refuse(checkpoint, "no_rope_layers")
+        else:
+            without = xf.load_pretrained(checkpoint).config.layers_without_positions
+            assert [layer not in without for layer in range(2)] == has_positions
 
 
-@pytest.mark.parametrize(
-    ("values", "windows"),
-    [
-        ({"layer_types": "removed"}, [None, 4, 4]),  # of layers from max_window_layers on
-        ({"layer_types": "removed", "max_window_layers": "removed"}, [None, None, None]),  # 28 by default
-        ({"layer_types": "removed", "max_window_layers": 0}, [4, 4, 4]),
-        ({"layer_types": ["sliding_attention", "full_attention", "full_attention"]}, [4, None, None]),
-        ({"layer_types": "removed", "max_window_layers": 2, "sliding_window": "removed"}, [None, None, 4096]),
-        ({"layer_types": "removed", "sliding_window": None}, [None, None, None]),
-        ({"layer_types": "removed", "use_sliding_window": False}, [None, None, None]),
-        ({"layer_types": "removed", "model_type": "mistral"}, [4, 4, 4]),
-        ({"layer_types": "removed", "model_type": "mistral", "sliding_window": None}, [None, None, None]),
-        ({"model_type": "mistral"}, [None, 4, 4]),
-        ({"layer_types": "removed", "model_type": "llama"}, [None, None, None]),
-    ],
-)
-def test_windows_are_those_of_transformers(values, windows, tmp_path):
-    checkpoint = Path(shutil.copytree(DATA / "qwen2_window", tmp_path / "qwen2_window"))
-    change_config(checkpoint, **{"attention_bias": True, **values})
-    tensors = load_file(checkpoint / "model.safetensors")
-    tensors |= {name.replace("q_proj", "o_proj"): x for name, x in tensors.items() if name.endswith("q_proj.bias")}
-    if values.get("model_type") in ("llama", "mistral"):  # their output projections have biases, too
-        save_file(tensors, checkpoint / "model.safetensors")
-    assert [layer.self_attention.window for layer in xf.load_pretrained(checkpoint).layers] == windows
+TYPES = ["sliding_attention", "full_attention", "full_attention"]
 
 
-@pytest.mark.parametrize(
-    ("values", "match"),
-    [
+def test_windows_are_those_of_transformers(tmp_path):
+    old, mistral = {"layer_types": "removed"}, {"model_type": "mistral"}
+    for number, (values, windows) in enumerate((
+        (old, [None, 4, 4]),  # of layers from max_window_layers on
+        ({**old, "max_window_layers": "removed"}, [None, None, None]),  # 28 by default
+        ({**old, "max_window_layers": 0}, [4, 4, 4]),
+        ({"layer_types": TYPES}, [4, None, None]),
+        ({**old, "max_window_layers": 2, "sliding_window": "removed"}, [None, None, 4096]),
+        ({**old, "sliding_window": None}, [None, None, None]),
+        ({**old, "use_sliding_window": False}, [None, None, None]),
+        ({**old, **mistral}, [4, 4, 4]),
+        ({**old, **mistral, "sliding_window": None}, [None, None, None]),
+        (mistral, [None, 4, 4]),
+        ({**old, "model_type": "llama"}, [None, None, None]),
         ({"sliding_window": None}, "layers of the type 'sliding_attention'; expected a sliding_window"),
         ({"use_sliding_window": False}, "layers of the type 'sliding_attention'; expected a sliding_window"),
         ({"model_type": "llama"}, "layers of the type 'sliding_attention'; expected a sliding_window"),
-        ({"layer_types": ["full_attention"]}, "has 1 layer_types; expected one for each of 3 layers"),
+        ({"layer_types": TYPES[1:2]}, "has 1 layer_types; expected one for each of 3 layers"),
         ({"layer_types": ["linear_attention"] * 3}, "expected a list of sliding_attention, full_attention"),
-    ],
-)
-def test_windows_without_a_size_and_types_of_other_layers_are_refused(values, match, tmp_path):
-    checkpoint = Path(shutil.copytree(DATA / "qwen2_window", tmp_path / "qwen2_window"))
-    change_config(checkpoint, **values)
-    refuse(checkpoint, match)
+    )):  # fmt: skip
+        checkpoint = Path(shutil.copytree(DATA / "qwen2_window", tmp_path / str(number)))
+        change_config(checkpoint, **{"attention_bias": True, **values})
+        tensors = load_file(checkpoint / "model.safetensors")
+        tensors |= {name.replace("q_proj", "o_proj"): x for name, x in tensors.items() if name.endswith("q_proj.bias")}
+        if values.get("model_type") in ("llama", "mistral"):  # their output projections have biases, too
+            save_file(tensors, checkpoint / "model.safetensors")
+        if isinstance(windows, str):
+            refuse(checkpoint, windows)
+        else:
+            assert [layer.self_attention.window for layer in xf.load_pretrained(checkpoint).layers] == windows
 
 
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -487,26 +460,7 @@ def test_loading_reports_progress_and_reads_runs_of_xformer(checkpoint, tmp_path
     assert again.config == model.config
 
 
-def test_a_loaded_model_can_be_trained(checkpoint):
-    model = xf.load_pretrained(checkpoint)
-    before = {name: np.array(x) for name, x in model.named_parameters()}
-
-    def loss_fn(model, batch, rng):
-        losses = xf.cross_entropy(model(batch[:, :-1], rng=rng), batch[:, 1:])
-        return xf.array_namespace(losses).sum(losses)
-
-    batch = np.asarray([[3, 4, 5, 6, 7]])
-    model, history = xf.fit(
-        model, loss_fn, [batch], optimizer=xf.SGD(), learning_rate=0.1, steps=5, num_tokens=lambda batch: 4
-    )
-    assert history[-1].loss < history[0].loss
-    np.testing.assert_array_equal(before["norm.weight"], xf.load_pretrained(checkpoint).norm.weight)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["llama", "gemma3", "bert", "olmo3", "exaone4", "smollm3", "granite", "phi", "cohere2", "glm4", "starcoder2"],
-)
+@pytest.mark.parametrize("name", ["gemma3", "bert", "olmo3", "glm4", "smollm3"])
 def test_values_of_a_wrong_type_or_size_raise_checkpoint_errors_only(name, tmp_path):
     directory = Path(shutil.copytree(DATA / name, tmp_path / name))
     path = directory / "config.json"
@@ -525,9 +479,8 @@ def test_paths_that_cannot_exist_are_refused():
             xf.load_pretrained(path)
 
 
-@pytest.mark.parametrize("case", ["llama", "phi", "glm4", "bart", "bert", "gpt2", "t5", "whisper"])
-@pytest.mark.parametrize("quantize", [None, "int8", "bfloat16"])
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("case", ["llama", "glm4", "bart", "gpt2"])
+@pytest.mark.parametrize(("quantize", "pack"), [(None, True), ("int8", False), ("bfloat16", True)])
 def test_weights_are_quantized_and_packed_as_they_are_read(case, quantize, pack):
     """The result has the bits of a model that is converted after it is loaded."""
     directory = DATA / case
@@ -543,14 +496,10 @@ def test_weights_are_quantized_and_packed_as_they_are_read(case, quantize, pack)
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("key", ["extra_layer_norm", "replacing_rate", "use_flash_attn"])
-def test_keys_of_older_versions_that_are_off_are_harmless(key, tmp_path):
-    for name in ("bart", "llama"):
-        shutil.copytree(Path(__file__).parent / "data" / name, tmp_path / name)
-        config = tmp_path / name / "config.json"
-        values = json.loads(config.read_text())
-        config.write_text(json.dumps({**values, key: 0 if key == "replacing_rate" else False}))
-        xf.load_pretrained(tmp_path / name)
-        config.write_text(json.dumps({**values, key: True}))
-        with pytest.raises(CheckpointError, match="does not know"):
-            xf.load_pretrained(tmp_path / name)
+def test_keys_of_older_versions_that_are_off_are_harmless(checkpoint):
+    for key in ("extra_layer_norm", "replacing_rate", "use_flash_attn"):
+        change_config(checkpoint, **{key: 0 if key == "replacing_rate" else False})
+        xf.load_pretrained(checkpoint)
+        change_config(checkpoint, **{key: True})
+        refuse(checkpoint, "does not know")
+        change_config(checkpoint, **{key: "removed"})

@@ -32,22 +32,7 @@ def relative_error(actual, expected) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
-def test_states_and_heads_equal_those_of_transformers(name, dtype, tolerance):
-    model, states, reference = run(name, dtype=dtype)
-    is_token = reference["tokens"] != model.config.pad_id
-    assert relative_error(states[is_token], reference["hidden_states"][-1][is_token]) < tolerance
-    if "pooled" in reference:
-        assert relative_error(model.pooler(states), reference["pooled"]) < tolerance
-    if model.masked_lm is not None:
-        logits = model.masked_lm_logits(states)
-        assert relative_error(logits[is_token], reference["logits"][is_token]) < tolerance
-    if model.classifier is not None:
-        assert relative_error(model.class_logits(states, mask=is_token), reference["logits"]) < tolerance
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
+def test_states_of_every_layer_and_heads_equal_those_of_transformers(name, monkeypatch):
     outputs = []
     for cls in (EncoderLayer, ConvolutionEncoderLayer):
 
@@ -57,12 +42,18 @@ def test_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
             return y
 
         monkeypatch.setattr(cls, "__call__", record)
-    model, _, reference = run(name, dtype="float64")
+    model, states, reference = run(name, dtype="float64")
     is_token = reference["tokens"] != model.config.pad_id
     # If there is a final norm, transformers returns the last state after it.
-    outputs = outputs if model.norm is None else [*outputs[:-1], model.norm(outputs[-1])]
-    for actual, expected in zip(outputs, reference["hidden_states"][1:], strict=True):
+    for actual, expected in zip([*outputs[:-1], states], reference["hidden_states"][1:], strict=True):
         assert relative_error(actual[is_token], expected[is_token]) < 1e-10
+    if "pooled" in reference:
+        assert relative_error(model.pooler(states), reference["pooled"]) < 1e-10
+    if model.masked_lm is not None:
+        logits = model.masked_lm_logits(states)
+        assert relative_error(logits[is_token], reference["logits"][is_token]) < 1e-10
+    if model.classifier is not None:
+        assert relative_error(model.class_logits(states, mask=is_token), reference["logits"]) < 1e-10
 
 
 def test_old_names_of_norms_are_read(tmp_path):
@@ -79,11 +70,8 @@ def test_old_names_of_norms_are_read(tmp_path):
     np.testing.assert_array_equal(model(reference["tokens"], token_types=reference["token_types"]), states)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["bert_classifier", "albert_classifier", "mpnet_classifier", "modernbert_classifier", "deberta_v2_classifier"],
-)
-@pytest.mark.parametrize("xp", ["array_api_strict", "torch", "jax"])
+@pytest.mark.parametrize("name", ["albert_classifier", "modernbert_classifier", "deberta_v2_classifier"])
+@pytest.mark.parametrize("xp", ["numpy", "array_api_strict", "torch", "jax"])
 def test_encoders_run_on_every_library(name, xp):
     pytest.importorskip(xp)
     model, states, reference = run(name, xp=xp, dtype="float32")

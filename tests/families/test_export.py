@@ -95,8 +95,8 @@ def test_gemma_is_written_with_the_integer_that_transformers_expects(tmp_path):
         xf.save_pretrained(xf.LanguageModel(config), tmp_path, model_type="gemma2")
 
 
-@pytest.mark.parametrize("name", ["ministral", "qwen2_window", "qwen3_window", "gemma2", "gemma3", "olmo3"])
-@pytest.mark.parametrize("types", ["fff", "sss", "fsf", "sfs", "ffs"])
+@pytest.mark.parametrize("name", ["ministral", "qwen2_window", "gemma3", "olmo3"])
+@pytest.mark.parametrize("types", ["fff", "sss", "fsf"])
 def test_windows_in_any_layers_are_written(name, types, tmp_path):
     names = {"f": "full_attention", "s": "sliding_attention"}
     config = dataclasses.replace(
@@ -129,21 +129,12 @@ def test_outputs_of_umt5_are_scaled_if_the_files_say_that_embeddings_are_tied(is
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("attention_softcap", 5.0),
-        ("logits_softcap", 5.0),
-        ("scale_output", True),
-        ("norm_position", "sandwich"),
-        ("output_bias", True),
-        ("norm_epsilon", 1e-3),
-        ("relative_buckets", 8),  # has no effect without relative positions
-    ],
+    ("field", "value"), [("attention_softcap", 5.0), ("norm_position", "sandwich"), ("norm_epsilon", 1e-3)]
 )
 def test_a_family_writes_only_what_reading_gives_back(field, value, tmp_path):
     config = xf.LanguageModelConfig(**{**MODELS["gpt2"].to_dict(), field: value})
     model = xf.LanguageModel(config)
-    if field in ("norm_epsilon", "relative_buckets"):
+    if field == "norm_epsilon":
         xf.save_pretrained(model, tmp_path / "out", model_type="gpt2")
         assert xf.load_pretrained(tmp_path / "out").config.norm_epsilon == config.norm_epsilon
     else:

@@ -27,19 +27,7 @@ def relative_error(actual, expected) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
-def test_vectors_and_logits_equal_those_of_transformers(name, dtype, tolerance):
-    model, reference = load(name, dtype=dtype)
-    assert relative_error(model(reference["images"], reference["tokens"]), reference["logits"]) < tolerance
-    for part, vectors in (("image", model.encode_image), ("text", model.encode_text)):
-        inputs, expected = reference[{"image": "images", "text": "tokens"}[part]], reference[f"{part}_vectors"]
-        assert relative_error(vectors(inputs), expected) < tolerance
-        unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
-        assert relative_error(vectors(inputs, normalize=True), unit) < tolerance
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
+def test_states_vectors_and_logits_equal_those_of_transformers(name, monkeypatch):
     states, call = [], EncoderLayer.__call__
 
     def record(layer, x, **options):
@@ -49,7 +37,7 @@ def test_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
 
     monkeypatch.setattr(EncoderLayer, "__call__", record)
     model, reference = load(name, dtype="float64")
-    model(reference["images"], reference["tokens"])
+    assert relative_error(model(reference["images"], reference["tokens"]), reference["logits"]) < 1e-10
     for actual, expected in zip(states[:3], reference["image_hidden_states"], strict=True):
         assert relative_error(actual, expected) < 1e-10
     is_token = np.ones(reference["tokens"].shape, bool)
@@ -57,11 +45,16 @@ def test_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
         is_token = np.cumsum(reference["tokens"] == 60, axis=1) - (reference["tokens"] == 60) == 0
     for actual, expected in zip(states[3:], reference["text_hidden_states"], strict=True):
         assert relative_error(actual[is_token], expected[is_token]) < 1e-10
+    for part, key, vectors in (("image", "images", model.encode_image), ("text", "tokens", model.encode_text)):
+        expected = reference[f"{part}_vectors"]
+        assert relative_error(vectors(reference[key]), expected) < 1e-10
+        unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        assert relative_error(vectors(reference[key], normalize=True), unit) < 1e-10
 
 
 @pytest.mark.parametrize(("name", "xp"), [
     pytest.param("clip", "array_api_strict", marks=pytest.mark.strict),
-    pytest.param("siglip", "array_api_strict", marks=pytest.mark.strict), ("clip", "torch"), ("siglip", "jax"),
+    ("siglip", "numpy"), ("clip", "torch"), ("siglip", "jax"),
 ])  # fmt: skip
 def test_image_text_models_run_on_every_library(name, xp):
     pytest.importorskip(xp)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.families.cases import GRADIENTS
+from tests.families.cases import FULL, GRADIENTS
 from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import DecoderLayer, EncoderLayer, ParallelEncoderLayer, SharedNormEncoderLayer
 
@@ -16,6 +16,8 @@ DATA = Path(__file__).parent / "data"
 OUTPUTS = {path.name: np.load(path / "reference.npz").files for path in sorted(DATA.iterdir())}
 CASES = [name for name in OUTPUTS if "greedy" in OUTPUTS[name]]  # the others are encoders
 ENCODER_DECODERS = [name for name in CASES if "source" in OUTPUTS[name]]
+# One for each class of layers, attention, positions and inputs.
+REPRESENTATIVES = ("llama", "gemma3", "mixtral", "gpt_oss", "bloom", "phi", "cohere", "marian", "umt5", "whisper")
 LANGUAGE_MODELS = [name for name in CASES if name not in ENCODER_DECODERS]
 
 
@@ -28,16 +30,7 @@ def relative_error(actual, expected) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal_those_of_transformers(name):
-    reference = np.load(DATA / name / "reference.npz")
-    logits = load_pretrained(DATA / name, dtype="float64")(*inputs_of(reference))
-    assert relative_error(logits, reference["logits"]) < 1e-10
-    logits = load_pretrained(DATA / name)(*inputs_of(reference))
-    assert relative_error(logits, reference["logits"]) < 1e-5
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_hidden_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
+def test_logits_and_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
     reference = np.load(DATA / name / "reference.npz")
     states = {cls: [] for cls in (EncoderLayer, DecoderLayer, ParallelEncoderLayer, SharedNormEncoderLayer)}
     for cls in states:
@@ -47,14 +40,14 @@ def test_hidden_states_of_every_layer_equal_those_of_transformers(name, monkeypa
             return states[type(layer)][-1]
 
         monkeypatch.setattr(cls, "__call__", record)
-    load_pretrained(DATA / name, dtype="float64")(*inputs_of(reference))
+    model = load_pretrained(DATA / name, dtype="float64")
+    assert relative_error(model(*inputs_of(reference)), reference["logits"]) < 1e-10
     # transformers returns the embeddings first, and the last state after the final norm.
     if "source" in reference.files:
-        is_token = reference["source"] != load_pretrained(DATA / name).config.pad_id
+        is_token = reference["source"] != model.config.pad_id
         is_token = is_token if is_token.ndim == 2 else slice(None)  # frames of audio
-        for actual, expected in zip(
-            states.pop(EncoderLayer)[:-1], reference["encoder_hidden_states"][1:-1], strict=True
-        ):
+        pairs = zip(states.pop(EncoderLayer)[:-1], reference["encoder_hidden_states"][1:-1], strict=True)
+        for actual, expected in pairs:
             assert relative_error(actual[is_token], expected[is_token]) < 1e-10
     (states,) = filter(None, states.values())
     for actual, expected in zip(states[:-1], reference["hidden_states"][1:-1], strict=True):
@@ -64,13 +57,11 @@ def test_hidden_states_of_every_layer_equal_those_of_transformers(name, monkeypa
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_greedy_search_with_a_cache_gives_the_tokens_of_transformers(name):
     reference = np.load(DATA / name / "reference.npz")
-    model, prompt = load_pretrained(DATA / name, dtype="float64"), reference["tokens"][:1, :5].tolist()
-    ((output,),) = xf.generate(model, prompt, max_new_tokens=8, special_tokens=False)
+    model, tokens = load_pretrained(DATA / name, dtype="float64"), reference["tokens"]
+    ((output,),) = xf.generate(model, tokens[:1, :5].tolist(), max_new_tokens=8, special_tokens=False)
     assert list(output.tokens[-8:]) == reference["greedy"][0].tolist()
-    tokens = prompt
-    for _ in range(8):  # without a cache; the mask makes pad_id an ordinary token
-        tokens = [[*tokens[0], int(np.argmax(model(tokens, mask=np.ones((1, 1), dtype=bool))[0, -1]))]]
-    assert tokens[0][5:] == reference["greedy"][0].tolist()
+    padded = np.concatenate([tokens[:, :6], np.zeros((2, 3), tokens.dtype)], axis=1)
+    np.testing.assert_allclose(model(padded)[:, :6], model(tokens[:, :6]), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
@@ -80,13 +71,6 @@ def test_greedy_translation_gives_the_tokens_of_transformers(name):
     ((output,),) = xf.generate(model, reference["source"][:1], max_new_tokens=8)
     assert len(output.tokens) > 1
     assert list(output.tokens) == expected[: len(output.tokens)]
-
-
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_rows_padded_on_the_right_have_the_logits_of_single_rows(name):
-    model, tokens = load_pretrained(DATA / name, dtype="float64"), np.load(DATA / name / "reference.npz")["tokens"]
-    padded = np.concatenate([tokens[:, :6], np.zeros((2, 3), tokens.dtype)], axis=1)
-    np.testing.assert_allclose(model(padded)[:, :6], model(tokens[:, :6]), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -128,8 +112,8 @@ def test_gradients_equal_those_of_torch(name):
         np.testing.assert_allclose(x, expected[key], rtol=1e-9, atol=1e-12 * largest, err_msg=key)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("xp", ["array_api_strict", "torch", "jax"])
+@pytest.mark.parametrize("name", REPRESENTATIVES)
+@pytest.mark.parametrize("xp", ["numpy", "array_api_strict", "torch", "jax"])
 def test_checkpoints_run_on_every_library(name, xp):
     pytest.importorskip(xp)
     reference = np.load(DATA / name / "reference.npz")
@@ -138,49 +122,27 @@ def test_checkpoints_run_on_every_library(name, xp):
     assert relative_error(logits, reference["logits"]) < 1e-5
 
 
-@pytest.mark.parametrize(("key", "value"), [("word_embed_proj_dim", 12), ("do_layer_norm_before", False)])
-def test_opt_variants_with_another_computation_are_refused(key, value, tmp_path):
-    shutil.copytree(DATA / "opt", tmp_path, dirs_exist_ok=True)
-    values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
-    with pytest.raises(xf.errors.CheckpointError, match=key):
-        load_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 32}, "has an encoder with d_model 32 and a decoder with 24; expected the same"),
-        ({"layer_types": ["full_attention"]}, "has other windows in the encoder than in the decoder"),
-        ({"num_hidden_layers": 0}, "has encoder.num_hidden_layers 0; expected an integer from 1"),
-        ({"new_key": 3}, r"has the key 'new_key' \(3\), which xformer does not know"),
-        (None, "has no key 'vocab_size'"),
-    ],
-)
-def test_sides_of_t5gemma_that_do_not_fit_are_refused(changes, message, tmp_path):
-    shutil.copytree(DATA / "t5gemma", tmp_path, dirs_exist_ok=True)
-    values = json.loads((tmp_path / "config.json").read_text())
-    values["encoder"] = None if changes is None else {**values["encoder"], **changes}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(xf.errors.CheckpointError, match=message):
-        load_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value", "message"),
-    [
-        ("olmoe", "clip_qkv", 8.0, "has the key 'clip_qkv'"),
-        ("mixtral", "num_experts_per_tok", 9, "num_experts_per_token is 9; expected at most num_experts, 4"),
-        ("mixtral", "num_local_experts", 5, "lacks the tensor model.layers.0.block_sparse_moe.experts.4.w1.weight"),
-        ("qwen3_moe", "mlp_only_layers", [0], r"lacks the tensor model\.layers\.0\.mlp\.down_proj\.weight"),
-        ("gpt_oss", "swiglu_limit", 5.0, "has swiglu_limit 5.0; expected 7.0"),
-        ("gpt_oss", "num_local_experts", 3, r"gives layers\.\d.* config\.json implies"),
-        ("gpt_oss", "rope_parameters", None, "has no key 'rope_parameters'"),
-    ],
-)
-def test_experts_with_other_settings_are_refused(name, key, value, message, tmp_path):
+@pytest.mark.parametrize(("name", "changes", "message"), [
+    ("opt", {"word_embed_proj_dim": 12}, "word_embed_proj_dim"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+    ("t5gemma", {"encoder": {"hidden_size": 32}}, "has an encoder with d_model 32 and a decoder with 24; expected the"),
+    ("t5gemma", {"encoder": {"layer_types": FULL[:1]}}, "has other windows in the encoder than in the decoder"),
+    ("t5gemma", {"encoder": {"num_hidden_layers": 0}}, "has encoder.num_hidden_layers 0; expected an integer from 1"),
+    ("t5gemma", {"encoder": {"new_key": 3}}, r"has the key 'new_key' \(3\), which xformer does not know"),
+    ("t5gemma", {"encoder": None}, "has no key 'vocab_size'"),
+    ("olmoe", {"clip_qkv": 8.0}, "has the key 'clip_qkv'"),
+    ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_token is 9; expected at most num_experts, 4"),
+    ("mixtral", {"num_local_experts": 5}, "lacks the tensor model.layers.0.block_sparse_moe.experts.4.w1.weight"),
+    ("qwen3_moe", {"mlp_only_layers": [0]}, r"lacks the tensor model\.layers\.0\.mlp\.down_proj\.weight"),
+    ("gpt_oss", {"swiglu_limit": 5.0}, "has swiglu_limit 5.0; expected 7.0"),
+    ("gpt_oss", {"num_local_experts": 3}, r"gives layers\.\d.* config\.json implies"),
+    ("gpt_oss", {"rope_parameters": None}, "has no key 'rope_parameters'"),
+])  # fmt: skip
+def test_variants_with_another_computation_are_refused(name, changes, message, tmp_path):
     shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
     values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
+    for key, value in changes.items():
+        values[key] = {**values[key], **value} if isinstance(value, dict) else value
+    (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(xf.errors.CheckpointError, match=message):
         load_pretrained(tmp_path)

@@ -74,21 +74,17 @@ def assert_equal_outputs(actual, expected):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_references_are_what_transformers_computes(name, references, tmp_path):
-    references.make(name, tmp_path)
-    assert_equal_outputs(dict(np.load(tmp_path / "reference.npz")), dict(np.load(DATA / name / "reference.npz")))
-    for file in DATA.joinpath(name).rglob("model.safetensors"):
-        assert_equal_outputs(load_file(tmp_path / file.relative_to(DATA / name)), load_file(file))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_checkpoint_that_was_loaded_and_saved_gives_the_same_outputs(name, references, tmp_path):
-    save_pretrained(load_pretrained(DATA / name, dtype="float64"), tmp_path)
-    implementation = IMPLEMENTATIONS.get(name, "eager")
-    outputs = outputs_in_transformers(references, tmp_path, CASES[name][1], implementation)
+def test_references_and_outputs_of_saved_checkpoints_are_what_transformers_computes(name, references, tmp_path):
+    references.make(name, tmp_path / "made")
     expected = dict(np.load(DATA / name / "reference.npz"))
+    assert_equal_outputs(dict(np.load(tmp_path / "made" / "reference.npz")), expected)
+    for file in DATA.joinpath(name).rglob("model.safetensors"):
+        assert_equal_outputs(load_file(tmp_path / "made" / file.relative_to(DATA / name)), load_file(file))
+    save_pretrained(load_pretrained(DATA / name, dtype="float64"), tmp_path / "saved")
+    implementation = IMPLEMENTATIONS.get(name, "eager")
+    outputs = outputs_in_transformers(references, tmp_path / "saved", CASES[name][1], implementation)
     if not {"greedy", "images"} & expected.keys():  # RoBERTa's positions of padding are not kept
-        is_token = (expected["tokens"] != load_pretrained(tmp_path).config.pad_id)[..., None]
+        is_token = (expected["tokens"] != load_pretrained(DATA / name).config.pad_id)[..., None]
         for arrays in (outputs, expected):
             for key in ("hidden_states", "logits"):
                 if key in arrays and arrays[key].ndim > 2:
@@ -197,7 +193,7 @@ def test_a_fine_tuned_checkpoint_is_exported(model_type, references, tmp_path):
     assert_same_model(model, tmp_path, model_type, references)
 
 
-@pytest.mark.parametrize("name", ["BartForConditionalGeneration", "T5ForConditionalGeneration", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("name", ["BartForConditionalGeneration", "GPT2LMHeadModel"])
 @pytest.mark.parametrize("settings", [
     {"repetition_penalty": 1.5}, {"repetition_penalty": 0.8}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 6},
     {"suppress_tokens": [5, 6, 7, 8]}, {"begin_suppress_tokens": [9, 10, 11, 12, 13, 14]}, {"eos_token_id": [2, 7, 9]},
