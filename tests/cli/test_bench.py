@@ -79,16 +79,13 @@ def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypa
     ("arguments", "message"),
     [
         (["atention"], "the suite is 'atention'; expected one of attention"),
-        (["attention", "--backend", "tensorflow"], "backend 'tensorflow' is unknown"),
         (["attention", "--backend", "numpy", "--backend", "numpy"], "--backend numpy is given twice"),
         (["attention", "--batch", "0"], "--batch is 0; expected an integer of at least 1"),
         (["attention", "--rounds", "0"], "--rounds is 0; expected at least 1"),
         (["attention", "--threads", "1000000"], "--threads is 1000000; expected at most"),
         (["attention", "--out", "."], "cannot write .: it is a directory"),
         (["attention", "--plot", "/dev/null"], "--plot is /dev/null; expected a name ending in .png"),
-        (["attention", "--plot", "speed.pdf"], "--plot is speed.pdf; expected a name ending in .png"),
         (["attention", "--out", "x.png", "--plot", "./x.png"], "--out and --plot are both x.png; expected two"),
-        (["attention", "--out", "/dev/null/y.json"], "/dev/null is not a writable directory"),
     ],
 )
 def test_bad_input_is_refused_before_any_measurement(refused, monkeypatch, tmp_path, arguments, message):

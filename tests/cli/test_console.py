@@ -13,7 +13,7 @@ from rich.console import Console
 from xformer.cli._console import program, quote
 from xformer.runs import progress
 from xformer.runs.config import TrainingConfig
-from xformer.runs.console import make_console, plural
+from xformer.runs.console import make_console
 from xformer.runs.progress import TrainingProgress
 from xformer.runs.trainer import Average
 from xformer.training import Start, Step, Validation
@@ -31,23 +31,14 @@ def installed(tmp_path, monkeypatch):
     return path
 
 
-def test_the_program_on_the_path_is_called_by_its_name(installed, monkeypatch):
+def test_the_program_is_called_as_a_user_can_call_it(installed, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: str(installed))
     assert program() == "xformer"
-
-
-def test_in_a_nox_session_the_path_is_used(installed, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: str(installed))
-    monkeypatch.setenv("NOX_CURRENT_SESSION", "demo")
+    monkeypatch.setenv("NOX_CURRENT_SESSION", "demo")  # whose programs are not on the path of the user
     assert program() == ".nox/demo/bin/xformer"
-
-
-def test_a_program_off_the_path_is_called_by_its_path(installed, monkeypatch):
+    monkeypatch.delenv("NOX_CURRENT_SESSION")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert program() == ".nox/demo/bin/xformer"
-
-
-def test_as_a_module(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/xformer/__main__.py"])
     assert program().endswith(" -m xformer")
 
@@ -65,10 +56,6 @@ def test_text_is_printed_as_it_is(capsys):
     printed = capsys.readouterr()
     assert printed.out == "[red]17[/red] " + "x" * 300 + "\n"
     assert printed.err == "aside\n"
-
-
-def test_plural():
-    assert [plural(count, "line") for count in (0, 1, 2, 1234)] == ["0 lines", "1 line", "2 lines", "1,234 lines"]
 
 
 # --- Progress of training ---
@@ -122,22 +109,17 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch):
 
 
 def test_a_validation_is_a_line():
-    line = print_events(TrainingConfig(), [VALIDATION])
-    assert line == (
-        "validation after step 500  epoch 3  1:01:30  loss 1.5000  perplexity 4.48  BLEU 21.50  (best so far)\n"
-    )
-
-
-def test_the_validation_of_an_average_is_named():
     average = Average(**dataclasses.asdict(VALIDATION), steps=[400, 450, 500])
-    assert print_events(TrainingConfig(), [average]).startswith(
-        "average of 3 checkpoints: validation after step 500  epoch 3  "
-    )
-
-
-def test_a_validation_without_bleu():
-    line = print_events(TrainingConfig(), [Validation(7, 0, 1.5, 4.4817, None, None, False, 0.1)])
-    assert line == "validation after step 7  epoch 1  0:06  loss 1.5000  perplexity 4.48\n"
+    numbers = "validation after step 500  epoch 3  1:01:30  loss 1.5000  perplexity 4.48  BLEU 21.50  (best so far)\n"
+    for event, line in (
+        (VALIDATION, numbers),
+        (average, f"average of 3 checkpoints: {numbers}"),
+        (
+            Validation(7, 0, 1.5, 4.4817, None, None, False, 0.1),
+            "validation after step 7  epoch 1  0:06  loss 1.5000  perplexity 4.48\n",
+        ),
+    ):
+        assert print_events(TrainingConfig(), [event]) == line
 
 
 @pytest.mark.parametrize(
@@ -153,13 +135,6 @@ def test_the_first_limit_decides_the_time_left(monkeypatch, limits, left):
     clock = Clock(monkeypatch)
     events = [make_step(step) for step in range(1, 11)]
     assert left in print_events(TrainingConfig(**limits), events, clock=clock, seconds=1.0)
-
-
-def test_a_resumed_run_counts_its_own_steps(monkeypatch):
-    clock = Clock(monkeypatch)
-    events = [make_step(step) for step in range(101, 111)]
-    line = print_events(TrainingConfig(max_steps=120), events, clock=clock, seconds=1.0, first_step=100)
-    assert "0:10 left" in line
 
 
 def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):

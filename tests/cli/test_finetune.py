@@ -69,33 +69,10 @@ def test_a_checkpoint_is_tuned_resumed_used_and_exported(tmp_path, name, capsys)
     assert tuned.outputs(LINES[:2], **settings)[0][0].tokens == exported.outputs(LINES[:2], **settings)[0][0].tokens
     assert run("inspect", tmp_path / "full") == 0
     capsys.readouterr()
-
-
-def test_training_continues_from_a_tuned_run(tmp_path):
-    original = make(tmp_path, "marian")
-    assert (
-        run(*arguments(tmp_path, "marian"), "--init", original, *SETTINGS, "--max-steps", 12, "--out", tmp_path / "a")
-        == 0
-    )
-    losses = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
-    losses = [each["loss"] for each in losses if each.get("event") == "validation"]
-    assert losses[-1] < losses[0]
-    assert (
-        run(
-            *arguments(tmp_path, "marian"),
-            "--init",
-            tmp_path / "a",
-            *SETTINGS,
-            "--max-steps",
-            2,
-            "--out",
-            tmp_path / "b",
-        )
-        == 0
-    )
-    assert (tmp_path / "b" / "pretrained" / "tokenizer.json").exists()
-    again = [json.loads(line) for line in (tmp_path / "b" / "log.jsonl").read_text().splitlines()]
-    assert next(each["loss"] for each in again if each.get("event") == "validation") < losses[0]
+    if name == "marian":  # a tuned run keeps the files of its checkpoint
+        again = [*arguments(tmp_path, name), "--init", tmp_path / "full", *SETTINGS, "--max-steps", 2]
+        assert run(*again, "--out", tmp_path / "again") == 0
+        assert (tmp_path / "again" / "pretrained" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("command", ["train", "train-lm"])

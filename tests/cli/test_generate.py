@@ -16,7 +16,6 @@ from tests.pipelines.sliding_generator import SlidingGenerator
 from xformer.cli.generate import _print_stream, _read_message, generate
 from xformer.cli.main import exit_code
 from xformer.generation.assisted import DraftModel
-from xformer.ops.quantized import quantized_dtype
 from xformer.pipelines import TextGenerator
 
 RUN = object()
@@ -43,13 +42,6 @@ def blocks(prompts, texts):
     return f"\n{'-' * 15}\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)) + "\n"
 
 
-def test_a_sample_without_a_prompt(xformer, run, generator):
-    done = xformer("generate", "--context", "slide", "--model", run)
-    assert (done.code, done.err) == (0, "")
-    assert done.out == blocks([""], generator([""]))
-    assert len(done.out) == 501
-
-
 def test_prompts_on_the_command_line(xformer, run, generator):
     options = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
     done = xformer("generate", "--context", "slide", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4)
@@ -73,13 +65,6 @@ def test_a_draft_model_changes_no_text(xformer, run, generator, tmp_path, monkey
     corpus = ["--input", tmp_path / "prompts", "--corpus-out", tmp_path / "parts", "--output", tmp_path / "out"]
     assert xformer("generate", "--model", run, "--context", "slide", *options[2:], *corpus).code == 0
     assert (tmp_path / "out").read_text(encoding="utf-8") == done.out
-
-
-def test_prompts_from_a_file_into_a_file(xformer, run, generator, tmp_path):
-    (tmp_path / "in").write_text("\n".join(PROMPTS), encoding="utf-8")
-    options = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--max-new-tokens", 20]
-    assert xformer("generate", "--context", "slide", "--model", run, *options) == (0, "", "")
-    assert (tmp_path / "out").read_text(encoding="utf-8") == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20))
 
 
 def test_prompts_from_standard_input(xformer, run, generator):
@@ -123,17 +108,6 @@ def test_json(xformer, run, generator):
         for row, outputs in enumerate(actual)
         for rank, output in enumerate(outputs, start=1)
     ]
-
-
-def test_quantized_weights(xformer, run, monkeypatch):
-    generator, loaded = TextGenerator.from_pretrained(run, quantize="int8"), []
-    load = TextGenerator.from_pretrained
-    monkeypatch.setattr(
-        TextGenerator, "from_pretrained", lambda *args, **options: loaded.append(load(*args, **options)) or loaded[-1]
-    )
-    done = xformer("generate", "--model", run, "--prompt", "one", "--max-new-tokens", 8, "--quantize", "int8")
-    assert done == (0, blocks(["one"], generator(["one"], max_new_tokens=8)), "")
-    assert [quantized_dtype(each.model) for each in loaded] == ["int8"]
 
 
 def test_options_of_decoding_reach_the_search(xformer, run, generator):
@@ -221,50 +195,22 @@ def test_an_interrupted_stream_ends_its_line(capsys):
     assert capsys.readouterr().out == "Once upon a\n"
 
 
-@pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
-def test_other_libraries_generate_text(xformer, run, backend):
-    pytest.importorskip(backend)
-    texts = [
-        xformer(
-            "generate", "--model", run, "--prompt", "one", "--max-new-tokens", 15, "--top-k", 1, "--backend", name
-        ).out
-        for name in ("numpy", backend)
-    ]
-    assert texts[0] == texts[1]
-
-
 @pytest.mark.parametrize(("options", "message"), [
     (["--prompt", "Quite"], "prompt 1 has characters that the tokenizer does not know: 'Q'"),
     (["--prompt", "one", "--input", "-"], "--prompt and --input are both given"),
-    (["--input", "nowhere"], "cannot read nowhere"),
-    (["--max-new-tokens", 0], "error: --max-new-tokens is 0; expected a number in [1, 100000]"),
-    (["--temperature", -1], "error: --temperature is -1.0; expected a number in [0, 1000]"),
-    (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and sampling is requested"),
     (["--num-beams", 2, "--max-new-tokens", 99], "the context of the model has"),
-    (["--num-beams", 2, "--set", "num_beam_groups=3"], "num_beam_groups 3 does not divide num_beams 2"),
-    (["--sequence-bias", "東京"], "東京"),
     (["--prompt", "one", "--prompt", "\udcff"], "invalid value for '--prompt': expected UTF-8 text; see"),
     (["--sequence-bias", "\udcff"], "invalid value for '--sequence-bias': expected UTF-8 text; see"),
     (["--set", "coverage_penalty=1"], "coverage_penalty does not apply to text generation"),
-    (["--set", "coverage_penaltie=1"], "unknown key 'coverage_penaltie' in --set; did you mean 'coverage_penalty'?"),
     (["--draft-model", "nowhere"], "nowhere does not exist; expected the directory of a run"),
     (["--draft-model", RUN, "--num-beams", 2], "--draft-model is given with --num-beams or --prompt-lo"),
     (["--draft-model", RUN, "--prompt-lookup-num-tokens", 2], "--draft-model is given with --num-beams or --pr"),
     (["--num-draft-tokens", 2], "--num-draft-tokens is given without --draft-model; expected both"),
-    (["--draft-model", RUN, "--num-draft-tokens", 0], "--num-draft-tokens is 0; expected a number in [1, 256]"),
-    (["--backend", "numpi"], "backend 'numpi' is unknown"),
 ])  # fmt: skip
 def test_invalid_options_are_refused(refused, run, tmp_path, options, message):
     options = [run if option is RUN else option for option in options]
     error = refused("generate", "--model", run, "--output", tmp_path / "out", *options, untouched=tmp_path)
     assert message.lower() in error.lower()
-
-
-def test_an_invalid_prompt_at_the_end_of_a_file_leaves_no_output(refused, run, tmp_path):
-    (tmp_path / "in").write_bytes(b"one\ntwo\nX\n")
-    for output in ("-", tmp_path / "out"):
-        error = refused("generate", "--model", run, "--input", tmp_path / "in", "--output", output, untouched=tmp_path)
-        assert "prompt 3 has characters that the tokenizer does not know: 'X'" in error
 
 
 def test_a_run_of_another_task_is_named(refused, run, trained, tmp_path):
@@ -276,9 +222,3 @@ def test_a_run_of_another_task_is_named(refused, run, trained, tmp_path):
     assert "has no config.json; expected the directory of a run" in refused(
         "generate", "--model", tmp_path, untouched=tmp_path
     )
-
-
-def test_an_output_does_not_replace_the_prompts(refused, run, tmp_path):
-    (tmp_path / "prompts").write_text("a\n")
-    options = ("--model", run, "--input", tmp_path / "prompts", "--output", tmp_path / "prompts")
-    assert "would replace" in refused("generate", *options, untouched=tmp_path)

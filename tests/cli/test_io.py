@@ -39,17 +39,6 @@ def test_lines_that_have_arrived_make_a_chunk(pipe):
     assert list(chunks) == [[""], ["last"]]
 
 
-def test_a_file_in_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(_io, "_LINES_PER_CHUNK", 2)
-    (tmp_path / "text").write_text("a\nb\nc\n")
-    assert list(_io.read_chunks(str(tmp_path / "text"))) == [["a", "b"], ["c"]]
-
-
-def test_an_empty_pipe(pipe):
-    pipe.close()
-    assert list(_io.read_chunks("-")) == []
-
-
 def test_lines_keep_their_numbers_and_marks_over_chunks(pipe):
     chunks = _io.read_chunks("-")
     pipe.write(b"\xef\xbb\xbfone\r\n")

@@ -26,14 +26,6 @@ def test_run_ends_the_process_with_the_exit_code():
     assert ended.value.code == 2
 
 
-def test_run_takes_the_arguments_of_the_process(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["xformer", "--version"])
-    with pytest.raises(SystemExit) as ended:
-        main.run()
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("xformer 0.")
-
-
 @pytest.mark.parametrize("absent", ["typer", "rich"])
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys, absent):
     find_spec = importlib.util.find_spec
@@ -90,8 +82,6 @@ def test_closed_streams_cost_no_output(trained, text, tmp_path):
     ("streams", "arguments", "message"),
     [
         ("<&-", ["score", "--reference", __file__], "standard input is closed"),
-        ("<&-", ["rerank", "--model", ".", "--query", "a"], "standard input is closed"),
-        (">&-", ["rerank", "--model", ".", "--query", "a", "--input", __file__], "standard output is closed"),
         (">&-", ["rerank", "--model", ".", "--query", "a", "--output", "/dev/stdout"], "standard output is closed"),
     ],
 )
@@ -106,7 +96,7 @@ def test_errors_do_not_go_to_the_output_if_their_stream_is_closed():
     assert (done.returncode, done.stdout) == (2, "")
 
 
-@pytest.mark.parametrize("module", ["logging", "typer", "xformer.cli.translate", "xformer.generation.config"])
+@pytest.mark.parametrize("module", ["typer", "xformer.generation.config"])
 def test_ctrl_c_while_the_program_starts_ends_it_silently(module):
     program = f"""
 import signal, sys
@@ -158,11 +148,12 @@ def test_help_has_an_example_of_every_command(xformer, arguments):
     assert set(re.findall(r"xformer ([a-z-]+)\s", main.HELP)) == commands
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_each_command_has_an_example(xformer, command):
-    done = xformer(command, "--help")
-    assert done.code == 0
-    assert re.search(rf"^ +.*xformer {command} ?\S*", done.out.split("Usage")[1].split("\n", 1)[1], re.MULTILINE)
+def test_the_help_of_each_command_has_an_example(xformer):
+    for command in COMMANDS:
+        done = xformer(command, "--help")
+        assert done.code == 0
+        usage = done.out.split("Usage")[1].split("\n", 1)[1]
+        assert re.search(rf"^ +.*xformer {command} ?\S*", usage, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -170,13 +161,9 @@ def test_the_help_of_each_command_has_an_example(xformer, command):
     [
         (["trian"], "no such command"),
         (["chat"], "no such command 'chat'; use generate --chat"),
-        (["train", "--sorce", "x"], "no such option"),
         (["train"], "missing option"),
         (["train", "--out", "run", "--seed", "many"], "--seed"),
-        (["translate", "--model", ".", "--num-beams", "many"], "--num-beams"),
-        (["demo", "--seconds", "0"], "--seconds"),
         (["inspect", "one", "two"], "unexpected extra argument"),
-        (["resume", "run", "--seed", "1"], "no such option"),
     ],
 )
 def test_a_wrong_call_is_one_line_that_says_where_to_look(refused, tmp_path, arguments, message):
@@ -234,7 +221,7 @@ def test_other_errors_are_raised(monkeypatch, tmp_path):
         fail_with(monkeypatch, tmp_path, RuntimeError("a bug"))
 
 
-@pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (7, 7), (130, 130)])
-def test_commands_return_exit_codes(monkeypatch, result, code):
-    monkeypatch.setattr("xformer.cli.demo.demo", lambda: result)
-    assert main.exit_code(["demo"]) == code
+def test_commands_return_exit_codes(monkeypatch):
+    for result, code in ((None, 0), (0, 0), (7, 7)):
+        monkeypatch.setattr("xformer.cli.demo.demo", lambda result=result: result)
+        assert main.exit_code(["demo"]) == code

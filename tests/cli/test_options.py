@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 import types
 
 import pytest
@@ -55,12 +54,6 @@ def test_an_invalid_environment_variable_is_reported_before_training(
     assert f"error: {name} is 'some'; expected" in refused(
         "train", *train_options, "--out", tmp_path / "run", untouched=tmp_path
     )
-
-
-def test_an_unknown_library():
-    with pytest.raises(BackendError, match="'tensorflow' is unknown"):
-        backend.open_backend("tensorflow")
-    assert "tensorflow" not in sys.modules
 
 
 def test_assignments_are_written_as_in_toml():

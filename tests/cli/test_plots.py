@@ -33,12 +33,6 @@ def test_curves(figure, tmp_path):
     assert scores.get_xlabel() == "step"
 
 
-def test_curves_without_bleu(figure, tmp_path):
-    _plots.draw_curves(LOG[:2], tmp_path / "curves.png")
-    (losses,) = figure[0].axes
-    assert losses.get_xlabel() == "step"
-
-
 def test_label_smoothing_is_named_in_the_legend(figure, tmp_path):
     for smoothing in (0.0, 0.1):
         _plots.draw_curves(LOG, tmp_path / "curves.png", label_smoothing=smoothing)

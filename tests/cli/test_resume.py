@@ -105,48 +105,35 @@ def test_resume_without_its_state_keeps_the_model(refused, trained, tmp_path):
     assert "has a trained model; restore it, or start a new run" in error
 
 
-@pytest.mark.parametrize("key", ["model", "tokenizer", "training"])
-def test_a_damaged_recipe_in_the_configuration(refused, trained, tmp_path, key):
+def test_a_damaged_recipe_in_the_configuration(refused, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    config["recipe"][key] = "text"
+    config["recipe"]["model"] = "text"
     (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for command in (["translate", "--model"], ["inspect"]):
         error = refused(*command, tmp_path / "run", untouched=tmp_path)
-        assert f"config.json is damaged: {key!r} of its recipe is not a table" in error
-
-
-def test_resume_without_a_run(refused, tmp_path):
-    assert "run does not exist; expected the directory of a run" in refused(
-        "resume", tmp_path / "run", untouched=tmp_path
-    )
+        assert "config.json is damaged: 'model' of its recipe is not a table" in error
 
 
 def damage(path, how):
-    if how == "empty":
-        path.write_bytes(b"")
+    content = bytearray(path.read_bytes())
+    if how == "missing":
+        path.unlink()
     elif how == "truncated":
-        path.write_bytes(path.read_bytes()[:-20])
+        path.write_bytes(content[:-20])
     elif how == "corrupted":
-        content = bytearray(path.read_bytes())
         content[-1000] ^= 0xFF
         path.write_bytes(content)
-    elif how == "foreign":
-        path.write_bytes(b"%PDF-1.7 something else")
     else:
-        path.unlink()
+        path.write_bytes(b"%PDF-1.7 something else")
 
 
 @pytest.mark.parametrize(
     ("file", "how"),
     [
-        ("last.safetensors", "truncated"),
         ("last.safetensors", "corrupted"),
-        ("last.safetensors", "foreign"),
         ("tokenizer.json", "truncated"),
-        ("tokenizer.json", "foreign"),
         ("tokenizer.json", "missing"),
-        ("config.json", "truncated"),
         ("config.json", "foreign"),
     ],
 )
@@ -157,16 +144,6 @@ def test_resume_refuses_damaged_files(refused, trained, tmp_path, file, how, xfo
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
-
-
-def test_a_removed_model_is_written_again(trained, tmp_path, xformer):
-    shutil.copytree(trained, tmp_path / "run")
-    model = tmp_path / "run" / "model.safetensors"
-    model.unlink()
-    done = xformer("resume", tmp_path / "run")
-    assert "the best model (step 6) is in" in done.out
-    assert xformer("resume", tmp_path / "run", "--max-steps", 7).code == 0
-    assert load_arrays(model)[1]["format"] == "xformer"
 
 
 def test_resume_refuses_a_configuration_with_holes(refused, trained, tmp_path):

@@ -49,9 +49,3 @@ def test_one_summary_a_document(xformer, run, tmp_path):
     done = xformer("summarize", "--model", run, "--input", tmp_path / "in", "--max-new-tokens", 6, "--num-beams", 2)
     expected = Summarizer.from_pretrained(run)(DOCUMENTS, max_new_tokens=6, num_beams=2)
     assert (done.code, done.out) == (0, "".join(f"{line}\n" for line in expected))
-
-
-def test_a_summarizer_does_not_translate(xformer, run):
-    done = xformer("translate", "--model", run, stdin=b"one\n")
-    assert done.code == 2
-    assert "holds a model for summarization; expected one for translation" in done.err

@@ -117,38 +117,24 @@ def test_without_limits_a_run_ends_after_half_an_hour(xformer, train_options, te
     assert RunDirectory(tmp_path / "run").read_config()["recipe"]["training"]["max_minutes"] == 30.0
 
 
-def test_minutes_end_a_run(xformer, train_options, text, tmp_path):
-    recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text().replace("max_steps = 6", ""))
-    done = xformer("train", *train_options, "--recipe", recipe, "--out", tmp_path / "run", "--max-minutes", 0.005)
-    assert done.code == 0
-    assert "the time limit (0.005 min)" in done.out
-
-
-def test_blank_pairs_are_left_out_and_counted(xformer, train_options, text, tmp_path):
+def test_blank_and_long_pairs_are_dropped_and_counted(xformer, train_options, text, tmp_path):
     source = write(tmp_path / "train.en", "\n" + (text / "train.en").read_text().split("\n", 1)[1])
-    done = xformer("train", *train_options, "--source", source, "--out", tmp_path / "run")
-    assert done.code == 0
-    assert "training: 399 sentence pairs (dropped: 1 with a blank side)" in done.out
-
-
-def test_long_pairs_are_dropped_and_counted(xformer, train_options, tmp_path):
-    options = ["--max-length", 8, "--truncation", "drop"]
+    options = ["--source", source, "--max-length", 8, "--truncation", "drop"]
     done = xformer("train", *train_options, *options, "--out", tmp_path / "run")
     assert done.code == 0
     counts = RunDirectory(tmp_path / "run").read_config()["counts"]
-    assert counts["train_pairs"] + counts["train_pairs_dropped_long"] == 400
-    assert 0 < counts["train_pairs_dropped_long"] < 400
-    assert f"{counts['train_pairs_dropped_long']} too long" in done.out
+    assert counts["train_pairs"] + counts["train_pairs_dropped_long"] == 399
+    assert 0 < counts["train_pairs_dropped_long"] < 399
+    assert f"(dropped: 1 with a blank side, {counts['train_pairs_dropped_long']} too long" in done.out
 
 
 # jax compiles anew for every length that decoding meets, which takes a minute; the trainer's own tests use it.
-@pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
-def test_other_libraries_train_too(xformer, train_options, tmp_path, backend):
-    pytest.importorskip(backend)
-    options = ["--backend", backend, "--max-steps", 1]
+def test_another_library_trains_too(xformer, train_options, tmp_path):
+    pytest.importorskip("torch")
+    options = ["--backend", "torch", "--max-steps", 1]
     done = xformer("train", *train_options, *options, "--out", tmp_path / "run")
     assert (done.code, done.err) == (0, "")
-    assert f"; {backend}, float32, 1 shard" in done.out
+    assert "; torch, float32, 1 shard" in done.out
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------
@@ -163,23 +149,12 @@ def options_with(train_options, **changed):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ("one\n", r"train.en has 1 lines and .*train.de has 400"),
-        ("", r"train.en is empty"),
-        (b"one\nz\xe9ro\n", r"train.en is not valid UTF-8: line 2, byte 2 is 0xe9"),
-        ("x" * 100_001, r"train.en line 1 has more than 100000 characters"),
-        (b"\x1f\x8b\x08", r"gzip"),
-    ],
+    [("one\n", r"train.en has 1 lines and .*train.de has 400"), (b"\x1f\x8b\x08", "gzip")],
 )
 def test_bad_text(refused, train_options, tmp_path, content, message):
     source = write(tmp_path / "train.en", content)
     options = options_with(train_options, source=source, out=tmp_path / "run")
     assert re.search(message, refused("train", *options, untouched=tmp_path))
-
-
-def test_a_missing_file(refused, train_options, tmp_path):
-    options = options_with(train_options, valid_target=tmp_path / "nowhere", out=tmp_path / "run")
-    assert "cannot read" in refused("train", *options, untouched=tmp_path)
 
 
 def test_a_pipe_instead_of_a_file(refused, train_options, text, tmp_path):
@@ -191,88 +166,38 @@ def test_a_pipe_instead_of_a_file(refused, train_options, text, tmp_path):
     assert "is not a regular file" in refused("train", *options, untouched=tmp_path)
 
 
-def test_missing_files_are_named(refused, tmp_path):
-    error = refused("train", "--out", tmp_path / "run", "--source", "x", untouched=tmp_path)
-    assert "missing option '--target'" in error
-
-
-@pytest.mark.parametrize(("name", "file"), [("source", "train.en"), ("valid_source", "valid.en")])
-def test_a_long_line_is_named(refused, train_options, text, tmp_path, name, file):
-    lines = (text / file).read_text().split("\n")
+def test_a_long_line_is_named(refused, train_options, text, tmp_path):
+    lines = (text / "valid.en").read_text().split("\n")
     lines[4] = "one " * 300
     changed = write(tmp_path / "long.en", "\n".join(lines))
-    error = refused("train", *options_with(train_options, **{name: changed}, out=tmp_path / "run"), untouched=tmp_path)
+    error = refused(
+        "train", *options_with(train_options, valid_source=changed, out=tmp_path / "run"), untouched=tmp_path
+    )
     assert re.search(r"line 5 of .*long.en has \d+ tokens; expected at most 256; .* truncation 'drop'", error)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--backend", "numpi"], "backend 'numpi' is unknown; expected one of numpy, cupy, torch"),
-    (["--seed", "-1"], "error: --seed is -1; expected at least 0"),
-    (["--dtype", "float8"], "error: --dtype is 'float8'; expected one of 'float32', 'float64'"),
-    (["--precision", "bf16"], "error: --precision is 'bf16'; expected one of 'float32', 'bfloat16', 'float16'"),
-    (["--precision", "bfloat16", "--dtype", "float64"],
-     "precision is 'bfloat16' and dtype 'float64'; mixed precision keeps the parameters in float32; leave one"),
-    (["--task", "poetry"], "error: task is 'poetry' in {recipe}; expected translation or summarization"),
-    (["--set", "training.seed=-1"], "{recipe} with the options given: seed is -1; expected at least 0"),
-    (["--set", "training.sed=1"], "unknown key 'sed' in [training] of"),
-    (["--set", "seed=1"], "error: --set is 'seed=1'; expected TABLE.NAME=VALUE"),
-    (["--vocab-size", "10"], "error: [tokenizer]: vocab_size is 10; expected at least"),
-    (["--vocab-size", "3"], "error: [tokenizer]: vocab_size is 3"),
-    (["--max-steps", "0"], "error: --max-steps is 0"),
-    (["--max-minutes", "nan"], "error: --max-minutes is nan"),
-    (["--truncation", "trim"], "error: --truncation is 'trim'; expected one of 'error', 'drop', 'cut'"),
-    (["--max-length", "0"], "error: --max-length is 0"),
-])  # fmt: skip
-def test_bad_options(refused, train_options, tmp_path, options, message):
-    message = message.format(recipe=train_options[-1])
-    assert message in refused("train", *train_options, *options, "--out", tmp_path / "run", untouched=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [
-        ("[training]\nwarmup_step = 3", "unknown key 'warmup_step' in [training] of {}; did you mean 'warmup_steps'?"),
-        ("[trainng]\n", "unknown key 'trainng' in {}; did you mean 'training'?"),
-        ("[model]\nd_model = 30\nnum_heads = 4", "d_model 30 is not divisible by num_heads 4"),
-        ("[model]\npad_id = 7", "unknown key 'pad_id'"),
-        ("[training]\nseed = 'one'", "seed is 'one'; expected"),
-        ("[training]\nschedule = 'cosine'", "needs max_steps"),
-        ("[tokenizer]\nmodel = 'wordpiece'", "model is 'wordpiece'; expected one of 'bpe'"),
-        ("training = 3", "expected a table [training]"),
-        ("[training", "{} is not valid TOML"),
-        ("\xff", "{} is not valid TOML"),
-    ],
-)
-def test_bad_recipes(refused, train_options, tmp_path, recipe, message):
-    path = write(tmp_path / "bad.toml", recipe.encode("latin-1"))
-    options = options_with(train_options, recipe=path, out=tmp_path / "run")
-    assert message.format(path) in refused("train", *options, untouched=tmp_path)
-
-
-def test_an_option_gives_a_schedule_its_end(xformer, train_options, text, tmp_path):
-    recipe = (text / "recipe.toml").read_text().replace("max_steps = 6", "schedule = 'cosine'")
-    path = write(tmp_path / "recipe.toml", recipe)
-    done = xformer("train", *options_with(train_options, recipe=path, max_steps=2, out=tmp_path / "run"))
-    assert done.code == 0
-
-
-@pytest.mark.parametrize(("lines", "options", "message"), [
-    ("precision = 'bf16'", ["--seed", 1], "{recipe} with the options given: precision is 'bf16'; expected"),
+@pytest.mark.parametrize(("recipe", "options", "message"), [
+    ("", ["--backend", "numpi"], "backend 'numpi' is unknown; expected one of numpy, cupy, torch"),
+    ("", ["--seed", "-1"], "error: --seed is -1; expected at least 0"),
+    ("", ["--precision", "bf16"], "error: --precision is 'bf16'; expected one of 'float32', 'bfloat16', 'float16'"),
+    ("", ["--task", "poetry"], "error: task is 'poetry' in {recipe}; expected translation or summarization"),
+    ("", ["--set", "training.seed=-1"], "{recipe} with the options given: seed is -1; expected at least 0"),
+    ("", ["--set", "seed=1"], "error: --set is 'seed=1'; expected TABLE.NAME=VALUE"),
+    ("", ["--vocab-size", "10"], "error: [tokenizer]: vocab_size is 10; expected at least"),
+    ("", ["--max-minutes", "nan"], "error: --max-minutes is nan"),
     ("precision = 'float16'", ["--dtype", "float64"],
      "[training] of {recipe} with the options given: precision is 'float16' and dtype 'float64'; "),
-    ("[model]\npositions = 'learned'", ["--max-length", 1024],
-     "[training] of {recipe} with the options given: max_length"),
+    ("[model]\npositions = 'learned'", ["--max-length", 1024], "[training] of {recipe} with the options given: max_l"),
     ("trainin = 1", [], "unknown key 'trainin' in [training] of {recipe}; expected one of "),
+    ("[trainng]", [], "unknown key 'trainng' in {recipe}; did you mean 'training'?"),
+    ("[model]\nd_model = 30\nnum_heads = 4", [], "d_model 30 is not divisible by num_heads 4"),
+    ("[training", [], "{recipe} is not valid TOML"),
+    ("\xff", [], "{recipe} is not valid TOML"),
 ])  # fmt: skip
-def test_errors_name_the_recipe_and_options(refused, train_options, tmp_path, lines, options, message):
-    path = write(tmp_path / "recipe.toml", f"[training]\n{lines}\n")
+def test_bad_recipes_and_options(refused, train_options, tmp_path, recipe, options, message):
+    path = write(tmp_path / "recipe.toml", f"[training]\n{recipe}\n".encode("latin-1"))
     given = options_with(train_options, recipe=path, out=tmp_path / "run")
     assert message.format(recipe=path) in refused("train", *given, *options, untouched=tmp_path)
-
-
-def test_a_missing_recipe(refused, train_options, tmp_path):
-    options = options_with(train_options, recipe=tmp_path / "nowhere.toml", out=tmp_path / "run")
-    assert "cannot read recipe" in refused("train", *options, untouched=tmp_path)
 
 
 def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options, tmp_path, monkeypatch):
@@ -334,32 +259,3 @@ def test_a_loss_that_is_not_a_number_ends_the_run(xformer, train_options, text, 
     assert done.err.startswith("error: step 2: the loss is")
     assert "lower the learning rate or use a longer warm-up (no state was saved)" in done.err
     assert not (tmp_path / "run" / "last.safetensors").exists()
-
-
-def test_a_loss_that_stops_being_a_number_leaves_the_last_good_state(xformer, train_options, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "xformer.runs.config.BaseTrainingConfig.make_schedule",
-        lambda config, d_model: lambda step: 1e-3 if step <= 5 else 1e35,
-    )
-    done = xformer("train", *options_with(train_options, max_steps=20, out=tmp_path / "run"))
-    assert done.code == 2
-    assert "error: step 7: the loss is" in done.err
-    assert "the state of step 4 is kept" in done.err
-    arrays, metadata = load_arrays(tmp_path / "run" / "last.safetensors")
-    assert json.loads(metadata["progress"])["step"] == 4
-    assert all(np.isfinite(array).all() for array in arrays.values())
-
-
-def test_checkpoints_and_their_mean(xformer, train_options, text, tmp_path, monkeypatch):
-    recipe = (text / "recipe.toml").read_text() + 'keep_checkpoints = 2\naverage = "last"\nmetric_for_best = "loss"\n'
-    path, losses = write(tmp_path / "average.toml", recipe), iter([3.0, 2.0, 1.0])
-    monkeypatch.setattr("xformer.runs.trainer.Trainer.validation_loss", lambda self, model: next(losses))
-    done = xformer("train", *options_with(train_options, recipe=path, max_steps=8, out=tmp_path / "run"))
-    assert done.code == 0
-    assert "average of 2 checkpoints: validation after step 8" in done.out
-    assert "the averaged model is in" in done.out
-    assert "validation loss 1.0000" in done.out
-    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert names == ["step-4.safetensors", "step-8.safetensors"]
-    again = xformer("resume", tmp_path / "run")
-    assert (again.code, "nothing left to do" in again.out) == (0, True)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -58,37 +57,15 @@ def test_translations_that_reach_the_limit_are_counted(xformer, trained, transla
     assert f"note: {cut} outputs reached the length limit" in done.err
 
 
-def test_small_batches_give_the_same(xformer, trained, translator, text):
-    done = xformer("translate", "--model", trained, "--batch-tokens", 1, "--input", text / "test.en")
-    assert done.out == expected(translator, read(text / "test.en"))
-
-
-@pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
-def test_other_libraries_give_the_same_translations(xformer, trained, translator, backend):
-    pytest.importorskip(backend)
-    done = xformer("translate", "--model", trained, "--backend", backend, stdin=b"one hundred\n")
-    assert done.out == expected(translator, ["one hundred"])
-
-
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
-def test_quantized_weights(xformer, trained, dtype, monkeypatch):
-    if dtype == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    translator, loaded = Translator.from_pretrained(trained, quantize=dtype), []
+def test_quantized_weights(xformer, trained, monkeypatch):
+    translator, loaded = Translator.from_pretrained(trained, quantize="int8"), []
     load = Translator.from_pretrained
     monkeypatch.setattr(
         Translator, "from_pretrained", lambda *args, **options: loaded.append(load(*args, **options)) or loaded[-1]
     )
-    done = xformer("translate", "--model", trained, "--quantize", dtype, stdin=b"one hundred\nseven\n")
+    done = xformer("translate", "--model", trained, "--quantize", "int8", stdin=b"one hundred\nseven\n")
     assert done == (0, expected(translator, ["one hundred", "seven"]), "")
-    assert [quantized_dtype(each.model) for each in loaded] == [dtype]
-
-
-def test_another_dtype_of_quantized_weights_is_refused(xformer, trained):
-    done = xformer("translate", "--model", trained, "--quantize", "int4", stdin=b"one\n")
-    assert done.code == 2
-    assert "int8" in done.err
-    assert "bfloat16" in done.err
+    assert [quantized_dtype(each.model) for each in loaded] == ["int8"]
 
 
 def test_a_line_is_translated_when_it_arrives(start_process, trained, translator):
@@ -145,61 +122,13 @@ def test_every_line_is_tokenized_once(xformer, trained, text, monkeypatch):
     ("content", "message"),
     [(b"one\nz\xe9ro\n", "is not valid UTF-8: line 2"), (b"", "is empty"), (b"one\n" + b"one " * 2000, "line 2 has ")],
 )
-@pytest.mark.parametrize("output", ["-", "out"])
-def test_an_invalid_file_is_refused(refused, trained, tmp_path, content, message, output):
+def test_an_invalid_file_is_refused(refused, trained, tmp_path, content, message):
     (tmp_path / "in").write_bytes(content)
     (tmp_path / "out").write_text("old")
-    output = output if output == "-" else tmp_path / output
-    options = ["--model", trained, "--input", tmp_path / "in", "--output", output]
+    options = ["--model", trained, "--input", tmp_path / "in", "--output", tmp_path / "out"]
     error = refused("translate", *options, untouched=tmp_path)
     assert message in error
     assert str(tmp_path / "in") in error
-
-
-def test_invalid_standard_input_is_refused(refused, trained, tmp_path):
-    error = refused("translate", "--model", trained, untouched=tmp_path, stdin=b"one\n\xff\n")
-    assert "standard input is not valid UTF-8: line 2" in error
-
-
-def test_a_missing_input(refused, trained, tmp_path):
-    options = ["--model", trained, "--input", tmp_path / "nowhere", "--output", tmp_path / "out"]
-    assert "cannot read" in refused("translate", *options, untouched=tmp_path)
-
-
-def test_an_unknown_backend(refused, trained, tmp_path):
-    error = refused("translate", "--model", trained, "--backend", "tensorflow", untouched=tmp_path)
-    assert "backend 'tensorflow' is unknown" in error
-
-
-def test_a_directory_without_a_run(refused, tmp_path):
-    assert "has no config.json; expected the directory of a run" in refused(
-        "translate", "--model", tmp_path, untouched=tmp_path
-    )
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
-@pytest.mark.parametrize("how", ["missing", "truncated", "foreign"])
-def test_damaged_files_are_named(refused, trained, tmp_path, file, how):
-    shutil.copytree(trained, tmp_path / "run")
-    path = tmp_path / "run" / file
-    content = path.read_bytes()
-    path.unlink()
-    if how != "missing":
-        path.write_bytes(content[: len(content) // 2] if how == "truncated" else b"%PDF-1.7")
-    error = refused("translate", "--model", tmp_path / "run", untouched=tmp_path, stdin=b"one\n")
-    assert (file if (how, file) != ("missing", "model.safetensors") else "has no model yet") in error
-
-
-def test_a_tokenizer_of_another_run(refused, trained, tmp_path):
-    """The model accepts any tokenizer of the same size; only the run's own record identifies it."""
-    shutil.copytree(trained, tmp_path / "run")
-    path = tmp_path / "run" / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = content["model"]["vocab"]
-    vocabulary["o"], vocabulary["h"] = vocabulary["h"], vocabulary["o"]
-    path.write_text(json.dumps(content), encoding="utf-8")
-    error = refused("translate", "--model", tmp_path / "run", untouched=tmp_path, stdin=b"one\n")
-    assert "is not the tokenizer that this run started with" in error
 
 
 def test_an_output_that_cannot_be_written(refused, trained, tmp_path):
@@ -208,16 +137,6 @@ def test_an_output_that_cannot_be_written(refused, trained, tmp_path):
     assert "cannot write" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
     options = ["--model", trained, "--output", tmp_path]
     assert "it is a directory" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
-
-
-def test_a_full_disk_leaves_the_old_output(refused, trained, tmp_path, monkeypatch):
-    def fsync(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    (tmp_path / "out").write_text("old")
-    monkeypatch.setattr("xformer.io.os.fsync", fsync)
-    options = ["--model", trained, "--output", tmp_path / "out"]
-    assert "No space left" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
 
 
 def test_devices_and_links_are_not_replaced(xformer, trained, translator, tmp_path):
@@ -271,16 +190,10 @@ def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text
     [
         (["--set", "min_new_tokens=9", "--max-new-tokens", 8], "min_new_tokens 9 is above max_new_tokens 8"),
         (["--num-beams", 4, "--set", "num_beam_groups=3"], "num_beam_groups 3 does not divide num_beams 4"),
-        (["--num-return-sequences", 2], "num_return_sequences 2 is above num_beams 1"),
-        (["--num-beams", 2, "--temperature", 1.0], "num_beams is 2 and sampling is requested"),
         (["--sequence-bias", "東京"], "東京"),
-        (["--target-length", 0], "error: --target-length is 0; expected at least 1"),
         (["--length-unit", "lines"], "error: --length-unit is 'lines'; expected one of 'tokens', 'words'"),
         (["--set", "beams=2"], "unknown key 'beams' in --set; did you mean 'num_beams'?"),
-        (["--set", "top_p=2"], "top_p is 2; expected a number in [0, 1]"),
-        (["--target-length", 5, "--max-new-tokens", 9], "max_new_tokens"),
         (["--prefix", "\udcff"], "invalid value for '--prefix': expected UTF-8 text; see"),
-        (["--prefix", "eins zwei drei vier", "--max-new-tokens", 2], "prefix"),
     ],
 )
 def test_options_that_contradict_each_other(refused, trained, text, tmp_path, options, message):
@@ -289,7 +202,7 @@ def test_options_that_contradict_each_other(refused, trained, text, tmp_path, op
     assert message in error
 
 
-@pytest.mark.parametrize("file", ["test.en", "link", "run/model.safetensors", "run/log.jsonl", "run/tokenizer.json"])
+@pytest.mark.parametrize("file", ["test.en", "link", "run/log.jsonl"])
 def test_an_output_replaces_nothing_that_is_read(refused, trained, text, tmp_path, monkeypatch, file):
     shutil.copytree(trained, tmp_path / "run")
     shutil.copy(text / "test.en", tmp_path)
