@@ -99,14 +99,11 @@ DistributedOption = Annotated[
 ]
 _INIT_HELP = "Start from the model and the tokenizer of a public checkpoint, a GGUF file or a run."
 InitOption = Annotated[Path | None, value_option("--init", "PATH", _INIT_HELP)]
-_LORA_HELP = "With --init: train adapters of this rank (LoRA) and freeze the model; the result includes them."
-LoraOption = Annotated[int | None, value_option("--lora", "RANK", _LORA_HELP, min=1)]
 # Options that several commands have, with their defaults, by the parameter that receives them.
 GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
     "loading": {"backend": (BackendOption, "numpy"), "quantize": (QuantizeOption,)},
     "training": {
         "init": (InitOption,),
-        "lora": (LoraOption,),
         "recipe": (RecipeOption,),
         "overrides": (SetRecipeOption,),
         "logger": (LoggerOption,),
@@ -251,21 +248,15 @@ def parse_recipe_overrides(assignments: Sequence[str] | None) -> dict[str, dict[
     return overrides
 
 
-def launch_arguments(
-    settings: dict[str, Any], training: dict[str, Any], task: str | None = None, **init: str | None
-) -> dict[str, Any]:
+def launch_arguments(settings: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `xformer.train` or `train_lm` for the options of a command.
 
     Args:
         settings: Settings of the recipe; those of --set override them.
         training: The group "training".
-        task: Task of the recipe.
-        **init: Further settings of [init].
     """
     tables = parse_recipe_overrides(training["overrides"])
-    init |= {"path": training["init"], "lora": training["lora"]}
-    given = {name: value if isinstance(value, int) else str(value) for name, value in init.items() if value is not None}
-    tables |= {"init": {**tables.get("init", {}), **given}} if given else {}
+    if training["init"] is not None:
+        tables["init"] = {**tables.get("init", {}), "path": str(training["init"])}
     shared = {name: training[name] for name in ("recipe", "distributed")}
-    shared |= {"xp": training["backend"], "loggers": training["logger"] or ()}
-    return {**shared, **settings, **tables, **({"task": task} if task else {})}
+    return {**shared, "xp": training["backend"], "loggers": training["logger"] or (), **settings, **tables}

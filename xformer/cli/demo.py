@@ -11,7 +11,7 @@ import typer
 from xformer.cli._console import program
 from xformer.cli._options import BackendOption
 from xformer.cli._plots import save
-from xformer.cli._training import exit_code
+from xformer.cli.train import exit_code
 from xformer.data.demo_tasks import DemoTask, numbers_task
 from xformer.errors import ConfigError
 from xformer.families.run_directory import RunDirectory

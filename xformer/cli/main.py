@@ -191,8 +191,8 @@ def _make_app(arguments: Sequence[str]) -> Any:
         command, description = root, summary
         if name == chosen:
             function = name.replace("-", "_")
-            module = importlib.import_module(f"xformer.cli.{function}")
-            command, description = getattr(module, function), module.HELP
+            module = importlib.import_module(f"xformer.cli.{'train' if name in ('train-lm', 'resume') else function}")
+            command, description = getattr(module, function), getattr(module, f"{function.upper()}_HELP", module.HELP)
         app.command(name, help=description)(command)
     return app
 
@@ -206,6 +206,10 @@ def _message(error: Exception) -> str | None:
         context = getattr(error, "ctx", None)
         command = "xformer" if context is None else context.command_path
         hint = next((f"; use {hint}" for name, hint in _OTHER_COMMANDS.items() if f"command '{name}'" in message), "")
+        if (option := getattr(error, "option_name", None)) and command.endswith(("train", "train-lm")):
+            from xformer.runs.recipe import setting
+
+            hint = f"; use --set {name}=VALUE" if (name := setting(command.split()[-1], option)) else hint
         return f"{message[:1].lower()}{message[1:]}{hint}; see: {command} --help"
     if isinstance(error, XformerError):
         return str(error)

@@ -17,7 +17,9 @@ _FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_ste
 class InitConfig(Config):
     """The model that a run starts from, in place of random parameters."""
 
-    path: str | None = option("Directory of a public checkpoint or of a run, or a GGUF file.", default=None)
+    path: str | None = option(
+        "Directory of a public checkpoint or of a run, or a GGUF file.", default=None, panel="Files"
+    )
     source_language: str | None = option("Language of the sources, for models of many languages.", default=None)
     target_language: str | None = option("Language of the targets, for models of many languages.", default=None)
     lora: int | None = option(

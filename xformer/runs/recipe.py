@@ -248,6 +248,16 @@ def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequen
     return recipe
 
 
+def setting(command: str, option: str) -> str | None:
+    """Return the setting of a recipe, e.g. "model.d_model", that a command has no option for, e.g. "--d-model"."""
+    key = option.lstrip("-").replace("-", "_")
+    for spec in TASKS.values():
+        for table, config in spec.tables.items() if spec.train_command == command else ():
+            if key in field_names(config) and (table == "tokenizer" or key not in spec.from_tokenizer):
+                return f"{table}.{key}"
+    return None
+
+
 def _by_table(settings: Mapping[str, Any], spec: TaskSpec) -> dict[str, dict[str, Any]]:
     """Return settings by table; raise ConfigError for a key that is in no table."""
     configs = {**spec.tables, "init": InitConfig}
