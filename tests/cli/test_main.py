@@ -161,9 +161,9 @@ def test_the_help_of_each_command_has_an_example(xformer):
     [
         (["trian"], "no such command"),
         (["chat"], "no such command 'chat'; use generate --chat"),
-        (["train", "--num-heads", "2"], "no such option: --num-heads; use --set model.num_heads=VALUE; see:"),
-        (["train-lm", "--d-model", "8"], "no such option: --d-model; use --set model.d_model=VALUE; see:"),
-        (["train-lm", "--vocab-size", "8"], "use --set tokenizer.vocab_size=VALUE"),
+        (["train", "--num-heads", "2"], "no such option: --num-heads; use --set model.num_heads=value; see:"),
+        (["train-lm", "--d-model", "8"], "no such option: --d-model; use --set model.d_model=value; see:"),
+        (["train-lm", "--vocab-size", "8"], "use --set tokenizer.vocab_size=value"),
         (["train"], "missing option"),
         (["train", "--out", "run", "--seed", "many"], "--seed"),
         (["inspect", "one", "two"], "unexpected extra argument"),

@@ -27,6 +27,10 @@ from xformer.training.fit import TrainingLoop
 HELP = """Train a small translator of English number words to German and show what it learned, in about a minute on \
 two cores.
 
+\b
+  xformer demo                 for at most 90 seconds
+  xformer demo --seconds 30    for a first look
+
 German puts the units before the tens ("forty-two" is "zweiundvierzig"), so attention has to learn a crossing \
 alignment; a plot of it is written to DIR (attention.png). DIR is a training run like any other: translate with it, \
 or inspect it.

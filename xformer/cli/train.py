@@ -152,7 +152,8 @@ def train(
     settings: dict[str, Any],
 ) -> int:
     """Train a model on parallel text."""
-    texts: dict[str, Any] = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
+    texts: dict[str, Any] = {"source": source, "target": target}
+    texts |= {"valid_source": valid_source, "valid_target": valid_target}
     settings |= {"task": task} if task else {}
     return finish(launch.train(**texts, out=out, **launch_arguments(settings, training)))
 
