@@ -42,6 +42,7 @@ def option(
     *,
     default: Any = dataclasses.MISSING,
     choices: Collection[str] | None = None,
+    within: tuple[float, float] | None = None,
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -54,12 +55,14 @@ def option(
         help: Description, one sentence; shown by `--help` and in the reference.
         default: Default value. A field without one is required.
         choices: Values that a string may have.
+        within: Smallest and largest value.
         at_least: Smallest value.
         above: Exclusive lower bound.
         at_most: Largest value; math.inf allows infinity.
         below: Exclusive upper bound.
         panel: Heading under which `--help` lists this option and those after it, up to the next one with a panel.
     """
+    at_least, at_most = within or (at_least, at_most)
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata = {"help": help, "panel": panel, "choices": choices, "bounds": bounds}
     return dataclasses.field(default=default, metadata=metadata)

@@ -15,7 +15,7 @@ from tests.pipelines.chat_model import write_model
 from tests.pipelines.sliding_generator import SlidingGenerator
 from xformer.cli.generate import _print_stream, _read_message, generate
 from xformer.cli.main import exit_code
-from xformer.generation.assisted import DraftModel
+from xformer.generation.sampling import DraftModel
 from xformer.pipelines import TextGenerator
 
 RUN = object()

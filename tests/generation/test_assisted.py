@@ -14,10 +14,10 @@ from tests.generation.definitions import SOURCES, varied_model
 from tests.reference import normal, raises_line
 from xformer.errors import ConfigError
 from xformer.generation import PrefixCache, StopSequences, TokenRecord
-from xformer.generation.assisted import DraftModel, PromptLookup
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.engine import Engine
 from xformer.generation.generate import searches_of
+from xformer.generation.sampling import DraftModel, PromptLookup
 from xformer.generation.steps import DecodingSteps
 from xformer.models.config import POSITIONS
 from xformer.tracing.program import CudaProgram

@@ -15,7 +15,7 @@ from tests.reference import small_language_model
 from xformer import Rng, stream
 from xformer.generation import GenerationConfig, generate, steps
 from xformer.generation.steps import ProgramPool
-from xformer.models.cache import DecodingCache
+from xformer.layers.cache import DecodingCache
 from xformer.tracing.graph import GraphTrace
 from xformer.tracing.program import Program
 from xformer.tree import map_arrays

@@ -17,7 +17,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families import load_pretrained
 from xformer.generation import GenerationConfig, StopSequences
 from xformer.generation import generate as search
-from xformer.generation.assisted import DraftModel
+from xformer.generation.sampling import DraftModel
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
 from xformer.pipelines.output_text import GeneratedText

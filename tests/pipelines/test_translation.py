@@ -112,7 +112,7 @@ def test_products_have_the_threads_that_batches_leave(translator, monkeypatch, t
 
 
 def test_long_sentences_are_refused_before_anything_is_translated(translator, monkeypatch):
-    monkeypatch.setattr("xformer.pipelines.seq2seq.make_batch", lambda *a, **k: pytest.fail("translated"))
+    monkeypatch.setattr("xformer.pipelines.seq2seq.GenerationBatch", lambda *a, **k: pytest.fail("translated"))
     with pytest.raises(DataError, match=r"text 2 has \d+ tokens; expected at most 8"):
         translator([LINES[0][:3], "one " * 9], max_source_length=8)
     with pytest.raises(DataError, match=r"file line 12 has"):

@@ -22,7 +22,7 @@ from tests.pipelines.test_checkpoints import checkpoint
 from xformer.data.demo_tasks import numbers_task
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig, alignments
-from xformer.generation.assisted import DraftModel
+from xformer.generation.sampling import DraftModel
 from xformer.generation.steps import DecodingSteps
 from xformer.models import (
     Encoder,

@@ -27,7 +27,7 @@ from xformer.cli.translate import LineOptions, process_chunk
 from xformer.config import Config
 from xformer.environment import clear_cache
 from xformer.errors import XformerError
-from xformer.layers.kv_cache import KVCache
+from xformer.layers.cache import KVCache
 from xformer.models.config import GATED, POSITIONS
 from xformer.ops.activations import ACTIVATIONS
 from xformer.runs.recipe import TASKS, Recipe

@@ -16,6 +16,7 @@ from xformer.families.checkpoint import generation_config
 from xformer.io import atomic_write, write_json
 from xformer.layers import KVCache, LayerCache
 from xformer.layers.adapters import check_no_adapters
+from xformer.layers.cache import DecodingCache, Memory
 from xformer.models import (
     BaseModel,
     Encoder,
@@ -25,7 +26,6 @@ from xformer.models import (
     SpeechTransformer,
     Transformer,
 )
-from xformer.models.cache import DecodingCache, Memory
 from xformer.models.token_ids import padding_mask
 from xformer.ops.quantized import quantized_dtype
 from xformer.threads import num_threads

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,14 +23,7 @@ from xformer.backends import (
 )
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError, ShapeError, describe_type
-from xformer.generation.config import (
-    GenerationConfig,
-    LengthLimits,
-    LengthRange,
-    length_ranges,
-    target_ranges,
-    unit_limits,
-)
+from xformer.generation.config import GenerationConfig, LengthLimits, LengthRange, length_limits
 from xformer.generation.prefix_cache import PrefixCache
 from xformer.generation.processors import (
     FrequencyPenalty,
@@ -173,12 +166,15 @@ class GenerationBatch:
         self.stopping_criteria = list(map(criterion_of, stopping_criteria))
         if attention_mask is not None:
             inputs = _without_padding(inputs, attention_mask)
+        max_length = model_config.max_positions if model_config.positions == "learned" else math.inf
         self.coverage_penalties: CoveragePenalty | None = None
         self.sources: Sources | None = None
         if isinstance(model, Transformer):
             source, source_mask = _source_ids(model, inputs)
             self.indices = _check_indices(indices, source.shape[0])
-            self.lengths = _source_limits(model, source, source_mask, config, target_lengths, length_fn)
+            sizes = _source_lengths(model, source, source_mask)
+            targets: Any = {"target_lengths": target_lengths, "length_fn": length_fn}
+            self.lengths = length_limits(config, sizes, max_length - 1, **targets)  # the start takes a position
             length_condition = target_lengths if length_condition is None else length_condition
             conditions = _length_conditions(model, length_condition, len(self.indices))
             self.prefixes = _check_prefixes(prefix, self.lengths, model, self.indices)
@@ -199,7 +195,7 @@ class GenerationBatch:
                     "expected prompts of equal length"
                 )
             self.indices = _check_indices(indices, len(self.prefixes))
-            self.lengths = _prompt_limits(model, list(map(len, self.prefixes)), config)
+            self.lengths = length_limits(config, list(map(len, self.prefixes)), max_length, are_prompts=True)
             self.start, eos_id = [], model_config.eos_id if special_tokens else None
             suppressed = model_config.suppressed_ids if special_tokens else frozenset()
         self.inputs: Sequence[int] = range(len(self.prefixes))
@@ -386,37 +382,15 @@ def _without_padding(inputs: Any, attention_mask: Any) -> list[list[int]]:
     return [row[mask != 0].tolist() for row, mask in zip(rows, kept, strict=True)]
 
 
-def _source_limits(
-    model: Transformer,
-    source: Array,
-    source_mask: Array | None,
-    config: GenerationConfig,
-    target_lengths: Sequence[int] | None,
-    length_fn: Callable[[Sequence[int]], int] | None,
-) -> LengthLimits:
+def _source_lengths(model: Transformer, source: Array, source_mask: Array | None) -> list[int]:
+    """Return the length of each source, eos excluded."""
     if len(source.shape) == 3:  # frames of audio
-        source_lengths = [source.shape[1]] * source.shape[0]
-    else:
-        special = [each for each in (model.config.pad_id, model.config.eos_id) if each is not None]
-        is_token = ~np.isin(to_host(source), special)
-        is_token &= True if source_mask is None else to_host(source_mask)[:, 0, 0, :]
-        source_lengths = is_token.sum(axis=1).tolist()
-    if target_lengths is None:
-        limits = LengthLimits(length_ranges(config, source_lengths))
-    else:
-        ranges = target_ranges(config, target_lengths, len(source_lengths))
-        limits = LengthLimits(ranges, near_targets=True)
-        if length_fn is not None:
-            limits = unit_limits(ranges, length_fn, source_lengths)
-    return dataclasses.replace(limits, ranges=_within_positions(model, limits.ranges))
-
-
-def _prompt_limits(model: LanguageModel, sizes: list[int], config: GenerationConfig) -> LengthLimits:
-    ranges = [
-        LengthRange(size + minimum, size + maximum)
-        for size, (minimum, maximum) in zip(sizes, length_ranges(config, sizes), strict=True)
-    ]
-    return LengthLimits(_within_positions(model, ranges, sizes), prompt_lengths=sizes)
+        return [source.shape[1]] * source.shape[0]
+    special = [each for each in (model.config.pad_id, model.config.eos_id) if each is not None]
+    is_token = ~np.isin(to_host(source), special)
+    is_token &= True if source_mask is None else to_host(source_mask)[:, 0, 0, :]
+    lengths: list[int] = is_token.sum(axis=1).tolist()
+    return lengths
 
 
 def _length_conditions(model: Transformer, lengths: Sequence[int] | None, num_inputs: int) -> list[int] | None:
@@ -460,28 +434,6 @@ def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[i
         return range(num_inputs)
     check_one_each("indices", indices, num_inputs)
     return integers("indices", indices)
-
-
-def _within_positions(
-    model: Transformer | LanguageModel, ranges: list[LengthRange], prompt_lengths: Sequence[int] = ()
-) -> list[LengthRange]:
-    """Limit ranges to the learned positions; raise ConfigError if a minimum exceeds them or a prompt fills them."""
-    if model.config.positions != "learned":
-        return ranges
-    maximum = model.config.max_positions - int(isinstance(model, Transformer))  # the start takes one
-    for number, size in enumerate(prompt_lengths, start=1):
-        if size >= maximum:
-            raise ConfigError(
-                f"prompt {number} has {size} tokens; expected at most {maximum - 1}: this model has learned positions "
-                f"for {maximum}"
-            )
-    longest = max((limits.minimum for limits in ranges), default=0)
-    if longest > maximum:
-        raise ConfigError(
-            f"the output needs {longest} tokens, prompt included; this model has learned positions for {maximum}: "
-            "lower the minimum length or shorten the prompt"
-        )
-    return [LengthRange(limits.minimum, min(limits.maximum, maximum)) for limits in ranges]
 
 
 def _check_prompts(inputs: Any, vocab_size: int, pad_id: int | None) -> list[list[int]]:

@@ -36,27 +36,20 @@ class GenerationConfig(Config):
 
     _hints: ClassVar = hints.GENERATION
 
-    num_beams: int = option(
-        "Beams of beam search; 1 is greedy search.", default=1, at_least=1, at_most=10_000, panel="Search"
-    )
+    num_beams: int = option("Beams of beam search; 1 is greedy search.", default=1, within=(1, 10_000), panel="Search")
     num_return_sequences: int = option(
-        "Outputs per input: the best ones of a beam search, or independent samples.",
-        default=1,
-        at_least=1,
-        at_most=10_000,
+        "Outputs per input: the best ones of a beam search, or independent samples.", default=1, within=(1, 10_000)
     )
     num_beam_groups: int = option(
         "Groups of diverse beam search (Vijayakumar et al., 2016); must divide num_beams.",
         default=1,
-        at_least=1,
-        at_most=10_000,
+        within=(1, 10_000),
     )
     diversity_penalty: float | None = option(
         "Penalty of a token per beam of an earlier group that chose it at the same step (default 0.5). Scores of "
         "hypotheses do not include it.",
         default=None,
-        at_least=1e-6,
-        at_most=1000.0,
+        within=(1e-6, 1000.0),
     )
     keep_greedy: bool = option(
         "Always keep the greedy hypothesis in the beam, so that beam search is never worse than greedy search.",
@@ -70,8 +63,7 @@ class GenerationConfig(Config):
     length_penalty: float = option(
         "Exponent alpha of the length penalty (Wu et al., 2016); values above 0 favor longer outputs.",
         default=0.0,
-        at_least=0.0,
-        at_most=100.0,
+        within=(0.0, 100.0),
     )
     length_penalty_base: str = option(
         "Base of the length penalty: (5 + length) / 6 as in Wu et al. (2016), or the length as in Hugging Face.",
@@ -81,48 +73,43 @@ class GenerationConfig(Config):
     coverage_penalty: float = option(
         "Weight beta of the coverage penalty (Wu et al., 2016); favors outputs that attend to the whole source.",
         default=0.0,
-        at_least=0.0,
-        at_most=1000.0,
+        within=(0.0, 1000.0),
     )
 
     min_new_tokens: int = option(
-        f"Minimum length.{_CONFLICTS}", default=0, at_least=0, at_most=100_000, panel="Length of the output"
+        f"Minimum length.{_CONFLICTS}", default=0, within=(0, 100_000), panel="Length of the output"
     )
-    max_new_tokens: int | None = option(f"Maximum length.{_CONFLICTS}", default=None, at_least=1, at_most=100_000)
+    max_new_tokens: int | None = option(f"Maximum length.{_CONFLICTS}", default=None, within=(1, 100_000))
     min_length_ratio: float = option(
-        f"Minimum length as a multiple of the input's.{_CONFLICTS}", default=0.0, at_least=0.0, at_most=1000.0
+        f"Minimum length as a multiple of the input's.{_CONFLICTS}", default=0.0, within=(0.0, 1000.0)
     )
     max_length_ratio: float | None = option(
-        f"Maximum length as a multiple of the input's.{_CONFLICTS}", default=None, at_least=1e-3, at_most=1000.0
+        f"Maximum length as a multiple of the input's.{_CONFLICTS}", default=None, within=(1e-3, 1000.0)
     )
     length_tolerance: float = option(
-        "Allowed deviation from the target length, as a fraction of it.", default=0.1, at_least=0.0, at_most=1.0
+        "Allowed deviation from the target length, as a fraction of it.", default=0.1, within=(0.0, 1.0)
     )
 
     no_repeat_ngram_size: int = option(
         "No n-gram of this size may repeat (Paulus et al., 2018); 0 is off.",
         default=0,
-        at_least=0,
-        at_most=10_000,
+        within=(0, 10_000),
         panel="Steering",
     )
     repetition_penalty: float = option(
         "Penalty of tokens that have occurred (Keskar et al., 2019); 1 is off, larger values penalize.",
         default=1.0,
-        at_least=1e-3,
-        at_most=1000.0,
+        within=(1e-3, 1000.0),
     )
     frequency_penalty: float = option(
         "Penalty of a token for each time that it was generated, as in OpenAI's API; negative values favor it.",
         default=0.0,
-        at_least=-100.0,
-        at_most=100.0,
+        within=(-100.0, 100.0),
     )
     presence_penalty: float = option(
         "Penalty of a token that was generated, as in OpenAI's API; negative values favor it.",
         default=0.0,
-        at_least=-100.0,
-        at_most=100.0,
+        within=(-100.0, 100.0),
     )
     logit_bias: dict[str, Any] | None = option(
         "Number that is added to the logit of each token id, as in OpenAI's API.", default=None
@@ -130,8 +117,7 @@ class GenerationConfig(Config):
     sequence_bias_strength: float = option(
         "Bias of the logit of a token that begins a favored phrase; twice that for one that continues it.",
         default=2.0,
-        at_least=0.0,
-        at_most=1000.0,
+        within=(0.0, 1000.0),
     )
     suppress_tokens: tuple[int, ...] = option("Ids of tokens that are never generated.", default=())
     begin_suppress_tokens: tuple[int, ...] = option("Ids not allowed as the first new token.", default=())
@@ -142,21 +128,16 @@ class GenerationConfig(Config):
         "decoding; Saxena, 2023). The outputs are the same, up to rounding; faster where they repeat the prompt. "
         "Default: off.",
         default=None,
-        at_least=1,
-        at_most=256,
+        within=(1, 256),
         panel="Speed",
     )
     max_matching_ngram_size: int = option(
         "Largest number of last tokens that prompt lookup searches for. Only with prompt_lookup_num_tokens.",
         default=2,
-        at_least=1,
-        at_most=256,
+        within=(1, 256),
     )
     num_draft_tokens: int | None = option(
-        "Tokens that a draft model proposes at a time; default 5. Only with draft_model.",
-        default=None,
-        at_least=1,
-        at_most=256,
+        "Tokens that a draft model proposes at a time; default 5. Only with draft_model.", default=None, within=(1, 256)
     )
 
     do_sample: bool | None = option(
@@ -164,24 +145,20 @@ class GenerationConfig(Config):
         default=None,
         panel="Sampling",
     )
-    temperature: float | None = option(
-        "Sampling temperature; 0 is greedy search.", default=None, at_least=0.0, at_most=1000.0
-    )
+    temperature: float | None = option("Sampling temperature; 0 is greedy search.", default=None, within=(0.0, 1000.0))
     top_k: int | None = option(
-        "Sample from the k most probable tokens; 0 is off.", default=None, at_least=0, at_most=10_000_000
+        "Sample from the k most probable tokens; 0 is off.", default=None, within=(0, 10_000_000)
     )
     top_p: float | None = option(
         "Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020); 1 is off, 0 is "
         "greedy search.",
         default=None,
-        at_least=0.0,
-        at_most=1.0,
+        within=(0.0, 1.0),
     )
     min_p: float | None = option(
         "Sample from tokens with at least this fraction of the highest probability (Nguyen et al., 2024); 0 is off.",
         default=None,
-        at_least=0.0,
-        at_most=1.0,
+        within=(0.0, 1.0),
     )
 
     def __post_init__(self) -> None:
@@ -344,7 +321,7 @@ class LengthLimits:
     """
 
     ranges: list[LengthRange]
-    prompt_lengths: list[int] | None = None
+    prompt_lengths: Sequence[int] | None = None
     length_fn: Callable[[Sequence[int]], int] | None = None
     unit_ranges: list[LengthRange] | None = None
     near_targets: bool = False
@@ -418,12 +395,58 @@ def target_ranges(config: GenerationConfig, target_lengths: Sequence[Any], num_i
     return ranges
 
 
-def unit_limits(
-    unit_ranges: list[LengthRange], length_fn: Callable[[Sequence[int]], int], source_lengths: Sequence[int]
+def length_limits(
+    config: GenerationConfig,
+    sizes: Sequence[int],
+    max_length: float = math.inf,
+    *,
+    are_prompts: bool = False,
+    target_lengths: Sequence[int] | None = None,
+    length_fn: Callable[[Sequence[int]], int] | None = None,
 ) -> LengthLimits:
-    """Return limits in units of length_fn, with token limits that leave enough tokens for them."""
-    ranges = [
-        LengthRange(units.minimum, max(default_max_length(length), _TOKENS_PER_UNIT * units.maximum))
-        for units, length in zip(unit_ranges, source_lengths, strict=True)
-    ]
-    return LengthLimits(ranges, length_fn=length_fn, unit_ranges=unit_ranges, near_targets=True)
+    """Return the limits of outputs.
+
+    Args:
+        config: Settings.
+        sizes: Tokens of each input, eos excluded.
+        max_length: Number of positions that the model has.
+        are_prompts: Whether the inputs are prompts, which count for the positions.
+        target_lengths: Length of each output, in units of length_fn.
+        length_fn: See `LengthLimits`.
+
+    Raises:
+        ConfigError: If a prompt fills the positions, or a minimum exceeds them; and as `target_ranges`.
+    """
+    unit_ranges = None
+    if target_lengths is None:
+        ranges = length_ranges(config, sizes)
+    else:
+        ranges = target_ranges(config, target_lengths, len(sizes))
+        if length_fn is not None:  # with limits in tokens that leave enough for those in units
+            unit_ranges = ranges
+            most = [
+                max(default_max_length(n), _TOKENS_PER_UNIT * r.maximum) for n, r in zip(sizes, ranges, strict=True)
+            ]
+            ranges = [LengthRange(r.minimum, maximum) for r, maximum in zip(ranges, most, strict=True)]
+    prompts = list(sizes) if are_prompts else [0] * len(sizes)
+    ranges = [LengthRange(size + r.minimum, size + r.maximum) for size, r in zip(prompts, ranges, strict=True)]
+    for number, size in enumerate(prompts, start=1):
+        if size >= max_length:
+            raise ConfigError(
+                f"prompt {number} has {size} tokens; expected at most {max_length - 1}: this model has learned "
+                f"positions for {max_length}"
+            )
+    if (longest := max((r.minimum for r in ranges), default=0)) > max_length:
+        raise ConfigError(
+            f"the output needs {longest} tokens, prompt included; this model has learned positions for {max_length}: "
+            "lower the minimum length or shorten the prompt"
+        )
+    ranges = [LengthRange(each.minimum, int(min(each.maximum, max_length))) for each in ranges]
+    has_units = unit_ranges is not None
+    return LengthLimits(
+        ranges,
+        sizes if are_prompts else None,
+        length_fn if has_units else None,
+        unit_ranges,
+        target_lengths is not None,
+    )

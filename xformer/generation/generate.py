@@ -7,14 +7,13 @@ from typing import Any
 
 from xformer.config import with_parameters_of
 from xformer.errors import ConfigError
-from xformer.generation.assisted import assisted_search
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.beams import beam_search
 from xformer.generation.config import GenerationConfig
 from xformer.generation.engine import Search, Task, run_steps, run_task
 from xformer.generation.processors import Rows
 from xformer.generation.results import Hypothesis
-from xformer.generation.sampling import greedy_or_sample
+from xformer.generation.sampling import assisted_search, greedy_or_sample
 
 
 @with_parameters_of(GenerationBatch)

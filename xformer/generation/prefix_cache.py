@@ -14,8 +14,8 @@ import numpy as np
 
 from xformer.backends import Array, array_namespace
 from xformer.config import check_count
+from xformer.layers.cache import DecodingCache
 from xformer.models import LanguageModel
-from xformer.models.cache import DecodingCache
 from xformer.tracing.activations import is_observing
 
 CHUNK = 64

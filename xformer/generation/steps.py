@@ -13,8 +13,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import JitError
 from xformer.generation.batch import GenerationBatch, Sources
-from xformer.layers.kv_cache import with_size
-from xformer.models.cache import DecodingCache
+from xformer.layers.cache import DecodingCache, with_size
 from xformer.threads import available_threads, fork_safe_lock
 from xformer.tracing.activations import is_observing
 from xformer.tracing.program import compiler

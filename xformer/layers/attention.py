@@ -10,9 +10,9 @@ from xformer import masks
 from xformer.backends import Array, array_namespace, device, extra
 from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, ShapeError, check_arguments
+from xformer.layers.cache import KVCache
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
-from xformer.layers.kv_cache import KVCache
 from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.attention import MultiHeadAttention
+from xformer.layers.cache import LayerCache
 from xformer.layers.convolution import Conv1d
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
-from xformer.layers.kv_cache import LayerCache
 from xformer.layers.linear import Linear
 from xformer.layers.normalization import Norm
 from xformer.ops import activation as activation_named

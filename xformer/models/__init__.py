@@ -1,8 +1,8 @@
 """Models: networks built from one configuration."""
 
+from xformer.layers.cache import DecodingCache
 from xformer.models.attention_maps import attention_maps
 from xformer.models.base import BaseModel, load
-from xformer.models.cache import DecodingCache
 from xformer.models.config import (
     EncoderConfig,
     ImageEncoderConfig,

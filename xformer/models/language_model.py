@@ -9,11 +9,11 @@ from xformer import masks
 from xformer.backends import Array, array_namespace, device, extra
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, SharedNormEncoderLayer
+from xformer.layers.cache import DecodingCache, last_tokens
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
-from xformer.models.cache import DecodingCache, last_tokens
 from xformer.models.config import LanguageModelConfig
 from xformer.models.token_ids import as_segment_ids, as_token_ids, ids_of, padding_mask, positions_of, segment_positions
 from xformer.random import Rng, split_rng

@@ -9,8 +9,8 @@ import numpy as np
 from xformer.backends import Array, dtype_name, from_host, is_floating
 from xformer.errors import ShapeError
 from xformer.layers import AudioEmbedding, InputEmbedding
+from xformer.layers.cache import Memory
 from xformer.models.builder import LayerFactory
-from xformer.models.cache import Memory
 from xformer.models.config import SpeechTransformerConfig
 from xformer.models.token_ids import as_token_ids, check_padding_mask
 from xformer.models.transformer import Transformer

@@ -16,12 +16,12 @@ from xformer.layers import (
     Linear,
     SharedNormEncoderLayer,
 )
+from xformer.layers.cache import DecodingCache, Memory, check_memory, last_tokens
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms, remaining_length
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
-from xformer.models.cache import DecodingCache, Memory, check_memory, last_tokens
 from xformer.models.config import TransformerConfig
 from xformer.models.token_ids import (
     as_lengths,
