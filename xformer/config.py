@@ -186,6 +186,24 @@ def check_keys(
             raise ConfigError(f"unknown key {key!r} in {name}; {nearest_hint(key, known, hints)}")
 
 
+def check_heads(d_model: int, num_heads: int, num_key_value_heads: int, head_dim: int | None = None) -> None:
+    """Raise ConfigError unless num_heads divides d_model (without a head_dim) and num_key_value_heads num_heads."""
+    for name, value in (("d_model", d_model), ("num_heads", num_heads), ("num_key_value_heads", num_key_value_heads)):
+        check_count(name, value)
+    if head_dim is not None:
+        check_count("head_dim", head_dim)
+    if head_dim is None and d_model % num_heads:
+        raise ConfigError(
+            f"d_model {d_model} is not divisible by num_heads {num_heads}; "
+            f"choose e.g. d_model {num_heads * max(1, round(d_model / num_heads))} or another num_heads"
+        )
+    if num_heads % num_key_value_heads:
+        raise ConfigError(
+            f"num_heads {num_heads} is not divisible by num_key_value_heads {num_key_value_heads}; "
+            "expected groups of query heads of equal size"
+        )
+
+
 def check_count(name: str, value: Any, at_least: int = 1) -> None:
     """Raise ConfigError unless a value is an integer of at least 1, or another minimum."""
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < at_least:

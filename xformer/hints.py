@@ -149,3 +149,17 @@ PACKAGE = {
     "save": "model.save(path), or xformer.save_parameters(module, path)",
     "nn": "the layers of xformer itself, as in xformer.Linear",
 }
+
+# Arguments of torch.nn.MultiheadAttention, and of earlier versions.
+ATTENTION = {
+    "batch_first": "arrays are always (batch, length, features)",
+    "key_bias": "use bias, e.g. bias=('query', 'value', 'output')",
+    "output_bias": "use bias, e.g. bias=('query', 'key', 'value')",
+    **dict.fromkeys(("norm_all_heads", "sinks", "softcap"), "use xformer.layers.FamilyAttention"),
+}
+ATTENTION_CALL = {
+    "attn_mask": "use mask, True = may attend; masks.from_blocked converts the masks of torch.nn.MultiheadAttention",
+    "key_padding_mask": "use mask=masks.from_blocked(key_padding_mask)[:, None, None, :]",
+    "need_weights": "use weights(query, key), or xformer.record(layer, 'weights')",
+    "distances": "use xformer.layers.DisentangledAttention",
+}

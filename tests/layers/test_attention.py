@@ -10,7 +10,7 @@ from tests.reference import attention_arrays, gradients, normal, raises_line, ra
 from xformer import Initializer, Rng, grad, masks, value_and_grad
 from xformer.backends import array_namespace, backend_name, from_host, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import KVCache, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from xformer.layers import FamilyAttention, KVCache, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
 from xformer.ops import attention_weights
 from xformer.tracing.activations import record
 from xformer.tree import map_arrays, replace, with_fields
@@ -191,7 +191,7 @@ def test_a_window_is_a_mask(xp):
 
 
 def test_a_norm_of_all_heads_is_applied_to_the_projections(xp):
-    layer = MultiHeadAttention(
+    layer = FamilyAttention(
         12, 6, num_key_value_heads=2, norm=RMSNorm, norm_all_heads=True, init=Initializer(xp, dtype="float64")
     )
     weights = {"query_norm.weight": xp.asarray(normal(1, 12)), "key_norm.weight": xp.asarray(normal(2, 4))}
@@ -214,7 +214,8 @@ def test_a_norm_of_all_heads_is_applied_to_the_projections(xp):
 )
 @pytest.mark.parametrize("options", ["none", "causal", "mask", "bias", "rotation", "dropout", "cache"])
 def test_queries_are_the_default_of_keys_and_values(xp, settings, options):
-    layer = MultiHeadAttention(16, 2, dropout=0.5, init=Initializer(xp, dtype="float64"), **settings)
+    cls = FamilyAttention if "norm_all_heads" in settings else MultiHeadAttention
+    layer = cls(16, 2, dropout=0.5, init=Initializer(xp, dtype="float64"), **settings)
     x = xp.asarray(normal(0, 2, 5, 16))
     earlier = layer.keys_and_values(xp.asarray(normal(1, 2, 3, 16)))
     keywords = {
@@ -361,13 +362,13 @@ def test_from_blocked_converts_masks(layer):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": np.asarray([True, False, True, True, True])}])
 def test_sinks_take_a_share_of_the_attention(xp, options):
     """Compare with a softmax over one more score, whose weight is dropped."""
-    layer = MultiHeadAttention(8, 4, num_key_value_heads=2, sinks=True, init=Initializer(xp, dtype="float64"))
+    layer = FamilyAttention(8, 4, num_key_value_heads=2, sinks=True, init=Initializer(xp, dtype="float64"))
     sinks = np.asarray([0.5, -1.0, 2.0, 0.0])
     plain = MultiHeadAttention(8, 4, num_key_value_heads=2, init=Initializer("numpy", dtype="float64"))
     layer, x = with_fields(layer, sinks=from_host(xp, sinks)), normal(0, 2, 5, 8)
     ours = {name: from_host(xp, x) if name == "mask" else x for name, x in options.items()}
     share = plain.weights(x, **options)
-    queries, keys, values, _ = plain._project(x, None, None, None, None)
+    queries, keys, values = plain._project(query=x, key=x, value=x)
     scores = queries @ np.repeat(keys, 2, axis=1).swapaxes(-1, -2) * 2.0**-0.5
     total = np.sum(np.exp(scores) * (share > 0), axis=-1, keepdims=True)
     share = share * total / (total + np.exp(sinks)[:, None, None])
@@ -384,7 +385,7 @@ def test_sinks_take_a_share_of_the_attention(xp, options):
 
 
 def test_the_gradient_of_sinks():
-    layer, x = MultiHeadAttention(8, 2, sinks=True, init=Initializer("numpy", dtype="float64")), normal(0, 2, 5, 8)
+    layer, x = FamilyAttention(8, 2, sinks=True, init=Initializer("numpy", dtype="float64")), normal(0, 2, 5, 8)
 
     def total(sinks):
         y = with_fields(layer, sinks=sinks)(x, causal=True)

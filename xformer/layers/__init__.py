@@ -7,6 +7,7 @@ from xformer.layers.convolution import AudioEmbedding, Conv1d
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
 from xformer.layers.experts import MixtureOfExperts, RecordedRouting, load_balancing_loss, record_routing
+from xformer.layers.family_attention import DisentangledAttention, FamilyAttention
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
 from xformer.layers.normalization import Identity, LayerNorm, MaxScaledLayerNorm, RMSNorm
@@ -46,9 +47,11 @@ __all__ = [
     "ConvolutionEncoderLayer",
     "CopyHead",
     "DecoderLayer",
+    "DisentangledAttention",
     "Dropout",
     "Embedding",
     "EncoderLayer",
+    "FamilyAttention",
     "FeedForward",
     "GatedFeedForward",
     "Identity",

@@ -11,8 +11,10 @@ from xformer.layers import (
     Conv1d,
     ConvolutionEncoderLayer,
     DecoderLayer,
+    DisentangledAttention,
     Embedding,
     EncoderLayer,
+    FamilyAttention,
     FeedForward,
     GatedFeedForward,
     Identity,
@@ -76,26 +78,30 @@ class LayerFactory:
         residuals: dict[str, Callable[..., Residual]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm}
         return residuals[c.norm_position](self.norm(), **options)
 
-    def attention(self, *, window: int | None = None) -> MultiHeadAttention:
-        """Make an attention layer."""
+    def attention(self, *, window: int | None = None, disentangled: bool = False) -> MultiHeadAttention:
+        """Make an attention layer, disentangled or not: that of the paper, unless a family of models needs another."""
         c = self.config
-        return MultiHeadAttention(
-            c.d_model,
-            c.num_heads,
-            num_key_value_heads=c.num_key_value_heads,
-            head_dim=c.head_dim,
-            bias=c.attention_bias,
-            key_bias=c.key_bias,
-            output_bias=c.attention_output_bias,
-            norm=self.norm if c.qk_norm else None,
-            norm_all_heads=c.qk_norm_all_heads,
-            scale=c.attention_scale,
-            softcap=c.attention_softcap,
-            dropout=c.attention_dropout,
-            window=window,
-            sinks=c.attention_sinks,
-            init=self.init,
-        )
+        biases = {
+            "query": c.attention_bias,
+            "key": c.key_bias,
+            "value": c.attention_bias,
+            "output": c.attention_output_bias,
+        }
+        options: dict[str, Any] = {
+            "num_key_value_heads": c.num_key_value_heads,
+            "head_dim": c.head_dim,
+            "bias": [name for name, bias in biases.items() if (c.attention_bias if bias is None else bias)],
+            "norm": self.norm if c.qk_norm else None,
+            "scale": c.attention_scale,
+            "dropout": c.attention_dropout,
+            "window": window,
+            "init": self.init,
+        }
+        if not disentangled and not c.qk_norm_all_heads and not c.attention_sinks and c.attention_softcap is None:
+            return MultiHeadAttention(c.d_model, c.num_heads, **options)
+        cls = DisentangledAttention if disentangled else FamilyAttention
+        options |= {"norm_all_heads": c.qk_norm_all_heads, "softcap": c.attention_softcap, "sinks": c.attention_sinks}
+        return cls(c.d_model, c.num_heads, **options)
 
     def feed_forward(self, index: int = 0) -> FeedForward | MixtureOfExperts:
         """Make the feed-forward network of a layer, or its mixture of experts; `index` counts from 0."""
@@ -132,26 +138,23 @@ class LayerFactory:
             index: Number of the layer, from 0.
             first_norm: Normalize the input of self-attention.
         """
-        if self.config.shared_norm:
-            return SharedNormEncoderLayer(
-                self_attention=self.attention(window=self.config.window_of(index)),
-                feed_forward=self.feed_forward(index),
-                residual=self.residual(),
-            )
-        cls: type[EncoderLayer] = ParallelEncoderLayer if self.config.parallel_residual else EncoderLayer
+        c = self.config
         options: dict[str, Any] = {
-            "self_attention": self.attention(window=self.config.window_of(index)),
+            "self_attention": self.attention(window=c.window_of(index), disentangled=c.positions == "disentangled"),
             "feed_forward": self.feed_forward(index),
-            "self_attention_residual": self.residual(norm=first_norm),
-            "feed_forward_residual": self.residual(),
         }
-        if index == 0 and isinstance(self.config, EncoderConfig) and self.config.convolution_size:
-            size, d_model = self.config.convolution_size, self.config.d_model
+        if c.shared_norm:
+            return SharedNormEncoderLayer(**options, residual=self.residual())
+        cls: type[EncoderLayer] = ParallelEncoderLayer if c.parallel_residual else EncoderLayer
+        options["self_attention_residual"] = self.residual(norm=first_norm)
+        options["feed_forward_residual"] = self.residual()
+        if index == 0 and isinstance(c, EncoderConfig) and c.convolution_size:
+            size, d_model = c.convolution_size, c.d_model
             cls = ConvolutionEncoderLayer
             options |= {
                 "convolution": Conv1d(d_model, d_model, kernel_size=size, padding=size // 2, init=self.init),
                 "convolution_norm": self.norm(),
-                "activation": self.config.convolution_activation,
+                "activation": c.convolution_activation,
             }
         return cls(**options)
 

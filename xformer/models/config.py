@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from xformer.config import Config, option
+from xformer.config import Config, check_heads, option
 from xformer.errors import ConfigError
-from xformer.layers.attention import check_heads
 from xformer.layers.normalization import NORMS
 from xformer.layers.positions import SINUSOIDAL_LAYOUTS
 from xformer.ops.activations import ACTIVATIONS
