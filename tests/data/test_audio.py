@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.reference import normal, raises_line
-from xformer.data.audio import log_mel_spectrogram, mel_filters, read_wav, resample, split_at_pauses
+from xformer.data.audio import log_mel_spectrogram, read_wav, resample, split_at_pauses
 from xformer.errors import DataError
 
 STEREO = np.clip(0.3 * normal(0, 50, 2), -0.99, 0.99)
@@ -32,8 +32,7 @@ def encoded(bits):
     return values.astype("<i8").reshape(-1, 1).view(np.uint8)[:, : bits // 8].tobytes()
 
 
-@pytest.mark.parametrize("extensible", [False, True])
-@pytest.mark.parametrize("bits", [8, 16, 24, 32])
+@pytest.mark.parametrize(("bits", "extensible"), [(8, False), (16, False), (24, True), (32, True)])
 def test_integers_are_read_as_the_mean_of_the_channels(tmp_path, bits, extensible):
     audio = read_wav(write_wav(tmp_path / "a.wav", encoded(bits), bits=bits, extensible=extensible))
     assert audio.sample_rate == 8000
@@ -78,7 +77,7 @@ def test_other_formats_are_errors_that_name_a_converter(tmp_path):
         read_wav(path)
 
 
-@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 11025, 44100])
 def test_resampling_keeps_tones_and_removes_those_above_the_new_band(rate):
     def tones(sample_rate, *frequencies):
         time = np.arange(sample_rate) / sample_rate
@@ -129,10 +128,6 @@ def test_spectrograms_equal_those_of_transformers(num_mel_bins, expected, mean):
     actual = features[[0, 0, 40, 90, 119, 120, 2999], [0, 7, 20, 60, 3, last, 5]]
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
     assert features.mean() == pytest.approx(mean, abs=1e-4)
-
-
-def test_mel_filters_have_equal_areas():
-    np.testing.assert_allclose(mel_filters(20).sum(axis=0) * 40.0, 1.0, atol=0.02)  # bins are 40 Hz apart
 
 
 @pytest.mark.parametrize("samples", [np.zeros((2, 500)), np.zeros(500, int), np.zeros(200)])

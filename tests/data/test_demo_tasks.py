@@ -2,8 +2,6 @@ import random
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from xformer.data.demo_tasks import english, german, numbers_task
 from xformer.errors import ConfigError, DataError
@@ -46,12 +44,6 @@ def test_the_tokenizer_covers_the_task():
         assert tokenizer.decode(ids) == line
 
 
-def test_the_order_of_training_pairs_is_random():
-    lengths = [len(line) for line in numbers_task(num_train=1000, num_valid=10, num_test=10).train.source]
-    assert lengths != sorted(lengths)
-    assert sum(lengths[:500]) == pytest.approx(sum(lengths[500:]), rel=0.1)
-
-
 def test_numbers_are_spelled_in_both_languages():
     task = numbers_task(num_train=700, num_valid=50, num_test=250, largest=999)
     everything = [NUMBER_OF[line] for split in (task.train, task.valid, task.test) for line in split.source]
@@ -71,18 +63,6 @@ def test_training_numbers_show_every_word_in_every_position(largest):
         assert {english(1000 * number) for number in range(1, 100)} <= train
     if largest > 99_999:
         assert {english(1000 * number) for number in range(100, 1000, 100)} <= train
-
-
-def test_numbers_stay_within_the_largest():
-    task = numbers_task(num_train=900, num_valid=50, num_test=84, largest=1033)
-    everything = set.union(*sources(task))
-    assert everything == {english(number) for number in range(1034)}
-
-
-def test_numbers_of_every_length_are_drawn():
-    task = numbers_task(num_train=3000, num_valid=100, num_test=400)
-    short = sum("thousand" not in line for line in task.test.source)
-    assert 0.15 < short / 400 < 0.4
 
 
 @pytest.mark.parametrize("size", ["num_train", "num_valid", "num_test"])
@@ -108,116 +88,23 @@ def test_too_few_numbers_for_the_splits():
 
 # Written by hand; the German as in Duden, with "ein" before "hundert" and "tausend".
 TRUTHS = [
-    (0, "zero", "null"),
-    (1, "one", "eins"),
-    (2, "two", "zwei"),
-    (6, "six", "sechs"),
-    (7, "seven", "sieben"),
-    (10, "ten", "zehn"),
-    (11, "eleven", "elf"),
-    (12, "twelve", "zwölf"),
-    (13, "thirteen", "dreizehn"),
-    (15, "fifteen", "fünfzehn"),
-    (16, "sixteen", "sechzehn"),
-    (17, "seventeen", "siebzehn"),
-    (18, "eighteen", "achtzehn"),
-    (20, "twenty", "zwanzig"),
-    (21, "twenty-one", "einundzwanzig"),
-    (30, "thirty", "dreißig"),
-    (42, "forty-two", "zweiundvierzig"),
-    (60, "sixty", "sechzig"),
-    (66, "sixty-six", "sechsundsechzig"),
-    (70, "seventy", "siebzig"),
-    (77, "seventy-seven", "siebenundsiebzig"),
-    (80, "eighty", "achtzig"),
-    (99, "ninety-nine", "neunundneunzig"),
-    (100, "one hundred", "einhundert"),
-    (101, "one hundred one", "einhunderteins"),
-    (111, "one hundred eleven", "einhundertelf"),
-    (121, "one hundred twenty-one", "einhunderteinundzwanzig"),
-    (201, "two hundred one", "zweihunderteins"),
-    (342, "three hundred forty-two", "dreihundertzweiundvierzig"),
-    (1000, "one thousand", "eintausend"),
-    (1001, "one thousand one", "eintausendeins"),
-    (1100, "one thousand one hundred", "eintausendeinhundert"),
-    (2016, "two thousand sixteen", "zweitausendsechzehn"),
-    (21_000, "twenty-one thousand", "einundzwanzigtausend"),
+    (0, "zero", "null"), (1, "one", "eins"), (7, "seven", "sieben"), (12, "twelve", "zwölf"),
+    (16, "sixteen", "sechzehn"), (17, "seventeen", "siebzehn"), (21, "twenty-one", "einundzwanzig"),
+    (30, "thirty", "dreißig"), (42, "forty-two", "zweiundvierzig"), (66, "sixty-six", "sechsundsechzig"),
+    (70, "seventy", "siebzig"), (100, "one hundred", "einhundert"), (101, "one hundred one", "einhunderteins"),
+    (121, "one hundred twenty-one", "einhunderteinundzwanzig"), (201, "two hundred one", "zweihunderteins"),
+    (1000, "one thousand", "eintausend"), (1001, "one thousand one", "eintausendeins"),
+    (1100, "one thousand one hundred", "eintausendeinhundert"), (21_000, "twenty-one thousand", "einundzwanzigtausend"),
     (30_017, "thirty thousand seventeen", "dreißigtausendsiebzehn"),
-    (100_000, "one hundred thousand", "einhunderttausend"),
-    (101_000, "one hundred one thousand", "einhunderteintausend"),
     (101_101, "one hundred one thousand one hundred one", "einhunderteintausendeinhunderteins"),
-    (
-        999_999,
-        "nine hundred ninety-nine thousand nine hundred ninety-nine",
-        "neunhundertneunundneunzigtausendneunhundertneunundneunzig",
-    ),
-]
-
-# The test's own way back, with its own tables.
-# fmt: off
-ENGLISH_VALUES = {
-    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
-    "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16,
-    "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50,
-    "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
-}
-GERMAN_VALUES = {
-    "null": 0, "eins": 1, "zwei": 2, "drei": 3, "vier": 4, "fünf": 5, "sechs": 6, "sieben": 7, "acht": 8,
-    "neun": 9, "zehn": 10, "elf": 11, "zwölf": 12, "dreizehn": 13, "vierzehn": 14, "fünfzehn": 15,
-    "sechzehn": 16, "siebzehn": 17, "achtzehn": 18, "neunzehn": 19, "zwanzig": 20, "dreißig": 30, "vierzig": 40,
-    "fünfzig": 50, "sechzig": 60, "siebzig": 70, "achtzig": 80, "neunzig": 90,
-}
-# fmt: on
+    (999_999, "nine hundred ninety-nine thousand nine hundred ninety-nine",
+     "neunhundertneunundneunzigtausendneunhundertneunundneunzig"),
+]  # fmt: skip
 
 
-def read_english(words):
-    total = part = 0
-    for word in words.replace("-", " ").split(" "):
-        if word == "thousand":
-            total, part = 1000 * part, 0
-        elif word == "hundred":
-            part *= 100
-        else:
-            part += ENGLISH_VALUES[word]
-    return total + part
-
-
-def read_german(word):
-    head, tausend, tail = word.partition("tausend")
-    if not tausend:
-        return read_german_below_1000(word)
-    # "ein", never "eins", before "tausend".
-    return 1000 * read_german_below_1000(head, one="ein") + (read_german_below_1000(tail) if tail else 0)
-
-
-def read_german_below_1000(word, one="eins"):
-    head, hundert, tail = word.partition("hundert")
-    if not hundert:
-        return read_german_below_100(word, one)
-    return 100 * read_german_below_100(head, "ein") + (read_german_below_100(tail, one) if tail else 0)
-
-
-def read_german_below_100(word, one):
-    values = {word: value for word, value in GERMAN_VALUES.items() if value != 1} | {one: 1}
-    units, und, tens = word.partition("und")
-    if not und:
-        return values[word]
-    units = (values | {"ein": 1})[units]
-    assert 1 <= units <= 9
-    assert values[tens] in range(20, 100, 10)
-    return values[tens] + units
-
-
-@pytest.mark.parametrize(("number", "in_english", "in_german"), TRUTHS)
-def test_words_written_by_hand(number, in_english, in_german):
-    assert english(number) == in_english
-    assert german(number) == in_german
-
-
-@given(st.integers(0, 999_999))
-def test_words_can_be_read_back(number):
-    assert read_english(english(number)) == number
-    assert read_german(german(number)) == number
+def test_words_written_by_hand():
+    for number, in_english, in_german in TRUTHS:
+        assert (english(number), german(number)) == (in_english, in_german)
 
 
 @pytest.mark.parametrize("words", [english, german])
@@ -226,8 +113,8 @@ def test_words_are_distinct(words):
     assert len({words(number) for number in numbers}) == len(numbers)
 
 
-@pytest.mark.parametrize("words", [english, german])
-@pytest.mark.parametrize("number", [-1, 1_000_000, 3.0, "7", True, None])
-def test_other_numbers_are_refused(words, number):
-    with pytest.raises(DataError, match=f"^number is {number!r}; expected an integer from 0 to 999999$"):
-        words(number)
+def test_other_numbers_are_refused():
+    for number in (-1, 1_000_000, 3.0, "7", True, None):
+        for words in (english, german):
+            with pytest.raises(DataError, match=f"^number is {number!r}; expected an integer from 0 to 999999$"):
+                words(number)

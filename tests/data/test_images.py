@@ -84,25 +84,16 @@ def test_files_and_images_of_pillow_have_the_pixels_of_their_array(tmp_path):
     [
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type 'ConvNextImageProcessor'"),
         ({"size": {"height": 0, "width": 16}}, "has size .*; expected a number of pixels"),
-        ({"size": {"height": 10**15, "width": 16}}, "has size .*; expected a number of pixels up to 8192"),
-        ({"size": None}, "has size None; expected"),
         ({"resample": 9}, "has resample 9; expected 0 to 5"),
         ({"rescale_factor": "x"}, "has rescale_factor 'x'; expected a number"),
         ({"image_mean": [1e300] * 3}, r"has image_mean \[1e\+300, .*; expected one or three numbers up to 1e6"),
-        ({"image_std": 0.5}, "has image_std 0.5; expected one or three positive numbers"),
         ({"image_std": [0.5, 0.0, 0.5]}, r"has image_std \[0.5, 0.0, 0.5\]; expected one or three positive numbers"),
-        ({"image_mean": [0.5] * 4}, r"has image_mean \[0.5, .*\]; expected one or three numbers"),
         ({"do_pad": True}, "has do_pad true; expected false"),
     ],
 )
 def test_settings_that_are_damaged_or_unknown_are_refused(tmp_path, changes, match):
     with raises_line(CheckpointError, match):
         processor(tmp_path, {**VIT, **changes})
-
-
-def test_a_checkpoint_without_settings_is_refused(tmp_path):
-    with raises_line(CheckpointError, "cannot read image settings"):
-        ImageProcessor.from_pretrained(tmp_path)
 
 
 def test_what_is_no_image_is_refused(tmp_path):

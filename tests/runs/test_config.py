@@ -41,12 +41,9 @@ def test_a_schedule_without_learning_rate_requires_the_size_of_the_model():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"schedule": "step"}, "schedule is 'step'; expected one of 'inverse_square_root', 'cosine', "),
         ({"schedule": "linear"}, "schedule 'linear' needs max_steps"),
         ({"min_learning_rate": 0.1}, "min_learning_rate is 0.1; schedule 'inverse_square_root' has none"),
-        ({"optimizer": "lion"}, "optimizer is 'lion'; expected one of 'adam', 'adamw', 'muon', 'adafactor', "),
         ({"optimizer": "sgd", "weight_decay": 0.1}, "weight_decay is 0.1; optimizer 'sgd' has none; choose 'adamw'"),
-        ({"optimizer": "adam", "weight_decay": 0.1}, "weight_decay is 0.1; optimizer 'adam' has none"),
     ],
 )
 def test_impossible_settings_raise(settings, message):

@@ -7,7 +7,6 @@ import pytest
 from xformer.errors import ConfigError
 from xformer.runs.config import LanguageModelTrainingConfig, TextTokenizerConfig, TokenizerConfig, TrainingConfig
 from xformer.runs.recipe import Recipe, read_tables
-from xformer.training import SGD, Adam, AdamW
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
@@ -49,41 +48,19 @@ def test_a_file(tmp_path):
     assert read_tables(path)["model"] == {"d_model": 64}
 
 
-def test_changed_settings():
-    recipe = Recipe().with_training(seed=4, max_steps=None)
-    assert (recipe.training.seed, recipe.training.max_steps) == (4, None)
-    with pytest.raises(ConfigError, match="seed is -4"):
-        recipe.with_training(seed=-4)
-
-
 @pytest.mark.parametrize(("tables", "message"), [
     ({"trainin": {}}, r"unknown key 'trainin' in here; did you mean 'training'"),
     ({"training": {"max_updates": 3}}, r"unknown key 'max_updates' in .* of here; did you mean 'max_steps'"),
-    ({"model": {"d_modle": 3}}, r"unknown key 'd_modle' in \[model\] of here; did you mean 'd_model'"),
-    ({"model": {"source_vocab_size": 3}}, r"unknown key 'source_vocab_size' in \[model\] of here"),
-    ({"model": {"eos_id": 3}}, r"unknown key 'eos_id'"),
     ({"model": {"d_model": 30}}, r"\[model\] of here: d_model 30 is not divisible by num_heads 4"),
     ({"model": 3}, r"'model' in here is 3; expected a table \[model\]"),
     ({"tokenizer": {"joint": 1}}, r"\[tokenizer\] of here: joint is 1; expected true or false"),
     ({"training": {"seed": True}}, r"\[training\] of here: seed is True; expected an integer of at least 0"),
-    ({"training": {"seed": None}}, r"\[training\] of here: seed is None"),
-    ({"training": {"batch_tokens": 1.5}}, r"\[training\] of here: batch_tokens is 1.5"),
     ({"training": {"max_grad_norm": 0}}, r"\[training\] of here: max_grad_norm is 0; expected a number above 0"),
-    ({"training": {"max_grad_norm": math.inf}}, r"max_grad_norm is inf; expected a number above 0"),
-    ({"training": {"z_loss": math.inf}}, r"z_loss is inf; expected at least 0"),
     ({"d_model": 3}, r"'d_model' in here is outside the tables; expected it under \[model\]"),
     ({"task": "language_modeling", "context_length": 3}, r"'context_length' .* expected it under \[training\]"),
-    ({"training": {"schedule": "step"}}, r"\[training\] of here: schedule is 'step'; expected one of"),
-    ({"training": {"optimizer": "lion"}}, r"\[training\] of here: optimizer is 'lion'; expected one of"),
-    ({"training": {"precision": 16}},
-     r"\[training\] of here: precision is 16; expected one of 'float32', 'bfloat16'"),
     ({"training": {"optimizer": []}}, r"\[training\] of here: optimizer is \[\]; expected one of 'adam', 'adamw'"),
-    ({"tokenizer": {"model": 3}}, r"\[tokenizer\] of here: model is 3; expected one of 'bpe'"),
     ({"training": {"optimizer": "sgd", "beta1": 0.5}},
      r"\[training\] of here: beta1 is 0.5 and optimizer is 'sgd', so it has no effect; leave it out"),
-    ({"training": {"optimizer": "adafactor", "epsilon": 1e-8}}, "epsilon is 1e-08 and optimizer is 'adafactor', so"),
-    ({"training": {"weight_decay": 0.1}}, r"weight_decay is 0.1; optimizer 'adam' has none"),
-    ({"training": {"patience": 1.5}}, r"\[training\] of here: patience is 1.5; expected an integer of at least 1"),
     ({"training": {"schedule": "cosine", "max_steps": 9, "min_learning_rate": 0.1}},
      r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00255"),
 ])  # fmt: skip
@@ -92,46 +69,17 @@ def test_mistakes_are_named_with_their_place(tables, message):
         Recipe.from_dict(tables, "here")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("batch_tokens", 0),
-        ("warmup_steps", 0),
-        ("validate_every", 0),
-        ("max_length", 0),
-        ("max_steps", 0),
-        ("max_minutes", 0.0),
-        ("max_minutes", float("nan")),
-        ("learning_rate_factor", 0.0),
-        ("label_smoothing", 1.0),
-        ("label_smoothing", -0.1),
-        ("max_grad_norm", 0.0),
-        ("metric_for_best", "chrf"),
-        ("truncation", "trim"),
-        ("dtype", "float16"),
-        ("precision", "float64"),
-        ("seed", -1),
-        ("data_parallel", -1),
-        ("learning_rate", 0.0),
-        ("learning_rate", float("nan")),
-        ("min_learning_rate", -1.0),
-        ("beta1", 1.0),
-        ("beta2", -0.1),
-        ("epsilon", 0.0),
-        ("momentum", 1.0),
-        ("weight_decay", -0.1),
-        ("z_loss", -1e-4),
-        ("z_loss", float("inf")),
-        ("grad_accumulation", 0),
-        ("patience", 0),
-        ("keep_checkpoints", -1),
-        ("checkpoint_every", 0),
-        ("average", "first"),
-    ],
-)
-def test_settings_out_of_range(name, value):
-    with pytest.raises(ConfigError, match=f"{name} is {value!r}; expected"):
-        TrainingConfig(**{name: value})
+def test_settings_out_of_range():
+    for name, value in {
+        "batch_tokens": 0, "warmup_steps": 0, "validate_every": 0, "max_length": 0, "max_steps": 0, "seed": -1,
+        "max_minutes": math.nan, "learning_rate_factor": 0.0, "label_smoothing": 1.0, "max_grad_norm": 0.0,
+        "metric_for_best": "chrf", "truncation": "trim", "dtype": "float16", "precision": "float64",
+        "data_parallel": -1, "learning_rate": math.nan, "min_learning_rate": -1.0, "beta1": 1.0, "beta2": -0.1,
+        "epsilon": 0.0, "momentum": 1.0, "weight_decay": -0.1, "z_loss": math.inf,
+        "grad_accumulation": 0, "patience": 0, "keep_checkpoints": -1, "checkpoint_every": 0, "average": "first",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=f"{name} is {value!r}; expected"):
+            TrainingConfig(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear"])
@@ -150,18 +98,6 @@ def test_averaging_needs_something_to_average():
         settings = TrainingConfig(average="best", keep_checkpoints=3, checkpoint_every=every, validate_every=20)
         assert settings.checkpoint_interval == (every or 20)
     assert TrainingConfig(average="last", keep_checkpoints=3, checkpoint_every=7).checkpoint_interval == 7
-
-
-def test_settings_make_the_optimizer_and_the_schedule():
-    nanogpt = TrainingConfig(
-        optimizer="adamw", beta2=0.99, epsilon=1e-8, weight_decay=0.1,
-        schedule="cosine", learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=100, max_steps=2000,
-    )  # fmt: skip
-    assert nanogpt.make_optimizer() == AdamW(beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
-    rate = nanogpt.make_schedule(128)
-    assert [rate(100), rate(2000)] == pytest.approx([1e-3, 1e-4])
-    assert TrainingConfig().make_optimizer() == Adam()
-    assert TrainingConfig(optimizer="sgd", momentum=0.5).make_optimizer() == SGD(momentum=0.5)
 
 
 @pytest.mark.parametrize(
@@ -192,18 +128,15 @@ def test_models_that_could_not_be_trained_are_refused(model, message):
     ("training", "expected"),
     [
         ({}, 20),
-        ({"max_minutes": 5.0}, 20),
         ({"max_steps": 1}, 1),
         ({"max_steps": 59}, 5),
-        ({"max_steps": 190}, 19),
         ({"max_steps": 5000}, 20),
         ({"max_steps": 50, "warmup_steps": 40}, 40),
     ],
 )
-@pytest.mark.parametrize("task", ["translation", "language_modeling"])
-def test_warm_up_from_a_checkpoint_is_short(task, training, expected):
+def test_warm_up_from_a_checkpoint_is_short(training, expected):
     """A tenth of the steps, and no more than 20: a new model has 600 steps."""
-    recipe = Recipe.from_dict({"task": task, "init": {"path": "somewhere"}, "training": training})
+    recipe = Recipe.from_dict({"init": {"path": "somewhere"}, "training": training})
     assert recipe.training.warmup_steps == expected
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xformer.data.demo_tasks import english, german
 from xformer.errors import DataError
 from xformer.text.corpus import (
     ParallelCorpus,
@@ -39,13 +38,10 @@ def write(tmp_path):
 # --- Lines ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", ["a b\nc\n", "a b\nc", "a b\r\nc\r\n", "\ufeffa b\nc\n", "\ufeffa b\r\nc"])
-def test_line_ends_and_byte_order_mark(write, content):
-    assert read_lines(write("file", content)) == ["a b", "c"]
-
-
-def test_byte_order_mark_only_counts_at_the_start(write):
-    assert read_lines(write("file", "a\n\ufeffb\n")) == ["a", "\ufeffb"]
+def test_line_ends_and_byte_order_mark(write):
+    for content in ("a b\nc\n", "a b\nc", "a b\r\nc\r\n", "\ufeffa b\nc\n", "\ufeffa b\r\nc"):
+        assert read_lines(write("file", content)) == ["a b", "c"]
+    assert read_lines(write("file", "a\n\n\ufeffb\n")) == ["a", "", "\ufeffb"]
 
 
 def test_only_newline_ends_a_line(write):
@@ -57,10 +53,6 @@ def test_only_newline_ends_a_line(write):
 def test_one_line_has_no_line_end(text):
     assert len(one_line(text).splitlines()) == min(1, len(one_line(text)))
     assert one_line(text).split() == text.split()
-
-
-def test_blank_lines_are_kept(write):
-    assert read_lines(write("file", "\na\n\n  \n")) == ["", "a", "", "  "]
 
 
 @given(lines_text, st.sampled_from(["\n", "\r\n"]), st.booleans())
@@ -88,16 +80,6 @@ def test_empty_file(write, content):
         read_lines(path)
 
 
-def test_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"^cannot read .*nowhere\.txt: No such file or directory; .* check the path"):
-        read_lines(tmp_path / "nowhere.txt")
-
-
-def test_unreadable_file(tmp_path):
-    with pytest.raises(DataError, match=r"^cannot read .*: Is a directory"):
-        read_lines(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("content", "line", "position"),
     [
@@ -114,12 +96,6 @@ def test_invalid_utf8_names_the_line(write, content, line, position):
     assert "\n" not in str(caught.value)
 
 
-def test_invalid_utf8_far_into_a_file(write):
-    path = write("file", b"a line of text\n" * 50_000 + b"\xff\n")
-    with pytest.raises(DataError, match="line 50001, byte 1 is 0xff"):
-        read_lines(path)
-
-
 def test_compressed_and_utf16_files_are_named(write):
     with pytest.raises(DataError, match="gzip-compressed; expected UTF-8 text; unpack it first"):
         read_lines(write("file.gz", b"\x1f\x8b\x08\x00rest"))
@@ -128,7 +104,7 @@ def test_compressed_and_utf16_files_are_named(write):
             read_lines(write("file16", "\ufeffzwei\n".encode(encoding)))
 
 
-@pytest.mark.parametrize("character", ["a", "ß", "\u2028", "🙂"])
+@pytest.mark.parametrize("character", ["a", "🙂"])
 def test_longest_line(write, character):
     path = write("file", f"\ufeff{character * 20}\r\n{character * 20}\n")
     assert read_lines(path, max_characters=20) == [character * 20] * 2
@@ -159,32 +135,10 @@ def test_different_line_counts(write):
         read_parallel(source, target)
 
 
-def test_a_line_separator_does_not_shift_the_pairs(write):
-    corpus = read_parallel(write("de", "eins\u2028eins\nzwei\n"), write("en", "one\ntwo\n"))
-    assert list(zip(corpus.source, corpus.target, strict=True)) == [("eins\u2028eins", "one"), ("zwei", "two")]
-
-
 def test_blank_sides_are_dropped_and_counted(write):
     corpus = read_parallel(write("de", "eins\n\ndrei\n\u3000\nfünf\n"), write("en", "one\ntwo\n \t\n\nfive\n"))
     assert (corpus.source, corpus.target) == (["eins", "fünf"], ["one", "five"])
     assert (corpus.num_dropped, list(corpus.line_numbers)) == (3, [1, 5])
-
-
-def test_no_pair_remains(write):
-    with pytest.raises(DataError, match="no line with text on both sides"):
-        read_parallel(write("de", "eins\n\n"), write("en", "\ntwo\n"))
-
-
-def test_limits_and_errors_hold_for_both_sides(write):
-    good, bad, long = write("good", "a\n"), write("bad", b"\xff\n"), write("long", "aaa\n")
-    for source, target, what in (
-        (good, bad, "bad is not"),
-        (bad, good, "bad is not"),
-        (good, long, "long line 1"),
-        (long, good, "long line 1"),
-    ):
-        with pytest.raises(DataError, match=what):
-            read_parallel(source, target, max_characters=2)
 
 
 def test_columns_of_different_length():
@@ -259,19 +213,4 @@ def test_read_text_refuses(write, content, message):
         read_text(path)
 
 
-def test_read_text_of_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"^cannot read .*nowhere: No such file or directory; expected a UTF-8 text"):
-        read_text(tmp_path / "nowhere")
-
-
 # --- Large files -----------------------------------------------------------------------------------
-
-
-def test_a_large_corpus(tmp_path):
-    pairs = [(german(number), english(number)) for number in range(29_000)]
-    pairs[7] = "Zwei junge\xa0Männer\tim Freien.", "Two young, White males\u2028outside."
-    for name, side in (("de", 0), ("en", 1)):
-        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-    corpus = read_parallel(tmp_path / "de", tmp_path / "en")
-    assert (len(corpus), corpus.num_dropped) == (29_000, 0)
-    assert [*zip(corpus.source, corpus.target, strict=True)] == pairs

@@ -11,9 +11,8 @@ from xformer.text.line_chunks import LineChunks
 TEXT = "eins\n\nzwei\r\ndrei vier\x85\u2028fünf\n" * 5
 
 
-@pytest.mark.parametrize("text", [TEXT, TEXT[:-1], TEXT + "\n", "a", "\n", "\ufeffa\nb"])
-@pytest.mark.parametrize("chunk_lines", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("block_bytes", [1, 5, 1 << 20])
+@pytest.mark.parametrize("text", [TEXT, TEXT[:-1], "a", "\n", "\ufeffa\nb"])
+@pytest.mark.parametrize(("chunk_lines", "block_bytes"), [(2, 1), (7, 5), (100, 1 << 20)])
 def test_chunks_have_the_lines_of_the_file(tmp_path, monkeypatch, text, chunk_lines, block_bytes):
     monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", block_bytes)
     path = tmp_path / "text"
@@ -23,11 +22,6 @@ def test_chunks_have_the_lines_of_the_file(tmp_path, monkeypatch, text, chunk_li
     assert [each.first_index for each in chunks] == [*range(0, len(lines), chunk_lines)]
     assert sum(each.num_lines for each in chunks) == chunks.num_lines == len(lines)
     assert chunks.num_bytes == path.stat().st_size
-
-
-def test_lines_may_have_any_length(tmp_path):
-    (tmp_path / "text").write_text("x" * 300_000 + "\ny\n")
-    assert LineChunks(tmp_path / "text", 1)[0].read() == ["x" * 300_000]
 
 
 @pytest.mark.parametrize(
@@ -42,9 +36,8 @@ def test_lines_may_have_any_length(tmp_path):
         (None, "cannot read"),
     ],
 )
-@pytest.mark.parametrize("block_bytes", [1, 1 << 20])
-def test_an_invalid_file_is_refused(tmp_path, monkeypatch, content, message, block_bytes):
-    monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", block_bytes)
+def test_an_invalid_file_is_refused(tmp_path, monkeypatch, content, message):
+    monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", 1)
     if content is not None:
         (tmp_path / "text").write_bytes(content)
     with pytest.raises(DataError, match=message):

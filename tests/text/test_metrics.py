@@ -6,11 +6,10 @@ from collections import Counter
 
 import pytest
 import sacrebleu
-from hypothesis import given
 from hypothesis import strategies as st
 
 from xformer.errors import BackendError, ConfigError, DataError
-from xformer.text.metrics import Score, bleu, bleu_tokenizer, chrf, exact_match, rouge, ter
+from xformer.text.metrics import bleu, bleu_tokenizer, chrf, exact_match, rouge, ter
 
 HYPOTHESES = ["The dog runs across the green field.", "A man plays the guitar, loudly!", "Two children eat."]
 REFERENCES = ["the dog runs across a green field.", "A man plays guitar, loudly!", "Two children are eating."]
@@ -19,20 +18,11 @@ OTHERS = ["The dog is running over the green field.", "A man plays the guitar lo
 lines = st.lists(st.text("abc ", min_size=1, max_size=12), min_size=1, max_size=5)
 
 
-def test_bleu_is_one_hundred_for_equal_lines():
-    assert bleu(HYPOTHESES, HYPOTHESES).value == pytest.approx(100)
-    assert chrf(HYPOTHESES, HYPOTHESES).value == pytest.approx(100)
-
-
 def test_bleu_by_hand():
     # 8 tokens against 7: precisions 6/8, 4/7, 2/6, 1/5, no brevity penalty.
     hypothesis, reference = ["a b c d x e f y"], ["a b c d e f g"]
     expected = 100 * (6 / 8 * 4 / 7 * 2 / 6 * 1 / 5) ** 0.25
     assert bleu(hypothesis, reference).value == pytest.approx(expected)
-
-
-def test_bleu_splits_punctuation_as_13a_does():
-    assert bleu(["One, two three (four)."], ["One , two three ( four ) ."]).value == pytest.approx(100)
 
 
 CHINESE = (
@@ -60,19 +50,14 @@ def test_unknown_tokenizers_are_refused(monkeypatch):
         bleu(["a"], ["a"], tokenize="ja-mecab")
 
 
-@pytest.mark.parametrize(
-    ("language", "tokenize"),
-    [("zh", "zh"), ("zho_Hans", "zh"), ("zh_CN", "zh"), ("de", "13a"), ("eng_Latn", "13a"), ("", "13a"), (None, "13a")],
-)
-def test_the_language_chooses_the_tokenizer(language, tokenize):
-    assert bleu_tokenizer(language) == tokenize
-
-
-@pytest.mark.parametrize("language", ["ja", "jpn_Jpan", "ja_XX", "ko", "kor_Hang"])
-def test_mecab_is_used_if_it_is_installed(language):
-    package = {"j": "MeCab", "k": "mecab_ko"}[language[0]]
-    mecab = f"{language[:2]}-mecab"
-    assert bleu_tokenizer(language) == (mecab if importlib.util.find_spec(package) else "char")
+def test_the_language_chooses_the_tokenizer():
+    for language in ("zh", "zho_Hans", "zh_CN"):
+        assert bleu_tokenizer(language) == "zh"
+    for language in ("de", "eng_Latn", "", None):
+        assert bleu_tokenizer(language) == "13a"
+    for language, package in (("ja", "MeCab"), ("jpn_Jpan", "MeCab"), ("kor_Hang", "mecab_ko")):
+        mecab = f"{language[:2]}-mecab" if importlib.util.find_spec(package) else "char"
+        assert bleu_tokenizer(language) == mecab
 
 
 def test_lowercase_ignores_case_and_says_so():
@@ -104,31 +89,20 @@ def test_several_references(metric):
     assert metric(HYPOTHESES, [REFERENCES]) == metric(HYPOTHESES, REFERENCES)
 
 
-@pytest.mark.parametrize("metric", [bleu, chrf])
-@pytest.mark.parametrize("references", [REFERENCES[:2], [REFERENCES, OTHERS[:2]]])
-def test_different_counts(metric, references):
-    with pytest.raises(DataError, match="got 3 hypotheses and 2 references; expected one reference line for each"):
-        metric(HYPOTHESES, references)
-
-
 @pytest.mark.parametrize("metric", [bleu, chrf, ter, rouge, exact_match])
-@pytest.mark.parametrize(("hypotheses", "references"), [([], []), ([], ["a"]), (["a"], [])])
-def test_nothing_to_score(metric, hypotheses, references):
-    counts = f"got {len(hypotheses)} hypotheses and {len(references)} references"
-    with pytest.raises(DataError, match=f"^{counts}; expected at least one of each$"):
-        metric(hypotheses, references)
-
-
-@pytest.mark.parametrize("metric", [bleu, chrf, ter, rouge, exact_match])
-@pytest.mark.parametrize(("hypotheses", "references"), [("ab", ["a", "b"]), (["a", "b"], "ab")])
-def test_one_string_is_not_a_list_of_lines(metric, hypotheses, references):
-    with pytest.raises(DataError, match="expected a list of"):
-        metric(hypotheses, references)
-
-
-def test_lines_and_lists_of_lines_cannot_be_mixed():
-    with pytest.raises(DataError, match="references is a single text"):
-        bleu(["a", "b"], [["a", "b"], "ab"])
+def test_lines_that_cannot_be_scored_are_refused(metric):
+    different = "got 3 hypotheses and 2 references; expected one reference line for each"
+    for hypotheses, references, message in (
+        (HYPOTHESES, REFERENCES[:2], different),
+        (HYPOTHESES, [REFERENCES, OTHERS[:2]], different),
+        ([], [], "^got 0 hypotheses and 0 references; expected at least one of each$"),
+        (["a"], [], "^got 1 hypotheses and 0 references; expected at least one of each$"),
+        ("ab", ["a", "b"], "expected a list of"),
+        (["a", "b"], "ab", "expected a list of"),
+        (["a", "b"], [["a", "b"], "ab"], "references is a single text"),
+    ):
+        with pytest.raises(DataError, match=message):
+            metric(hypotheses, references)
 
 
 def test_exact_match():
@@ -138,21 +112,10 @@ def test_exact_match():
         exact_match(["a"], ["a", "b"])
 
 
-@given(lines)
-def test_exact_match_of_equal_lines(texts):
-    assert exact_match(texts, list(texts)) == 100.0
-    assert exact_match(texts, [text + "." for text in texts]) == 0.0
-
-
-def test_score_prints_its_signature():
-    assert str(Score("BLEU", 37.518, "nrefs:1|case:lc")) == "BLEU 37.52 (nrefs:1|case:lc)"
-
-
-@pytest.mark.parametrize("metric", [bleu, chrf, ter])
-def test_missing_sacrebleu(metric, monkeypatch):
+def test_missing_sacrebleu(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(BackendError, match=r"pip install \"array-transformers\[cli\]"):
-        metric(["a"], ["a"])
+        bleu(["a"], ["a"])
 
 
 # --- TER -----------------------------------------------------------------------------------------
@@ -174,14 +137,6 @@ def test_ter_is_that_of_sacrebleu():
     assert score.signature.startswith("nrefs:1|case:mixed|tok:tercom|norm:no|punct:yes|asian:no|version:")
     assert score.lower_is_better
     assert not bleu(HYPOTHESES, REFERENCES).lower_is_better
-
-
-def test_ter_ignores_case_on_request():
-    upper = [line.upper() for line in HYPOTHESES]
-    assert ter(upper, HYPOTHESES).value > 70
-    score = ter(upper, HYPOTHESES, lowercase=True)
-    assert score.value == 0
-    assert "case:lc" in score.signature
 
 
 def test_ter_takes_the_nearest_reference():
@@ -207,15 +162,6 @@ def test_rouge_by_hand():
     assert rouge_values(["a b"], ["a b c d"]) == pytest.approx([f1(2, 2, 4), f1(1, 1, 3), f1(2, 2, 4)])
 
 
-def test_rouge_is_the_mean_over_items():
-    assert rouge_values(["a b", "x"], ["a b", "y"]) == pytest.approx([50, 50, 50])
-
-
-def test_rouge_counts_blank_hypotheses():
-    assert rouge_values(["a b", ""], ["a b", "c d"]) == pytest.approx([50, 50, 50])
-    assert rouge_values(["a b", "c d"], ["a b", ""]) == pytest.approx([50, 50, 50])
-
-
 def test_rouge_takes_the_best_reference_of_each_item_and_score():
     hypotheses = ["a b c d", "x y"]
     first, second = ["a b d c", "z z"], ["a b c e f", "x y"]
@@ -223,11 +169,6 @@ def test_rouge_takes_the_best_reference_of_each_item_and_score():
     expected = [(100 + 100) / 2, (f1(2, 3, 4) + 100) / 2, (max(f1(3, 4, 4), f1(3, 4, 5)) + 100) / 2]
     assert rouge_values(hypotheses, [first, second]) == pytest.approx(expected)
     assert rouge_values(hypotheses, [second, first]) == pytest.approx(expected)
-
-
-def test_rouge_stems_on_request():
-    assert rouge_values(["dogs running"], ["dog runs"]) == [0, 0, 0]
-    assert rouge_values(["dogs running"], ["dog runs"], use_stemmer=True) == pytest.approx([100, 100, 100])
 
 
 def test_rouge_says_how():

@@ -4,9 +4,7 @@ import os
 import subprocess
 import sys
 import unicodedata
-from pathlib import Path
 
-import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -14,11 +12,8 @@ from hypothesis import strategies as st
 
 from xformer.data.demo_tasks import english, german
 from xformer.errors import BackendError, CheckpointError, ConfigError, DataError
-from xformer.text.corpus import read_text
 from xformer.tokenizers.models import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
 from xformer.tokenizers.ours import Tokenizer
-
-SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tinyshakespeare" / "input.txt"
 
 MODELS = ["bpe", "characters", "words"]
 SENTENCES = [
@@ -30,11 +25,9 @@ SENTENCES = [
     "What is the quick fox doing next to the zebra?",
 ]
 LINES = SENTENCES + [words(number) for number in range(0, 400, 3) for words in (english, german)]
-ALPHABET = "".join(sorted(set("".join(LINES)) - {" "}))
 VOCABULARY = " ".join(LINES).split()
 
 known_words = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
-known_characters = st.lists(st.text(ALPHABET, min_size=1, max_size=9), max_size=6).map(" ".join)
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
@@ -49,20 +42,6 @@ def bpe():
 
 
 # --- What a tokenizer is -------------------------------------------------------------------------
-
-
-def test_special_ids(tokenizer):
-    assert (PAD_ID, BOS_ID, EOS_ID, UNK_ID) == (0, 1, 2, 3)
-    assert tokenizer.tokens([PAD_ID, BOS_ID, EOS_ID, UNK_ID]) == ["<pad>", "<s>", "</s>", "<unk>"]
-
-
-def test_properties():
-    for model in MODELS:
-        for lowercase in (False, True):
-            tokenizer = Tokenizer.train(SENTENCES, 100, model=model, lowercase=lowercase)
-            assert (tokenizer.model, tokenizer.lowercase) == (model, lowercase)
-            assert 40 < tokenizer.vocab_size <= 100
-            assert repr(tokenizer).startswith(f"Tokenizer(model='{model}', vocab_size=")
 
 
 def test_vocab_size_is_a_limit():
@@ -91,11 +70,6 @@ def test_character_tokens_keep_spaces():
     assert tokenizer.decode(tokenizer.encode("  7  ")) == "  7  "
 
 
-def test_characters_may_be_line_ends():
-    tokenizer = Tokenizer.train(["a\nb\r"], 8, model="characters")
-    assert tokenizer.decode(tokenizer.encode("b\n\n\na\r\r")) == "b\n\n\na\r\r"
-
-
 # --- Text and back -------------------------------------------------------------------------------
 
 
@@ -104,13 +78,6 @@ def test_round_trip_of_known_words(tokenizer, line):
     ids = tokenizer.encode(line)
     assert UNK_ID not in ids
     assert tokenizer.decode(ids) == line
-
-
-@given(line=known_characters)
-def test_round_trip_of_known_characters(bpe, line):
-    ids = bpe.encode(line)
-    assert all(UNK_ID < token < bpe.vocab_size for token in ids)
-    assert bpe.decode(ids) == line
 
 
 @given(line=any_text)
@@ -125,12 +92,6 @@ def test_a_batch_is_its_lines(tokenizer, lines):
     batch = tokenizer.encode_batch(lines)
     assert batch == [tokenizer.encode(line) for line in lines]
     assert tokenizer.decode_batch(batch) == [tokenizer.decode(ids) for ids in batch]
-
-
-def test_empty_line(tokenizer):
-    assert tokenizer.encode("") == []
-    assert tokenizer.decode([]) == ""
-    assert tokenizer.encode_batch([]) == []
 
 
 def test_text_is_normalized_to_nfc(tokenizer):
@@ -174,30 +135,16 @@ def test_text_cannot_spell_special_ids(model):
         assert not {PAD_ID, BOS_ID, EOS_ID} & set(tokenizer.encode(line))
 
 
-def test_special_tokens_in_a_line_are_its_characters(tmp_path):
-    tokenizer = Tokenizer.train([*LINES, "a < b / s > d"], 120)
-    tokenizer.save(tmp_path / "tokenizer.json")
-    for same in (tokenizer, Tokenizer.load(tmp_path / "tokenizer.json")):
-        assert same.decode(same.encode("a </s> b <pad>")) == "a </s> b <pad>"
-
-
-def test_ids_may_be_numpy_integers(bpe):
-    ids = bpe.encode("zwei Männer")
-    assert bpe.decode(np.array(ids)) == "zwei Männer"
-    assert bpe.tokens(np.array(ids)) == bpe.tokens(ids)
-
-
-@pytest.mark.parametrize("wrong", [-1, 200, 2**40])
-def test_ids_outside_the_vocabulary(bpe, wrong):
-    message = f"^token id {wrong} is outside the vocabulary; expected 0 to 199; use the tokenizer that the model was"
+def test_ids_outside_the_vocabulary(bpe):
+    message = "^token id 200 is outside the vocabulary; expected 0 to 199; use the tokenizer that the model was"
     for read in (bpe.decode, bpe.tokens, lambda ids: bpe.decode_batch([[5], ids])):
         with pytest.raises(DataError, match=message):
-            read([5, wrong])
+            read([5, 200])
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "a\ud800"])
 def test_other_types_are_refused(bpe, wrong):
-    for call in (bpe.encode, lambda line: bpe.encode_batch(["a", line])):
+    for call in (bpe.encode, bpe.encode_text, lambda line: bpe.encode_batch(["a", line])):
         with pytest.raises(DataError, match="got something that is not text"):
             call(wrong)
     for model in MODELS:
@@ -206,13 +153,6 @@ def test_other_types_are_refused(bpe, wrong):
 
 
 # --- Training ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_training_twice_gives_the_same_bytes(model, tmp_path):
-    for name in ("first", "second"):
-        Tokenizer.train(LINES, 150, model=model).save(tmp_path / name)
-    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
 def test_training_in_other_processes_gives_the_same_bytes(tmp_path):
@@ -233,50 +173,23 @@ for model in ("bpe", "characters", "words"):
     assert len(digests) == 1
 
 
-def test_training_is_silent(capfd):
-    Tokenizer.train(LINES, 200)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_lines_may_be_any_iterable():
-    assert Tokenizer.train(iter(LINES), 200).encode("zwei Männer") == Tokenizer.train(LINES, 200).encode("zwei Männer")
-
-
-def test_unknown_model():
-    with pytest.raises(ConfigError, match=r"^tokenizer model is 'wordpiece'; expected one of: bpe, characters, words$"):
-        Tokenizer.train(LINES, 200, model="wordpiece")
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("vocab_size", [-1, 0, 4])
-def test_vocabulary_too_small_for_special_tokens(model, vocab_size):
-    with pytest.raises(ConfigError, match=f"^vocab_size is {vocab_size}; expected more than the 4 special tokens$"):
-        Tokenizer.train(LINES, vocab_size, model=model)
-
-
-def test_a_vocabulary_of_a_billion_tokens_is_refused():
-    with pytest.raises(ConfigError, match=r"^vocab_size is 1000000000; expected at most 10000000; 4000 to 50000 are"):
-        Tokenizer.train(LINES, 1_000_000_000)
-
-
-@pytest.mark.parametrize("model", ["bpe", "characters"])
-def test_vocabulary_too_small_for_the_alphabet(model):
-    message = "^vocab_size is 9; expected at least 10, for 4 special tokens and 6 distinct characters of the text$"
-    with pytest.raises(ConfigError, match=message):
-        Tokenizer.train(["abcde edcba"], 9, model=model)
-    assert Tokenizer.train(["abcde edcba"], 10, model=model).vocab_size == 10
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_no_text(model):
-    for lines in ([], ["", ""]):
-        with pytest.raises(DataError, match=r"^cannot learn a tokenizer from lines without text"):
-            Tokenizer.train(lines, 100, model=model)
-
-
-def test_a_path_is_not_text():
-    with pytest.raises(DataError, match=r"lines is one string; expected a list of lines, such as read_lines\(path\)"):
-        Tokenizer.train("train.de", 100)
+def test_wrong_arguments_of_training_are_refused():
+    small = ["abcde edcba"]
+    for lines, size, options, error, message in (
+        (LINES, 200, {"model": "wordpiece"}, ConfigError, "tokenizer model is 'wordpiece'; expected one of: bpe, cha"),
+        (LINES, 200, {"unicode_form": "nfc"}, ConfigError, "the Unicode form is 'nfc'; expected one of: NFC, NFKC"),
+        (LINES, 4, {}, ConfigError, "^vocab_size is 4; expected more than the 4 special tokens$"),
+        (LINES, 5, {"separator": True}, ConfigError, "^vocab_size is 5; expected more than the 5 special tokens$"),
+        (LINES, 10**9, {}, ConfigError, "^vocab_size is 1000000000; expected at most 10000000; 4000 to 50000 are"),
+        (small, 9, {}, ConfigError, "^vocab_size is 9; expected at least 10, for 4 special tokens and 6 distinct char"),
+        (small, 10, {"separator": True}, ConfigError, "^vocab_size is 10; expected at least 11, for 5 special tokens"),
+        (["", ""], 100, {}, DataError, "^cannot learn a tokenizer from lines without text"),
+        ("train.de", 100, {}, DataError, "lines is one string; expected a list of lines, such as read_lines"),
+    ):
+        with pytest.raises(error, match=message):
+            Tokenizer.train(lines, size, **options)
+    for model in ("bpe", "characters"):
+        assert Tokenizer.train(small, 10, model=model).vocab_size == 10
 
 
 def test_missing_package(monkeypatch, tmp_path):
@@ -289,9 +202,8 @@ def test_missing_package(monkeypatch, tmp_path):
 # --- Files ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lowercase", [False, True])
-def test_save_and_load(tokenizer, lowercase, tmp_path):
-    original = Tokenizer.train(LINES, 1000, model=tokenizer.model, lowercase=lowercase)
+def test_save_and_load(tokenizer, tmp_path):
+    original = Tokenizer.train(LINES, 1000, model=tokenizer.model, lowercase=True)
     original.save(tmp_path / "a.json")
     loaded = Tokenizer.load(tmp_path / "a.json")
     assert repr(loaded) == repr(original)
@@ -306,18 +218,6 @@ def test_the_file_is_one_that_the_library_reads(bpe, tmp_path):
     bpe.save(tmp_path / "tokenizer.json")
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert theirs.encode("zwei Männer").ids == bpe.encode("zwei Männer")
-
-
-def test_save_to_an_unwritable_path(bpe, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot write"):
-        bpe.save(tmp_path / "file" / "tokenizer.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_load_missing(tmp_path):
-    with pytest.raises(CheckpointError, match=r"^cannot read tokenizer .*nowhere\.json: No such file"):
-        Tokenizer.load(tmp_path / "nowhere.json")
 
 
 @settings(deadline=None, max_examples=30)
@@ -347,18 +247,19 @@ def corruptions():
         "no model": edit(lambda value: value.pop("model")),
         "an unknown model": edit(lambda value: value["model"].update(type="Abacus")),
         "a merge of unknown tokens": edit(lambda value: value["model"]["merges"].append(["qq", "ww"])),
+        "gaps in the ids": edit(lambda value: value["model"]["vocab"].update({"far": 500})),
         "a string for an id": edit(lambda value: value["model"]["vocab"].update({"a": "five"})),
     }
 
 
-@pytest.mark.parametrize("what", corruptions())
-def test_load_corrupted(bpe, tmp_path, what):
+def test_load_corrupted(bpe, tmp_path):
     path = tmp_path / "tokenizer.json"
-    bpe.save(path)
-    path.write_bytes(corruptions()[what](path.read_bytes()))
-    with pytest.raises(CheckpointError, match=f"^tokenizer {path} ") as caught:
-        Tokenizer.load(path)
-    assert "\n" not in str(caught.value)
+    for what, corrupt in corruptions().items():
+        bpe.save(path)
+        path.write_bytes(corrupt(path.read_bytes()))
+        with pytest.raises(CheckpointError, match=f"^tokenizer {path} ") as caught:
+            Tokenizer.load(path)
+        assert "\n" not in str(caught.value), what
 
 
 def foreign(special_tokens=SPECIAL_TOKENS, unk_token="<unk>"):
@@ -374,7 +275,6 @@ def foreign(special_tokens=SPECIAL_TOKENS, unk_token="<unk>"):
     [
         (foreign(["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "[UNK]"), "<pad> has id None, not 0"),
         (foreign(["<s>", "<pad>", "</s>", "<unk>"]), "<pad> has id 1, not 0"),
-        (foreign(["<pad>", "<s>", "</s>", "<mask>", "<unk>"]), "<unk> has id 4, not 3"),
         (foreign(unk_token=None), "its model does not turn unknown tokens into <unk>"),
     ],
 )
@@ -382,16 +282,6 @@ def test_load_foreign(tmp_path, inner, fault):
     path = tmp_path / "tokenizer.json"
     inner.save(str(path))
     with pytest.raises(CheckpointError, match=f"^tokenizer {path} is incompatible: {fault}; expected a file that"):
-        Tokenizer.load(path)
-
-
-def test_load_with_gaps_in_the_ids(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    Tokenizer.train(LINES, 100, model="words").save(path)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["model"]["vocab"] |= {"far": 500}
-    path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="is incompatible: the ids of its 101 tokens are not 0 to 100"):
         Tokenizer.load(path)
 
 
@@ -427,30 +317,13 @@ def test_the_separator_has_an_id_that_the_file_keeps(model, tmp_path):
         assert same.sep_id not in same.encode_text("zwei <sep> drei<sep>")
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_without_a_separator_its_name_is_a_word_like_others(model, tmp_path):
-    lines = ["<sep> a<sep> b<sep>"] * 20
-    tokenizer = Tokenizer.train(lines, 100, model=model)
-    tokenizer.save(tmp_path / "tokenizer.json")
-    for same in (tokenizer, Tokenizer.load(tmp_path / "tokenizer.json")):
-        assert same.sep_id is None
-        assert same.decode(same.encode(lines[0])) == lines[0]
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_documents(model):
-    tokenizer = Tokenizer.train(LINES, 1000, model=model, separator=True)
+def test_documents():
+    tokenizer = Tokenizer.train(LINES, 1000, separator=True)
     sep = tokenizer.sep_id
     one, two = tokenizer.encode_batch(SENTENCES[:2])
     documents = [SENTENCES[:2], [], ["", SENTENCES[1], " "], [SENTENCES[0]]]
     assert tokenizer.encode_documents(documents) == [[*one, sep, *two], [], two, one]
     assert tokenizer.encode_documents([]) == []
-
-
-def test_a_document_is_read_back_without_its_separators():
-    tokenizer = Tokenizer.train(LINES, 1000, separator=True)
-    (ids,) = tokenizer.encode_documents([SENTENCES[:2]])
-    assert tokenizer.decode(ids) == " ".join(SENTENCES[:2])
 
 
 def test_documents_require_a_separator_and_lists(bpe):
@@ -464,28 +337,15 @@ def test_documents_require_a_separator_and_lists(bpe):
         tokenizer.encode_documents([[None]])
 
 
-def test_the_separator_counts_toward_the_vocabulary():
-    with pytest.raises(ConfigError, match=r"^vocab_size is 5; expected more than the 5 special tokens$"):
-        Tokenizer.train(LINES, 5, separator=True)
-    with pytest.raises(ConfigError, match=r"^vocab_size is 10; expected at least 11, for 5 special tokens and 6 dist"):
-        Tokenizer.train(["abcde edcba"], 10, separator=True)
-
-
 # --- Unicode forms -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_nfkc_on_request(model, tmp_path):
-    Tokenizer.train([*LINES, "fit"], 1000, model=model, unicode_form="NFKC").save(tmp_path / "tokenizer.json")
+def test_nfkc_on_request(tmp_path):
+    Tokenizer.train([*LINES, "fit"], 1000, unicode_form="NFKC").save(tmp_path / "tokenizer.json")
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.normalize("\ufb01t") == "fit"
     assert tokenizer.encode("\ufb01t") == tokenizer.encode("fit")
-    assert Tokenizer.train(LINES, 1000, model=model).normalize("\ufb01t") == "\ufb01t"
-
-
-def test_unknown_form():
-    with pytest.raises(ConfigError, match="the Unicode form is 'nfc'; expected one of: NFC, NFKC"):
-        Tokenizer.train(LINES, 200, unicode_form="nfc")
+    assert Tokenizer.train(LINES, 1000).normalize("\ufb01t") == "\ufb01t"
 
 
 # --- Whole texts ---------------------------------------------------------------------------------
@@ -508,24 +368,6 @@ def test_characters_decode_to_the_same_text(tmp_path):
 @given(text=st.one_of(any_text, st.text("ab \n\t<s>/ä\u0308")))
 def test_a_text_is_encoded_as_a_line_is(tokenizer, text):
     assert tokenizer.encode_text(text) == tokenizer.encode(text)
-
-
-@pytest.mark.parametrize("wrong", [None, 3, "a\ud800"])
-def test_texts_of_other_types_are_refused(tokenizer, wrong):
-    with pytest.raises(DataError, match="got something that is not text"):
-        tokenizer.encode_text(wrong)
-
-
-def test_a_play_decodes_to_the_same_text(tmp_path):
-    lines = [f"SPEAKER {number % 7}:\n{english(number)}; {german(number)}!\n" for number in range(0, 20_000, 7)]
-    (tmp_path / "play.txt").write_text("\n".join(lines), encoding="utf-8")
-    text = read_text(tmp_path / "play.txt")
-    tokenizer = Tokenizer.train([text], 100, model="characters")
-    assert tokenizer.vocab_size == 4 + len(set(text))
-    ids = tokenizer.encode_text(text)
-    assert UNK_ID not in ids
-    assert len(ids) == len(text) > 200_000
-    assert tokenizer.decode(ids) == text
 
 
 # --- Topics and lengths --------------------------------------------------------------------------
@@ -553,25 +395,10 @@ def test_a_word_in_characters_is_not_part_of_another():
     assert not contains(tokenizer.encode("a start"), inside)
 
 
-def test_a_word_of_several_tokens(bpe):
-    (ids,) = bpe.phrase_ids("Zebrabuch")
-    assert len(ids) > 1
-    assert bpe.decode(ids) == "Zebrabuch"
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_phrases_are_lower_cased_with_the_text(model):
-    tokenizer = Tokenizer.train(LINES, 1000, model=model, lowercase=True)
-    assert tokenizer.phrase_ids("ROTEM hut") == tokenizer.phrase_ids("rotem Hut")
-    assert {tokenizer.decode(ids).strip() for ids in tokenizer.phrase_ids("ROTEM")} == {"rotem"}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_unknown_words_of_a_phrase(model):
-    tokenizer = Tokenizer.train(LINES, 1000, model=model)
+def test_unknown_words_of_a_phrase(bpe):
     message = "^phrase .* has words with unknown characters: '日本', 'Ωmega'; expected words, or spellings"
     with pytest.raises(DataError, match=message):
-        tokenizer.phrase_ids("Zwei 日本 Ωmega")
+        bpe.phrase_ids("Zwei 日本 Ωmega")
     for blank in ("", " \t"):
         with pytest.raises(DataError, match=r"^phrase is '.*'; expected a word or a phrase$"):
-            tokenizer.phrase_ids(blank)
+            bpe.phrase_ids(blank)

@@ -30,15 +30,11 @@ def for_source(tokenizer, reference):
     return tokenizer
 
 
-def test_ids_are_those_of_the_original_libraries(case):
+def test_ids_and_texts_are_those_of_the_original_libraries(case):
     name, tokenizer, reference = case
     encoded = for_source(tokenizer, reference).encode_batch(reference["texts"])
     for text, ids, expected in zip(reference["texts"], encoded, reference["ids"], strict=True):
         assert ids == expected, (name, text)
-
-
-def test_texts_are_those_of_the_original_libraries(case):
-    name, tokenizer, reference = case
     for ids, expected in zip(reference["ids"], reference["decoded"], strict=True):
         # transformers strips the texts of some tokenizers, and writes the language tokens of Marian.
         assert tokenizer.decode(ids).strip() == expected.removeprefix(">>fra<<").strip(), (name, ids)
@@ -280,17 +276,12 @@ def test_a_tokenizer_that_fails_in_the_library(tmp_path, capfd):
         ("byte_level", "tokenizer_config.json", "[" * 100_000, "not valid JSON"),
         ("byte_level", "tokenizer_config.json", "[]", "expected a JSON object"),
         ("marian", "vocab.json", '{"</s>": 0, "<unk>": 0}', "distinct id"),
-        ("marian", "vocab.json", '{"</s>": 0, "<unk>": "1"}', "distinct id"),
-        ("marian", "vocab.json", '{"</s>": 0, "<unk>": 4294967296}', "distinct id"),
         ("marian", "vocab.json", '{"a": 0}', "lacks the unk_token '<unk>'"),
         ("marian", "tokenizer_config.json", '{"eos_token": {"content": "x"}}', "lacks the eos_token"),
         ("m2m100", "tokenizer_config.json", '{"language_codes": "x", "tokenizer_class": "M2M100Tokenizer"}', "m2m100"),
-        ("m2m100", "tokenizer_config.json", '{"src_lang": "x", "tokenizer_class": "M2M100Tokenizer"}', "src_lang 'x'"),
         ("t5", "tokenizer_config.json", '{"tokenizer_class": "T5Tokenizer", "extra_ids": 1e9}', "extra_ids"),
         ("t5", "tokenizer_config.json", '{"tokenizer_class": "AlbertTokenizer"}', "spiece.model of Albert"),
-        ("mbart", "tokenizer_config.json", '{"tokenizer_class": "CamembertTokenizer"}', "of Camembert"),
         ("mbart", "tokenizer_config.json", '{"tokenizer_class": "MBartTokenizer", "src_lang": [5]}', "src_lang"),
-        ("mbart", "tokenizer_config.json", '{"tokenizer_class": "MBart50Tokenizer"}', "additional_special_tokens"),
     ],
 )
 def test_damaged_settings(tmp_path, name, file, content, message):

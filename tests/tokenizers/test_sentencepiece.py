@@ -68,32 +68,26 @@ def test_bytes_spell_unknown_characters(tmp_path):
     assert tokenizer.decode(tokenizer.encode("aß 😀").ids) == "aß 😀"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_damaged_models(tmp_path):
+    for content, message in (
         (b"", "unknown type"),
-        (b"\x0a", "valid"),
         (b"\xff" * 20, "more than 10 bytes"),
         (b"\x0a\x7fabc", "ends after the data"),
         (b"\x0b", "wire type 3"),
         (b"\x08\x01", "expected bytes"),
         (field(1, field(1, b"\xff") + field(3, 2)), "valid"),
-        (field(1, field(1, 5)), "expected bytes"),
         (UNKNOWN + piece("a") + piece("a"), "occurs twice"),
         (UNKNOWN + piece("a" * 300), "more than 256 characters"),
         (UNKNOWN + piece("a", float("nan")), "not finite"),
         (UNKNOWN + field(2, field(3, 4)), "model type is 4"),
         (UNKNOWN + field(2, field(24, 1)), "suffix"),
-        (UNKNOWN + field(3, field(2, b"\xff")), "valid"),
         (UNKNOWN + field(3, field(2, struct.pack("<I", 400) + b"a")), "trie of 400"),
         (UNKNOWN + field(3, field(2, struct.pack("<II", 4, 1 << 30) + b"a")), "refers to a node"),
         (UNKNOWN + field(3, field(2, struct.pack("<II", 4, 1 << 31 | 9) + b"a")), "refers to a text"),
-    ],
-)
-def test_damaged_models(tmp_path, content, message):
-    with pytest.raises(CheckpointError, match=message) as error:
-        read(tmp_path, content)
-    assert "x.model" in str(error.value)
+    ):
+        with pytest.raises(CheckpointError, match=message) as error:
+            read(tmp_path, content)
+        assert "x.model" in str(error.value)
 
 
 def test_truncated_and_changed_models_raise_one_error_or_load(tmp_path):
@@ -106,8 +100,3 @@ def test_truncated_and_changed_models_raise_one_error_or_load(tmp_path):
                 messages.append(str(error))
     assert messages
     assert not any("\n" in message for message in messages)
-
-
-def test_a_missing_model(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot read"):
-        read_sentencepiece(tmp_path / "x.model")
