@@ -73,11 +73,10 @@ class InlineExecutor(Executor):
     "make",
     [
         InlineExecutor,
-        lambda: ThreadPoolExecutor(3),
         lambda: WorkerProcesses(2),
         pytest.param(lambda: ProcessPoolExecutor(1, mp_context=get_context("spawn")), marks=pytest.mark.slow),
     ],
-    ids=["inline", "threads", "worker processes", "standard library"],
+    ids=["inline", "worker processes", "standard library"],
 )
 def test_any_executor_gives_the_same(run, make):
     corpus = run(executor=make())
@@ -86,7 +85,7 @@ def test_any_executor_gives_the_same(run, make):
     assert [part.name for part in corpus.parts()] == [f"part-{number:08}.txt" for number in range(10)]
 
 
-@pytest.mark.parametrize("max_pending", [1, 2, 100])
+@pytest.mark.parametrize("max_pending", [2, 100])
 def test_a_window_of_tasks_is_pending(run, max_pending):
     pending, largest = set(), []
 
@@ -100,13 +99,6 @@ def test_a_window_of_tasks_is_pending(run, max_pending):
     run(executor=Counting(1), max_pending=max_pending)
     assert len(pending) == 11  # ten chunks and the check
     assert max(largest) <= max_pending
-
-
-def test_progress(run):
-    states = []
-    run(on_progress=states.append, executor=ThreadPoolExecutor(1))
-    assert [state.num_done for state in states] == [0, *range(10, 91, 10), 95]
-    assert {state.num_lines for state in states} == {95}
 
 
 def test_only_missing_parts_are_computed_again(run, tmp_path):
@@ -138,20 +130,17 @@ def test_a_truncated_part_is_computed_again(run, tmp_path):
         merged(corpus)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_other_settings_are_refused(run, tmp_path):
+    run()
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+    for change, message in (
         ({"settings": {"a": 2, "b": {"c": 2}}}, "was started with a 1, not 2"),
         ({"settings": {"a": 1, "b": {"c": 2}, "d": 3}}, "was started with d unset, not 3"),
         ({"settings": {"a": 1, "b": {}}}, "was started with b.c 2, not unset"),
         ({"chunk_lines": 20}, "was started with chunk_lines 10, not 20"),
-    ],
-)
-def test_other_settings_are_refused(run, tmp_path, change, message):
-    run()
-    before = sorted(path.name for path in (tmp_path / "out").iterdir())
-    with pytest.raises(ConfigError, match=message):
-        run(**change)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run(**change)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
 
 
@@ -169,20 +158,7 @@ def test_a_directory_with_other_files_is_refused(run, tmp_path):
         run()
 
 
-def test_invalid_sources_and_counts_are_refused(run, source):
-    with pytest.raises(ConfigError, match="chunk_lines is 0"):
-        run(chunk_lines=0)
-    source.write_bytes(b"")
-    with pytest.raises(DataError, match="is empty"):
-        run()
-
-
-def test_merge_arrays(run, tmp_path):
-    run(make_array, suffix=".npy").merge_arrays(tmp_path / "all.npy")
-    assert np.load(tmp_path / "all.npy")[:, 1].tolist() == [number // 10 * 10 for number in range(len(LINES))]
-
-
-@pytest.mark.parametrize("part", [b"", b"\x93NUMPY\x01\x00v\x00{'descr'", np.zeros((10, 3)), np.zeros(())])
+@pytest.mark.parametrize("part", [b"\x93NUMPY\x01\x00v\x00{'descr'", np.zeros((10, 3)), np.zeros(())])
 def test_merge_arrays_refuses_a_damaged_part(run, tmp_path, part):
     corpus = run(make_array, suffix=".npy")
     path = tmp_path / "out" / "part-00000003.npy"
@@ -195,7 +171,7 @@ def test_merge_arrays_refuses_a_damaged_part(run, tmp_path, part):
     assert not (tmp_path / "all.npy").exists()
     path.unlink()
     run(make_array, suffix=".npy").merge_arrays(tmp_path / "all.npy")
-    assert len(np.load(tmp_path / "all.npy")) == len(LINES)
+    assert np.load(tmp_path / "all.npy")[:, 1].tolist() == [number // 10 * 10 for number in range(len(LINES))]
 
 
 def test_damaged_lines_of_the_log_are_ignored(run, tmp_path):

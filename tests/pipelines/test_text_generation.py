@@ -21,7 +21,7 @@ from xformer.generation.sampling import DraftModel
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
 from xformer.pipelines.output_text import GeneratedText
-from xformer.tokenizers import SPECIAL_TOKENS, Tokenizer
+from xformer.tokenizers import Tokenizer
 from xformer.tree import map_arrays
 
 TEXT = "the cat sat\non the mat\n" * 5
@@ -76,12 +76,6 @@ def test_a_long_text_continues_from_its_later_half(generator):
     assert output.log_probability == pytest.approx(log_probability, abs=1e-9)
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi"])
-def test_every_position_encoding_generates_long_texts(positions):
-    generator = make(positions=positions, max_positions=12)
-    assert [len(text) for text in generator(["the", "the cat sat on"], max_new_tokens=50)] == [50, 50]
-
-
 def test_samples_depend_on_seed_and_prompt_only(generator):
     together = generator.outputs(PROMPTS, max_new_tokens=30, seed=1)
     assert generator.outputs(PROMPTS, max_new_tokens=30, seed=1) == together
@@ -91,11 +85,6 @@ def test_samples_depend_on_seed_and_prompt_only(generator):
         assert alone.tokens == together[number][0].tokens
     small = generator.outputs(PROMPTS, max_new_tokens=30, seed=1, batch_tokens=1)
     assert [each[0].tokens for each in small] == [each[0].tokens for each in together]
-
-
-def test_the_same_prompt_twice_gives_two_texts(generator):
-    first, second = generator(["the", "the"], max_new_tokens=30, temperature=3.0)
-    assert first != second
 
 
 def test_several_texts_are_sorted_by_probability(generator):
@@ -109,8 +98,7 @@ def test_several_texts_are_sorted_by_probability(generator):
     assert texts == [[output.text for output in each] for each in outputs]
 
 
-@pytest.mark.parametrize("has_draft_model", [False, True])
-@pytest.mark.parametrize("size", [9, 110])
+@pytest.mark.parametrize(("size", "has_draft_model"), [(9, False), (110, True)])
 def test_samples_of_a_prompt_share_its_prefill(monkeypatch, size, has_draft_model):
     generator, settings = make(context_length=256, max_positions=256), {"max_new_tokens": 8, "temperature": 2.0}
     prompt, read, decode_step = TEXT[:size], [], LanguageModel.decode_step
@@ -181,19 +169,6 @@ def test_scores_of_long_texts_have_the_length_penalty():
     assert [output.score for output in outputs] == sorted((output.score for output in outputs), reverse=True)
 
 
-def test_biased_phrases_are_more_frequent(generator):
-    settings = {"max_new_tokens": 30, "sequence_bias_strength": 20.0}
-    plain, steered = ("".join(generator(["the"] * 4, sequence_bias=bias, **settings)) for bias in (None, ["cat"]))
-    assert steered.count("cat") > plain.count("cat")
-
-
-def test_subwords_keep_their_spaces():
-    generator = make("low lower lowest slow slower " * 8, model="bpe", context_length=16)
-    ((output,),) = generator.outputs(["low"], max_new_tokens=12)
-    tokenizer = generator.tokenizer
-    assert "low" + output.text == tokenizer.decode([*tokenizer.encode_text("low"), *output.tokens])
-
-
 def test_invalid_arguments_raise(generator):
     with raises_line(DataError, r"prompt 2 has characters that the tokenizer does not know: 'X', 'é'"):
         generator(["the", "Xé"])
@@ -209,6 +184,8 @@ def test_invalid_arguments_raise(generator):
         generator(["the"], num_beams=2, length_penalty=1.0)
     with raises_line(ConfigError, r"num_beams is 2 and sampling is requested"):
         generator(["the"], num_beams=2, temperature=1.0)
+    with raises_line(ConfigError, "num_beams and num_return_sequences above 1 cannot be streamed"):
+        generator.stream("the", num_beams=2)
     with raises_line(ConfigError, r"context_length is '8'; expected an integer of at least 2"):
         TextGenerator(generator.model, generator.tokenizer, context_length="8")
     with raises_line(ConfigError, r"model is a Tokenizer; expected an instance of LanguageModel"):
@@ -267,8 +244,10 @@ def test_texts_that_do_not_fit_are_refused_by_default(generator):
 # --- Streaming --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{"seed": 3}, {"do_sample": False}, {"top_k": 3, "sequence_bias": ["cat"]}])
-@pytest.mark.parametrize("prompt", ["", "the cat sat on the mat"])
+@pytest.mark.parametrize(
+    ("settings", "prompt"),
+    [({"seed": 3}, ""), ({"top_k": 3, "sequence_bias": ["cat"]}, "the cat sat on the mat")],
+)
 def test_streamed_text_concatenates_to_the_output(generator, settings, prompt):
     texts = list(generator.stream(prompt, max_new_tokens=40, **settings))
     assert "".join(texts) == generator([prompt], max_new_tokens=40, **settings)[0]
@@ -303,22 +282,7 @@ def test_streaming_decodes_a_short_suffix_at_each_step(generator, monkeypatch):
     assert max(lengths) <= 4
 
 
-def test_a_stopping_criterion_ends_text_and_stream(generator):
-    criteria = [StopSequences(generator.token_ids(["t"]))]
-    settings = {"max_new_tokens": 60, "temperature": 5.0, "stopping_criteria": criteria}
-    for prompt in PROMPTS:
-        (text,) = generator([prompt], **settings)
-        assert "".join(generator.stream(prompt, **settings)) == text
-        assert "t" not in text[:-1]
-    assert any(len(generator([prompt], **settings)[0]) < 60 for prompt in PROMPTS)
-
-
-def test_beams_cannot_be_streamed(generator):
-    with raises_line(ConfigError, "num_beams and num_return_sequences above 1 cannot be streamed"):
-        generator.stream("the", num_beams=2)
-
-
-@pytest.mark.parametrize("text", ["é", "€", "😀"])
+@pytest.mark.parametrize("text", ["€", "😀"])
 def test_a_character_that_the_prompt_splits_is_streamed_as_a_whole(generator, monkeypatch, text):
     """As with a tokenizer of bytes."""
     data = f"a{text}b".encode()
@@ -338,7 +302,7 @@ def test_a_character_that_the_prompt_splits_is_streamed_as_a_whole(generator, mo
         assert "".join(generator.stream(ids[:split], **settings)) == output
 
 
-@pytest.mark.parametrize(("prompt", "stop"), [("on the mat", "   "), ("c", "eee"), ("", "eee"), ("c", "eeeeeeeee")])
+@pytest.mark.parametrize(("prompt", "stop"), [("on the mat", "   "), ("c", "eeeeeeeee")])
 def test_a_stop_string_of_several_tokens_ends_beams(prompt, stop):
     """As its tokens do, which are its characters; the text ends before it, and other beams go on."""
     generator = make(context_length=40)
@@ -382,20 +346,14 @@ def test_stop_tokens_end_texts_of_models_without_eos(generator):
         assert "".join(generator.stream(prompt, **settings)) == output.text
 
 
-def test_a_stream_ends_where_the_output_ends_after_a_full_window(generator):
-    """The token that ends the text is the one after those that fill the context."""
-    window, endings = generator.context_length, []
-    for token in range(len(SPECIAL_TOKENS), generator.tokenizer.vocab_size):
-        settings = {"max_new_tokens": 3 * window, "stop_token_ids": [token]}
-        for seed in range(2):
-            ((output,),) = generator.outputs(["t"], seed=seed, **settings)
-            assert "".join(generator.stream("t", seed=seed, **settings)) == output.text
-            endings.append(output.finished and len(output.tokens) == window - 1)
-    assert any(endings)
-
-
-@pytest.mark.parametrize("settings", [{"top_k": 1}, {"seed": 3}, {"top_k": 1, "stop": "at", "logprobs": 2}], ids=str)
-@pytest.mark.parametrize("draft", [{"prompt_lookup_num_tokens": 4}, {"num_draft_tokens": 3}], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "draft"),
+    [
+        ({"seed": 3}, {"prompt_lookup_num_tokens": 4}),
+        ({"seed": 3}, {"num_draft_tokens": 3}),
+        ({"top_k": 1, "stop": "at", "logprobs": 2}, {"num_draft_tokens": 3}),
+    ],
+)
 def test_draft_tokens_change_no_text(generator, settings, draft):
     assisting = copy.copy(generator)
     if "num_draft_tokens" in draft:

@@ -13,7 +13,7 @@ from tests.pipelines.test_transcription import write_wav
 from tests.reference import normal, raises_line
 from xformer.backends import from_host, to_host
 from xformer.cli.main import exit_code
-from xformer.data.audio import log_mel_spectrogram, resample
+from xformer.data.audio import log_mel_spectrogram
 from xformer.errors import ConfigError, DataError
 from xformer.generation import Hypothesis
 from xformer.generation.processors import Rows
@@ -86,31 +86,13 @@ def scripted(monkeypatch, outputs, log_probability=0.0):
 # of timestamps.
 TEXT = list(range(13))
 ALLOWED = [
-    ([], -9.0, [14, 15, 16]),
-    ([], 0.0, [14, 15, 16]),
-    ([], 3.0, [14, 15, 16]),
-    ([14], -9.0, TEXT),
-    ([14], 0.0, TEXT),
-    ([14], 3.0, TEXT),
-    ([14, 3], -9.0, [*TEXT, 15, 16, 17, 18, 19]),
-    ([14, 3], 0.0, [15, 16, 17, 18, 19]),
-    ([14, 3], 3.0, [15, 16, 17, 18, 19]),
-    ([14, 3, 16], -9.0, [10, 11, 12, 16, 17, 18, 19]),
-    ([14, 3, 16], 0.0, [16, 17, 18, 19]),
-    ([14, 3, 16], 3.0, [16, 17, 18, 19]),
-    ([14, 3, 16, 16], -9.0, TEXT),
-    ([14, 3, 16, 16], 0.0, TEXT),
-    ([14, 3, 16, 16], 3.0, TEXT),
-    ([14, 3, 16, 16, 4], -9.0, [*TEXT, 17, 18, 19]),
-    ([14, 3, 16, 16, 4], 0.0, [17, 18, 19]),
-    ([14, 3, 16, 16, 4], 3.0, [17, 18, 19]),
-    ([14, 3, 19, 19, 4], -9.0, TEXT),
-    ([14, 3, 19, 19, 4], 0.0, TEXT),
-    ([14, 3, 19, 19, 4], 3.0, TEXT),
-    ([14, 3, 16, 18, 5, 6], -9.0, [*TEXT, 19]),
-    ([14, 3, 16, 18, 5, 6], 0.0, [*TEXT, 19]),
-    ([14, 3, 16, 18, 5, 6], 3.0, [19]),
-]
+    ([], -9.0, [14, 15, 16]), ([], 3.0, [14, 15, 16]), ([14], -9.0, TEXT), ([14], 3.0, TEXT),
+    ([14, 3], -9.0, [*TEXT, 15, 16, 17, 18, 19]), ([14, 3], 0.0, [15, 16, 17, 18, 19]),
+    ([14, 3, 16], -9.0, [10, 11, 12, 16, 17, 18, 19]), ([14, 3, 16], 0.0, [16, 17, 18, 19]),
+    ([14, 3, 16, 16], -9.0, TEXT), ([14, 3, 16, 16], 3.0, TEXT), ([14, 3, 16, 16, 4], -9.0, [*TEXT, 17, 18, 19]),
+    ([14, 3, 16, 16, 4], 0.0, [17, 18, 19]), ([14, 3, 19, 19, 4], -9.0, TEXT), ([14, 3, 19, 19, 4], 3.0, TEXT),
+    ([14, 3, 16, 18, 5, 6], 0.0, [*TEXT, 19]), ([14, 3, 16, 18, 5, 6], 3.0, [19]),
+]  # fmt: skip
 
 
 def test_the_rules_leave_the_tokens_that_transformers_leaves(xp):
@@ -147,17 +129,13 @@ def test_rows_of_a_batch_have_their_own_rules():
         ([100, 1, 2, 105, 105, 3, 110], [(0, 5, [1, 2]), (5, 10, [3])], 50),
         ([102, 1, 105, 107, 2, 110, 110], [(2, 5, [1]), (7, 10, [2])], 10),
         ([100, 1, 2, 3], [(0, 50, [1, 2, 3])], 50),
-        ([100, 1, 2, 130], [(0, 30, [1, 2])], 50),
+        ([100, 1, 60, 130], [(0, 30, [1])], 50),  # special tokens are no text
         ([], [], 50),
     ],
 )
 def test_pairs_of_timestamps_separate_segments(tokens, segments, next_position):
     expected = [TokenSegment(*each) for each in segments]
     assert split_segments(tokens, 100, 50, 50) == (expected, next_position)
-
-
-def test_the_text_of_a_segment_has_no_special_tokens():
-    assert split_segments([101, 1, 60, 2], 100, 50, 50) == ([TokenSegment(1, 50, [1, 2])], 50)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
@@ -170,12 +148,6 @@ def test_tokens_begin_where_transformers_finds_them():
     # `_extract_token_timestamps` of transformers, whose normalization covers the tokens from the third on.
     assert align(weights[:, 2:], 0).tolist() == [0, 7, 10, 13, 16]
     np.testing.assert_array_equal(align(weights, 2, -1), align(5.0 * weights, 2, 6))
-
-
-def test_attention_without_a_maximum_still_gives_times_in_order():
-    assert align(np.full((2, 4, 9), 1.0 / 9.0), 1).tolist() == [0, 0, 0]
-    assert align(np.ones((1, 3, 1)), 0).tolist() == [0, 0, 0]
-    assert align(np.eye(4)[None], 0).tolist() == [0, 1, 2, 3]
 
 
 PIECES = [' "', "Hel", "lo", '",', " said", " (", " x", ")", " 50", "%", " well", "-", "known", ".", " Bye", "!"]
@@ -227,8 +199,9 @@ def check_times(result, duration):
             assert "".join(word.text for word in segment.words).strip() == segment.text
 
 
-@pytest.mark.parametrize("timestamps", ["segments", "words"])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"temperature": 1.0, "seed": 5}])
+@pytest.mark.parametrize(
+    ("timestamps", "options"), [("segments", {"num_beams": 3}), ("words", {"temperature": 1.0, "seed": 5})]
+)
 def test_times_are_in_order_for_any_output(transcriber, timestamps, options):
     signals = [NOISE, NOISE[:200], NOISE[: WINDOW + 999]]
     seen = []
@@ -367,8 +340,6 @@ def test_windows_without_speech_are_not_sampled_again(transcriber, monkeypatch):
     [
         ({"temperature": ()}, r"temperature is \(\); expected at least one number"),
         ({"temperature": (0.0, "hot")}, "temperature is 'hot'; expected a number"),
-        ({"temperature": (0.0, -0.5)}, "temperature is -0.5; expected"),
-        ({"logprob_threshold": "-1"}, "logprob_threshold is '-1'; expected a number or None"),
         ({"no_speech_threshold": float("nan")}, "no_speech_threshold is nan; expected a number or None"),
         ({"compression_ratio_threshold": [2.4]}, r"compression_ratio_threshold is \[2.4\]; expected a number or None"),
     ],
@@ -376,13 +347,6 @@ def test_windows_without_speech_are_not_sampled_again(transcriber, monkeypatch):
 def test_wrong_thresholds_are_errors(transcriber, options, message):
     with raises_line(ConfigError, message):
         transcriber(NOISE, **options)
-
-
-def test_sampling_at_several_temperatures_is_reproducible(transcriber):
-    options = {"language": "en", "temperature": (0.5, 1.0, 2.0), "logprob_threshold": 0.0}
-    text = transcriber(NOISE, **options)
-    assert transcriber(NOISE, batch_size=1, **options) == text
-    assert transcriber(NOISE, **{**options, "temperature": 2.0}) != text  # another stream of random numbers
 
 
 def test_words_have_the_times_and_probabilities_of_a_teacher_forced_pass(transcriber, monkeypatch):
@@ -405,11 +369,10 @@ def test_words_have_the_times_and_probabilities_of_a_teacher_forced_pass(transcr
     check_times(result, 0.5)
 
 
-@pytest.mark.parametrize("xp", [pytest.param("array_api_strict", marks=pytest.mark.strict), "torch"])
-def test_times_are_the_same_on_other_libraries(whisper, transcriber, xp):
-    pytest.importorskip(xp)
+def test_times_are_the_same_on_other_libraries(whisper, transcriber):
+    pytest.importorskip("torch")
     options = {"timestamps": "words", "language": "en", "max_new_tokens": 12}
-    actual = xf.Transcriber.from_pretrained(whisper, xp)(NOISE[:WINDOW], **options)
+    actual = xf.Transcriber.from_pretrained(whisper, "torch")(NOISE[:WINDOW], **options)
     expected = transcriber(NOISE[:WINDOW], **options)
     assert actual.text == expected.text
     for ours, others in zip(expected.segments, actual.segments, strict=True):
@@ -424,19 +387,6 @@ def test_chinese_is_joined_without_spaces(transcriber, monkeypatch):
         assert transcriber(NOISE[:WINDOW], language="zh", task=task, timestamps="segments").text == expected
 
 
-def test_audio_of_other_rates_has_times_in_seconds(transcriber, tmp_path):
-    path = write_wav(tmp_path / "a.wav", NOISE[:WINDOW], rate=8000)
-    result = transcriber(path, language="en", timestamps="words")
-    assert result == transcriber(resample(xf_samples(path), 8000), language="en", timestamps="words")
-    check_times(result, 1.0)
-    assert result.segments[-1].end > 0.5
-
-
-def xf_samples(path):
-    """Return the samples of a WAV file of 16 bits."""
-    return np.frombuffer(path.read_bytes()[44:], "<i2").astype(np.float32) / 32768
-
-
 def test_silence_and_short_audio_are_transcribed(transcriber):
     for signal in (1e-9 * NOISE[:330], np.ones(300), NOISE[:1]):
         check_times(transcriber(signal, timestamps="words", language="en"), len(signal) / 16000)
@@ -448,12 +398,9 @@ def test_silence_and_short_audio_are_transcribed(transcriber):
     ("audio", "options", "error", "match"),
     [
         (NOISE[:10], {"timestamps": "word"}, ConfigError, "timestamps is 'word'; expected 'segments', 'words' or None"),
-        (NOISE[:10], {"timestamps": True}, ConfigError, "timestamps is True; expected"),
         (NOISE[:10], {"return_timestamps": True}, ConfigError, "unknown argument 'return_timestamps'; use timestamps="),
         (np.zeros(0), {"timestamps": "words"}, DataError, "the audio has no samples"),
-        (np.zeros((9, 2)), {"timestamps": "words"}, DataError, r"samples have shape \(9, 2\)"),
         (np.asarray([0.0, np.nan]), {"timestamps": "words"}, DataError, "samples that are not finite"),
-        (np.zeros(9, np.int16), {"timestamps": "words"}, DataError, "dtype int16; expected floats"),
     ],
 )
 def test_bad_input_is_refused_before_work_starts(transcriber, audio, options, error, match):
@@ -461,10 +408,13 @@ def test_bad_input_is_refused_before_work_starts(transcriber, audio, options, er
         transcriber(audio, **options)
 
 
-@pytest.mark.parametrize("heads", [[], [[2, 0]], [[0, 2]], [[0]], "all", [[0, 0.5]], [[-1, 0]]])
-def test_heads_that_the_model_does_not_have_are_refused(transcriber, heads):
-    with raises_line(ConfigError, "alignment_heads is .*; expected pairs of a layer, 0 to 1, and a head, 0 to 1"):
-        xf.Transcriber(transcriber.model, transcriber.tokenizer, alignment_heads=heads)
+def test_wrong_settings_of_timestamps_are_refused(transcriber):
+    for heads in ([], [[2, 0]], [[0, 2]], [[0]], "all", [[0, 0.5]], [[-1, 0]]):
+        with raises_line(ConfigError, "alignment_heads is .*; expected pairs of a layer, 0 to 1, and a head, 0 to 1"):
+            xf.Transcriber(transcriber.model, transcriber.tokenizer, alignment_heads=heads)
+    for value in ("1", float("nan"), float("inf"), -1.0, None, True):
+        with raises_line(ConfigError, "max_initial_timestamp is .*; expected a finite number of at least 0"):
+            xf.Transcriber(transcriber.model, transcriber.tokenizer, max_initial_timestamp=value)
 
 
 def test_settings_of_the_checkpoint_are_used(transcriber):
@@ -473,17 +423,6 @@ def test_settings_of_the_checkpoint_are_used(transcriber):
     other = xf.Transcriber(transcriber.model, transcriber.tokenizer)
     assert other.alignment_heads == [(1, 0), (1, 1)]  # the second half of the layers
     assert other.max_initial_timestamp == 1.0
-
-
-@pytest.mark.parametrize("value", ["1", float("nan"), float("inf"), -1.0, None, True])
-def test_a_first_timestamp_that_is_no_time_is_refused(transcriber, value):
-    with raises_line(ConfigError, "max_initial_timestamp is .*; expected a finite number of at least 0"):
-        xf.Transcriber(transcriber.model, transcriber.tokenizer, max_initial_timestamp=value)
-
-
-def test_a_first_timestamp_may_be_beyond_the_window(transcriber):
-    late, signal = xf.Transcriber(transcriber.model, transcriber.tokenizer, max_initial_timestamp=1e300), NOISE[:WINDOW]
-    check_times(late(signal, language="en", timestamps="segments"), len(signal) / 16000)
 
 
 # --- Subtitles --------------------------------------------------------------------------------------------------------

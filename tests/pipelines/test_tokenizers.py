@@ -27,11 +27,6 @@ def test_separate_vocabularies_know_their_own_side():
     assert 3 not in tokenizers.target.encode("zwei")
 
 
-def test_settings_are_handed_on():
-    tokenizers = Tokenizers.train(CORPUS, vocab_size=60, model="words", lowercase=True)
-    assert (tokenizers.source.model, tokenizers.source.lowercase) == ("words", True)
-
-
 def test_encode():
     tokenizers = Tokenizers.train(CORPUS, vocab_size=60, joint=False)
     pairs = tokenizers.encode(CORPUS)

@@ -1,4 +1,3 @@
-import json
 from array import array
 
 import numpy as np
@@ -43,15 +42,10 @@ def run(tmp_path, translator):
 
 
 def test_order_is_kept(translator):
-    single = [translator([line])[0] for line in LINES]
-    assert translator(LINES, max_new_tokens=30) == [translator([line], max_new_tokens=30)[0] for line in LINES]
-    assert translator(LINES[::-1], max_new_tokens=30) == translator(LINES, max_new_tokens=30)[::-1]
-    assert len(set(single)) > 1
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 20, 100])
-def test_batches_change_nothing(translator, batch_tokens):
-    assert translator(LINES, batch_tokens=batch_tokens, max_new_tokens=30) == translator(LINES, max_new_tokens=30)
+    expected = [translator([line], max_new_tokens=30)[0] for line in LINES]
+    assert len(set(expected)) > 1
+    assert translator(LINES, max_new_tokens=30) == expected
+    assert translator(LINES[::-1], batch_tokens=20, max_new_tokens=30) == expected[::-1]
 
 
 def test_blank_lines_become_empty(translator):
@@ -129,13 +123,6 @@ def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, 
     assert {row: outputs[0].text for row, outputs in batch} == {0: expected[0], 3: expected[3]}
 
 
-def test_invalid_limits_raise(translator):
-    with pytest.raises(ConfigError, match="batch_tokens is 0"):
-        translator(LINES, batch_tokens=0)
-    with pytest.raises(ConfigError, match="max_new_tokens is 0"):
-        translator(LINES, max_new_tokens=0)
-
-
 def test_a_tokenizer_of_another_size_is_refused(translator):
     other = tokenizer_of(90)
     with pytest.raises(CheckpointError, match=r"the target tokenizer has 90 tokens, the model 100"):
@@ -158,28 +145,6 @@ def test_a_run_with_two_vocabularies(tmp_path):
     loaded = Translator.from_pretrained(run.path, xp=np)
     assert loaded.tokenizers.source.encode(LINES[0]) == source.encode(LINES[0])
     assert loaded.tokenizers.target.encode("zweihundert") == target.encode("zweihundert")
-
-
-def test_a_tokenizer_of_another_run_is_refused_though_its_size_fits(run):
-    content = json.loads(run.tokenizer("joint").read_text(encoding="utf-8"))
-    vocabulary = content["model"]["vocab"]
-    vocabulary["o"], vocabulary["h"] = vocabulary["h"], vocabulary["o"]
-    run.tokenizer("joint").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="is not the tokenizer that this run started with"):
-        Translator.from_pretrained(run.path, xp=np)
-
-
-@pytest.mark.parametrize("name", ["config", "model", "tokenizer"])
-def test_missing_files(run, name):
-    path = run.tokenizer("joint") if name == "tokenizer" else getattr(run, name)
-    path.unlink()
-    with pytest.raises(CheckpointError, match=r"cannot read|has no config.json|has no model yet"):
-        Translator.from_pretrained(run.path, xp=np)
-
-
-def test_a_directory_that_is_no_run_is_named_as_such(tmp_path):
-    with pytest.raises(CheckpointError, match="expected the directory of a run"):
-        Translator.from_pretrained(tmp_path, xp=np)
 
 
 def test_arguments_of_other_classes_are_refused(translator):

@@ -96,20 +96,12 @@ def test_zero_shot_classifiers_run_on_other_libraries(classifiers):
 @pytest.mark.parametrize(("arguments", "error", "match"), [
     ({"labels": "cat"}, DataError, "labels is a single text; expected a list of texts"),
     ({"labels": []}, DataError, r"labels is \[\]; expected at least one text"),
-    ({"labels": ["cat", "cat"]}, DataError, r"labels is \['cat', 'cat'\]; expected at least one text, and different"),
-    ({"labels": None}, DataError, "labels has type NoneType; expected a list of texts"),
     ({"labels": ["cat", 3]}, DataError, r"got something that is not text \(3 in labels\)"),
     ({"labels": ["cat " * 9]}, DataError, "has 17 tokens; expected at most 10"),
-    ({"labels": PICTURES}, DataError, r"got something that is not text \(array\(.{,60} in labels\)"),
     ({"template": "a photo"}, ConfigError, r"template is 'a photo'; expected a text with {} where a label goes"),
-    ({"template": ["a {}"]}, ConfigError, r"template is \['a {}'\]; expected a text with {}"),
-    ({"images": "a.png"}, DataError, "images is 'a.png'; expected a list of images"),
     ({"images": PICTURES[0]}, DataError, "images is an array of shape .*; expected a list of images"),
-    ({"images": [3]}, DataError, "an image is 3; expected 8 bits"),
     ({"images": [__file__]}, DataError, "is no image that Pillow reads"),
-    ({"batch_size": 0}, ConfigError, "batch_size is 0"),
     ({"candidate_labels": LABELS}, ConfigError, "got an unknown argument 'candidate_labels'; use labels"),
-    ({"hypothesis_template": "{}"}, ConfigError, "got an unknown argument 'hypothesis_template'; use template"),
 ])  # fmt: skip
 def test_wrong_calls_are_refused(classifiers, arguments, error, match):
     with raises_line(error, match):
