@@ -64,6 +64,7 @@ def test_answers_are_not_delayed():
     # asyncio turns off Nagle's algorithm only for sockets with an explicit protocol.
     with listen("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+        assert listener.getsockname()[0] == "127.0.0.1"
 
 
 def test_a_server_translates_shows_its_curves_and_stops(start_process, trained):

@@ -249,17 +249,6 @@ def test_models_are_listed(client):
     assert client.get("/runs") == {"runs": []}
 
 
-def test_an_embedder_with_a_language_model_has_layers_of_a_decoder(chat):
-    served = ServedModel("embedder", Embedder(chat[0].model, chat[1]))
-    entry = served.describe()
-    served.worker.close()
-    assert (entry.encoder_layers, entry.decoder_layers, entry.attention) == (
-        0,
-        chat[0].model.config.num_layers,
-        ["decoder"],
-    )
-
-
 def test_translations_are_those_of_the_pipeline(client, translator):
     texts = [TEXTS[0], "", TEXTS[1]]
     response = client.post("/translate", text=texts, num_beams=3, length_penalty=1.0, max_new_tokens=20)
@@ -287,32 +276,11 @@ def test_concurrent_requests_share_steps_and_are_not_mixed_up(client, translator
     assert max(sizes) > 1
 
 
-def test_prompts_of_different_lengths_share_a_batch(client, generator):
-    prompts = ["the ", "on the mat", "c", "the cat sat on the mat"] * 3
-    limits = [3, 20, 7, 1] * 3
-    calls = list(zip(prompts, limits, strict=True))
-    expected = [generator([prompt], max_new_tokens=limit, do_sample=False)[0] for prompt, limit in calls]
-    with ThreadPoolExecutor(len(calls)) as pool:
-        body = {"model": "generator", "temperature": 0}
-        sent = [
-            pool.submit(client.post, "/v1/completions", **body, prompt=prompt, max_tokens=limit)
-            for prompt, limit in calls
-        ]
-        choices = [each.result()["choices"][0] for each in sent]
-    assert [choice["text"] for choice in choices] == expected
-    assert {choice["finish_reason"] for choice in choices} == {"length"}
-
-
-@pytest.mark.parametrize("text", ["", " ", [""], ["", "\u200b"]])
-def test_texts_may_all_be_blank(client, text):
-    outputs = client.post("/translate", text=text)["outputs"]
-    assert outputs == [[{"text": "", "score": 0.0, "log_probability": 0.0, "finished": True}]] * (
-        1 if isinstance(text, str) else len(text)
-    )
-    assert isinstance(text, list) or client.events("/translate", text=text, stream=True)[-1][0] == "result"
-
-
-def test_blank_texts_have_vectors_classes_and_ranks(client):
+def test_texts_may_all_be_blank(client):
+    blank = [{"text": "", "score": 0.0, "log_probability": 0.0, "finished": True}]
+    for text in ("", [""], ["", "\u200b"]):
+        assert client.post("/translate", text=text)["outputs"] == [blank] * max(len(text), 1)
+    assert client.events("/translate", text=" ", stream=True)[-1][0] == "result"
     vectors = [each["embedding"] for each in client.post("/v1/embeddings", input=["", "a man"])["data"]]
     (alone,) = client.post("/v1/embeddings", input="")["data"]
     np.testing.assert_allclose(alone["embedding"], vectors[0], atol=1e-6)
@@ -333,7 +301,7 @@ def test_an_invalid_request_in_a_batch_fails_alone(client):
         assert [each.result()[0] for each in sent] == [200, 400, 200]
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}, {"num_beams": 2}])
+@pytest.mark.parametrize("settings", [{"temperature": 1.0, "seed": 3}, {"num_beams": 2}])
 def test_streamed_translations_concatenate_to_the_result(client, settings):
     body = {"text": TEXTS[0], "max_new_tokens": 12, **settings}
     *tokens, (name, result) = client.events("/translate", **body, stream=True)
@@ -343,99 +311,6 @@ def test_streamed_translations_concatenate_to_the_result(client, settings):
     assert "".join(data["text"] for _, data in tokens) == text
     assert len(tokens) > 1 or "num_beams" in settings
     assert client.post("/translate", **body)["outputs"][0][0]["text"] == text
-
-
-def test_completions_are_compatible_with_openai(client, byte_level):
-    body = {"model": "bytes", "prompt": ["the", "on"], "n": 2, "max_tokens": 40, "temperature": 1.5, "logprobs": 2}
-    response = client.post("/v1/completions", **body, seed=1, echo=True)
-    assert (response["object"], response["model"]) == ("text_completion", "bytes")
-    num_prompt = sum(map(len, byte_level.token_ids(["the", "on"])))
-    assert response["usage"]["prompt_tokens"] == num_prompt
-    assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
-    num_tokens = 0
-    for choice, prompt in zip(response["choices"], ["the", "the", "on", "on"], strict=True):
-        logprobs, text = choice["logprobs"], choice["text"]
-        num_tokens += len(logprobs["tokens"])
-        assert text_of(logprobs["tokens"]) == text
-        assert text.startswith(prompt)
-        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
-        offsets = logprobs["text_offset"]
-        assert all(
-            text[start:].lstrip("\ufffd").startswith(name) or name[:6] == "bytes:"
-            for start, name in zip(offsets, logprobs["tokens"], strict=True)
-        )
-        assert len(offsets) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"])
-        for token, value, top in zip(*list(logprobs.values())[:3], strict=True):
-            assert top is value or (top[token] == value and len(top) <= 3)
-    assert response["usage"]["completion_tokens"] == num_tokens - 2 * num_prompt
-    assert any("\n" in choice["text"] for choice in response["choices"])
-    assert client.post("/v1/completions", **body, seed=1, echo=True)["choices"] == response["choices"]
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_logprobs_end_before_a_stop_text(client, path):
-    chat = {"messages": [{"role": "user", "content": "the"}], "logprobs": True}
-    body = {"model": "bytes", "max_tokens": 40, "temperature": 1.5, "seed": 1}
-    body |= chat if "chat" in path else {"prompt": "the", "logprobs": 1}
-
-    def send(**options):
-        (choice,) = client.post(path, **body, **options)["choices"]
-        logprobs = choice["logprobs"]
-        tokens = logprobs.get("tokens") or [each["token"] for each in logprobs["content"]]
-        return choice["text"] if "text" in choice else choice["message"]["content"], tokens
-
-    whole, tokens = send()
-    stop = text_of(tokens[12:14])
-    text, tokens = send(stop=stop)
-    assert text == whole[: whole.index(stop)] != ""
-    assert text_of(tokens) == text
-
-
-def test_a_stop_text_ends_a_completion(client, generator):
-    (text,) = generator(["the"], max_new_tokens=30, do_sample=False)
-    stop = text[4:6]
-    body = {"model": "generator", "prompt": "the", "max_tokens": 30, "temperature": 0, "stop": [stop]}
-    (choice,) = client.post("/v1/completions", **body)["choices"]
-    assert (choice["text"], choice["finish_reason"]) == (text[: text.index(stop)], "stop")
-    streamed = [data["choices"][0]["text"] for _, data in client.events("/v1/completions", **body, stream=True)[:-1]]
-    assert "".join(streamed) == choice["text"]
-
-
-def test_chats_are_compatible_with_openai(client, byte_level):
-    messages = [{"role": "user", "content": "the dog"}]
-    body = {"model": "bytes", "messages": messages, "max_tokens": 50, "temperature": 1.5, "seed": 4, "n": 2}
-    response = client.post("/v1/chat/completions", **body, logprobs=True, top_logprobs=3)
-    assert response["object"] == "chat.completion"
-    for choice in response["choices"]:
-        content = choice["message"]["content"]
-        assert choice["message"] == {"role": "assistant", "content": content}
-        tokens = choice["logprobs"]["content"]
-        assert "".join(each["token"] for each in tokens) == content
-        assert bytes(byte for each in tokens for byte in each["bytes"]).decode("utf-8", "replace") == content
-        for each in tokens:
-            assert len(each["top_logprobs"]) == 3
-            for other in [each, *each["top_logprobs"]]:
-                assert "\u010a" not in other["token"]
-                assert (
-                    "\ufffd" in other["token"]
-                    or len(other["bytes"]) == 1
-                    or other["token"].encode() == bytes(other["bytes"])
-                )
-    assert (
-        sum(len(choice["logprobs"]["content"]) for choice in response["choices"])
-        == (response["usage"]["completion_tokens"])
-    )
-    assert any("\n" in choice["message"]["content"] for choice in response["choices"])
-    *chunks, done = client.events("/v1/chat/completions", **body, stream=True, stream_options={"include_usage": True})
-    assert done == ("", "[DONE]")
-    assert {data["object"] for _, data in chunks} == {"chat.completion.chunk"}
-    assert {data["id"] for _, data in chunks} == {chunks[0][1]["id"]}
-    assert chunks[-1][1]["usage"] == response["usage"]
-    for choice in response["choices"]:
-        parts = [each for _, data in chunks for each in data["choices"] if each["index"] == choice["index"]]
-        assert [part["delta"].get("role") for part in parts] == ["assistant", *[None] * (len(parts) - 1)]
-        assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
-        assert [part["finish_reason"] for part in parts] == [*[None] * (len(parts) - 1), choice["finish_reason"]]
 
 
 def test_the_stream_of_an_empty_answer_has_the_role(client):
@@ -460,8 +335,6 @@ def test_values_that_other_clients_send_are_accepted(client):
     ("path", "body"),
     [
         ("/v1/completions", {"model": "bytes", "prompt": "the"}),
-        ("/v1/chat/completions", {"model": "bytes", "messages": [{"role": "user", "content": "the"}]}),
-        ("/explore", {"model": "bytes", "text": "the"}),
         ("/translate", {"text": TEXTS[0]}),
     ],
 )
@@ -485,10 +358,11 @@ def test_many_or_long_phrases_are_refused(client):
     assert client.post("/v1/completions", model="generator", prompt="t", max_tokens=1, sequence_bias=["the"] * 64)
 
 
-@pytest.mark.parametrize("options", [{"host": "0.0.0.0"}, {"host": "10.0.0.7"}, {"host": "0.0.0.0", "token": "short"}])
-def test_an_open_server_needs_a_token(options):
-    with pytest.raises(ConfigError, match="token"):
-        create_app([], ServeConfig(**options))
+def test_an_open_server_needs_a_token():
+    assert ServeConfig().host == "127.0.0.1"
+    for options in ({"host": "0.0.0.0"}, {"host": "10.0.0.7"}, {"host": "0.0.0.0", "token": "short"}):
+        with pytest.raises(ConfigError, match="token"):
+            create_app([], ServeConfig(**options))
 
 
 @pytest.mark.parametrize(("token", "address", "status"), [
@@ -552,13 +426,6 @@ def test_messages_keep_all_keys_and_may_have_no_content(client):
     assert client.post("/v1/chat/completions", **body, messages=messages)["choices"]
 
 
-def test_words_can_be_favored(client):
-    body = {"model": "chat", "text": "the dog", "max_new_tokens": 3, "temperature": 0}
-    favored = client.post("/explore", **body, sequence_bias=["bench"], sequence_bias_strength=100)
-    assert "bench" in favored["outputs"][0]["text"]
-    assert "bench" not in client.post("/explore", **body)["outputs"][0]["text"]
-
-
 def test_embeddings_and_classes_are_those_of_the_pipelines(client):
     texts = ["a man", "the dog runs"]
     pipelines = {model.name: model.pipeline for model in client.models}
@@ -595,7 +462,7 @@ def test_documents_are_ordered_by_a_query(client):
 
 @pytest.mark.parametrize(
     ("problem_type", "total"),
-    [("single_label_classification", 1.0), ("multi_label_classification", None), ("regression", None)],
+    [("single_label_classification", 1.0), ("multi_label_classification", None)],
 )
 def test_classes_and_relevance_have_the_functions_of_the_pipelines(chat, problem_type, total):
     config = {"vocab_size": 61, **SIZES, "num_layers": 1, "max_positions": 32}
@@ -699,6 +566,8 @@ def test_attention_is_that_of_the_model(client, translator):
         ("/explore", {"model": "generator", "text": "a", "prefix_ids": [-1]}, 400, "prefix_ids has token id -1"),
         ("/attention", {"text": "a", "output_ids": [100_000]}, 400, "output_ids has token id 100000"),
         ("/nothing", {}, 404, "Not Found"),
+        ("/v1/completions", {"model": "generator", "prompt": "a", "max_tokens": 51}, 400, "max_tokens is 51; expected"),
+        ("/explore", {"text": "one", "stream": True, "ablations": OFF}, 400, "stream is true with ablations"),
     ],
 )  # fmt: skip
 def test_invalid_requests_get_one_line(client, path, body, status, message):
@@ -725,19 +594,11 @@ def test_other_hosts_and_origins_are_refused(client):
     assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
 
 
-@pytest.mark.parametrize(
-    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/runs/..%2f..%2fetc", "/../../etc/passwd"]
-)
-def test_paths_reach_no_files(client, path):
-    status, _, text = client.send("GET", path)
-    assert status == 404
-    assert "import" not in text
-
-
-def test_a_limit_is_named_as_in_the_request(client):
-    body = {"model": "generator", "prompt": "the", "max_tokens": 51}
-    error = client.post("/v1/completions", status=400, **body)["error"]
-    assert error["message"] == "max_tokens is 51; expected at most 50, the limit of this server"
+def test_paths_reach_no_files(client):
+    for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/runs/..%2f..%2fetc", "/../../etc/passwd"):
+        status, _, text = client.send("GET", path)
+        assert status == 404
+        assert "import" not in text
 
 
 LONG = "a " * 70
@@ -754,22 +615,15 @@ def short(byte_level):
     ("/v1/completions", {"prompt": LONG}, "prompt 1 has 140 tokens; the context of the model has 64", "prompt"),
     ("/v1/completions", {"prompt": ["a", [5] * 60], "max_tokens": 9}, "60 tokens and max_tokens is 9; the", "prompt"),
     ("/v1/completions", {"prompt": [5] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, "has 64 tok", "prompt"),
-    ("/v1/completions", {"prompt": [5] * 60, "stream": True}, "and max_tokens is 16; the context of", "prompt"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "shorten the prompt", "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 60}], "max_completion_tokens": 9},
      "max_completion_tokens is 9; the context of the model has 64, so 5 do not fit: shorten the prompt or lower",
      "messages"),
-    ("/explore", {"text": LONG}, "prompt 1 has 140 tokens", "text"),
     ("/explore", {"text": "a" * 60, "max_new_tokens": 9, "num_beams": 2}, "max_new_tokens is 9", "text"),
-    ("/explore", {"text": "a", "prefix_ids": [5] * 70}, "prompt 1 has 71 tokens", "text"),
     ("/attention", {"text": LONG}, "the text has 140 tokens; the context of the model has 64", None),
-    ("/layers", {"text": "a", "output_ids": [5] * 64}, "the text has 65 tokens; the context of", None),
     ("/translate", {"text": ["a", "a " * 1100]}, "text 2 has 2201 tokens; expected at most 31", "text"),
     ("/translate", {"text": "a", "target_length": 32}, "target_length is 32; expected at most 31", "target_length"),
-    ("/translate", {"text": "a", "min_new_tokens": 32}, "min_new_tokens is 32; expected", "min_new_tokens"),
     ("/attention", {"model": "short", "text": "a", "output_ids": [5] * 33}, "the output has 33 tokens", None),
-    ("/layers", {"model": "short", "text": "a " * 40, "output_ids": [5]}, "text 1 has 81 tokens", "text"),
-    ("/explore", {"model": "short", "text": "a " * 40}, "text 1 has 81 tokens", "text"),
 ])  # fmt: skip
 def test_an_overflow_of_the_context_has_its_code(short, path, body, message, param):
     model = "short" if path == "/translate" else "bytes"
@@ -835,11 +689,8 @@ def limited(chat, translator):
 
 @pytest.mark.parametrize(("path", "body", "more"), [
     ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "n": 4, "temperature": 1}, {"n": 5}),
-    ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "num_beams": 4}, {"num_beams": 5}),
     ("/v1/completions", {"prompt": [IDS] * 20, "max_tokens": 1}, {"max_tokens": 2, "stream": True}),
     ("/v1/completions", {"prompt": [IDS] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, {"max_tokens": 1}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, {"n": 64}),
-    ("/translate", {"text": [TEXTS[0]] * 4, "max_new_tokens": 5}, {"num_beams": 8}),
     ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "stream": True}),
     ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "ablations": OFF}),
     ("/explore", {"model": "translator", "text": TEXTS[0], "max_length_ratio": 2.0},
@@ -927,18 +778,11 @@ def test_layers_are_described(client, translator, generator, body):
     assert len(answer["layers"][1]["norms"]) == len(log_probs)
 
 
-@pytest.mark.parametrize(
-    "ablation",
-    [
-        {"kind": "decoder", "layer": 1, "head": 1},
-        {"kind": "decoder", "layer": 0},
-        {"kind": "decoder", "layer": 1, "part": "feed_forward"},
-        {"kind": "cross", "layer": 2, "head": 0},
-        {"kind": "encoder", "layer": 0, "part": "feed_forward"},
-    ],
-    ids=lambda each: "-".join(map(str, each.values())),
-)
-@pytest.mark.parametrize("body", LAYERS, ids=lambda body: body["model"])
+@pytest.mark.parametrize(("body", "ablation"), [
+    (LAYERS[0], {"kind": "decoder", "layer": 1, "head": 1}), (LAYERS[0], {"kind": "cross", "layer": 2, "head": 0}),
+    (LAYERS[0], {"kind": "encoder", "layer": 0, "part": "feed_forward"}), (LAYERS[1], {"kind": "decoder", "layer": 0}),
+    (LAYERS[1], {"kind": "decoder", "layer": 1, "part": "feed_forward"}), (LAYERS[1], {"kind": "cross", "layer": 0}),
+], ids=str)  # fmt: skip
 def test_parts_of_a_model_are_switched_off(client, translator, generator, body, ablation):
     pipeline = {"translator": translator, "generator": generator}[body["model"]]
     if ablation["kind"] not in pipeline.attention_kinds:
@@ -995,32 +839,22 @@ ROW = {"kind": "cross", "layer": 0, "query": 0, "weights": [1.0]}
     ("changes", "message"),
     [
         ({"ablations": [{"kind": "cross", "layer": 3}]}, "layer is 3; expected 0 to 2"),
-        ({"ablations": [{"kind": "encoder", "layer": 2}]}, "layer is 2; expected 0 to 1"),
         ({"ablations": [{"kind": "cross", "layer": 0, "head": 2}]}, "head is 2; expected 0 to 1"),
         ({"ablations": [{"kind": "cross", "layer": 0, "part": "feed_forward"}]}, "a feed_forward part has no head"),
         ({"ablations": [{"kind": "self", "layer": 0}]}, "ablations[0].kind is"),
-        ({"ablations": [{"layer": 0}]}, "missing required field `kind`"),
         ({"ablations": {"kind": "cross"}}, "ablations is"),
         ({"attention_rows": [{**ROW, "weights": [1.0, 2.0]}]}, "weights has 2 numbers; expected"),
         ({"attention_rows": [{**ROW, "weights": [0.0]}]}, "weights sum to 0"),
         ({"attention_rows": [{**ROW, "weights": [-1.0]}]}, "attention_rows[0].weights[0] is -1.0"),
-        ({"attention_rows": [{**ROW, "weights": []}]}, "weights sum to 0"),
         ({"attention_rows": [{**ROW, "query": 3, "weights": [1.0] * 3}]}, "query is 3; expected 0 to 2"),
         ({"attention_rows": [{**ROW, "kind": "decoder", "weights": [1.0, 1.0, 0.0]}]}, "weights has some after key 0"),
         ({"output_ids": []}, "output_ids is empty"),
-        ({"output_ids": [10**6]}, "output_ids has token id 1000000"),
     ],
 )
 def test_invalid_changes_of_a_model_are_refused(client, changes, message):
     error = client.post("/layers", 400, **LAYERS[0] | changes)["error"]["message"]
     assert message in error
     assert "\n" not in error
-
-
-def test_an_output_with_parts_off_is_not_streamed(client):
-    ablations = [{"kind": "cross", "layer": 0}]
-    error = client.post("/explore", 400, model="translator", text="one", stream=True, ablations=ablations)["error"]
-    assert error["message"] == "stream is true with ablations; expected one of them"
 
 
 @pytest.mark.parametrize("model", ["translator", "generator"])
@@ -1045,10 +879,7 @@ def test_an_output_continues_forced_tokens(client, model):
     assert [token["id"] for token in same["tokens"]] == chosen
 
 
-@pytest.mark.parametrize(
-    ("code", "word"),
-    [("de", "liest"), ("fra_Latn", "lit"), ("en_XX", "girl"), ("xx", "girl"), (None, "girl"), (7, "girl")],
-)
+@pytest.mark.parametrize(("code", "word"), [("fra_Latn", "lit"), ("xx", "girl"), (7, "girl")])
 def test_the_example_of_a_translator_is_in_its_source_language(tmp_path, code, word):
     special = {"</s>": 0, "<unk>": 1, "<pad>": 60}
     config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "source_lang": code}
@@ -1058,9 +889,9 @@ def test_the_example_of_a_translator_is_in_its_source_language(tmp_path, code, w
     assert word in model.describe().example.split()
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/runs"])
-def test_answers_have_their_schema(client, path):
-    check_answer("get", path, 200, client.get(path))
+def test_answers_have_their_schema(client):
+    for path in ("/health", "/v1/models", "/runs"):
+        check_answer("get", path, 200, client.get(path))
 
 
 def test_a_client_that_disconnects_stops_its_generation(caplog):
@@ -1118,10 +949,10 @@ def test_computed_routes_have_the_timeout_too(chat, generator):
         client.close()
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/classify", "/rerank"])
-def test_a_client_that_disconnects_holds_no_others(chat, path):
+def test_a_client_that_disconnects_holds_no_others(chat):
+    path = "/v1/embeddings"
     client, proceed = Client(make_encoders(chat[1])), threading.Event()
-    many = {"documents" if path == "/rerank" else "input": ["a man"] * 64}
+    many = {"input": ["a man"] * 64}
     try:
         for model in client.models:
             model.worker._computing.submit(proceed.wait, 60)

@@ -155,9 +155,7 @@ def test_all_documented_fields_are_accepted(client, is_chat):
     assert "x-xformer-ignored" not in create(**{k: body[k] for k in body if k not in ignored}, stream=False).headers
 
 
-@pytest.mark.parametrize(
-    "options", [{"temperature": 0}, {"temperature": 1.0, "seed": 3}, {"temperature": 2, "seed": 4}]
-)
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 2, "seed": 4}])
 def test_a_streamed_chat_is_that_of_a_single_answer(client, options):
     body = {"model": "llama", "messages": USER, "logprobs": True, "top_logprobs": 2, "n": 2, **options}
     body |= {"extra_body": {"min_new_tokens": 25}}
@@ -235,14 +233,6 @@ def test_prompts_are_scored(client, generator):
         assert "".join(part.text for part in parts) == choice.text
         assert [x for part in parts for x in part.logprobs.token_logprobs] == choice.logprobs.token_logprobs
         assert [x for part in parts for x in part.logprobs.text_offset] == choice.logprobs.text_offset
-
-
-def test_beams_are_the_choices(client, generator):
-    answer = client.completions.create(
-        model="llama", prompt="the", max_tokens=5, n=2, extra_body={"num_beams": 3, "length_penalty": 1.0}
-    )
-    settings = {"max_new_tokens": 5, "num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0}
-    assert [choice.text for choice in answer.choices] == generator(["the"], **settings)[0]
 
 
 def test_embeddings(client, directory):
@@ -335,14 +325,11 @@ def scripted(generator):
 @pytest.mark.parametrize(
     ("text", "content", "cities"),
     [
-        (HERMES, "Let me see.", ["Köln"]),
         (HERMES + SECOND, "Let me see.", ["Köln", "Bonn"]),
         (LLAMA, None, ["Köln"]),
         (f"{LLAMA}; {LLAMA}", None, ["Köln", "Köln"]),
         ("It rains <tool", "It rains <tool", []),
-        ('{"name": 3}', '{"name": 3}', []),
         ("<tool_call>{nothing}</tool_call>", "<tool_call>{nothing}</tool_call>", []),
-        ("Sunny.", "Sunny.", []),
     ],
 )
 def test_calls_of_tools(scripted, generator, monkeypatch, text, content, cities):
@@ -381,7 +368,6 @@ NAMED = [
 
 @pytest.mark.parametrize(("choice", "names"), [
     ("required", {"weather", 'say "now" \\n'}),
-    (choice_of("weather"), {"weather"}),
     ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choice_of("weather")]}}, {"weather"}),
 ])  # fmt: skip
 def test_an_answer_has_to_call_tools(client, choice, names):
@@ -405,14 +391,6 @@ def test_an_answer_has_to_call_tools(client, choice, names):
     body |= {"max_tokens": 60, "parallel_tool_calls": True}
     (cut,) = client.chat.completions.create(**body | {"max_tokens": 5}, seed=1).choices
     assert (cut.message.tool_calls, cut.finish_reason) == (None, "length")
-
-
-def test_an_invalid_schema_of_a_tool(client):
-    pytest.importorskip("llguidance")
-    tools = [TOOL, {"type": "function", "function": {"name": "time", "parameters": {"type": "x"}}}]
-    with pytest.raises(openai.BadRequestError, match=r"tools\[1\]\.function\.parameters is not valid: ") as caught:
-        client.chat.completions.create(model="llama", messages=USER, tools=tools, tool_choice="required")
-    assert caught.value.param == "tools[1].function.parameters"
 
 
 def test_tools_of_a_template_without_them_are_ignored(scripted, generator, monkeypatch):

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 import xformer as xf
 from tests.cli.conftest import RECIPE
-from tests.pipelines.test_zero_shot_images import write_checkpoint
 from tests.stress.conftest import MESSAGE, limits
 from xformer.cli.main import exit_code
 from xformer.cli.translate import LineOptions, process_chunk
@@ -515,28 +514,6 @@ def test_tokenizers(data):
 
 
 @given(data=st.data())
-def test_training_a_tokenizer(data):
-    lines = data.draw(st.lists(texts, max_size=5))
-    size = data.draw(st.sampled_from([0, 4, 5, 10, 40, 100, -1, 2.5, "9", None, 10**6]))
-    options = {
-        "model": data.draw(st.sampled_from(["bpe", "words", "characters", "x"])),
-        "lowercase": data.draw(st.booleans()),
-        "unicode_form": data.draw(st.sampled_from(["NFC", "NFKC", "x"])),
-        "separator": data.draw(st.booleans()),
-    }
-    tokenizer = outcome(lambda: xf.tokenizers.Tokenizer.train(lines, size, **options))
-    if tokenizer is Refused:
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        tokenizer.save(Path(directory) / "tokenizer.json")
-        loaded = xf.tokenizers.Tokenizer.load(Path(directory) / "tokenizer.json")
-    assert loaded.encode_batch(lines) == tokenizer.encode_batch(lines)
-    if options["model"] == "characters" and tokenizer.vocab_size < size:
-        for line in lines:
-            assert tokenizer.decode(tokenizer.encode_text(line)) == tokenizer.normalize(line)
-
-
-@given(data=st.data())
 def test_pretrained_tokenizers(data):
     tokenizer = load_pretrained_tokenizer(data.draw(st.sampled_from(DIRECTORIES)))
     line = data.draw(texts)
@@ -616,13 +593,6 @@ def test_metrics(data):
                 value = getattr(each, "value", each)
                 assert np.isfinite(value)
                 assert value >= 0
-
-
-@given(line=texts, language=st.sampled_from(["en", "de", "ja", "x", "", None, 3]))
-def test_sentences(line, language):
-    sentences = outcome(lambda: xf.text.split_sentences(line, language))
-    if sentences is not Refused:
-        assert "".join("".join(sentences).split()) == "".join(line.split())
 
 
 @functools.cache
@@ -746,32 +716,6 @@ def test_activations(data):
             assert_equal(result[0], before)
 
 
-@functools.cache
-def zero_shot_classifier():
-    with tempfile.TemporaryDirectory() as directory:
-        return xf.ZeroShotImageClassifier.from_pretrained(write_checkpoint("clip", Path(directory)))
-
-
-PICTURES = [
-    *(np.zeros(shape, np.uint8) for shape in ((9, 9, 3), (1, 1), (3, 200), (0, 3), (9, 9, 2))), np.zeros((9, 9)),
-    np.full((9, 9), np.nan), "missing.png", None, 3, b"", [[0]],
-]  # fmt: skip
-
-
-@given(data=st.data())
-def test_zero_shot_image_classifiers(data):
-    images = data.draw(st.lists(st.sampled_from(PICTURES), max_size=2) | st.sampled_from(PICTURES))
-    labels = data.draw(
-        st.lists(texts, max_size=3) | st.sampled_from([["cat"], ["cat", "dog"]]) | st.sampled_from(NOT_TEXTS)
-    )
-    options = data.draw(st.sampled_from([{}, {}, {"template": "{}"}, {"template": 3}, {"batch_size": 0}, {"top_k": 2}]))
-    found = outcome(lambda: zero_shot_classifier()(images, labels, **options))
-    if found is not Refused:
-        assert len(found) == len(images)
-        for each in found:
-            np.testing.assert_allclose(sum(each.probabilities.values()), 1.0, rtol=1e-5)
-
-
 # --- Modules ----------------------------------------------------------------------------------------------------------
 
 
@@ -885,17 +829,6 @@ def test_calls_that_were_computed_once_are_refused():
         lambda: xf.Encoder(xf.EncoderConfig(vocab_size=9, positions="relative", relative_buckets=2)),
     ):
         assert outcome(call) is Refused
-
-
-def test_weights_of_one_query_and_several_keys():
-    assert ATTENTION.weights(X[:1], np.concatenate([X, X])).shape == (4, 2, 3, 3)
-
-
-def test_lengths_do_not_count_padding_without_an_id():
-    """Limits relative to the source do not depend on longer sources of the batch."""
-    model, options = TRANSFORMERS[-1], {"max_length_ratio": 2.0, "suppress_tokens": (2,)}
-    (alone,), (beside, _) = (xf.generate(model, rows, **options) for rows in ([[3]], [[3], [3, 4, 5]]))
-    assert len(alone[0].tokens) == len(beside[0].tokens) == 2
 
 
 def test_parameters_without_axes_stay_parameters():
