@@ -34,7 +34,7 @@ def packed(x, weight, bias):
 # For each operation, a function of arrays and, for each array, its axes and its kind.
 OPERATIONS = {
     "linear": (ops.linear, ["bli float", "io float", "o float?"]),
-    "linear_relu": (lambda *arrays: ops.linear(*arrays, activation="relu"), ["bli float", "io float", "o float?"]),
+    "linear with relu": (lambda *arrays: ops.linear(*arrays, activation="relu"), ["bli float", "io float", "o float?"]),
     "quantized": (quantized, ["bli float", "oi float", "o float?"]),
     "packed": (packed, ["bli float", "io float", "o float?"]),
     "project_heads": (
@@ -188,8 +188,8 @@ def run(name, arrays):
 @example(call=("cross_entropy", [np.ones((4, 7), "f"), np.full(4, 10**9)]))
 @example(call=("attention with softcap", [*np.ones((2, 1, 2, 3, 4), "f"), np.ones((1, 2, 2, 4), "f")]))
 @example(call=("layer_norm", [np.ones((4, 7), "f"), np.ones(1, "f"), None]))
-@example(call=("linear_relu", [np.broadcast_to(np.float32(1), (0, 5)), np.ones((5, 2), "f"), np.ones(2, "f")]))
-@example(call=("linear_relu", [np.broadcast_to(np.float16(1), (0, 5)), np.ones((5, 2), "e"), np.ones(2, "e")]))
+@example(call=("linear with relu", [np.broadcast_to(np.float32(1), (0, 5)), np.ones((5, 2), "f"), np.ones(2, "f")]))
+@example(call=("linear with relu", [np.broadcast_to(np.float16(1), (0, 5)), np.ones((5, 2), "e"), np.ones(2, "e")]))
 @given(call=calls())
 def test_a_call_raises_one_line_or_returns_the_right_result(call):
     name, arrays = call

@@ -71,7 +71,6 @@ def test_portable_disables_all_kernels(monkeypatch):
     register(seven)
     monkeypatch.setenv("XFORMER_KERNELS", "portable")
     np.testing.assert_array_equal(relu(np.ones(4)), np.ones(4))
-    assert not OPERATIONS["relu"].has_kernels(np.ones(4))
     assert ops.explain("relu", np.ones(4)).splitlines() == [
         "relu on numpy: portable definition",
         "  not test.relu: XFORMER_KERNELS=portable",

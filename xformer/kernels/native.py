@@ -18,7 +18,7 @@ from xformer.backends import dtype_name
 from xformer.ops.activations import CUBIC, SCALE
 from xformer.ops.adam import Settings, slots, updated, writable
 from xformer.ops.blocks import num_columns
-from xformer.ops.linear import split_heads
+from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
 from xformer.ops.packed import GROUP
 from xformer.ops.quantized import QUANTIZED_DTYPES
@@ -291,63 +291,41 @@ def _embedding_vjp(g: Any, residuals: Any, needs: Any, *, scale: float) -> tuple
 # --- linear -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(x: Any) -> Any:
-    return x if x.ndim == 2 else native.contiguous(x).reshape(math.prod(x.shape[:-1]), x.shape[-1])
-
-
-def matmul(x: Any, w: Any, bias: Any = None) -> Any:
-    """Compute x @ w + bias for matrices in any memory layout."""
+def _matmul(x: Any, w: Any, bias: Any = None, relu: bool = False) -> Any:
+    """Compute x @ w + bias for matrices in any memory layout, or its positive part."""
     out = np.empty((x.shape[0], w.shape[1]), np.float32)
     native.call("matmul", (x, w, out, None if bias is None else native.contiguous(bias)))
+    if relu:
+        native.call("relu", (out, out))
     return out
+
+
+def _transposed_product(g_rows: Any, weight: Any, addend: Any) -> Any:
+    if addend is None:
+        return _matmul(g_rows, weight.T)
+    native.call("matmul", (g_rows, weight.T, addend), True)
+    return addend
 
 
 def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tuple[Any, Any]:
     """Return the cotangents of weight and bias that are needed, the first in the weight's memory order."""
     dweight = dbias = None
     if needs[0]:
-        dweight = matmul(g_rows.T, rows).T if weight.flags.f_contiguous else matmul(rows.T, g_rows)
+        dweight = _matmul(g_rows.T, rows).T if weight.flags.f_contiguous else _matmul(rows.T, g_rows)
     if needs[1]:
         dbias = np.empty(weight.shape[1], np.float32)
         native.call("sum_rows", (g_rows, dbias))
     return dweight, dbias
 
 
-def _linear_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
-    y = matmul(_rows(x), weight, bias)
-    return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
-
-
-def _linear_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
-    x, weight = residuals
-    g_rows = native.contiguous(_rows(g))
-    dx = matmul(g_rows, weight.T).reshape(x.shape) if needs[0] else None
-    return dx, *_parameter_cotangents(_rows(x), g_rows, weight, needs[1:])
-
-
-def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
-    rows, outputs = _rows(x), []
-    for weight, bias, count in zip(maps[::2], maps[1::2], heads, strict=True):
-        outputs.append(split_heads(matmul(rows, weight, bias), x.shape, count))
-    return tuple(outputs), (x, maps[::2])
-
-
-def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
-    """Sum the cotangents of x over the maps; an output without a cotangent (None) contributes nothing."""
-    x, weights = residuals
-    rows, dx = _rows(x), None
-    dmaps: list[Any] = []
-    for index, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
-        if g_heads is None:
-            dmaps += None, None
-            continue
-        g_rows = native.contiguous(g_heads.transpose(0, 2, 1, 3)).reshape(len(rows), weight.shape[1])
-        if needs[0] and dx is None:
-            dx = matmul(g_rows, weight.T)
-        elif needs[0]:
-            native.call("matmul", (g_rows, weight.T, dx), True)
-        dmaps += _parameter_cotangents(rows, g_rows, weight, needs[1 + 2 * index : 3 + 2 * index])
-    return None if dx is None else dx.reshape(x.shape), *dmaps
+_AFFINE = affine_functions(
+    _matmul,
+    _transposed_product,
+    _parameter_cotangents,
+    _relu_vjp,
+    rows_of=lambda x, shape: x if x.ndim == 2 else native.contiguous(x).reshape(shape),
+    cotangent_rows_of=lambda g, shape: native.contiguous(g).reshape(shape),
+)
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
@@ -513,8 +491,8 @@ KERNELS = [
     native_kernel("top_k", _top_k, None, why_not=_why_not_top_k),
     native_kernel("dropout", _dropout_forward, _dropout_vjp),
     native_kernel("embedding", _embedding_forward, _embedding_vjp),
-    native_kernel("linear", _linear_forward, _linear_vjp),
-    native_kernel("project_heads", _heads_forward, _heads_vjp),
+    native_kernel("linear", *_AFFINE),
+    native_kernel("project_heads", *_AFFINE),
     *[
         native_kernel(name, partial(_norm, centered=centered), partial(_norm_vjp, centered=centered))
         for name, centered in (("layer_norm", True), ("rms_norm", False))

@@ -20,7 +20,7 @@ from xformer.backends import is_host_accessible
 from xformer.ops.adam import Settings, slots, updated, writable
 from xformer.ops.attention import causal_mask, with_repeated_heads
 from xformer.ops.experts import sliced_forward, sliced_vjp
-from xformer.ops.linear import as_rows, linear_functions
+from xformer.ops.linear import affine_functions, as_rows
 from xformer.ops.operation import Kernel
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -286,8 +286,13 @@ def _expert_why_not(x: Any, expert_indices: Any, *arrays: Any, **options: Any) -
 # --- linear -----------------------------------------------------------------------------------------------------------
 
 
-def _affine(rows: Any, weight: Any, bias: Any) -> Any:
-    return rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+def _affine(rows: Any, weight: Any, bias: Any, relu: bool) -> Any:
+    y = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+    return y.relu_() if relu else y
+
+
+def _relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
+    return (_aten.threshold_backward(g, y, 0.0),)
 
 
 def _product(rows: Any, weight: Any, addend: Any) -> Any:
@@ -303,21 +308,7 @@ def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tu
     return dweight, (g_rows.sum(0, dtype=wide) if needs[1] else None)
 
 
-_LINEAR_FUNCTIONS = linear_functions(_affine, _product, _parameter_cotangents)
-_linear_forward, _linear_vjp = _LINEAR_FUNCTIONS["linear"]
-
-
-def _linear_relu_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
-    y = _linear_forward(x, weight, bias, save=save)[0].relu_()
-    return y, (x, weight, y)
-
-
-def _relu_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
-    x, weight, y = residuals
-    return _linear_vjp(torch.ops.aten.threshold_backward(g, y, 0.0), (x, weight), needs)
-
-
-_LINEAR_FUNCTIONS["linear_relu"] = _linear_relu_forward, _relu_vjp
+_AFFINE = affine_functions(_affine, _product, _parameter_cotangents, _relu_vjp)
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
@@ -390,7 +381,7 @@ KERNELS = [
         why_not=_embedding_why_not,
     ),
     Kernel("torch.experts", "experts", "torch", sliced_forward, sliced_vjp, why_not=_expert_why_not),
-    *[Kernel(f"torch.{name}", name, "torch", *pair, dtypes=FLOATS) for name, pair in _LINEAR_FUNCTIONS.items()],
+    *[Kernel(f"torch.{name}", name, "torch", *_AFFINE, dtypes=FLOATS) for name in ("linear", "project_heads")],
     Kernel("torch.layer_norm", "layer_norm", "torch", _layer_norm_forward, _layer_norm_vjp, dtypes=WIDE_FLOATS),
     Kernel("torch.rms_norm", "rms_norm", "torch", _rms_norm_forward, None, dtypes=WIDE_FLOATS, why_not=_norm_why_not),
     Kernel("torch.squared_norm", "squared_norm", "torch", _squared_norm_forward, _squared_norm_vjp, dtypes=WIDE_FLOATS),

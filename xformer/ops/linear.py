@@ -34,58 +34,62 @@ def merge_heads(x: Array) -> Array:
     return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
 
 
-def linear_functions(
+def affine_functions(
     affine: Callable[..., Any],
     product: Callable[..., Any],
     parameter_cotangents: Callable[..., Any],
-    rows_of_heads: Callable[[Any], Any] = lambda g: as_rows(merge_heads(g)),
-) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """Return the forward and the vjp of `linear` and of `project_heads`.
+    relu_vjp: Callable[..., Any] = relu_vjp,
+    rows_of: Callable[..., Any] = lambda x, shape: x if x.ndim == 2 else array_namespace(x).reshape(x, shape),
+    cotangent_rows_of: Callable[..., Any] | None = None,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the forward and the vjp of `linear` and `project_heads`, which are one: affine maps of the same input.
 
     Args:
-        affine: (rows, weight, bias or None) -> rows @ weight + bias.
+        affine: (rows, weight, bias or None, relu) -> rows @ weight + bias, or with relu its positive part.
         product: (rows, weight, addend or None) -> rows @ weight.T + addend.
         parameter_cotangents: (rows, g_rows, weight, needs) -> cotangents of weight and bias, None for those that are
             not needed.
-        rows_of_heads: (batch, heads, length, head_dim) -> (batch * length, heads * head_dim).
+        relu_vjp: The vjp of `relu`.
+        rows_of: (array, shape) -> a matrix of this shape with the elements of the array.
+        cotangent_rows_of: The same for cotangents; default `rows_of`.
     """
+    cotangent_rows_of = cotangent_rows_of or rows_of
 
-    def forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
-        y = affine(as_rows(x), weight, bias)
-        return array_namespace(y).reshape(y, (*x.shape[:-1], weight.shape[1])), (x, weight)
+    def forward(x: Any, *maps: Any, heads: Sequence[int] = (), relu: bool = False, save: bool) -> tuple[Any, Any]:
+        xp, rows = array_namespace(x, *maps), rows_of(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        outputs = []
+        for index in range(len(maps) // 2):
+            y = affine(rows, maps[2 * index], maps[2 * index + 1], relu)
+            if not heads:
+                y = xp.reshape(y, (*x.shape[:-1], y.shape[1]))
+                return y, (x, maps[::2], y if relu else None)
+            y = xp.reshape(y, (*x.shape[:2], heads[index], y.shape[1] // heads[index]))
+            outputs.append(xp.permute_dims(y, (0, 2, 1, 3)))
+        return tuple(outputs), (x, maps[::2], None)
 
-    def vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
-        x, weight = residuals
-        g_rows = as_rows(g)
-        dx = product(g_rows, weight, None) if needs[0] else None
-        dx = None if dx is None else array_namespace(dx).reshape(dx, x.shape)
-        return dx, *parameter_cotangents(as_rows(x), g_rows, weight, needs[1:])
-
-    def heads_forward(x: Any, *maps: Any, heads: tuple[int, ...], save: bool) -> tuple[Any, Any]:
-        rows, weights = as_rows(x), maps[::2]
-        outputs = (affine(rows, weight, bias) for weight, bias in zip(weights, maps[1::2], strict=True))
-        return tuple(split_heads(y, x.shape, count) for y, count in zip(outputs, heads, strict=True)), (x, weights)
-
-    def heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: tuple[int, ...]) -> tuple[Any, ...]:
+    def vjp(g: Any, residuals: Any, needs: Any, *, heads: Sequence[int] = (), relu: bool = False) -> tuple[Any, ...]:
         """Sum the cotangents of x over the maps; an output without a cotangent (None) contributes nothing."""
-        x, weights = residuals
-        rows, dx = as_rows(x), None
-        dmaps: list[Any] = [None] * (2 * len(heads))
-        for index, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
-            if g_heads is None:
+        x, weights, y = residuals
+        rows, dx = rows_of(x, (math.prod(x.shape[:-1]), x.shape[-1])), None
+        dmaps: list[Any] = [None] * (2 * len(weights))
+        for index, (each, weight) in enumerate(zip(g if heads else [g], weights, strict=True)):
+            if each is None:
                 continue
-            g_rows, own = rows_of_heads(g_heads), slice(2 * index, 2 * index + 2)
+            each = relu_vjp(each, y, needs)[0] if relu else each
+            each = array_namespace(each).permute_dims(each, (0, 2, 1, 3)) if heads else each
+            g_rows, own = cotangent_rows_of(each, (rows.shape[0], weight.shape[1])), slice(2 * index, 2 * index + 2)
             if needs[0]:
                 dx = product(g_rows, weight, dx)
             dmaps[own] = parameter_cotangents(rows, g_rows, weight, needs[1:][own])
         return None if dx is None else array_namespace(dx).reshape(dx, x.shape), *dmaps
 
-    return {"linear": (forward, vjp), "project_heads": (heads_forward, heads_vjp)}
+    return forward, vjp
 
 
-def _affine(rows: Array, weight: Array, bias: Array | None) -> Any:
+def _affine(rows: Array, weight: Array, bias: Array | None, relu: bool) -> Any:
     y = rows @ weight
-    return y if bias is None else y + bias
+    y = y if bias is None else y + bias
+    return relu_forward(y, save=False)[0] if relu else y
 
 
 def _product(rows: Array, weight: Array, addend: Array | None) -> Any:
@@ -99,27 +103,14 @@ def _parameter_cotangents(rows: Array, g_rows: Array, weight: Array, needs: Any)
     return dweight, xp.sum(g_rows, axis=0, dtype=accumulation_dtype(xp, g_rows.dtype)) if needs[1] else None
 
 
-_FUNCTIONS = linear_functions(_affine, _product, _parameter_cotangents)
-_forward, _vjp = _FUNCTIONS["linear"]
-_SIGNATURE = (
+_FUNCTIONS = affine_functions(_affine, _product, _parameter_cotangents)
+_linear = Operation(
+    "linear",
     "x: (..., in_features) float, weight: (in_features, out_features) float, bias?: (out_features) float "
-    "-> (..., out_features)"
+    "-> (..., out_features)",
+    *_FUNCTIONS,
+    compute_in_float32=True,
 )
-_linear = Operation("linear", _SIGNATURE, _forward, _vjp, compute_in_float32=True)
-
-
-def _relu_forward(x: Array, weight: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
-    y, _ = relu_forward(_forward(x, weight, bias, save=save)[0], save=save)
-    return y, (x, weight, y)
-
-
-def _relu_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
-    x, weight, y = residuals
-    return _vjp(relu_vjp(g, y, needs)[0], (x, weight), needs)
-
-
-# For backends with a kernel that computes both at once.
-_linear_relu = Operation("linear_relu", _SIGNATURE, _relu_forward, _relu_vjp, compute_in_float32=True)
 
 
 def linear(
@@ -144,8 +135,8 @@ def linear(
         _linear.signature.check("linear", (x, weight, bias))
         rows = weight.linear(as_rows(x), bias)
         y = array_namespace(rows).reshape(rows, (*x.shape[:-1], weight.shape[1]))
-    elif activation == "relu" and _linear_relu.has_kernels(x):
-        return _linear_relu(x, weight, bias)
+    elif activation == "relu":
+        return _linear(x, weight, bias, relu=True)
     else:
         y = _linear(x, weight, bias)
     return y if activation is None else activation_named(activation)(y)
@@ -160,7 +151,7 @@ _project_heads = Operation(
     "project_heads",
     "x: (batch, length, in_features) float, {weight: (in_features, columns) float, bias?: (columns) float}* "
     "-> (batch, heads, length, head_dim)",
-    *_FUNCTIONS["project_heads"],
+    *_FUNCTIONS,
     compute_in_float32=True,
 )
 
@@ -182,15 +173,16 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
         ShapeError: If x is not 3D, its features differ from those that a weight expects, or the heads do not divide
             the features of a weight.
     """
-    weights, biases, heads = zip(*projections, strict=True)
-    for weight, count in zip(weights, heads, strict=True):
+    maps: list[Any] = []
+    heads = []
+    for weight, bias, count in projections:
         shape = tuple(getattr(weight, "shape", ()))
         if len(shape) == 2 and (count < 1 or shape[1] % count):
             raise ShapeError(f"weight has shape {shape}; expected a multiple of {count} heads as its columns")
-    maps = [array for weight, bias in zip(weights, biases, strict=True) for array in (weight, bias)]
-    if any(isinstance(weight, InferenceWeight) for weight in weights):
-        _project_heads.signature.check("project_heads", (x, *maps))
-        rows = as_rows(x)
-        outputs = (linear(rows, weight, bias) for weight, bias in zip(weights, biases, strict=True))
-        return tuple(split_heads(y, x.shape, count) for y, count in zip(outputs, heads, strict=True))
-    return _project_heads(x, *maps, heads=heads)
+        maps += weight, bias
+        heads.append(count)
+    if not isinstance(maps[0], InferenceWeight):
+        return _project_heads(x, *maps, heads=tuple(heads))
+    _project_heads.signature.check("project_heads", (x, *maps))
+    rows = as_rows(x)
+    return tuple(split_heads(linear(rows, weight, bias), x.shape, count) for weight, bias, count in projections)

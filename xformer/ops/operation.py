@@ -428,12 +428,6 @@ class Operation:
         self._enabled[xp.__name__] = kernels
         return kernels
 
-    def has_kernels(self, *arrays: Any) -> bool:
-        """Return whether kernels for the library of some arrays are switched on, regardless of the call."""
-        xp = base_namespace(array_namespace(*arrays))
-        kernels = self._enabled.get(xp.__name__)
-        return bool(self.enable_kernels(xp) if kernels is None else kernels)
-
     def _portable(self, xp: Namespace, arrays: Any, select: Callable[..., Kernel]) -> Kernel:
         """Return the definition; for half precision, one that upcasts, selects again and rounds the output."""
         if not self._is_upcast(xp, arrays):

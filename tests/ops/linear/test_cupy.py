@@ -30,7 +30,6 @@ def test_linear(cuda, dtype, shape, width):
 @pytest.mark.parametrize("shape", [(3, 5, 7), (0, 5, 7), (2, 40, 7)], ids=str)
 def test_linear_with_relu(cuda, dtype, shape):
     x, weight, bias = normal(*shape), normal(shape[-1], 16, seed=1), normal(16, seed=2)
-    assert cuda.served("linear_relu", *(cuda.array(array, dtype) for array in (x, weight, bias)))
     cuda.agree(lambda *arrays: linear(*arrays, activation="relu"), x, weight, bias, dtype=dtype)
     cuda.agree(lambda *arrays: linear(*arrays, activation="relu"), x, weight, dtype=dtype)
 

@@ -13,11 +13,11 @@ from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.elementwise import relu_forward, relu_vjp
 from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, grid_for_elements, why_not
 from xformer.kernels.cupy.rows import column_sums
-from xformer.ops.linear import as_rows, linear_functions, merge_heads
+from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
 
 
-def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
+def _affine(rows: Any, weight: Any, bias: Any, relu: bool) -> Any:
     y = None if bias is None else cublaslt.affine(rows, weight, bias, relu=relu)
     if y is not None:
         return y
@@ -45,25 +45,14 @@ def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tu
     return dweight, dbias
 
 
-_FUNCTIONS = linear_functions(
+_FUNCTIONS = affine_functions(
     _affine,
     lambda rows, weight, addend: batched_product(rows, weight.T, addend=addend),
     _parameter_cotangents,
-    lambda g: contiguous(as_rows(merge_heads(g))),
+    relu_vjp,
+    cotangent_rows_of=lambda g, shape: contiguous(g.reshape(shape)),
 )
-
-
-def _relu_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
-    y = _affine(as_rows(x), weight, bias, relu=True).reshape(*x.shape[:-1], weight.shape[1])
-    return y, (x, weight, y)
-
-
-def _relu_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
-    x, weight, y = residuals
-    return _FUNCTIONS["linear"][1](relu_vjp(g, y, needs)[0], (x, weight), needs)
-
-
-_FUNCTIONS["linear_relu"] = _relu_forward, _relu_vjp
 KERNELS = [
-    Kernel(f"cupy.{name}", name, "cupy", *pair, dtypes=FLOATS, why_not=why_not) for name, pair in _FUNCTIONS.items()
+    Kernel(f"cupy.{name}", name, "cupy", *_FUNCTIONS, dtypes=FLOATS, why_not=why_not)
+    for name in ("linear", "project_heads")
 ]
