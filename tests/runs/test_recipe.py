@@ -60,7 +60,7 @@ def test_a_file(tmp_path):
     ({"task": "language_modeling", "context_length": 3}, r"'context_length' .* expected it under \[training\]"),
     ({"training": {"optimizer": []}}, r"\[training\] of here: optimizer is \[\]; expected one of 'adam', 'adamw'"),
     ({"training": {"optimizer": "sgd", "beta1": 0.5}},
-     r"\[training\] of here: beta1 is 0.5 and optimizer is 'sgd', so it has no effect; leave it out"),
+     r"\[training\] of here: beta1 is 0.5; optimizer 'sgd' has none; choose 'adam', 'adamw' or 'muon'"),
     ({"training": {"schedule": "cosine", "max_steps": 9, "min_learning_rate": 0.1}},
      r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00255"),
 ])  # fmt: skip

@@ -11,7 +11,17 @@ from xformer.training.inputs import FitConfig
 from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 from xformer.training.schedules import Schedule, constant, cosine, inverse_square_root, linear
 
+_ADAM = ("beta1", "beta2", "epsilon")
+# Each optimizer, and the options that it has.
+_OPTIMIZERS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "adam": (Adam, _ADAM),
+    "adamw": (AdamW, (*_ADAM, "weight_decay")),
+    "muon": (Muon, (*_ADAM, "weight_decay")),
+    "adafactor": (Adafactor, ("weight_decay",)),
+    "sgd": (SGD, ("momentum",)),
+}
 _FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_steps
+_SCHEDULES: dict[str, Any] = {"inverse_square_root": inverse_square_root, **_FALLING, "constant": constant}
 
 
 class InitConfig(Config):
@@ -68,7 +78,7 @@ class BaseTrainingConfig(FitConfig):
     schedule: str = option(
         "Learning rate schedule; cosine and linear decay until max_steps.",
         default="inverse_square_root",
-        choices=("inverse_square_root", "cosine", "linear", "constant"),
+        choices=tuple(_SCHEDULES),
         panel="Optimizer",
     )
     learning_rate_factor: float = option(
@@ -84,7 +94,7 @@ class BaseTrainingConfig(FitConfig):
     optimizer: str = option(
         "Optimizer; muon needs fewer steps than adam; adafactor's learning rate is relative (0.01 is usual).",
         default="adam",
-        choices=("adam", "adamw", "muon", "adafactor", "sgd"),
+        choices=tuple(_OPTIMIZERS),
     )
     beta1: float = option(
         "Decay rate of the mean of the gradients (adam, adamw, and muon except for weights).",
@@ -151,12 +161,6 @@ class BaseTrainingConfig(FitConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_checkpoints()
-        self._check_unused()
-        self.make_optimizer()
-        self._check_schedule()
-
-    def _check_checkpoints(self) -> None:
         if self.average != "none" and not self.keep_checkpoints:
             raise ConfigError(f"average is {self.average!r}, but keep_checkpoints is 0; expected the number of models")
         if self.average == "best" and self.checkpoint_interval % self.validate_every:
@@ -164,28 +168,44 @@ class BaseTrainingConfig(FitConfig):
                 f"checkpoint_every is {self.checkpoint_every}; average 'best' needs the score of each, so expected a "
                 f"multiple of validate_every {self.validate_every}"
             )
-
-    def _check_unused(self) -> None:
-        """Raise ConfigError for an option that conflicts with another one or has no effect."""
         if self.precision != "float32" and self.dtype != "float32":
             raise ConfigError(
                 f"precision is {self.precision!r} and dtype {self.dtype!r}; mixed precision keeps the parameters in "
                 "float32; leave one of the two out"
             )
-        unused = [
-            (
-                "checkpoint_every",
-                self.checkpoint_every is not None and not self.keep_checkpoints,
-                "keep_checkpoints is 0",
-            ),
+        for name, is_unused, reason in (
+            ("checkpoint_every", not self.keep_checkpoints, "keep_checkpoints is 0"),
             ("learning_rate_factor", self.learning_rate is not None, "learning_rate gives the peak"),
-            ("momentum", self.optimizer != "sgd", f"optimizer is {self.optimizer!r}"),
-        ]
-        uses_adam = self.optimizer in ("adam", "adamw", "muon")
-        unused += [(name, not uses_adam, f"optimizer is {self.optimizer!r}") for name in ("beta1", "beta2", "epsilon")]
-        for name, is_unused, reason in unused:
-            if is_unused and getattr(self, name) != getattr(BaseTrainingConfig, name):
+        ):
+            if is_unused and self._is_set(name):
                 raise ConfigError(f"{name} is {getattr(self, name)!r} and {reason}, so it has no effect; leave it out")
+        self._check_optimizer()
+        self._check_schedule()
+
+    def _is_set(self, name: str) -> bool:
+        return getattr(self, name) != getattr(BaseTrainingConfig, name)
+
+    def _check_optimizer(self) -> None:
+        """Raise ConfigError for an option that only other optimizers have."""
+        for name in (*_ADAM, "weight_decay", "momentum"):
+            choices = [repr(each) for each, (_, names) in _OPTIMIZERS.items() if name in names]
+            no_decay = name == "weight_decay" and not self.weight_decay
+            if repr(self.optimizer) not in choices and self._is_set(name) and not no_decay:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; optimizer {self.optimizer!r} has none; choose "
+                    f"{', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}"
+                )
+
+    def _check_schedule(self) -> None:
+        falls = self.schedule in _FALLING
+        if falls and self.max_steps is None:
+            raise ConfigError(f"schedule {self.schedule!r} needs max_steps, the number of steps at which it ends")
+        if self.min_learning_rate and not falls:
+            raise ConfigError(
+                f"min_learning_rate is {self.min_learning_rate}; schedule {self.schedule!r} has none; leave it out"
+            )
+        if self.learning_rate is not None:  # else the peak depends on the model
+            self.make_schedule(None)
 
     @property
     def checkpoint_interval(self) -> int:
@@ -193,27 +213,10 @@ class BaseTrainingConfig(FitConfig):
         return self.checkpoint_every or self.validate_every
 
     def make_optimizer(self) -> Optimizer:
-        """Return the optimizer.
-
-        Raises:
-            ConfigError: For weight decay with an optimizer that has none.
-        """
-        decay: dict[str, Any] = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
-        adam: dict[str, Any] = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
-        if self.optimizer == "adamw":
-            return AdamW(**adam, **decay)
-        if self.optimizer == "muon":
-            return Muon(**adam, **decay)
-        if self.optimizer == "adafactor":
-            return Adafactor(**decay)
-        if self.weight_decay:
-            raise ConfigError(
-                f"weight_decay is {self.weight_decay}; optimizer {self.optimizer!r} has none; choose 'adamw', 'muon' "
-                "or 'adafactor'"
-            )
-        if self.optimizer == "sgd":
-            return SGD(momentum=self.momentum)
-        return Adam(**adam)
+        """Return the optimizer."""
+        cls, names = _OPTIMIZERS[self.optimizer]
+        optimizer: Optimizer = cls(**{name: value for name in names if (value := getattr(self, name)) is not None})
+        return optimizer
 
     def make_schedule(self, d_model: int | None) -> Schedule:
         """Return the learning rate schedule.
@@ -236,22 +239,9 @@ class BaseTrainingConfig(FitConfig):
                 f"min_learning_rate is {self.min_learning_rate}, above the peak of {peak:.3g}; lower it, or raise the "
                 "peak"
             )
-        if self.schedule in _FALLING and self.max_steps is not None:
-            return _FALLING[self.schedule](
-                peak, warmup_steps=self.warmup_steps, total_steps=self.max_steps, floor=self.min_learning_rate
-            )
-        return (constant if self.schedule == "constant" else inverse_square_root)(peak, warmup_steps=self.warmup_steps)
-
-    def _check_schedule(self) -> None:
-        falls = self.schedule in _FALLING
-        if falls and self.max_steps is None:
-            raise ConfigError(f"schedule {self.schedule!r} needs max_steps, the number of steps at which it ends")
-        if self.min_learning_rate and not falls:
-            raise ConfigError(
-                f"min_learning_rate is {self.min_learning_rate}; schedule {self.schedule!r} has none; leave it out"
-            )
-        if self.learning_rate is not None:  # else the peak depends on the model
-            self.make_schedule(None)
+        end = {"total_steps": self.max_steps, "floor": self.min_learning_rate} if self.schedule in _FALLING else {}
+        schedule: Schedule = _SCHEDULES[self.schedule](peak, warmup_steps=self.warmup_steps, **end)
+        return schedule
 
 
 class TrainingConfig(BaseTrainingConfig):
