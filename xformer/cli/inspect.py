@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,24 +73,17 @@ def inspect(
         if public:
             raise ConfigError(f"--plot needs the log of a run; {directory} is a public checkpoint")
         _plots.check_plot(plot, RunDirectory(directory).files())
-    report, settings = _inspect_checkpoint(directory) if public else _inspect_run(directory)
-    log = report.pop("log", [])
+    report, settings = (_inspect_checkpoint if public else _inspect_run)(directory)
     if plot is not None:
         training = report["config"].get("recipe", {}).get("training", {})
+        log = read_log(RunDirectory(directory).log)
         _plots.draw_curves(log, plot, label_smoothing=training.get("label_smoothing", 0.0))
     if as_json:
         print(json.dumps(report if tensors else {key: value for key, value in report.items() if key != "tensors"}))
         return
     console = make_console()
-    console.print(_summary(report))
-    if report["parameters"]:
-        console.print(_parameter_table(report["parameters"]))
-    console.print(_settings_table(settings))
-    if not public:
-        console.print(_history(report["validations"]))
-    if tensors:
-        rows = [(name, x["dtype"], " x ".join(map(str, x["shape"]))) for name, x in report["tensors"].items()]
-        console.print(_table(f"\nTensors ({len(rows)})", rows))
+    for table in _tables(report, settings, with_tensors=tensors):
+        console.print(table)
     if plot is not None:
         console.print(f"\nthe plot is in {plot}")
 
@@ -112,7 +106,6 @@ def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, A
     run = RunDirectory(directory)
     config = run.read_config()
     task = config.get("task", "translation")
-    log = read_log(RunDirectory(directory).log)
     entries = read_header(run.model) if run.model.exists() else {}
     pretrained = run.pretrained_files()
     tokenizers = Tokenizers.load(run).by_side() if pretrained is None else {}
@@ -132,8 +125,7 @@ def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, A
         or {"joint": _describe_tokenizer(load_tokenizer(run.pretrained))},
         "data": counts,
         "config": config,
-        "validations": [event for event in log if event.get("event") in ("validation", "average")],
-        "log": log,
+        "validations": [event for event in read_log(run.log) if event.get("event") in ("validation", "average")],
     }
     return report, settings
 
@@ -209,29 +201,50 @@ def _changed(config: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if defaults.get(name, dataclasses.MISSING) != value}
 
 
-def _table(title: str, rows: Iterable[Sequence[str]] = (), *, columns: Sequence[str] = ()) -> Table:
-    """Return a table of rows; columns with a header are on the right."""
+def _tables(
+    report: dict[str, Any], settings: dict[str, dict[str, Any]], *, with_tensors: bool
+) -> Iterator[Table | str]:
+    """Yield the tables of a report."""
+    yield _table(report["directory"], _summary(report))
+    if parameters := report["parameters"]:
+        total = max(sum(parameters.values()), 1)
+        shares = ((part, f"{count:,}", f"{100.0 * count / total:.1f} %") for part, count in parameters.items())
+        yield _table("\nParameters", shares, "<>>")
+    changed = (
+        ("" if row else f"[{section}]", key, "none" if value is None else abbreviate(str(value), 80))
+        for section, values in settings.items()
+        for row, (key, value) in enumerate(values.items())
+    )
+    yield _table("\nSettings that differ from the defaults", changed)
+    if validations := report.get("validations"):
+        metric = next((event["metric"] for event in validations if event.get("metric")), "score")
+        columns = ("step", "minutes", "loss", "perplexity", metric, "")
+        yield _table(f"\nValidations ({len(validations)})", _history(validations), ">>>>>", columns)
+    elif validations is not None:
+        yield "\nno validation yet"
+    if with_tensors:
+        rows = [(name, x["dtype"], " x ".join(map(str, x["shape"]))) for name, x in report["tensors"].items()]
+        yield _table(f"\nTensors ({len(rows)})", rows)
+
+
+def _table(title: str, rows: Iterable[Sequence[str]], align: str = "", columns: Sequence[str] = ()) -> Table:
+    """Return a table with a column on the right for each ">" of `align`, and a header if the columns have names."""
     table = Table(title=title, title_justify="left", show_header=bool(columns), box=None, padding=(0, 2))
-    for name in columns:
-        table.add_column(name, justify="right" if name else "left")
+    for name, side in itertools.zip_longest(columns, align, fillvalue=""):
+        table.add_column(name, justify="right" if side == ">" else "left")
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _summary(report: dict[str, Any]) -> Table:
-    table = _table(report["directory"])
+def _summary(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the first table says."""
     architectures = "".join(f", {name}" for name in report.get("architectures", ()))
-    table.add_row("model", f"{report['model']}; {report['model_type']}{architectures}")
-    if report["parameters"]:
-        dtypes = report["dtypes"]
-        counts = ", ".join(
-            f"{name} ({plural(count, 'tensor')})" if len(dtypes) > 1 else name for name, count in dtypes.items()
-        )
-        size = f"{report['bytes'] / 1e6:,.1f} MB"
-        table.add_row("parameters", f"{sum(report['parameters'].values()):,} in {size}, {counts}")
-    else:
-        table.add_row("parameters", "no model yet: the run has had no validation")
+    yield "model", f"{report['model']}; {report['model_type']}{architectures}"
+    dtypes = report["dtypes"]
+    counts = (f"{name} ({plural(count, 'tensor')})" if len(dtypes) > 1 else name for name, count in dtypes.items())
+    size = f"{sum(report['parameters'].values()):,} in {report['bytes'] / 1e6:,.1f} MB, {', '.join(counts)}"
+    yield "parameters", size if report["parameters"] else "no model yet: the run has had no validation"
     for side, tokenizer in report["tokenizers"].items():
         details = [tokenizer["model"], plural(tokenizer["vocab_size"], "token")]
         if "lowercase" in tokenizer:
@@ -239,71 +252,43 @@ def _summary(report: dict[str, Any]) -> Table:
         elif tokenizer["chat_template"]:
             details.append("with a chat template")
         side = "" if report["model"] == "LanguageModel" else side  # it has only one
-        table.add_row(f"{side} tokenizer".strip(), ", ".join(details))
+        yield f"{side} tokenizer".strip(), ", ".join(details)
         if special := tokenizer.get("special_tokens"):
-            tokens = ", ".join(f"{role.removesuffix('_token')} {token}" for role, token in special.items())
-            table.add_row("special tokens", tokens)
+            yield "special tokens", _pairs({role.removesuffix("_token"): token for role, token in special.items()})
     if dropout := report.get("dropout"):
-        keys = ", ".join(f"{key} {value}" for key, value in dropout.items())
-        table.add_row("dropout", f"0 (the file has {keys}; for training, use model.with_config(dropout=0.1))")
+        advice = "for training, use model.with_config(dropout=0.1)"
+        yield "dropout", f"0 (the file has {_pairs(dropout)}; {advice})"
     if "tokenizer_error" in report:
-        table.add_row("tokenizer", f"none ({report['tokenizer_error']})")
+        yield "tokenizer", f"none ({report['tokenizer_error']})"
     if report.get("languages"):
-        table.add_row("languages", ", ".join(report["languages"]))
+        yield "languages", ", ".join(report["languages"])
     for section in ("generation", "data"):
         if report.get(section):
-            table.add_row(section, ", ".join(f"{key} {_short(value)}" for key, value in report[section].items()))
-    return table
+            yield section, _pairs(report[section])
 
 
-def _short(value: Any) -> str:
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    more = f" and {len(values) - 5} more" if len(values) > 5 else ""
-    return " ".join(map(str, values[:5])) + more
+def _pairs(values: Mapping[str, Any]) -> str:
+    """Return "name value, name value"; of a list the first five items."""
+    texts = []
+    for name, value in values.items():
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        more = f" and {len(items) - 5} more" if len(items) > 5 else ""
+        texts.append(f"{name} {' '.join(map(str, items[:5]))}{more}")
+    return ", ".join(texts)
 
 
-def _settings_table(sections: dict[str, dict[str, Any]]) -> Table:
-    rows = [
-        ("" if row else f"[{section}]", key, "none" if value is None else abbreviate(str(value), 80))
-        for section, values in sections.items()
-        for row, (key, value) in enumerate(values.items())
-    ]
-    return _table("\nSettings that differ from the defaults", rows)
-
-
-def _parameter_table(parameters: dict[str, int]) -> Table:
-    total = max(sum(parameters.values()), 1)
-    rows = [(part, f"{count:,}", f"{100.0 * count / total:.1f} %") for part, count in parameters.items()]
-    table = _table("\nParameters", rows)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
-
-
-def _history(validations: list[dict[str, Any]]) -> Table | str:
-    """Return the validations as a table: all of them, or the best and the latest of many."""
-    if not validations:
-        return "\nno validation yet"
-    shown = validations[-_MAX_ROWS:]
-    best = [event for event in validations[:-_MAX_ROWS] if event.get("best")][-1:]
-    metric = next((event["metric"] for event in validations if event.get("metric")), "score")
-    columns = ("step", "minutes", "loss", "perplexity", metric, "")
-    latest_best = next((event for event in reversed(validations) if event.get("best")), None)
-    rows = [
-        (
+def _history(validations: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of all validations, or of the best and the latest of many; mark the best model and averages."""
+    best = [event for event in validations if event.get("best")]
+    earlier = [event for event in best if event in validations[:-_MAX_ROWS]]
+    for event in [*earlier[-1:], *validations[-_MAX_ROWS:]]:
+        remarks = ["best"] if event in best[-1:] else []
+        remarks += [f"average of {len(event['steps'])} checkpoints"] if event["event"] == "average" else []
+        yield (
             f"{event['step']:,}",
             f"{event['minutes']:.1f}",
             format_number(event["loss"], 4),
             format_number(event["perplexity"]),
             "" if event.get("score") is None else f"{event['score']:.2f}",
-            _remark(event, latest_best),
+            ", ".join(remarks),
         )
-        for event in [*best, *shown]
-    ]
-    return _table(f"\nValidations ({len(validations)})", rows, columns=columns)
-
-
-def _remark(event: dict[str, Any], best: dict[str, Any] | None) -> str:
-    """Mark the best model, and the average of several."""
-    average = f"average of {len(event['steps'])} checkpoints" if event["event"] == "average" else ""
-    return ", ".join(filter(None, ("best" if event is best else "", average)))
