@@ -1,12 +1,13 @@
-"""Documents in packed rows."""
+"""Documents in packed rows, and chunks of a text."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from tests.conftest import assert_close
 from tests.reference import raises_line
-from xformer.data.packing import IGNORE_INDEX, Documents, PackedBatch, pack_documents
+from xformer.data.packing import IGNORE_INDEX, Documents, PackedBatch, TextChunks, pack_documents
 from xformer.data.token_rows import TokenWriter
 from xformer.errors import ConfigError, DataError
 from xformer.random import Rng
@@ -77,3 +78,16 @@ def test_rows_are_filled_best_fit_first():
 def test_invalid_documents(call, error, message):
     with raises_line(error, message):
         call()
+
+
+# --- Chunks ---------------------------------------------------------------------------------------------------------
+
+TEXT = np.arange(10, 20)
+
+
+@pytest.mark.parametrize("text", [TEXT, TEXT.astype("uint16"), TEXT.tolist()], ids=["int64", "uint16", "list"])
+def test_chunks_come_with_their_labels(xp, text):
+    chunks = TextChunks.make(text, [3, 0], 4, xp=xp)
+    assert_close(chunks.tokens, [[13, 14, 15, 16], [10, 11, 12, 13]], xp=xp, dtype="int64")
+    assert_close(chunks.labels, [[14, 15, 16, 17], [11, 12, 13, 14]], xp=xp, dtype="int64")
+    assert chunks.num_tokens == 8

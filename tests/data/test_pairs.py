@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.conftest import assert_close
 from tests.reference import KINDS, model_of_kind
 from xformer import value_and_grad
-from xformer.data.bucketing import bucket_size
 from xformer.data.pairs import epochs, plan_batches, split_rows
+from xformer.data.token_rows import bucket_size
 from xformer.errors import DataError
 from xformer.random import Rng
 from xformer.training import Batch, TokenPairs, translation_loss

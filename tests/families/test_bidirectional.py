@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from xformer.data.chunks import TextChunks
+from xformer.data.packing import TextChunks
 from xformer.errors import CheckpointError, ConfigError
 from xformer.export import export_onnx
 from xformer.training.loss import language_model_loss

@@ -7,6 +7,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.reference import raises_line, small_language_model, small_model
 from xformer.backends import backend_of
@@ -121,6 +123,30 @@ def test_batches_have_few_shapes_where_kernels_are_built_for_one(monkeypatch, po
             shapes = batch.source.shape, batch.target.shape
             assert shapes == (((18, lengths[0]), (18, lengths[1])) if is_bucketed else ((17, 5), (17, 9)))
     assert CupyBackend.builds_per_shape
+
+
+def short_batches(task, rng, count, skip=0):
+    return [batch for _, batch in itertools.islice(task.batches(rng, skip=skip), count)]
+
+
+def test_random_chunks_reach_both_ends_and_depend_on_the_number_of_the_batch():
+    text = np.arange(10, 20)
+    task = text_task(small_language_model(), text, text, context_length=4, batch_size=7)
+    batches = short_batches(task, Rng(0), 40)
+    assert {int(first) for batch in batches for first in batch.tokens[:, 0]} == set(range(10, 16))
+    assert all((batch.labels == batch.tokens + 1).all() for batch in batches)
+    for batch, other in zip(short_batches(task, Rng(0), 4, skip=5), batches[5:9], strict=True):
+        np.testing.assert_array_equal(batch.tokens, other.tokens)
+    assert not np.array_equal(short_batches(task, Rng(1), 1)[0].tokens, batches[0].tokens)
+
+
+@given(st.integers(2, 50), st.integers(1, 12), st.integers(1, 5))
+def test_consecutive_chunks_predict_each_token_once(size, length, batch_size):
+    text = np.arange(size)
+    task = text_task(small_language_model(), np.arange(99), text, context_length=length, batch_size=batch_size)
+    batches = task.validation_batches()
+    assert np.concatenate([batch.labels.reshape(-1) for batch in batches]).tolist() == list(range(1, size))
+    assert all(batch.tokens.shape[0] <= batch_size and batch.tokens.shape[1] <= length for batch in batches)
 
 
 def test_chunks_of_a_short_text_are_the_text():

@@ -1,4 +1,4 @@
-"""Packing: several documents in each row of a batch, one after the other."""
+"""Batches for language models: chunks of one long text, and packed documents, several of them in each row."""
 
 from __future__ import annotations
 
@@ -18,6 +18,42 @@ from xformer.data.token_rows import row_lengths
 from xformer.errors import DataError
 
 IGNORE_INDEX = -100  # the label of tokens without a loss, torch's ignore_index
+
+
+class TextChunks(NamedTuple):
+    """Chunks of a text.
+
+    Attributes:
+        tokens: (batch, length).
+        labels: (batch, length), the token that follows each token.
+    """
+
+    tokens: Array
+    labels: Array
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of labels."""
+        return int(self.labels.shape[0] * self.labels.shape[1])
+
+    def split(self, count: int) -> list[Self]:
+        """Return at most `count` batches of neighboring chunks."""
+        groups = split_rows(range(self.tokens.shape[0]), count)
+        slices = [slice(rows[0], rows[-1] + 1) for rows in groups]
+        return [self._replace(tokens=self.tokens[rows], labels=self.labels[rows]) for rows in slices]
+
+    @classmethod
+    def make(
+        cls, text: Sequence[int], starts: Sequence[int], length: int, *, xp: Namespace, device: Device = None
+    ) -> Self:
+        """Cut chunks of `length` tokens out of a text, a list or NumPy array of token ids, as arrays of a namespace."""
+        tokens, labels = (
+            from_host(
+                xp, [text[start + shift : start + shift + length] for start in starts], dtype="int64", device=device
+            )
+            for shift in (0, 1)
+        )
+        return cls(tokens, labels)
 
 
 @dataclass(frozen=True)

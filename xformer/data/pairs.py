@@ -11,8 +11,7 @@ import numpy as np
 
 from xformer.backends import Array, Device, Namespace, array_namespace, from_host
 from xformer.config import check_count
-from xformer.data.bucketing import batch_starts, bucket_size
-from xformer.data.token_rows import row_lengths
+from xformer.data.token_rows import batch_starts, bucket_size, row_lengths
 from xformer.errors import DataError
 from xformer.models.token_ids import pad
 from xformer.random import Rng

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host, to_host
-from xformer.distributed import bfloat16
+from xformer.backends import Array, array_namespace, backend_name, device, from_host, to_host
 from xformer.tree import flatten
 
 Item = TypeVar("Item")
+_BLOCK = 2**15  # elements that NumPy converts at a time, in the cache
+_QUIET_NAN = 0x7FC0
 _BUCKET_BYTES = 2**25  # limits the memory of a sum; time per byte is the same from about 1 MiB on
 
 
@@ -88,7 +89,7 @@ class Communicator(ABC):
         if padding:
             flat.append(xp.zeros((padding,), dtype=flat[0].dtype, device=device(flat[0])))
         is_rounded = self.communication_dtype == "bfloat16" and flat[0].dtype == xp.float32 and not exact
-        pack, unpack = (bfloat16.to_bits, bfloat16.from_bits) if is_rounded else (_same, _same)
+        pack, unpack = (to_bits, from_bits) if is_rounded else (_same, _same)
         rows = unpack(self._all_to_all(pack(xp.reshape(xp.concat(flat), (self.size, -1)))))
         part = tree_sum([rows[rank, :] for rank in range(self.size)])
         total = xp.reshape(unpack(self._all_gather(pack(part))), (-1,))
@@ -195,3 +196,38 @@ def buckets(arrays: Sequence[Any], max_bytes: int = _BUCKET_BYTES) -> Iterator[l
 def _like(host: Any, array: Array) -> Array:
     """Return a NumPy array as an array of the library, dtype and device of another one."""
     return from_host(array_namespace(array), host, dtype=array.dtype, device=device(array))
+
+
+# --- bfloat16 -------------------------------------------------------------------------------------------------------
+
+
+def to_bits(x: Any) -> Any:
+    """Round a contiguous float32 array to bfloat16, to the nearest even; the bits are uint16."""
+    return _in_blocks(_round, x, "uint16")
+
+
+def from_bits(bits: Any) -> Any:
+    """Return the float32 array of contiguous bfloat16 bits."""
+    return _in_blocks(_expand, bits, "float32")
+
+
+def _round(x: Any) -> Any:
+    xp = array_namespace(x)
+    bits = x.view(xp.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
+    return xp.where(xp.isnan(x), _QUIET_NAN, rounded)
+
+
+def _expand(bits: Any) -> Any:
+    xp = array_namespace(bits)
+    return (xp.astype(bits, xp.uint32) << 16).view(xp.float32)
+
+
+def _in_blocks(function: Any, x: Any, dtype: str) -> Any:
+    xp = array_namespace(x)
+    out = xp.empty(x.shape, dtype=getattr(xp, dtype))
+    source, target = x.reshape(-1), out.reshape(-1)
+    step = _BLOCK if backend_name(xp) == "numpy" else max(1, source.size)
+    for start in range(0, source.size, step):
+        target[start : start + step] = function(source[start : start + step])
+    return out

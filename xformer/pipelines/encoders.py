@@ -12,7 +12,7 @@ import numpy as np
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import check_count
-from xformer.data.bucketing import fill_batches
+from xformer.data.token_rows import fill_batches
 from xformer.errors import CheckpointError, ConfigError, DataError, check_arguments, nearest_hint
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from xformer.config import check_count
-from xformer.data.bucketing import fill_batches
+from xformer.data.token_rows import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, StoppingCriteria, alignments

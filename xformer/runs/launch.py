@@ -21,11 +21,10 @@ from xformer.pipelines import pipeline_class
 from xformer.runs.backend import open_backend
 from xformer.runs.chats import ChatTask, as_json_lines
 from xformer.runs.console import make_console, plural
-from xformer.runs.initial_model import InitialModel
 from xformer.runs.inputs import Text, file_digest, open_texts
 from xformer.runs.pairs import PairsTask
 from xformer.runs.progress import TrainingProgress, summarize
-from xformer.runs.recipe import Recipe, RecipeSource, make_recipe
+from xformer.runs.recipe import InitialModel, Recipe, RecipeSource, make_recipe
 from xformer.runs.tasks import Task, TextTask
 from xformer.runs.trainer import Trainer
 from xformer.text.extras import require

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -11,9 +12,10 @@ from typing import Any, ClassVar
 
 import xformer
 from xformer.backends import Array, array_namespace, backend_name, device
-from xformer.data.chunks import TextChunks, check_text, consecutive_chunks, random_starts
+from xformer.data.packing import TextChunks
 from xformer.data.token_rows import TokenWriter
 from xformer.distributed import Communicator
+from xformer.errors import DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.layers import lora
 from xformer.models import BaseModel, LanguageModel, LanguageModelConfig
@@ -21,9 +23,8 @@ from xformer.pipelines import Attention, TextGenerator, show_attention
 from xformer.pipelines.base import check_vocabulary
 from xformer.random import Rng
 from xformer.runs.console import plural
-from xformer.runs.initial_model import InitialModel
 from xformer.runs.inputs import paths_of
-from xformer.runs.recipe import Recipe, check_training, error_context
+from xformer.runs.recipe import InitialModel, Recipe, check_training, error_context
 from xformer.text.corpus import TextPart
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from xformer.training.loggers import Rows
@@ -196,7 +197,8 @@ class TextTask(Task):
     def __post_init__(self) -> None:
         settings = self.recipe.training
         for text, name in ((self.train, "training"), (self.valid, "validation")):
-            check_text(text, 1, settings.batch_size, name)
+            if len(text) < 2:
+                raise DataError(f"the {name} text has {len(text)} tokens; expected at least 2; use a longer text")
         self._length, self._size = min(settings.context_length, len(self.train) - 1), settings.batch_size
 
     @classmethod
@@ -224,15 +226,19 @@ class TextTask(Task):
         return cls(recipe, language_model(recipe, tokenizer, xp), train_ids, valid_ids, tokenizer, counts)
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
-        """Yield (epoch, batch) without end."""
-        options = self._array_options
-        for number, starts in enumerate(random_starts(self.train, self._length, self._size, rng, skip), start=skip):
+        """Yield (epoch, batch) without end; chunks are uniformly distributed over the text."""
+        options, num_starts = self._array_options, len(self.train) - self._length
+        for number in itertools.count(skip):
+            starts = rng.fold_in("chunks", number).generator().integers(0, num_starts, self._size).tolist()
             epoch = number * self._size * self._length // len(self.train)
             yield epoch, TextChunks.make(self.train, starts, self._length, **options)
 
     def validation_batches(self) -> list[Any]:
-        """Return the validation text, chunk after chunk."""
-        plan = consecutive_chunks(self.valid, self._length, self._size)
+        """Return the validation text, chunk after chunk; its end may be one shorter chunk."""
+        count, remainder = divmod(len(self.valid) - 1, self._length)
+        starts = [number * self._length for number in range(count)]
+        plan = [(starts[first : first + self._size], self._length) for first in range(0, count, self._size)]
+        plan += [([count * self._length], remainder)] if remainder else []
         return [TextChunks.make(self.valid, starts, length, **self._array_options) for starts, length in plan]
 
     def samples(self, model: LanguageModel) -> Rows:

@@ -1,7 +1,6 @@
 """Training: the step, the loop around it, losses, optimizers, schedules and callbacks."""
 
-from xformer.data.chunks import TextChunks
-from xformer.data.packing import Documents, PackedBatch, pack_documents
+from xformer.data.packing import Documents, PackedBatch, TextChunks, pack_documents
 from xformer.data.pairs import Batch, TokenPairs
 from xformer.training import schedules
 from xformer.training.callbacks import early_stopping, print_every, time_limit, validate

@@ -10,8 +10,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, base_namespace, device, to_library_of
-from xformer.data.chunks import TextChunks
-from xformer.data.packing import IGNORE_INDEX, PackedBatch
+from xformer.data.packing import IGNORE_INDEX, PackedBatch, TextChunks
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
 from xformer.errors import ConfigError, DataError, ShapeError, describe_type
