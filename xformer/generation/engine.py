@@ -30,13 +30,13 @@ class Search:
         algorithm: Makes its generator.
 
     Attributes:
-        request: A `SampleRequest`, then its `NextTokens`; None if it has ended.
+        pending: A `SampleRequest`, then its `NextTokens`; None if it has ended.
         slots: Slot of each of its inputs in the cache, as a NumPy array.
     """
 
     def __init__(self, batch: GenerationBatch, algorithm: Algorithm) -> None:
         self.batch, self.algorithm = batch, algorithm
-        self.request: Any = None
+        self.pending: Any = None
         self.is_done = False
         self.slots: Any = None
         self._generator: Any = None
@@ -57,9 +57,9 @@ class Search:
         try:
             if self._generator is None:
                 self._generator = self.algorithm(self.batch, answer)
-                self.request = next(self._generator)
+                self.pending = next(self._generator)
             else:
-                self.request = self._generator.send(answer)
+                self.pending = self._generator.send(answer)
         except StopIteration as end:
             self.end(end.value)
         except Exception as error:  # noqa: BLE001 - `result` raises it
@@ -69,7 +69,7 @@ class Search:
         """End the search, unless it has ended."""
         if self.is_done:
             return
-        self.request, self._result, self._error, self.is_done = None, result, error, True
+        self.pending, self._result, self._error, self.is_done = None, result, error, True
 
 
 class _Group:
@@ -99,12 +99,12 @@ class _Group:
     def step(self) -> None:
         """Extend all rows by one token, and by draft tokens if a search has any."""
         batch, count = self.searches[0].batch, self._rows_per_input
-        width = 1 + max(len(search.request.draft_tokens) for search in self.searches)
+        width = 1 + max(len(search.pending.draft_tokens) for search in self.searches)
         # All draft tokens or none, so that there are programs for two numbers of tokens.
         width = 1 if width == 1 else 1 + batch.num_draft_tokens
         tokens = np.zeros((self.num_slots * count, width), dtype=np.int64)
         for search in self.searches:
-            rows, (following, _, draft_tokens, _) = _rows(search.slots, count), search.request
+            rows, (following, _, draft_tokens, _) = _rows(search.slots, count), search.pending
             tokens[rows, 0] = following.tokens[:, -1]
             tokens[rows[:1], 1 : 1 + len(draft_tokens)] = draft_tokens
         logits = self.steps.step(batch.to_device(tokens), all_logits=batch.num_draft_tokens > 0)
@@ -143,12 +143,12 @@ class _Group:
         if width > 1:
             dropped = np.full(self.num_slots, width)
             for search in self.searches:
-                dropped[search.slots] -= search.request.kept
+                dropped[search.slots] -= search.pending.kept
             self.steps.drop(dropped)
         count, num_used = self._rows_per_input, 0
         parents = np.full(self.num_slots * count, -1)
         for search in self.searches:
-            slots, (following, inputs, *_) = search.slots, search.request
+            slots, (following, inputs, *_) = search.slots, search.pending
             search.slots = slots if inputs is None else slots[inputs]
             parents[_rows(search.slots, count)] = _rows(slots, rows_before)[following.parents]
             num_used += len(search.slots)
@@ -160,11 +160,12 @@ class _Group:
         elif size != self.num_slots or rows_before != count:
             self._resize(size, parents)
         else:
-            is_free, same = parents < 0, np.arange(len(parents))
-            order = np.where(is_free, same, parents)
-            if not np.array_equal(order, same):
-                self.steps.reorder(order.tolist())
-            self.steps.release(is_free)
+            same = np.arange(len(parents))
+            if num_used < size:
+                self.steps.release(parents < 0)
+                parents = np.where(parents < 0, same, parents)
+            if (parents != same).any():
+                self.steps.reorder(parents.tolist())
 
     def _resize(self, size: int, parents: Any) -> None:
         """Change the number of slots to `size`, the first of which are used; rows continue their parents."""
@@ -182,20 +183,20 @@ class _Group:
 
 def _answer(searches: Sequence[Search]) -> None:
     """Choose tokens until no search asks for one; those with equal settings by the same calls."""
-    while waiting := [search for search in searches if isinstance(search.request, SampleRequest)]:
+    while waiting := [search for search in searches if isinstance(search.pending, SampleRequest)]:
         alike: dict[Any, list[Search]] = {}
         for search in waiting:
-            alike.setdefault(search.request.key, []).append(search)
+            alike.setdefault(search.pending.key, []).append(search)
         for group in alike.values():
             try:
-                tokens, log_probs = choose([search.request for search in group])
+                tokens, log_probs = choose([search.pending for search in group])
             except Exception as error:  # noqa: BLE001 - searches with other settings must go on
                 for search in group:
                     search.end(error=error)
                 continue
             start = 0
             for search in group:
-                rows = slice(start, start + search.request.logits.shape[0])
+                rows = slice(start, start + search.pending.logits.shape[0])
                 start = rows.stop
                 search.advance((tokens[rows], log_probs[rows]))
 
@@ -206,9 +207,9 @@ def _rows(slots: Any, count: int) -> Any:
 
 
 def _take(logits: Array, rows: Any) -> Array:
-    """Return some rows of logits."""
+    """Return some rows of logits, in ascending order."""
     first, last = int(rows[0]), int(rows[-1]) + 1
-    if np.array_equal(rows, np.arange(first, last)):
+    if last - first == len(rows):
         return logits if len(rows) == logits.shape[0] else logits[first:last, ...]
     xp = array_namespace(logits)
     return xp.take(logits, from_host(xp, rows, dtype="int64", device=device(logits)), axis=0)

@@ -1,4 +1,4 @@
-"""Keys and values of the beginnings of prompts, for later prompts that begin alike."""
+"""Keys and values of prompt prefixes, reused by later prompts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class PrefixCache:
     """Keys and values of prompts of one model, so that a system prompt or the turns of a chat are computed once.
 
     Pass it to `generate(..., prefix_cache=...)`; a `TextGenerator` has one. It serves calls with a single prompt of
-    more than 64 tokens, of one or several samples, and threads may share it. The blocks that were not used for the
-    longest time are dropped first. Call `clear` after changing weights in place; the blocks of another model are
-    dropped anyway.
+    more than 64 tokens, of one or several samples, and threads may share it. The least recently used blocks are evicted
+    first. Call `clear` after changing weights in place; the blocks of another model are dropped anyway.
 
     Args:
         max_bytes: Maximum size of the keys and values.
@@ -105,13 +104,13 @@ class PrefixCache:
             return [self._blocks[key][0] for key in keys[:count]]
 
     def _keep(self, model: Any, keys: Sequence[bytes], new: Sequence[_Block]) -> None:
-        """Keep the new blocks of a prompt, and drop those that were not used for the longest time."""
+        """Keep the new blocks of a prompt, and evict the least recently used."""
         with self._lock:
             if self._model() is not model:
                 return
             for key, block in zip(keys[len(keys) - len(new) :], new, strict=True):
                 self._blocks[key] = block, sum(_nbytes(array) for pair in block for array in pair)
-            for key in reversed(keys):  # the first blocks last: the others are of no use without them
+            for key in reversed(keys):  # evict suffixes first: a block is useless without those before it
                 if key in self._blocks:
                     self._blocks.move_to_end(key)
             while self.num_bytes > self.max_bytes:

@@ -57,33 +57,35 @@ def greedy_or_sample(
     """
     count, rows = batch.rows_per_input, batch.rows()
     parents: Any = None if count == 1 else np.repeat(np.arange(len(batch.inputs)), count)  # of the first step
-    outputs = [[Sample(index, number) for number in range(count)] for index in batch.inputs]
-    running = outputs  # finished inputs leave the batch
+    outputs = running = [Sample(index, number) for index in batch.inputs for number in range(count)]
     while True:
-        logits = batch.process(logits, rows)
+        logits, uniforms = batch.process(logits, rows), None
         if parents is not None:
             logits = batch.take(logits, parents)
-        samples, uniforms = [sample for each in running for sample in each], None
         if batch.uniforms is not None:
             lengths = (rows.lengths if parents is None else rows.lengths[parents]).tolist()
-            uniforms = [batch.uniforms[x.index][x.number][length] for x, length in zip(samples, lengths, strict=True)]
+            uniforms = [batch.uniforms[x.index][x.number][length] for x, length in zip(running, lengths, strict=True)]
         tokens, log_probs = yield SampleRequest(logits, batch.config, uniforms)
         rows, parents = rows.extend(tokens, parents), None
-        _append(batch, samples, rows, log_probs)
-        staying = [slot for slot, each in enumerate(running) if any(sample.output is None for sample in each)]
-        if not staying:
-            return [best_first(batch.score([sample.output for sample in each if sample.output])) for each in outputs]
-        if len(staying) == len(running):
-            logits = yield NextTokens(rows)
-        else:
-            running = [running[slot] for slot in staying]
-            rows = rows.take([slot * count + number for slot in staying for number in range(count)])
-            logits = yield NextTokens(rows, staying)
+        staying = None
+        if _append(batch, running, rows, log_probs):
+            inputs = {sample.index for sample in running if sample.output is None}
+            if not inputs:
+                found = [sample.output for sample in outputs if sample.output is not None]
+                return [best_first(batch.score(found[i : i + count])) for i in range(0, len(found), count)]
+            kept = [row for row, sample in enumerate(running) if sample.index in inputs]
+            if len(kept) < len(running):  # finished inputs leave the batch
+                staying = [row // count for row in kept[::count]]
+                running, rows = [running[row] for row in kept], rows.take(kept)
+        logits = yield NextTokens(rows, staying)
 
 
-def _append(batch: GenerationBatch, samples: Sequence[Sample], rows: Rows, log_probs: Sequence[float]) -> None:
-    """Count the last tokens of rows, or end their samples; at the maximum length only a token that ends it counts."""
-    extended = []
+def _append(batch: GenerationBatch, samples: Sequence[Sample], rows: Rows, log_probs: Sequence[float]) -> bool:
+    """Count the last tokens of rows, or end their samples; return whether any has ended.
+
+    At the maximum length only a token that ends it counts.
+    """
+    extended, has_ended = [], False
     tokens, lengths = rows.tokens[:, -1].tolist(), rows.lengths.tolist()
     for row, (sample, token, length, log_prob) in enumerate(zip(samples, tokens, lengths, log_probs, strict=True)):
         if sample.output is not None:
@@ -96,16 +98,17 @@ def _append(batch: GenerationBatch, samples: Sequence[Sample], rows: Rows, log_p
         if has_eos or not is_long:
             sample.log_probability += log_prob
         if has_eos or is_long:
-            sample.output = _output(sample, rows.history(row)[:-1], finished=has_eos, has_eos=has_eos)
+            has_ended, sample.output = True, _output(sample, rows.history(row)[:-1], finished=has_eos, has_eos=has_eos)
         else:
             extended.append(row)
             if not batch.end_ids and length == maximum:  # the next token cannot end it
-                sample.output = _output(sample, rows.history(row))
+                has_ended, sample.output = True, _output(sample, rows.history(row))
     if batch.stopping_criteria and extended:
         chosen = rows if len(extended) == len(samples) else rows.take(extended)
         for row, stop in zip(extended, batch.should_stop(chosen), strict=True):
             if stop:
-                samples[row].output = _output(samples[row], rows.history(row), finished=True)
+                has_ended, samples[row].output = True, _output(samples[row], rows.history(row), finished=True)
+    return has_ended
 
 
 def _output(sample: Sample, tokens: list[int], *, finished: bool = False, has_eos: bool = False) -> UnscoredHypothesis:

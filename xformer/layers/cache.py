@@ -173,7 +173,7 @@ class LayerCache:
 
     Attributes:
         self_attention: Keys and values of the target tokens so far, one row per hypothesis.
-        cross_attention: Keys and values of the memory, one row per sentence.
+        cross_attention: Keys and values of the memory, one row per input.
     """
 
     self_attention: KVCache
@@ -182,14 +182,14 @@ class LayerCache:
 
 @dataclass
 class Memory:
-    """Encoded source of an encoder-decoder, one row per sentence.
+    """Encoded source of an encoder-decoder, one row per input.
 
     Attributes:
-        states: Output of the encoder (sentences, keys, d_model).
-        ids: Source ids (sentences, keys).
-        mask: Boolean mask of the keys (sentences, 1, 1, keys).
-        lengths: Requested output lengths in tokens, eos included, (sentences,).
-        copy_key: Projected keys of the copy head (sentences, keys, d_model).
+        states: Output of the encoder (inputs, keys, d_model).
+        ids: Source ids (inputs, keys).
+        mask: Boolean mask of the keys (inputs, 1, 1, keys).
+        lengths: Requested output lengths in tokens, eos included, (inputs,).
+        copy_key: Projected keys of the copy head (inputs, keys, d_model).
     """
 
     states: Array
@@ -198,13 +198,13 @@ class Memory:
     lengths: Array | None
     copy_key: Array | None = None
 
-    def reorder(self, sentences: Array) -> None:
-        """Replace sentence i by the former sentence sentences[i]."""
+    def reorder(self, inputs: Array) -> None:
+        """Replace input i by the former input inputs[i]."""
         for name, x in vars(self).items():
-            setattr(self, name, None if x is None else array_namespace(x).take(x, sentences, axis=0))
+            setattr(self, name, None if x is None else array_namespace(x).take(x, inputs, axis=0))
 
-    def put(self, sentences: Sequence[int], other: Memory) -> None:
-        """Replace sentences by those of another memory; the shorter sources are padded."""
+    def put(self, inputs: Sequence[int], other: Memory) -> None:
+        """Replace inputs by those of another memory; the shorter sources are padded."""
         xp, keys = array_namespace(self.states), max(x.states.shape[1] for x in (self, other))
         for each in (self, other):
             if each.mask is None:
@@ -212,7 +212,7 @@ class Memory:
                 each.mask = xp.ones(shape, dtype=xp.bool, device=device(each.states))
             each.resize(keys)
         for name, x in vars(self).items():
-            setattr(self, name, None if x is None else put_rows(x, sentences, getattr(other, name)))
+            setattr(self, name, None if x is None else put_rows(x, inputs, getattr(other, name)))
 
     def resize(self, keys: int) -> None:
         """Cut or pad the sources to a number of keys."""
@@ -230,7 +230,7 @@ class DecodingCache:
     """Keys and values of all layers, and the memory of an encoder-decoder.
 
     `Transformer.prefill` and `LanguageModel.init_cache` make it; `decode_step` fills it. Rows are hypotheses, grouped
-    by sentence, the same number for each. It grows with its tokens, and all rows have the same number.
+    by input, the same number for each. It grows with its tokens, and all rows have the same number.
 
     `to_static` makes a copy of fixed shape, for steps of one or a few tokens, whose rows may have different lengths;
     smaller lengths drop the last tokens. Everything that changes between steps is in arrays then, updated in place if
@@ -372,12 +372,12 @@ class DecodingCache:
 
     # --- Rows that move -----------------------------------------------------------------------------------------------
 
-    def reorder(self, rows: Sequence[int], sentences: Sequence[int] | None = None) -> None:
+    def reorder(self, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i].
 
         Args:
             rows: Indices in any order, repeats allowed.
-            sentences: Sentences to keep; None keeps all. The memory has one row per sentence and is never repeated.
+            inputs: Inputs to keep; None keeps all. The memory has one row per input and is never repeated.
         """
         caches = [layer.self_attention for layer in self.layers]  # all have the same length and ownership
         key = caches[0].key if caches and caches[0].is_own else None
@@ -394,24 +394,24 @@ class DecodingCache:
             lengths = array_namespace(self.lengths).take(self.lengths, self._indices(rows), axis=0)
             is_same_shape = lengths.shape == self.lengths.shape
             self.lengths = assign(self.lengths, lengths) if is_same_shape else lengths
-        if sentences is not None:
-            indices = self._indices(sentences)
+        if inputs is not None:
+            indices = self._indices(inputs)
             for layer in self.layers:
                 layer.cross_attention.reorder(indices)
             if self.memory is not None:
                 self.memory.reorder(indices)
 
-    def put(self, rows: Sequence[int], sentences: Sequence[int], other: DecodingCache) -> None:
-        """Replace rows and sentences of a cache of fixed shape by those of a cache of the same model."""
+    def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingCache) -> None:
+        """Replace rows and inputs of a cache of fixed shape by those of a cache of the same model."""
         xp = array_namespace(self.lengths)
         lengths = [other.length] * len(rows) if other.lengths is None else other.lengths
         lengths = xp.asarray(lengths, dtype=self.lengths.dtype, device=device(self.lengths))
         self.lengths = put_rows(self.lengths, rows, lengths)
         for layer, new in zip(self.layers, other.layers, strict=True):
             layer.self_attention.put(rows, new.self_attention, self.capacity)
-            layer.cross_attention.put(sentences, new.cross_attention)
+            layer.cross_attention.put(inputs, new.cross_attention)
         if self.memory is not None and other.memory is not None:
-            self.memory.put(sentences, other.memory)
+            self.memory.put(inputs, other.memory)
 
     def cut_memory(self, size: int) -> None:
         """Keep the first `size` keys of the sources."""
