@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.checkpoints import checkpoint
 from tests.cli.conftest import ROOT
 from tests.cli.test_summarize import DOCUMENTS
 from tests.cli.test_summarize import run as summarizer_run  # noqa: F401 - a fixture
-from tests.pipelines.test_checkpoints import checkpoint
 from xformer.cli.main import exit_code
 from xformer.models import load
 from xformer.pipelines import Translator
@@ -49,7 +49,7 @@ def test_two_workers_give_what_translate_gives(xformer, trained, text, tmp_path)
 
 @pytest.mark.usefixtures("threads")
 def test_a_line_break_in_an_output_does_not_shift_the_lines(xformer, tmp_path):
-    model = checkpoint(tmp_path, "marian", "$A </s>", {"</s>": 0, "<unk>": 1, "<pad>": 60})
+    model = checkpoint(tmp_path, "marian")
     tokenizer = json.loads(read(model / "tokenizer.json"))
     separators = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
     vocab = tokenizer["model"]["vocab"]
@@ -206,7 +206,7 @@ def test_summaries(xformer, request, tmp_path):
 
 @pytest.mark.usefixtures("threads")
 def test_continuations(xformer, tmp_path):
-    model = checkpoint(tmp_path, "llama", "<s> $A", {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3})
+    model = checkpoint(tmp_path, "llama")
     (tmp_path / "in").write_text("a man\n\nthe dog\nthe bench runs\ndog\n")
     options = ["--model", model, "--input", tmp_path / "in", "--temperature", 1.0, "--seed", 5, *SINGLE, "--json"]
     assert xformer("generate", *options, "--corpus-out", tmp_path / "out", "--chunk-lines", 2).code == 0
@@ -215,8 +215,7 @@ def test_continuations(xformer, tmp_path):
 
 @pytest.mark.usefixtures("threads")
 def test_vectors(xformer, tmp_path):
-    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
-    model = checkpoint(tmp_path, "bert", "[CLS] $A [SEP]", special, tokenizer_config={"model_max_length": 6})
+    model = checkpoint(tmp_path, "bert", tokenizer_config={"model_max_length": 6})
     (tmp_path / "in").write_text("a man sleeps\n\nthe dog runs on a bench\ndog\na\n")
     options = ["--model", model, "--input", tmp_path / "in", "--batch-tokens", 1, "--output"]
     assert xformer("embed", *options, tmp_path / "plain.npy").code == 0

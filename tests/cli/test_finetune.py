@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from tests.checkpoints import checkpoint
 from tests.pipelines.chat_model import CHATS, write_model
-from tests.pipelines.test_checkpoints import checkpoint
 from xformer.cli.main import exit_code
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
@@ -22,15 +22,12 @@ SETTINGS = [
 
 def make(tmp_path, name):
     if name == "llama":
-        special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
-        return checkpoint(tmp_path, name, "<s> $A", special, tokenizer_config={**TOKENS, "bos_token": "<s>"})
+        return checkpoint(tmp_path, name, tokenizer_config={**TOKENS, "bos_token": "<s>"})
     if name == "marian":
-        special = {"</s>": 0, "<unk>": 1, "<pad>": 60}
         generation = {"bad_words_ids": [[60]], "max_length": 12}
-        return checkpoint(tmp_path, name, "$A </s>", special, tokenizer_config=TOKENS, generation_config=generation)
-    special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "eng_Latn": 4, "deu_Latn": 5}
+        return checkpoint(tmp_path, name, tokenizer_config=TOKENS, generation_config=generation)
     config = {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", **TOKENS}
-    return checkpoint(tmp_path, name, "", special, tokenizer_config=config)
+    return checkpoint(tmp_path, name, tokenizer_config=config)
 
 
 def arguments(tmp_path, name):

@@ -1,31 +1,19 @@
 """Decoders that are not causal compute the states of transformers, and generate nothing."""
 
-import json
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import xformer as xf
+from tests.checkpoints import DATA, copy
 from xformer.data.packing import TextChunks
 from xformer.errors import CheckpointError, ConfigError
 from xformer.export import export_onnx
 from xformer.training.loss import language_model_loss
 
-DATA = Path(__file__).parent / "data"
 # One for each class of layers, attention and positions.
 DECODERS = ["gpt2", "opt", "llama", "gemma2", "mixtral", "phi", "cohere2", "stablelm", "falcon_alibi", "bloom"]
 TOKENS = np.asarray([[5, 17, 33, 8, 41, 12, 3, 29, 56], [7, 44, 21, 9, 30, 0, 0, 0, 0]])
 LENGTHS = (9, 5)
-
-
-def bidirectional(name, tmp_path):
-    """Return a copy of a checkpoint that is not causal, without settings of the Hub."""
-    directory = Path(shutil.copytree(DATA / name, tmp_path / name))
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "is_causal": False}))
-    return directory
 
 
 def states_of(model):
@@ -38,7 +26,7 @@ def states_of(model):
 @pytest.mark.parametrize("name", DECODERS)
 def test_states_are_those_of_transformers(name, tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    directory = bidirectional(name, tmp_path)
+    directory = copy(name, tmp_path, is_causal=False)
     # The eager attention of Falcon adds ALiBi twice; that of torch ignores is_causal in StableLM and Nemotron.
     kind = "sdpa" if name == "falcon_alibi" else "eager"
     theirs = transformers.AutoModel.from_pretrained(directory, attn_implementation=kind).eval()
@@ -53,7 +41,7 @@ def test_states_are_those_of_transformers(name, tmp_path):
 
 
 def test_a_model_that_is_not_causal_generates_nothing(tmp_path):
-    model = xf.load_pretrained(bidirectional("llama", tmp_path))
+    model = xf.load_pretrained(copy("llama", tmp_path, is_causal=False))
     message = r"the model is not causal \(is_causal is false\): .* use an Embedder, or model.states\(tokens\)$"
     for call in (
         lambda: xf.generate(model, [[5, 6]], max_new_tokens=2),
@@ -70,10 +58,6 @@ def test_a_model_that_is_not_causal_generates_nothing(tmp_path):
 def test_an_encoder_decoder_that_is_not_causal_is_refused(tmp_path):
     for name in ("bart", "t5", "whisper"):
         with pytest.raises(CheckpointError, match=r"has the key 'is_causal' \(False\)"):
-            xf.load_pretrained(bidirectional(name, tmp_path))
-    directory = Path(shutil.copytree(DATA / "t5gemma", tmp_path / "t5gemma"))
-    config = json.loads((directory / "config.json").read_text())
-    config["decoder"]["is_causal"] = False
-    (directory / "config.json").write_text(json.dumps(config))
+            xf.load_pretrained(copy(name, tmp_path, is_causal=False))
     with pytest.raises(CheckpointError, match="has is_causal False; expected True"):
-        xf.load_pretrained(directory)
+        xf.load_pretrained(copy("t5gemma", tmp_path, decoder={"is_causal": False}))

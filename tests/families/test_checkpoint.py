@@ -4,31 +4,23 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import xformer as xf
+from tests.checkpoints import DATA, change_config, copy
 from xformer.errors import CheckpointError
 from xformer.families.checkpoint import open_checkpoint
 from xformer.families.tensor_files import _FP4_PAIRS, _POWERS, TensorFiles
 from xformer.tokenizers import load_tokenizer
 from xformer.tree import map_arrays
 
-DATA = Path(__file__).parent / "data"
-
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    return Path(shutil.copytree(DATA / "llama", tmp_path / "llama"))
-
-
-def change_config(directory, **values):
-    path = directory / "config.json"
-    config = {**json.loads(path.read_text()), **values}
-    path.write_text(json.dumps({key: value for key, value in config.items() if value != "removed"}))
+    return copy("llama", tmp_path)
 
 
 def change_tensors(directory, change):
@@ -317,7 +309,7 @@ def test_a_head_that_repeats_the_embedding_is_tied_and_another_one_is_not(checkp
 
 
 def test_names_without_the_prefix_are_read(tmp_path):
-    checkpoint = shutil.copytree(DATA / "gpt2", tmp_path / "gpt2")
+    checkpoint = copy("gpt2", tmp_path)
     expected = dict(xf.load_pretrained(checkpoint).named_parameters())
     tensors = load_file(checkpoint / "model.safetensors")
     save_file({name.removeprefix("transformer."): x for name, x in tensors.items()}, checkpoint / "model.safetensors")
@@ -326,7 +318,7 @@ def test_names_without_the_prefix_are_read(tmp_path):
 
 
 def test_old_spellings_of_rotary_positions_are_read(tmp_path):
-    checkpoint = shutil.copytree(DATA / "llama_tied_llama3_rope", tmp_path / "old")
+    checkpoint = copy("llama_tied_llama3_rope", tmp_path)
     expected = xf.load_pretrained(checkpoint).config
     rope = json.loads((checkpoint / "config.json").read_text())["rope_parameters"]
     theta = rope.pop("rope_theta")
@@ -338,9 +330,8 @@ def test_old_spellings_of_rotary_positions_are_read(tmp_path):
 
 
 def test_old_files_of_olmo3_scale_the_layers_without_a_window_only(tmp_path):
-    checkpoint = Path(shutil.copytree(DATA / "olmo3", tmp_path / "olmo3"))
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-    change_config(checkpoint, rope_parameters="removed", rope_theta=1000.0, rope_scaling=scaling)
+    checkpoint = copy("olmo3", tmp_path, rope_parameters="removed", rope_theta=1000.0, rope_scaling=scaling)
     config = xf.load_pretrained(checkpoint).config
     assert (config.rope_theta, config.rope_scaling, config.rope_local_theta) == (1000.0, scaling, 500000.0)
 
@@ -354,8 +345,7 @@ def test_layers_of_smollm3_without_positions(tmp_path):
         ({"no_rope_layers": [1]}, None),
         ({"no_rope_layers": [1, -1]}, None),
     )):  # fmt: skip
-        checkpoint = Path(shutil.copytree(DATA / "smollm3", tmp_path / str(number)))
-        change_config(checkpoint, **values)
+        checkpoint = copy("smollm3", tmp_path / str(number), **values)
         if has_positions is None:
             refuse(checkpoint, "no_rope_layers")
         else:
@@ -386,8 +376,7 @@ def test_windows_are_those_of_transformers(tmp_path):
         ({"layer_types": TYPES[1:2]}, "has 1 layer_types; expected one for each of 3 layers"),
         ({"layer_types": ["linear_attention"] * 3}, "expected a list of sliding_attention, full_attention"),
     )):  # fmt: skip
-        checkpoint = Path(shutil.copytree(DATA / "qwen2_window", tmp_path / str(number)))
-        change_config(checkpoint, **{"attention_bias": True, **values})
+        checkpoint = copy("qwen2_window", tmp_path / str(number), **{"attention_bias": True, **values})
         tensors = load_file(checkpoint / "model.safetensors")
         tensors |= {name.replace("q_proj", "o_proj"): x for name, x in tensors.items() if name.endswith("q_proj.bias")}
         if values.get("model_type") in ("llama", "mistral"):  # their output projections have biases, too
@@ -431,8 +420,7 @@ def test_a_damaged_generation_config_is_refused(checkpoint):
 
 @pytest.mark.parametrize("key", ["decoder_start_token_id", "eos_token_id"])
 def test_an_encoder_decoder_without_start_or_end_is_refused(key, tmp_path):
-    checkpoint = Path(shutil.copytree(DATA / "marian", tmp_path / "marian"))
-    change_config(checkpoint, **{key: "removed"})
+    checkpoint = copy("marian", tmp_path, **{key: "removed"})
     refuse(checkpoint, f"has no key '{key}', which an encoder-decoder needs")
     (checkpoint / "generation_config.json").write_text(json.dumps({key: 7}))
     config = xf.load_pretrained(checkpoint).config
@@ -441,7 +429,7 @@ def test_an_encoder_decoder_without_start_or_end_is_refused(key, tmp_path):
 
 @pytest.mark.parametrize("name", ["marian", "pegasus"])
 def test_saved_positions_other_than_the_computed_ones_are_refused(name, tmp_path):
-    checkpoint = Path(shutil.copytree(DATA / name, tmp_path / name))
+    checkpoint = copy(name, tmp_path)
     angles = np.arange(32)[:, None] / 10000 ** (np.arange(0, 24, 2) / 24)
     table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float16)
     key = "model.encoder.embed_positions.weight"
@@ -462,7 +450,7 @@ def test_loading_reports_progress_and_reads_runs_of_xformer(checkpoint, tmp_path
 
 @pytest.mark.parametrize("name", ["gemma3", "bert", "olmo3", "glm4", "smollm3"])
 def test_values_of_a_wrong_type_or_size_raise_checkpoint_errors_only(name, tmp_path):
-    directory = Path(shutil.copytree(DATA / name, tmp_path / name))
+    directory = copy(name, tmp_path)
     path = directory / "config.json"
     values, config = json.loads(path.read_text()), open_checkpoint(directory).model.config
     for key in (*values, "quantization_config"):

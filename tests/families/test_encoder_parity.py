@@ -1,21 +1,18 @@
 """Outputs of tiny checkpoints of encoders of texts equal those of transformers (see make_references.py)."""
 
 import dataclasses
-import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.checkpoints import DATA, copy, relative_error
 from xformer.backends import from_host, resolve
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import ConvolutionEncoderLayer, EncoderLayer
 from xformer.models import Encoder, EncoderConfig
 
-DATA = Path(__file__).parent / "data"
 CASES = [
     path.name for path in sorted(DATA.iterdir()) if not {"greedy", "images"} & {*np.load(path / "reference.npz").files}
 ]
@@ -25,10 +22,6 @@ def run(name, **options):
     reference = dict(np.load(DATA / name / "reference.npz"))
     model = load_pretrained(DATA / name, **options)
     return model, model(reference["tokens"], token_types=reference.get("token_types")), reference
-
-
-def relative_error(actual, expected) -> float:
-    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -57,15 +50,14 @@ def test_states_of_every_layer_and_heads_equal_those_of_transformers(name, monke
 
 
 def test_old_names_of_norms_are_read(tmp_path):
-    shutil.copytree(DATA / "bert_masked_lm", tmp_path / "old")
-    path = tmp_path / "old" / "model.safetensors"
+    path = copy("bert_masked_lm", tmp_path) / "model.safetensors"
     tensors = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
         for name, x in load_file(path).items()
     }
     assert any(name.endswith("gamma") for name in tensors)
     save_file(tensors, path)
-    model, (_, states, _) = load_pretrained(tmp_path / "old"), run("bert_masked_lm")
+    model, (_, states, _) = load_pretrained(path.parent), run("bert_masked_lm")
     reference = np.load(DATA / "bert_masked_lm" / "reference.npz")
     np.testing.assert_array_equal(model(reference["tokens"], token_types=reference["token_types"]), states)
 
@@ -124,10 +116,7 @@ def test_a_configuration_that_a_family_lacks_is_not_written(name, changes, match
     ("name", "pad_id"), [("bert", 0), ("deberta_v2", 0), ("mpnet", 1), ("distilbert_masked_lm", 0)]
 )
 def test_padding_that_no_file_names_is_that_of_transformers(name, pad_id, tmp_path):
-    shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
-    values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**values, "pad_token_id": None}))
-    assert load_pretrained(tmp_path).config.pad_id == pad_id
+    assert load_pretrained(copy(name, tmp_path, pad_token_id=None)).config.pad_id == pad_id
 
 
 def test_a_convolution_needs_a_mask_of_keys():
@@ -142,18 +131,13 @@ def test_a_convolution_needs_a_mask_of_keys():
 
 
 def test_variants_of_deberta_that_xformer_does_not_compute_are_refused(tmp_path):
-    shutil.copytree(DATA / "deberta_v2", tmp_path, dirs_exist_ok=True)
-    values = json.loads((tmp_path / "config.json").read_text())
     for key, value in (("conv_groups", 2), ("pos_att_type", "c2p"), ("share_att_key", None), ("position_buckets", -1)):
-        (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
         with pytest.raises(CheckpointError, match=f"has {key}"):
-            load_pretrained(tmp_path)
+            load_pretrained(copy("deberta_v2", tmp_path / key, **{key: value}))
 
 
 @pytest.mark.parametrize("name", ["bert_classifier", "modernbert_classifier"])
 def test_a_classifier_of_tokens_is_refused(name, tmp_path):
-    shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
-    text = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(text.replace("ForSequenceClassification", "ForTokenClassification"))
+    kind = "BertForTokenClassification" if name == "bert_classifier" else "ModernBertForTokenClassification"
     with pytest.raises(CheckpointError, match="has a classifier of tokens"):
-        load_pretrained(tmp_path)
+        load_pretrained(copy(name, tmp_path, architectures=[kind]))

@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import xformer as xf
+from tests.checkpoints import DATA, copy
 from xformer.errors import ConfigError
 from xformer.tree import replace
 
-DATA = Path(__file__).parent / "data"
 SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 40, "dropout": 0.0}
 TRANSLATOR = {
     **SMALL, "source_vocab_size": 61, "target_vocab_size": 61, "num_encoder_layers": 2, "num_decoder_layers": 2,
@@ -119,10 +117,7 @@ def test_windows_in_any_layers_are_written(name, types, tmp_path):
 
 @pytest.mark.parametrize("is_scaled", [False, True])
 def test_outputs_of_umt5_are_scaled_if_the_files_say_that_embeddings_are_tied(is_scaled, tmp_path):
-    shutil.copytree(DATA / "umt5", tmp_path, dirs_exist_ok=True)
-    values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": is_scaled}))
-    model = xf.load_pretrained(tmp_path)
+    model = xf.load_pretrained(copy("umt5", tmp_path, tie_word_embeddings=is_scaled))
     assert model.config.scale_output is is_scaled
     xf.save_pretrained(model, tmp_path / "again")
     assert xf.load_pretrained(tmp_path / "again").config == model.config

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.checkpoints import DATA, copy
 from tests.reference import raises_line
 from xformer import Adam, LanguageModel, fit, generate, load, lora, native
 from xformer.backends import to_host
@@ -21,7 +22,6 @@ from xformer.ops.blocks import BlockWeight
 from xformer.ops.inference_weight import inference_weights
 
 gguf = pytest.importorskip("gguf")
-DATA = Path(__file__).parent / "data"
 TYPE = gguf.GGMLQuantizationType
 
 
@@ -174,7 +174,7 @@ def test_a_converted_checkpoint_has_the_parameters_and_logits_of_the_original(ca
 
 @pytest.mark.parametrize(("case", "factor"), [("gemma2", None), ("gemma3", None), ("gemma3", 8.0)])
 def test_gemma_has_the_parameters_and_logits_of_the_original(case, factor, tmp_path):
-    shutil.copytree(DATA / case, tmp_path / case)
+    copy(case, tmp_path)
     values = json.loads((tmp_path / case / "config.json").read_text())
     del values["layer_types"]
     values["query_pre_attn_scalar"] = values["head_dim"]  # llama.cpp assumes both, except for the scale of 27B
@@ -305,9 +305,7 @@ def test_an_unknown_architecture_is_refused(tmp_path):
 
 @pytest.mark.parametrize("case", ["llama", "gpt2"])
 def test_a_file_that_is_not_causal_has_the_states_of_config_json_with_is_causal_false(case, tmp_path):
-    directory = shutil.copytree(DATA / case, tmp_path / case)
-    values = {**json.loads((directory / "config.json").read_text()), "is_causal": False}
-    (directory / "config.json").write_text(json.dumps(values))
+    directory = copy(case, tmp_path, is_causal=False)
     path = convert(case, tmp_path / "model.gguf", change=lambda writer: writer.add_causal_attention(False))
     states = [load_pretrained(each, dtype="float64").states([[5, 17, 33, 8, 41, 12]]) for each in (path, directory)]
     np.testing.assert_allclose(*states, rtol=0, atol=1e-5)

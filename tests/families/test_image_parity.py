@@ -1,19 +1,15 @@
 """Outputs of tiny ViT and DINOv2 checkpoints equal those of transformers (see make_references.py)."""
 
-import json
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import xformer as xf
+from tests.checkpoints import DATA, change_config, copy, relative_error
 from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import EncoderLayer
 
-DATA = Path(__file__).parent / "data"
 CASES = ("vit", "vit_classifier", "dinov2", "dinov2_swiglu")
 
 
@@ -21,10 +17,6 @@ def run(name, **options):
     reference = dict(np.load(DATA / name / "reference.npz"))
     model = load_pretrained(DATA / name, **options)
     return model, model(reference["images"]), reference
-
-
-def relative_error(actual, expected) -> float:
-    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -78,14 +70,11 @@ def test_positions_are_interpolated_for_images_of_other_sizes(name, monkeypatch)
 
 
 def test_images_that_are_not_square_are_refused(tmp_path):
-    shutil.copytree(DATA / "vit", tmp_path / "vit")
-    path = tmp_path / "vit" / "config.json"
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, "image_size": [12, 12]}))
-    assert load_pretrained(path.parent).config.image_size == 12
-    path.write_text(json.dumps({**values, "image_size": [12, 16]}))
+    directory = copy("vit", tmp_path, image_size=[12, 12])
+    assert load_pretrained(directory).config.image_size == 12
+    change_config(directory, image_size=[12, 16])
     with raises_line(CheckpointError, r"has image_size \[12, 16\]; expected a square"):
-        load_pretrained(path.parent)
+        load_pretrained(directory)
 
 
 def test_what_dinov2_does_not_have_is_not_written(tmp_path):

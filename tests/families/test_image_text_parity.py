@@ -2,28 +2,22 @@
 
 import dataclasses
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import xformer as xf
+from tests.checkpoints import DATA, copy, relative_error
 from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, DataError, ShapeError
 from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import EncoderLayer
 
-DATA = Path(__file__).parent / "data"
 CASES = ("clip", "siglip")
 
 
 def load(name, **options):
     return load_pretrained(DATA / name, **options), dict(np.load(DATA / name / "reference.npz"))
-
-
-def relative_error(actual, expected) -> float:
-    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,19 +96,14 @@ def test_padding_of_siglip_is_attended_to_unless_a_mask_says_otherwise():
     ],
 )
 def test_configurations_are_read_as_transformers_does_or_refused(name, changes, match, tmp_path):
-    shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
-    values = json.loads((tmp_path / "config.json").read_text())
     if "text_config_dict" in changes:
-        values["text_config_dict"] = dict(values["text_config"])
-        del changes["text_config_dict"]
-    for key, value in changes.items():
-        values[key] = {**values[key], **value} if isinstance(value, dict) else value
-    (tmp_path / "config.json").write_text(json.dumps(values))
+        changes["text_config_dict"] = json.loads((DATA / name / "config.json").read_text())["text_config"]
+    directory = copy(name, tmp_path, **changes)
     if match is None:
-        assert load_pretrained(tmp_path).config == load_pretrained(DATA / name).config
+        assert load_pretrained(directory).config == load_pretrained(DATA / name).config
     else:
         with raises_line(CheckpointError, match):
-            load_pretrained(tmp_path)
+            load_pretrained(directory)
 
 
 def test_configurations_that_do_not_fit_together_are_refused(tmp_path):

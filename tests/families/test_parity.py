@@ -1,18 +1,16 @@
 """Outputs of tiny checkpoints of every family equal those of transformers (see make_references.py)."""
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import xformer as xf
+from tests.checkpoints import DATA, copy, relative_error
 from tests.families.cases import FULL, GRADIENTS
 from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import DecoderLayer, EncoderLayer, ParallelEncoderLayer, SharedNormEncoderLayer
 
-DATA = Path(__file__).parent / "data"
 OUTPUTS = {path.name: np.load(path / "reference.npz").files for path in sorted(DATA.iterdir())}
 CASES = [name for name in OUTPUTS if "greedy" in OUTPUTS[name]]  # the others are encoders
 ENCODER_DECODERS = [name for name in CASES if "source" in OUTPUTS[name]]
@@ -23,10 +21,6 @@ LANGUAGE_MODELS = [name for name in CASES if name not in ENCODER_DECODERS]
 
 def inputs_of(reference) -> list:
     return [reference[name] for name in ("source", "tokens") if name in reference.files]
-
-
-def relative_error(actual, expected) -> float:
-    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -139,10 +133,5 @@ def test_checkpoints_run_on_every_library(name, xp):
     ("gpt_oss", {"rope_parameters": None}, "has no key 'rope_parameters'"),
 ])  # fmt: skip
 def test_variants_with_another_computation_are_refused(name, changes, message, tmp_path):
-    shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
-    values = json.loads((tmp_path / "config.json").read_text())
-    for key, value in changes.items():
-        values[key] = {**values[key], **value} if isinstance(value, dict) else value
-    (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(xf.errors.CheckpointError, match=message):
-        load_pretrained(tmp_path)
+        load_pretrained(copy(name, tmp_path, **changes))

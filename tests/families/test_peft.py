@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import xformer as xf
+from tests.checkpoints import DATA
 from xformer.errors import CheckpointError, ConfigError
 from xformer.layers.adapters import adapters_of
 from xformer.tree import with_fields
 
-DATA = Path(__file__).parent / "data"
 # Modules of torch that get an adapter; those of GPT-2 have the weight (in_features, out_features).
 MODULES = {"llama": "q_proj v_proj down_proj", "gpt2": "c_attn c_proj", "opt": "k_proj fc1"}
 MODULES |= {"gpt_neox": "query_key_value dense_h_to_4h", "phi3": "qkv_proj gate_up_proj", "bart": "q_proj out_proj fc2"}

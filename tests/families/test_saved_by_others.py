@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import xformer as xf
+from tests.checkpoints import change_config
 from tests.families.cases import BERT, CASES, DEBERTA, LLAMA, ROBERTA, VIT
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families import config_reader
@@ -48,11 +48,6 @@ def save(config_class, model_class, directory, **values):
     model.save_pretrained(directory)
     write_tokenizer(directory)
     return model
-
-
-def change_config(directory, **values):
-    path = Path(directory) / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 # --- Configurations ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """transformers computes the stored references, and the same as xformer from what xformer writes; `nox -s families`."""
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import xformer as xf
+from tests.checkpoints import DATA
 from tests.families.cases import CASES, IMPLEMENTATIONS
 from tests.families.test_checkpoint import write_mxfp4
 from tests.families.test_export import MODELS, random_model
@@ -19,8 +19,6 @@ from xformer.pipelines.timestamps import TimestampRules, split_segments
 from xformer.random import Rng
 
 pytestmark = pytest.mark.skipif("XFORMER_FAMILIES" not in os.environ, reason="run: nox -s families")
-
-DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="module")

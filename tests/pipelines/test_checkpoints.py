@@ -3,8 +3,6 @@
 import inspect
 import json
 import pickle
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,60 +11,31 @@ from safetensors.numpy import save_file
 from tokenizers.processors import TemplateProcessing
 
 import xformer as xf
+from tests.checkpoints import change_config, checkpoint
 from tests.reference import raises_line
 from xformer.cli.main import exit_code
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.pipelines import pipeline_class
 from xformer.tree import map_arrays
 
-DATA = Path(__file__).parent.parent / "families" / "data"
-WORDS = ["a", "man", "sleeps", "on", "bench", "dog", "the", "runs", "user", "assistant", ":"]
-
-
-def checkpoint(tmp_path, name, template, special, **files):
-    """Copy a tiny checkpoint and add a tokenizer whose ids fit it."""
-    directory = Path(shutil.copytree(DATA / name, tmp_path / name))
-    (directory / "reference.npz").unlink()
-    vocab = dict.fromkeys(range(61))
-    vocab |= {index: token for token, index in special.items()}
-    words = iter([*WORDS, *(f"word{i}" for i in range(61))])
-    vocab = {index: next(words) if token is None else token for index, token in vocab.items()}
-    inner = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({token: index for index, token in vocab.items()}, unk_token="<unk>")
-    )
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    inner.decoder = tokenizers.decoders.Fuse()
-    inner.add_special_tokens(list(special))
-    if template:
-        inner.post_processor = TemplateProcessing(single=template, special_tokens=list(special.items()))
-    inner.save(str(directory / "tokenizer.json"))
-    for file, values in files.items():
-        (directory / f"{file}.json").write_text(json.dumps(values))
-    return directory
-
 
 @pytest.fixture
 def llama(tmp_path):
-    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
     template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}assistant :"
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
-    return checkpoint(
-        tmp_path, "llama", "<s> $A", special, tokenizer_config=config, generation_config={"eos_token_id": [2, 5]}
-    )
+    return checkpoint(tmp_path, "llama", tokenizer_config=config, generation_config={"eos_token_id": [2, 5]})
 
 
 @pytest.fixture
 def marian(tmp_path):
-    special = {"</s>": 0, "<unk>": 1, "<pad>": 60}
     config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     generation = {"num_beams": 2, "max_length": 12, "bad_words_ids": [[60]]}
-    return checkpoint(tmp_path, "marian", "$A </s>", special, tokenizer_config=config, generation_config=generation)
+    return checkpoint(tmp_path, "marian", tokenizer_config=config, generation_config=generation)
 
 
 @pytest.fixture
 def bert(tmp_path):
-    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
-    return checkpoint(tmp_path, "bert", "[CLS] $A [SEP]", special, tokenizer_config={"model_max_length": 6})
+    return checkpoint(tmp_path, "bert", tokenizer_config={"model_max_length": 6})
 
 
 def test_text_is_generated_until_any_end_token_and_streamed(llama):
@@ -137,7 +106,7 @@ def test_a_target_length_replaces_the_length_limits_of_a_checkpoint(marian):
 
 
 def test_blank_texts_have_vectors_without_special_tokens_too(tmp_path):
-    directory = checkpoint(tmp_path, "qwen3", "", {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3})
+    directory = checkpoint(tmp_path, "qwen3", template="")
     embedder = xf.Embedder.from_pretrained(directory)
     assert embedder.token_ids([""]) == [[]]
     for embedder.pooling in ("mean", "cls", "lasttoken"):
@@ -273,8 +242,7 @@ def test_maps_follow_pooling_and_vectors_are_truncated_before_they_are_normalize
 @pytest.mark.parametrize("xp", ["numpy", "array_api_strict"])
 def test_vectors_of_language_models_are_the_last_states(tmp_path, xp):
     pytest.importorskip(xp)
-    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
-    directory = checkpoint(tmp_path, "qwen3", "<s> $A </s>", special)
+    directory = checkpoint(tmp_path, "qwen3")
     write_modules(directory, "Transformer Pooling Normalize")
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
     assert pipeline_class(directory) is xf.Embedder
@@ -436,10 +404,8 @@ def test_prompts_are_checked(bert):
 
 
 def test_classes_have_names_and_probabilities(tmp_path):
-    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
-    directory = checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special)
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": {"0": "bad", "1": "fair", "2": "good"}}))
+    directory = checkpoint(tmp_path, "bert_classifier")
+    change_config(directory, id2label={"0": "bad", "1": "fair", "2": "good"})
     classifier = xf.Classifier.from_pretrained(directory)
     (prediction,) = classifier(["a man sleeps"])
     assert prediction.label in ("bad", "fair", "good")
@@ -458,8 +424,7 @@ DOCUMENTS = ["a man sleeps on the bench", "a dog runs", "the dog sleeps on a ben
 def cross_encoder(tmp_path):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
-    directory = checkpoint(tmp_path, "bert", "[CLS] $A [SEP]", special)
+    directory = checkpoint(tmp_path, "bert")
     path = directory / "tokenizer.json"
     inner = tokenizers.Tokenizer.from_file(str(path))
     inner.post_processor = TemplateProcessing(
@@ -478,8 +443,7 @@ def cross_encoder(tmp_path):
 
 @pytest.mark.parametrize(("num_labels", "expected"), [(0, xf.Embedder), (1, xf.Reranker), (3, xf.Classifier)])
 def test_the_number_of_labels_selects_the_pipeline(tmp_path, num_labels, expected):
-    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
-    directory = checkpoint(tmp_path, "bert", "[CLS] $A [SEP]", special)
+    directory = checkpoint(tmp_path, "bert")
     config = {**xf.load_pretrained(directory).config.to_dict(), "num_labels": num_labels, "masked_lm": False}
     xf.save_pretrained(xf.Encoder(xf.EncoderConfig(**config), xp=np, seed=0), directory)
     assert pipeline_class(directory) is expected
@@ -517,9 +481,8 @@ def test_a_reranker_refuses_invalid_input(cross_encoder, tmp_path):
             reranker(query, documents)
     with pytest.raises(ConfigError, match="top_k is 0"):
         reranker("a", ["b"], top_k=0)
-    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
     with pytest.raises(ConfigError, match="the model has 3 labels; Reranker expects a model with one"):
-        xf.Reranker.from_pretrained(checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special))
+        xf.Reranker.from_pretrained(checkpoint(tmp_path, "bert_classifier"))
 
 
 def test_rerank_writes_lines_best_first(cross_encoder, tmp_path, capsys):
@@ -554,8 +517,7 @@ def test_the_maximum_length_of_sentence_transformers_is_limited_by_the_positions
 
 
 def test_invalid_names_of_classes_are_refused(tmp_path):
-    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
-    directory = checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special)
+    directory = checkpoint(tmp_path, "bert_classifier")
     path = directory / "config.json"
     for names in ({"a": "x", "b": "y", "c": "z"}, {"0": 1, "1": 2, "2": 3}, ["x", "y", "z"]):
         path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": names}))
@@ -572,10 +534,9 @@ def test_an_unknown_argument_is_refused_before_loading(marian, llama):
 
 
 def test_outputs_begin_with_the_target_language(tmp_path):
-    special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "eng_Latn": 4, "deu_Latn": 5}
     tokens = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
     config = {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", **tokens}
-    directory = checkpoint(tmp_path, "m2m_100", "", special, tokenizer_config=config)
+    directory = checkpoint(tmp_path, "m2m_100", tokenizer_config=config)
     translator = xf.Translator.from_pretrained(directory, source_language="deu_Latn", target_language="eng_Latn")
     assert translator.token_ids(["the dog"])[0][0] == 5
     assert translator.token_ids(["the dog"])[0][-1] == 2
@@ -587,10 +548,9 @@ def test_outputs_begin_with_the_target_language(tmp_path):
 
 
 def test_special_tokens_at_the_end_of_a_source_survive_truncation(tmp_path):
-    special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "en_XX": 4, "de_DE": 5}
     tokens = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
     config = {"tokenizer_class": "MBartTokenizer", "src_lang": "en_XX", **tokens}
-    directory = checkpoint(tmp_path, "mbart", "", special, tokenizer_config=config)
+    directory = checkpoint(tmp_path, "mbart", tokenizer_config=config)
     translator = xf.Translator.from_pretrained(directory, source_language="de_DE", target_language="en_XX")
     translator.max_source_tokens = 4
     encoded = translator.token_ids(["the dog runs on the bench", "the dog"])
@@ -599,8 +559,7 @@ def test_special_tokens_at_the_end_of_a_source_survive_truncation(tmp_path):
 
 
 def test_the_instruction_of_a_task_precedes_sources(tmp_path):
-    special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
-    directory = checkpoint(tmp_path, "t5", "$A </s>", special, tokenizer_config={"unk_token": "<unk>"})
+    directory = checkpoint(tmp_path, "t5", tokenizer_config={"unk_token": "<unk>"})
     path = directory / "config.json"
     tasks = {"summarization": {"prefix": "user : "}, "translation_en_to_de": {"prefix": "assistant : "}}
     path.write_text(json.dumps({**json.loads(path.read_text()), "task_specific_params": tasks}))

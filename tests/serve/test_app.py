@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tests.pipelines.test_checkpoints import checkpoint
+from tests.checkpoints import LLAMA, checkpoint
 from xformer.data.demo_tasks import numbers_task
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig, alignments
@@ -84,14 +84,11 @@ def make_generator(cls=LanguageModel, **settings):
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
     template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}assistant :"
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     directory = checkpoint(
         tmp_path_factory.mktemp("chat"),
         "llama",
-        "<s> $A",
-        special,
         tokenizer_config=config,
         generation_config={"eos_token_id": 2},
     )
@@ -101,17 +98,16 @@ def chat(tmp_path_factory):
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory):
     """A chat whose tokens are bytes; some are parts of characters."""
-    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     files = {"tokenizer_config": config, "generation_config": {"eos_token_id": 2}}
-    directory = checkpoint(tmp_path_factory.mktemp("bytes"), "llama", "<s> $A", special, **files)
-    pieces = [*special, *"abcdefghijklmnopqrstuvwxyz.!?ABCDEFGHIJKLMNOP", "\u010a", "\u0120", "\u00c3", "\u00a9"]
+    directory = checkpoint(tmp_path_factory.mktemp("bytes"), "llama", **files)
+    pieces = [*LLAMA, *"abcdefghijklmnopqrstuvwxyz.!?ABCDEFGHIJKLMNOP", "\u010a", "\u0120", "\u00c3", "\u00a9"]
     pieces += ["\u00e2", "\u0124", "\u00ac", "th", "an", "\u010aa", "\u0120b", "ing"]
     inner = tokenizers.Tokenizer(tokenizers.models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
-    inner.add_special_tokens(list(special))
+    inner.add_special_tokens(list(LLAMA))
     inner.save(str(directory / "tokenizer.json"))
     return TextGenerator.from_pretrained(directory, dtype="float64")
 
@@ -881,9 +877,8 @@ def test_an_output_continues_forced_tokens(client, model):
 
 @pytest.mark.parametrize(("code", "word"), [("fra_Latn", "lit"), ("xx", "girl"), (7, "girl")])
 def test_the_example_of_a_translator_is_in_its_source_language(tmp_path, code, word):
-    special = {"</s>": 0, "<unk>": 1, "<pad>": 60}
     config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "source_lang": code}
-    directory = checkpoint(tmp_path, "marian", "$A </s>", special, tokenizer_config=config)
+    directory = checkpoint(tmp_path, "marian", tokenizer_config=config)
     model = ServedModel("marian", Translator.from_pretrained(directory))
     model.worker.close()
     assert word in model.describe().example.split()

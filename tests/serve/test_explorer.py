@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import xformer
-from tests.pipelines.test_checkpoints import checkpoint
+from tests.checkpoints import checkpoint
 from xformer.cli.main import exit_code
 from xformer.data.demo_tasks import numbers_task
 
@@ -94,9 +94,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for command, data, name in (("train", files, "translator"), ("train-lm", texts, "lm")):
         recipe = str(directory / f"{name}.toml")
         assert exit_code([command, *data, "--recipe", recipe, "--out", str(directory / name)]) == 0
-    special = {"<pad>": 0, "<cls>": 1, "<sep>": 2, "<unk>": 3}
-    tokens = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<cls>", "sep_token": "<sep>"}
-    classifier = checkpoint(directory, "bert_classifier", "<cls> $A <sep>", special, tokenizer_config=tokens)
+    tokens = {"pad_token": "[PAD]", "unk_token": "<unk>", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    classifier = checkpoint(directory, "bert_classifier", tokenizer_config=tokens)
     return [directory / "translator", directory / "lm", classifier]
 
 
@@ -297,7 +296,7 @@ def test_a_second_run_replaces_one_that_has_not_ended(open_page: Any) -> None:
 def test_a_classifier_shows_its_classes_first(open_page: Any) -> None:
     page = open_page({"text": "a man sleeps", "a": "bert_classifier"})
     page.wait_for_selector("[data-tab=result][aria-selected=true]")
-    assert tokens_of(page) == ["<cls>", "a", "man", "sleeps", "<sep>"]
+    assert tokens_of(page) == ["[CLS]", "a", "man", "sleeps", "[SEP]"]
     labels = page.locator(".bars [role=listitem]")
     assert labels.count() == 3
     assert "LABEL_" in labels.first.get_attribute("aria-label")

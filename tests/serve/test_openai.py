@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tests.pipelines.test_checkpoints import checkpoint
+from tests.checkpoints import checkpoint
 from xformer.generation import Grammar
 from xformer.models import LanguageModel
 from xformer.pipelines import Embedder, TextGenerator
@@ -55,7 +55,7 @@ def directory(tmp_path_factory):
     """A chat model whose tokens are bytes, and some pairs of them."""
     config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     files = {"tokenizer_config": config, "generation_config": {"eos_token_id": 2}}
-    directory = checkpoint(tmp_path_factory.mktemp("openai"), "llama", "", SPECIAL, **files)
+    directory = checkpoint(tmp_path_factory.mktemp("openai"), "llama", template="", special=SPECIAL, **files)
     pieces = [*SPECIAL, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
     vocab = {piece: index for index, piece in enumerate(pieces)} | {"th": 260, "in": 261}
     inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("t", "h"), ("i", "n")]))
@@ -76,8 +76,7 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(directory, tmp_path_factory):
     """The client of a server that runs as a process."""
-    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
-    encoder = checkpoint(tmp_path_factory.mktemp("bert"), "bert", "[CLS] $A [SEP]", special)
+    encoder = checkpoint(tmp_path_factory.mktemp("bert"), "bert")
     command = [sys.executable, "-m", "xformer", "serve", "--port", "0", "--model", directory, "--model", encoder]
     command += ["--draft-model", directory]
     with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True) as process:
