@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from xformer.backends import array_namespace, backend_name, dtype_name, resolve, to_host
+from xformer.backends import array_namespace, dtype_name, resolve, to_host
 from xformer.environment import clear_cache
 
 # Largest difference explained by rounding, relative to the largest expected value (or to 1 if that is larger).
@@ -105,8 +105,8 @@ def assert_close(
         dtype: The name of the expected dtype, if it is not that of `expected`.
         tolerance: Replaces the tolerance that `TOLERANCES` has for the dtype.
     """
-    namespace = array_namespace(expected) if xp is None else xp
-    assert backend_name(array_namespace(actual)) == backend_name(namespace)
+    namespace = array_namespace(expected) if xp is None else resolve(xp)
+    assert array_namespace(actual).name == namespace.name
     host = to_host(expected) if hasattr(expected, "dtype") else np.asarray(expected)
     expected_dtype = dtype or dtype_name(expected.dtype if hasattr(expected, "dtype") else host.dtype)
     assert dtype_name(actual.dtype) == expected_dtype

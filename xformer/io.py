@@ -21,11 +21,7 @@ import numpy as np
 from xformer.backends import (
     Array,
     array_namespace,
-    backend_name,
-    base_namespace,
     dtype_name,
-    dtype_named,
-    from_host,
     resolve,
     to_host,
 )
@@ -458,8 +454,8 @@ def restore_like(arrays: dict[str, Any], like: dict[str, Array]) -> dict[str, Ar
     restored = dict(arrays)
     for name, target in like.items():
         if name in arrays:
-            xp = base_namespace(array_namespace(target))
-            restored[name] = from_host(xp, arrays[name], dtype=target.dtype, device=getattr(target, "device", None))
+            xp = array_namespace(target).library
+            restored[name] = xp.from_host(arrays[name], dtype=target.dtype, device=getattr(target, "device", None))
     return restored
 
 
@@ -468,10 +464,10 @@ def restorable_dtype(xp: Any, name: str) -> str:
 
     NumPy computes bfloat16, which it knows only through ml_dtypes, one element at a time, so it gets float32.
     """
-    if backend_name(resolve(xp)) == "numpy" and name == "bfloat16":
+    if resolve(xp).name == "numpy" and name == "bfloat16":
         return "float32"
     try:
-        dtype_named(resolve(xp), name)
+        resolve(xp).dtype_named(name)
     except BackendError:
         return "float32"
     return name
@@ -508,7 +504,7 @@ def _pack(path: str | os.PathLike[str], name: str, array: Array) -> Any:
     if dtype_name(array.dtype) == "bfloat16":
         # Without ml_dtypes NumPy has no bfloat16; the file then holds the same values in float32.
         with contextlib.suppress(BackendError):
-            host = host.astype(dtype_named(np, "bfloat16"))
+            host = host.astype(resolve("numpy").dtype_named("bfloat16"))
     return host.astype(host.dtype.newbyteorder("<"), copy=False)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, Device, Namespace, backend_of, base_namespace, call_on_host
-from xformer.backends.backend import RANDOM_BITS
+from xformer.backends import Array, Device, Namespace, array_namespace, resolve
+from xformer.backends.library import RANDOM_BITS
 from xformer.errors import ConfigError
 
 
@@ -101,14 +101,13 @@ class Rng:
             Dropout that scales by the exact probability is unbiased.
         """
         threshold = max(1, round(probability * 2**RANDOM_BITS)) if probability > 0.0 else 0
-        base = base_namespace(xp)
-        backend = backend_of(base)
+        library = resolve(xp).library
         if self.counter is None:
-            mask = backend.bernoulli(base, self.key, threshold, shape, device)
+            mask = library.random_mask(self.key, threshold, shape, device)
         else:
             key = _hash(f"{self.key:x}", b"counter")  # so that a count is no other seed
-            mask = call_on_host(
-                lambda counter: backend.counted_bernoulli(base, key, counter, threshold, shape, device), self.counter
+            mask = array_namespace(self.counter).call_on_host(
+                lambda counter: library.counted_random_mask(key, counter, threshold, shape, device), self.counter
             )
         return mask, threshold / 2**RANDOM_BITS
 

@@ -27,22 +27,18 @@ import numpy as np
 from xformer import hints
 from xformer.backends import (
     Array,
-    Backend,
     Device,
     DType,
+    Library,
     Namespace,
     array_namespace,
-    default_float,
     device,
     dtype_name,
-    dtype_named,
-    from_host,
     is_floating,
     resolve,
     to_host,
 )
-from xformer.backends.backend import loaded_backends, on_load
-from xformer.backends.namespaces import load_imported_backends
+from xformer.backends.namespaces import load_imported, loaded_libraries, on_load
 from xformer.errors import ConfigError, ShapeError, add_absent_methods, check_arguments, describe_type, nearest_hint
 from xformer.html import Markup, details, tag
 
@@ -96,8 +92,8 @@ class Module:
         if "forward" in cls.__dict__ and not any("__call__" in each.__dict__ for each in cls.__mro__):
             raise ConfigError(f"{cls.__name__} defines forward; expected __call__")
         _CLASSES.add(cls)
-        for backend in loaded_backends():
-            _register_pytree(backend, cls)
+        for library in loaded_libraries():
+            _register_pytree(library, cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__fields__:
@@ -178,7 +174,7 @@ def _constructor(function: Callable[..., None]) -> Callable[..., None]:
         if id(self) in _UNDER_CONSTRUCTION:
             function(self, *args, **keywords)
             return
-        load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
+        load_imported()  # so that the module is a pytree of JAX or torch before any operation runs
         _UNDER_CONSTRUCTION.add(id(self))
         try:
             function(self, *args, **keywords)
@@ -203,14 +199,14 @@ def _move(array: Array, xp: Namespace | None, dtype: DType | str | None, target:
     xp = source if xp is None else xp
     name = dtype_name(array.dtype)
     if is_floating(array.dtype) and (dtype is not None or xp is not source):
-        name = dtype_name(default_float(xp, name if dtype is None else dtype))
+        name = dtype_name(xp.default_float(name if dtype is None else dtype))
     if xp is not source:
         # A copy, because libraries share memory with NumPy where they can, and optimizers write in place.
-        return from_host(xp, to_host(array).copy(), dtype=name, device=target)
+        return xp.from_host(to_host(array).copy(), dtype=name, device=target)
     if name != dtype_name(array.dtype):
-        array = xp.astype(array, dtype_named(xp, name))
+        array = xp.astype(array, xp.dtype_named(name))
     if target is not None and target != device(array):
-        array = from_host(xp, to_host(array), dtype=name, device=target)
+        array = xp.from_host(to_host(array), dtype=name, device=target)
     return array
 
 
@@ -639,7 +635,7 @@ class _Keys(NamedTuple):
     names: tuple[str, ...]
 
 
-def _register_pytree(backend: Backend, cls: type[Module]) -> None:
+def _register_pytree(library: Library, cls: type[Module]) -> None:
     def unflatten(layout: _Layout, children: Any) -> Module:
         node = object.__new__(cls)
         node.__dict__.update(layout.fields, **dict(zip(layout.names, children, strict=True)))
@@ -647,7 +643,7 @@ def _register_pytree(backend: Backend, cls: type[Module]) -> None:
             node.__dict__[_LAYOUT] = layout
         return node
 
-    backend.register_pytree(cls, _flatten_once, unflatten)
+    library.register_pytree(cls, _flatten_once, unflatten)
 
 
 def _flatten_once(node: Module) -> tuple[tuple[Any, ...], _Layout]:
@@ -655,16 +651,16 @@ def _flatten_once(node: Module) -> tuple[tuple[Any, ...], _Layout]:
     return tuple(getattr(node, name) for name in layout.names), layout
 
 
-def _register_all(backend: Backend) -> None:
+def _register_all(library: Library) -> None:
     def flatten_dict(node: FrozenDict) -> tuple[tuple[Any, ...], _Keys]:
         keys = _Keys(tuple(_sorted_keys(node)))
         return tuple(node[key] for key in keys.names), keys
 
-    backend.register_pytree(
+    library.register_pytree(
         FrozenDict, flatten_dict, lambda keys, children: FrozenDict(zip(keys.names, children, strict=True))
     )
     for cls in _CLASSES:
-        _register_pytree(backend, cls)
+        _register_pytree(library, cls)
 
 
 on_load(_register_all)

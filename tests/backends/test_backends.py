@@ -17,17 +17,13 @@ from xformer.backends import (
     BACKENDS,
     accumulation_dtype,
     array_namespace,
-    backend_name,
     check_same_device,
-    default_float,
     device,
     dtype_name,
-    dtype_named,
     from_host,
-    index_dtype,
     is_floating,
-    is_host_accessible,
     is_integer,
+    namespaces,
     resolve,
     to_host,
 )
@@ -40,7 +36,7 @@ def test_a_library_may_be_a_module_its_twin_or_a_name(name):
     assert resolve(name) is expected
     assert resolve(importlib.import_module(name)) is expected
     assert resolve(expected) is expected
-    assert backend_name(expected) == name
+    assert expected.name == name
     assert array_namespace(expected.ones(3)) is expected
 
 
@@ -86,6 +82,7 @@ def test_libraries_that_are_not_installed(monkeypatch, name, how):
     def missing(module):
         raise ModuleNotFoundError(f"No module named {module!r}")
 
+    monkeypatch.setattr(namespaces, "_LIBRARIES", {})
     monkeypatch.setattr(importlib, "import_module", missing)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with raises_line(BackendError, f"backend '{name}' is not installed; run: {how}$"):
@@ -96,6 +93,7 @@ def test_a_library_that_is_installed_but_broken(monkeypatch):
     def broken(module):
         raise ImportError("libcuda.so.1: cannot open shared object file")
 
+    monkeypatch.setattr(namespaces, "_LIBRARIES", {})
     monkeypatch.setattr(importlib, "import_module", broken)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     with raises_line(BackendError, "backend 'cupy' is installed but cannot be imported: libcuda.so.1"):
@@ -132,7 +130,7 @@ def test_arrays_of_two_libraries():
 
 def test_dtypes_have_one_name_everywhere(xp):
     for name in ("float32", "float64", "int32", "int64", "bool"):
-        dtype = dtype_named(xp, name)
+        dtype = xp.dtype_named(name)
         assert dtype_name(dtype) == dtype_name(xp.zeros(1, dtype=dtype).dtype) == name
         assert is_floating(dtype) == name.startswith("float")
         assert is_integer(dtype) == name.startswith("int")
@@ -140,16 +138,16 @@ def test_dtypes_have_one_name_everywhere(xp):
 
 def test_a_dtype_of_another_library_stands_for_its_name(xp):
     for foreign in (np.float32, np.dtype("float32"), "float32"):
-        assert xp.ones(1, dtype=dtype_named(xp, foreign)).dtype == xp.ones(1, dtype=xp.float32).dtype
+        assert xp.ones(1, dtype=xp.dtype_named(foreign)).dtype == xp.ones(1, dtype=xp.float32).dtype
     torch = library_or_skip("torch")
-    assert dtype_named(resolve("numpy"), torch.float32) is np.float32
+    assert resolve("numpy").dtype_named(torch.float32) is np.float32
 
 
 def test_dtypes_that_are_not_there():
     with raises_line(BackendError, "numpy has no dtype 'float31'; expected e.g. 'float32' or 'float64'"):
-        dtype_named(resolve("numpy"), "float31")
+        resolve("numpy").dtype_named("float31")
     with raises_line(BackendError, "dtype is bool; parameters need a floating dtype"):
-        default_float(resolve("numpy"), "bool")
+        resolve("numpy").default_float("bool")
 
 
 def test_half_precision_is_summed_in_single():
@@ -195,18 +193,18 @@ def test_arrays_on_two_devices():
 
 
 def test_what_can_be_read_without_waiting(xp):
-    assert is_host_accessible(xp.ones(2)) == (backend_name(xp) != "cupy")
+    assert array_namespace(xp.ones(2)).is_host_accessible(xp.ones(2)) == (xp.name != "cupy")
 
 
 def test_what_cannot_be_read():
     torch = library_or_skip("torch")
-    assert not is_host_accessible(torch.ones(2, device="meta"))
+    assert not array_namespace(torch.ones(2, device="meta")).is_host_accessible(torch.ones(2, device="meta"))
     library_or_skip("jax")
     jax = importlib.import_module("jax")
     seen = []
 
     def watched(x):
-        seen.append((is_host_accessible(x), device(x)))
+        seen.append((array_namespace(x).is_host_accessible(x), device(x)))
         return x
 
     jax.jit(watched)(jax.numpy.ones(2))
@@ -242,4 +240,4 @@ for make in (lambda: Transformer(model.config, xp=jnp, dtype="float64"),
 
 
 def test_index_dtype(xp):
-    assert dtype_name(index_dtype(xp)) == "int64"
+    assert dtype_name(xp.index_dtype) == "int64"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from xformer.backends import backend_of, resolve
+from xformer.backends import resolve
 from xformer.ops import operation
 
 torch = pytest.importorskip("torch", reason="torch.compile")
@@ -31,7 +31,7 @@ class Graphs:
 @pytest.fixture
 def graphs():
     torch._dynamo.reset()
-    operation.load_with_backend(backend_of(resolve("torch")))  # reads the settings again, which conftest.py has cleared
+    operation.load_with_library(resolve("torch"))  # reads the settings again, which conftest.py has cleared
     yield Graphs()
     torch._dynamo.reset()
 

@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from xformer.backends import backend as backend_module
-from xformer.backends import from_host, resolve, to_host, to_host_together
-from xformer.backends.backend import Backend
+from xformer.backends import Library, from_host, namespaces, resolve, to_host, to_host_together
 
 READS = ("__array__", "__bool__", "__complex__", "__dlpack__", "__float__", "__index__", "__int__", "asnumpy", "item")
 ONE_API = 14  # DLPack's number of a kind of device
@@ -90,7 +88,10 @@ def transfers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         return asarray(data, device=device, **keywords)
 
     monkeypatch.setattr(xp, "asarray", copy)
-    monkeypatch.setitem(backend_module._BACKENDS, request.param, Backend(request.param))
+    library = Library(request.param, xp)
+    monkeypatch.setitem(namespaces._LIBRARIES, request.param, library)
+    monkeypatch.setitem(namespaces.NAMESPACE_OF_TYPE, cls, library)
+    counted.xp = library
     return counted
 
 
@@ -178,9 +179,9 @@ def test_arrays_are_read_together(transfers):
 
 
 def test_few_tables_stay_on_the_device():
-    backend = Backend("array_api_strict")
+    library = Library("array_api_strict", array_api_strict)
     for rows in range(1, 50):
         table = np.arange, (rows,)
-        part = backend.rows_of_table(array_api_strict, table, slice(0, 1), array_api_strict.float32, None)
+        part = library.rows_of_table(table, slice(0, 1), library.float32, None)
         assert to_host(part).tolist() == [0.0]
-    assert len(backend._tables) == 32
+    assert len(library._tables) == 32

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.reference import raises_line
-from xformer.backends import backend_name
 from xformer.errors import ConfigError, DataError
 from xformer.generation import Grammar, generate, stream, token_bytes
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -89,7 +88,7 @@ def test_one_grammar_serves_searches_that_alternate(model):
 
 def test_lark_on_any_library(model, xp):
     grammar = Grammar(TOKENS, EOS, lark='start: "(" start ")" | NUMBER\nNUMBER: /[1-9][0-9]{0,2}/')
-    limit = 6 if backend_name(xp) == "jax" else 40  # jax compiles every length
+    limit = 6 if xp.name == "jax" else 40  # jax compiles every length
     options = {"max_new_tokens": limit, "temperature": 1.0, "rng": Rng(2), "logits_processors": [grammar]}
     for row in generate(model.to(xp), PROMPTS, **options):
         text = text_of(row[0].tokens)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import SOURCE, TARGET, raises_line, small_model, without_jax
-from xformer.backends import from_host, index_dtype
+from xformer.backends import from_host
 from xformer.errors import BackendError, DataError, ShapeError
 from xformer.models.token_ids import as_token_ids
 
@@ -88,5 +88,5 @@ def test_every_integer_dtype_is_accepted(xp, dtype):
 
 
 def test_valid_ids_are_not_copied(xp):
-    ids = from_host(xp, SOURCE, dtype=index_dtype(xp))
+    ids = from_host(xp, SOURCE, dtype=xp.index_dtype)
     assert as_token_ids(ids, "source", 11, small_model(xp, num_encoder_layers=0).source_embedding.weight) is ids

@@ -39,7 +39,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "mutation.json"
 PACKAGES = ("ops", "kernels", "tracing", "generation", "training")
-EXCLUDED = ("cupy", "torch.py", "self_check.py")
+EXCLUDED = ("cupy", "torch.py", "checks.py")
 PRELOADED = ("array_api_compat.torch", "array_api_strict", "ml_dtypes", "safetensors.numpy")
 FOLDERS = [
     str(ROOT / "tests" / name)

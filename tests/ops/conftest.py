@@ -15,7 +15,7 @@ from tests.conftest import assert_close, library_or_skip
 from tests.ops._cupy import cuda_on_host, fake_cublas
 from tests.ops.replace_kernels import replace_kernels
 from xformer import ops, vjp
-from xformer.backends import dtype_name, dtype_named, from_host, is_floating, resolve
+from xformer.backends import dtype_name, from_host, is_floating, resolve
 from xformer.kernels.cupy import cublas, cublaslt, kernels, plans
 from xformer.kernels.cupy import launch as cuda_launch
 
@@ -75,7 +75,7 @@ class Cuda:
 
 def _rounded(host: Any, dtype: str) -> Any:
     """Cast a floating host array; masks and ids stay as they are."""
-    return host.astype(dtype_named(resolve("numpy"), dtype)) if is_floating(host.dtype) else host
+    return host.astype(resolve("numpy").dtype_named(dtype)) if is_floating(host.dtype) else host
 
 
 def _vjp(function: Any, arrays: Any) -> Any:

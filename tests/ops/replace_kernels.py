@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from xformer.backends.namespaces import loaded_libraries
 from xformer.ops.operation import OPERATIONS, kernels_of, load_kernels
 
 
@@ -19,4 +20,5 @@ def replace_kernels(monkeypatch: Any, backend: str, kernels: Mapping[str, Any]) 
     load_kernels(backend)
     for name, operation in OPERATIONS.items():
         monkeypatch.setattr(operation, "kernels", operation.kernels | {backend: list(kernels.get(name, ()))})
-        monkeypatch.setattr(operation, "_enabled", {})
+    for library in loaded_libraries():
+        monkeypatch.setattr(library, "kernels", {})

@@ -10,10 +10,10 @@ import pytest
 from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
 from tests.reference import raises_line
 from xformer import ops, value_and_grad
-from xformer.backends import dtype_named, resolve
+from xformer.backends import resolve
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.kernels import numpy as flash
-from xformer.ops import Kernel, attention, dropout, gelu, kernel_check, operation, relu, softmax
+from xformer.ops import Kernel, attention, checks, dropout, gelu, operation, relu, softmax
 from xformer.ops.adam import adam
 from xformer.ops.operation import OPERATIONS
 from xformer.threads import parallel_map
@@ -28,7 +28,7 @@ def own_kernels(monkeypatch):
     for name in ("relu", "gelu", "dropout"):
         kernels[name] = [OPERATIONS[name].definition._replace(name=f"base.{name}", backend="numpy", dtypes=FLOATS)]
     replace_kernels(monkeypatch, "numpy", kernels)
-    monkeypatch.setattr(kernel_check, "_CHECKED", set())
+    monkeypatch.setattr(checks, "_CHECKED", set())
     monkeypatch.delenv("XFORMER_KERNELS", raising=False)
     monkeypatch.delenv("XFORMER_CHECK_KERNELS", raising=False)
 
@@ -237,9 +237,9 @@ def test_the_check_raises_for_a_wrong_derivative(monkeypatch, wrong):
 @pytest.mark.parametrize(("dtype", "rounding"), [("float16", 4e-3), ("bfloat16", 3e-2), ("float32", 1e-4)])
 def test_the_tolerance_of_the_check_depends_on_the_dtype(monkeypatch, dtype, rounding):
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
-    x = np.asarray([1.0, 3.0], "float32").astype(dtype_named(resolve("numpy"), dtype))
+    x = np.asarray([1.0, 3.0], "float32").astype(resolve("numpy").dtype_named(dtype))
     for size, raises in [(0.5, False), (2.0, True)]:
-        kernel_check._CHECKED.clear()
+        checks._CHECKED.clear()
         register(lambda x, *, save, size=size: (x + np.asarray(size * rounding * 3.0).astype(x.dtype), None), vjp=None)
         with pytest.raises(BackendError, match="differs") if raises else contextlib.nullcontext():
             relu(x)
@@ -249,7 +249,7 @@ def test_the_tolerance_of_the_check_depends_on_the_dtype(monkeypatch, dtype, rou
 def test_the_check_accepts_expected_infinities_and_nan(monkeypatch, special):
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     dropout(np.asarray([1.0, special, special]), np.asarray([True, True, False]), 0.5)
-    kernel_check._CHECKED.clear()
+    checks._CHECKED.clear()
     correct = OPERATIONS["dropout"].kernels["numpy"][0]
     product = correct._replace(name="test.dropout", forward=lambda x, mask, **static: (x * mask, mask))
     ops.register(product)
@@ -277,10 +277,10 @@ def test_the_check_accepts_rounding_where_a_cotangent_is_zero(monkeypatch):
     monkeypatch.setattr(flash, "_MIN_SCORES", 0)
     rng = np.random.default_rng(0)
     for length in (1, 2, 5, 8):
-        kernel_check._CHECKED.clear()
+        checks._CHECKED.clear()
         query, key, value = (rng.normal(size=(2, 2, n, 8)).astype("float32") for n in (length, 1, 1))
         attention(query, key, value)
-        assert {"numpy.flash_attention"} == kernel_check._CHECKED
+        assert {"numpy.flash_attention"} == checks._CHECKED
 
 
 def test_the_check_compares_every_output_and_copies_the_arguments(monkeypatch):

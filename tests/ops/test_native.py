@@ -11,14 +11,14 @@ import pytest
 from tests.ops.native_cases import kernels, needs_library, single  # noqa: F401
 from xformer import jit, ops, vjp
 from xformer.backends import array_namespace
-from xformer.ops import kernel_check
+from xformer.ops import checks
 
 pytestmark = needs_library
 
 
 def test_the_check_of_kernels_passes(monkeypatch):
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
-    monkeypatch.setattr(kernel_check, "_CHECKED", set())
+    monkeypatch.setattr(checks, "_CHECKED", set())
     x, y = single(6, 8), single(2, 2, 5, 4)
     calls = {
         "adam": lambda: ops.adam(
@@ -39,7 +39,7 @@ def test_the_check_of_kernels_passes(monkeypatch):
     }
     for call in calls.values():
         call()
-    assert {f"native.{name}" for name in calls} == kernel_check._CHECKED
+    assert {f"native.{name}" for name in calls} == checks._CHECKED
 
 
 # Functions of arrays without axes, or with results without axes, which NumPy's functions return as scalars.

@@ -9,15 +9,14 @@ from tests.conftest import library_or_skip
 from tests.ops.replace_kernels import replace_kernels
 from tests.reference import raises_line, weighted_sum
 from xformer import ops
-from xformer.backends import dtype_named
 from xformer.errors import ConfigError, DataError
 from xformer.ops import (
     Kernel,
     attention,
+    checks,
     dropout,
     gelu,
     gelu_tanh,
-    kernel_check,
     linear,
     project_heads,
     relu,
@@ -37,7 +36,7 @@ def dtype(request, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", "no-native")
     if request.param == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="NumPy knows bfloat16 through ml_dtypes")
-    return np.dtype(dtype_named(library_or_skip("numpy"), request.param))
+    return np.dtype(library_or_skip("numpy").dtype_named(request.param))
 
 
 def normal(dtype, *shape, seed=0):
@@ -148,7 +147,7 @@ def test_the_check_compares_with_the_rounded_definition(dtype, monkeypatch):
 
     kernel = Kernel("test.gelu", "gelu", "numpy", forward, pull, tolerance=1e-6)
     replace_kernels(monkeypatch, "numpy", {"gelu": [kernel]})
-    monkeypatch.setattr(kernel_check, "_CHECKED", set())
+    monkeypatch.setattr(checks, "_CHECKED", set())
     assert gelu(x).dtype == dtype
     assert calls == [False, True, False]
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reference import raises_line, small_language_model, small_model
-from xformer.backends import backend_of
-from xformer.backends.cupy import CupyBackend
+from xformer.backends import resolve
+from xformer.backends.cupy import CupyLibrary
 from xformer.errors import DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.models import LanguageModel
@@ -117,12 +117,12 @@ def test_batches_have_few_shapes_where_kernels_are_built_for_one(monkeypatch, po
     lengths = {"sinusoidal": (8, 16), "learned": (8, 10)}[positions]
     pairs = TokenPairs([[3] * 4] * 17, [[4] * 8] * 17)
     for is_bucketed in (False, True):
-        monkeypatch.setattr(backend_of(np), "builds_per_shape", is_bucketed)
+        monkeypatch.setattr(resolve("numpy"), "builds_per_shape", is_bucketed)
         task = pairs_task(small_model(positions=positions, max_positions=10), pairs, batch_tokens=153)
         for batch in (next(task.batches(Rng(0), skip=0))[1], task.validation_batches()[0]):
             shapes = batch.source.shape, batch.target.shape
             assert shapes == (((18, lengths[0]), (18, lengths[1])) if is_bucketed else ((17, 5), (17, 9)))
-    assert CupyBackend.builds_per_shape
+    assert CupyLibrary.builds_per_shape
 
 
 def short_batches(task, rng, count, skip=0):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.conftest import library_or_skip
 from tests.stress.conftest import LARGEST_ERRORS
 from xformer import vjp
-from xformer.backends import array_namespace, dtype_name, dtype_named, from_host, is_floating, resolve, to_host
+from xformer.backends import array_namespace, dtype_name, from_host, is_floating, resolve, to_host
 from xformer.environment import clear_cache
 from xformer.ops import (
     attention,
@@ -240,7 +240,7 @@ def compare(library: str, name: str, data: Any) -> None:
         low, high = max(low, -4), min(high, 1)
     magnitude = 10.0 ** data.draw(st.just(0) | st.integers(low, high))
     hosts[0] = np.clip(hosts[0] * magnitude, -3e38, 3e38)
-    numpy_dtype = dtype_named(resolve("numpy"), dtype)
+    numpy_dtype = resolve("numpy").dtype_named(dtype)
     hosts = [host.astype(numpy_dtype) if host.dtype.kind == "f" else host for host in hosts]
     with np.errstate(all="ignore"), kernels("portable"):
         wide = [host.astype("float64") if is_floating(host.dtype) else host for host in hosts]

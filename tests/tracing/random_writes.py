@@ -911,7 +911,7 @@ def weighted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def weights(xp: Any, number: int, shape: tuple[int, ...]) -> Any:
     values = np.cos(np.arange(np.prod(shape, dtype=int)) * 1.7 + number).reshape(shape) + 0.3
-    return resolve("numpy" if xp is np else xf.backends.backend_name(xp)).asarray(values)
+    return resolve(xp).library.asarray(values)
 
 
 def only_value(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from tests.reference import without_jax
 from tests.tracing.cases import ROWS, Row
 from tests.tracing.gradcheck import directions
 from xformer import ops
-from xformer.backends import array_namespace, backend_name, base_namespace, dtype_name, extra, from_host, to_host
+from xformer.backends import array_namespace, dtype_name, extra, from_host, to_host
 from xformer.errors import BackendError
 from xformer.layers import Initializer, LayerNorm
 from xformer.tracing import grad, remat, stop_gradient, value_and_grad, vjp
@@ -69,7 +69,7 @@ def moved(xp: Any, dtype: str = "float64") -> tuple[dict[str, Any], Any, Any]:
 
 def compiled(xp: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """On jax, compile the function as a whole: operation by operation takes many times as long."""
-    return importlib.import_module("jax").jit(function) if backend_name(xp) == "jax" else function
+    return importlib.import_module("jax").jit(function) if xp.name == "jax" else function
 
 
 EXPECTED = value_and_grad(loss)(parameters(), TOKENS, LABELS)
@@ -78,7 +78,7 @@ EXPECTED = value_and_grad(loss)(parameters(), TOKENS, LABELS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_value_and_gradients_are_those_of_numpy(xp, dtype, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", "no-native")  # compiled kernels have tests of their own
-    if backend_name(xp) == "jax" and dtype == "float64":
+    if xp.name == "jax" and dtype == "float64":
         pytest.skip("the test of checkpointed gradients compiles the same function in float64")
     value, gradients = compiled(xp, value_and_grad(loss))(*moved(xp, dtype))
     assert_close(value, EXPECTED[0], xp=xp, dtype=dtype)
@@ -152,7 +152,7 @@ def weighted(row: Row) -> Callable[[tuple[Any, ...]], Any]:
         outputs = row.function(xp, *inputs)
         outputs = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
         weights = directions(outputs, seed=1)
-        return sum(xp.sum(y * from_host(base_namespace(xp), w)) for y, w in zip(outputs, weights, strict=True))
+        return sum(xp.sum(y * from_host(xp.library, w)) for y, w in zip(outputs, weights, strict=True))
 
     return function
 
@@ -164,7 +164,7 @@ def slope(row: Row) -> Callable[[tuple[Any, ...]], Any]:
         xp = array_namespace(*inputs)
         along = directions(inputs, seed=2)
         gradients = grad(weighted(row))(inputs)
-        return sum(xp.sum(g * from_host(base_namespace(xp), v)) for g, v in zip(gradients, along, strict=True))
+        return sum(xp.sum(g * from_host(xp.library, v)) for g, v in zip(gradients, along, strict=True))
 
     return function
 
@@ -176,14 +176,14 @@ def test_every_rule_gives_the_derivatives_that_it_gives_on_numpy(xp, row):
         row.function(xp, *inputs)
         weighted(row)(inputs)
     except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        assert (backend_name(xp), row.name) in LACKING
-        if (backend_name(xp), row.name) != ("jax", "setitem"):
-            pytest.skip(LACKING[backend_name(xp), row.name])
-    if backend_name(xp) == "torch" and row.name.startswith("unique"):
+        assert (xp.name, row.name) in LACKING
+        if (xp.name, row.name) != ("jax", "setitem"):
+            pytest.skip(LACKING[xp.name, row.name])
+    if xp.name == "torch" and row.name.startswith("unique"):
         with pytest.raises(NotImplementedError, match="not yet implemented for pytorch"):
             grad(weighted(row))(inputs)
         return
-    for function in (weighted(row), slope(row)) if backend_name(xp) != "jax" else (weighted(row),):
+    for function in (weighted(row), slope(row)) if xp.name != "jax" else (weighted(row),):
         value, gradients = value_and_grad(function)(inputs)
         expected_value, expected = value_and_grad(function)(tuple(np.asarray(x) for x in row.inputs))
         assert_close(value, expected_value, xp=xp, dtype="float64")
@@ -218,7 +218,7 @@ def test_plain_arrays_mix_with_traced_ones_on_either_side(xp, name):
         return array_namespace(x).sum(MIXES[name](x, c))
 
     for function in (on_the_right, on_the_left):
-        if backend_name(xp) == "array_api_strict" and function is on_the_left:
+        if xp.name == "array_api_strict" and function is on_the_left:
             # Its operators refuse every foreign array before Python can ask ours; functions and methods work.
             with pytest.raises(TypeError, match="Expected Array or Python scalar"):
                 grad(function)(from_host(xp, x), from_host(xp, c))
@@ -265,7 +265,7 @@ def test_an_outer_variable_may_enter_through_the_cotangent_alone(xp):
 
 
 def test_arrays_of_two_libraries_raise(xp):
-    other = library_or_skip("torch" if backend_name(xp) == "numpy" else "numpy")
+    other = library_or_skip("torch" if xp.name == "numpy" else "numpy")
     foreign = other.asarray([1.0, 2.0], dtype=other.float64)
 
     def mixed(x):
@@ -276,10 +276,10 @@ def test_arrays_of_two_libraries_raise(xp):
 
 
 def test_a_module_of_two_libraries_names_the_arrays(xp):
-    other = library_or_skip("torch" if backend_name(xp) == "numpy" else "numpy")
+    other = library_or_skip("torch" if xp.name == "numpy" else "numpy")
     norm = LayerNorm(3, init=Initializer(xp, seed=0))
     mixed = with_fields(norm, bias=other.zeros(3, dtype=other.float32))
-    names = f"weight is an array of {backend_name(xp)}, and bias of {backend_name(other)}; pass one init= to all layers"
+    names = f"weight is an array of {xp.name}, and bias of {other.name}; pass one init= to all layers"
     with pytest.raises(BackendError, match=names):
         grad(lambda norm: 0.0)(mixed)
 

@@ -1,4 +1,4 @@
-"""Facts about array_api_strict, the reference implementation of the standard."""
+"""How xformer uses array_api_strict, the reference implementation of the standard."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import array_api_strict
 import numpy as np
 
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import Backend, register_backend
+from xformer.backends.library import Library
 
 
-class StrictBackend(Backend):
-    """Facts about array_api_strict."""
+class StrictLibrary(Library, library="array_api_strict"):
+    """How xformer uses array_api_strict."""
 
     def to_host(self, array: Array) -> Any:
         """Move the array to the CPU first: the devices are simulated, and NumPy reads only the CPU's arrays."""
@@ -21,6 +21,3 @@ class StrictBackend(Backend):
     def share_memory(self, x: Array, y: Array) -> bool:
         """Compare the arrays of NumPy inside; there is no DLPack of the simulated devices."""
         return bool(np.may_share_memory(x._array, y._array))
-
-
-register_backend(StrictBackend("array_api_strict"))

@@ -1,4 +1,4 @@
-"""Facts about CuPy. The module cupy itself is imported by the functions that need it: its namespace suffices here."""
+"""How xformer uses CuPy. Functions that need the module cupy itself import it: its namespace suffices here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.array_types import Device, DType
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import Backend, Table, compute, register_backend
 from xformer.backends.dtypes import dtype_name
-from xformer.backends.namespaces import array_namespace
+from xformer.backends.library import Library, Table, compute
 from xformer.backends.numpy import bfloat16
 from xformer.backends.portable import compute_in_float32
 from xformer.environment import env_value
@@ -21,30 +20,32 @@ _TABLES: dict[Any, tuple[Any, Array]] = {}  # on the host, where they are never 
 _THREADS, _ELEMENTS_PER_THREAD, _MAX_BLOCKS = 256, 16, 2**13
 
 
-class CupyBackend(Backend):
-    """Facts about CuPy."""
+class CupyLibrary(Library, library="cupy"):
+    """How xformer uses CuPy."""
 
     is_writable = True
     needs_upcast = True  # as NumPy
     builds_per_shape = True  # cuDNN's attention
 
-    def dtype(self, xp: Namespace, name: str) -> DType:
-        """Return the dtype called `name`; bfloat16 comes from ml_dtypes."""
-        return bfloat16() if name == "bfloat16" else super().dtype(xp, name)
+    @property
+    def bfloat16(self) -> DType:
+        """Return the dtype of ml_dtypes."""
+        return bfloat16()
 
-    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
+    def rows_of_table(self, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Keep the table on the device: a copy in each step takes time, and cannot be part of a CUDA graph."""
         cuda = importlib.import_module("cupy").cuda
         host = compute(table)
         key = id(host), dtype_name(dtype), cuda.runtime.getDevice() if device is None else device.id
         if key not in _TABLES:
-            _TABLES[key] = host, self.from_host(xp, host, dtype, device)
+            _TABLES[key] = host, self.place(host, dtype, device)
             cuda.get_current_stream().synchronize()  # other streams may use it from now on
         return _TABLES[key][1][rows, ...]
 
     def to_host(self, array: Array) -> Any:
-        """Copy the array from the GPU."""
-        return array.get()
+        """Copy the array from the GPU; bfloat16 becomes float32."""
+        host = array.get()
+        return host.astype("float32") if host.dtype.name == "bfloat16" else host
 
     def is_host_accessible(self, array: Array) -> bool:
         """Return False: reading waits for the GPU."""
@@ -61,45 +62,45 @@ class CupyBackend(Backend):
 
         CuPy's own function adds by atomics, in an order, and so with bits, that differ from call to call.
         """
-        xp, count, result = array_namespace(target, updates), indices.shape[0], target.copy()
+        count, result = indices.shape[0], target.copy()
         if 0 in (count, *target.shape):
             return result
-        order = xp.argsort(indices, stable=True)
-        rows = xp.take(indices, order, axis=0)
-        sums = xp.take(xp.reshape(updates, (count, math.prod(updates.shape[1:]))), order, axis=0)
+        order = self.argsort(indices, stable=True)
+        rows = self.take(indices, order, axis=0)
+        sums = self.take(self.reshape(updates, (count, math.prod(updates.shape[1:]))), order, axis=0)
         distance = 1
         while distance < count:  # each is by now the sum of the last `distance` updates of its row, itself included
-            same_row = xp.expand_dims(rows[distance:] == rows[:-distance], axis=1)
+            same_row = self.expand_dims(rows[distance:] == rows[:-distance], axis=1)
             later = sums[distance:]
-            later += xp.where(same_row, sums[:-distance], 0)
+            later += self.where(same_row, sums[:-distance], 0)
             distance *= 2
         # The last sum of each row is its total. Every update of a row writes that total, so all writes to a row agree.
-        totals = xp.take(sums, xp.searchsorted(rows, rows, side="right") - 1, axis=0)
-        result[rows] += xp.reshape(totals, updates.shape)
+        totals = self.take(sums, self.searchsorted(rows, rows, side="right") - 1, axis=0)
+        result[rows] += self.reshape(totals, updates.shape)
         return result
 
     def share_memory(self, x: Array, y: Array) -> bool:
         """Compare the bounds of the memory."""
         return bool(importlib.import_module("cupy").may_share_memory(x, y))
 
-    def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+    def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw by a kernel that writes only the mask.
 
         CuPy's generators keep a state for each thread of the GPU and draw integers that take four times the memory.
         """
-        return self._bernoulli(xp, key, None, threshold, shape)
+        return self._random_mask(key, None, threshold, shape)
 
-    def counted_bernoulli(
-        self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
+    def counted_random_mask(
+        self, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
     ) -> Array:
         """Let the kernel read the counter, so that a CUDA graph draws another mask in each launch."""
-        return self._bernoulli(xp, key, counter, threshold, shape)
+        return self._random_mask(key, counter, threshold, shape)
 
-    def _bernoulli(self, xp: Namespace, key: int, counter: Array | None, threshold: int, shape: tuple[int, ...]) -> Any:
+    def _random_mask(self, key: int, counter: Array | None, threshold: int, shape: tuple[int, ...]) -> Any:
         if env_value("XFORMER_KERNELS") == "portable":
             key ^= 0 if counter is None else int(self.to_host(counter))
-            return super().bernoulli(xp, key, threshold, shape, None)
-        mask = xp.empty(shape, dtype=xp.bool)
+            return super().random_mask(key, threshold, shape, None)
+        mask = self.empty(shape, dtype=self.bool)
         blocks = min(_MAX_BLOCKS, -(-mask.size // (_ELEMENTS_PER_THREAD * _THREADS)))
         words = (key >> 32 * index & 0xFFFFFFFF for index in range(4))
         launch = importlib.import_module("xformer.kernels.cupy.launch").launch
@@ -115,6 +116,3 @@ class CupyBackend(Backend):
         if env_value("XFORMER_KERNELS") == "portable":
             return None
         return importlib.import_module("xformer.kernels.cupy.graph").capture_graph
-
-
-register_backend(CupyBackend("cupy"))

@@ -1,18 +1,13 @@
 """Functions that Transformers need and the Array API standard lacks: `erf`, `scatter_add` and `top_k`.
 
-A library has its own version (`Backend.erf` and so on) or uses the portable definition. A trace provides them like any
-other function (see tracing/record.py), so `extra.erf(x)` works on traced arrays too. Only `top_k`, which
-decoding alone needs, is not differentiable.
+A library has its own version or uses the portable definition, and a trace provides them like any other function, so
+`extra.erf(x)` works on traced arrays too. Only `top_k`, which decoding alone needs, is not differentiable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from xformer.backends.array_types import Array, Namespace
-from xformer.backends.backend import backend_of
-from xformer.backends.namespaces import array_namespace, is_trace
+from xformer.backends.array_types import Array
+from xformer.backends.namespaces import array_namespace
 from xformer.errors import ShapeError
 
 NAMES = ("erf", "scatter_add", "top_k")
@@ -24,7 +19,7 @@ def erf(x: Array) -> Array:
     Args:
         x: Floating-point array of any shape.
     """
-    return lookup(array_namespace(x), "erf")(x)
+    return array_namespace(x).erf(x)
 
 
 def scatter_add(target: Array, indices: Array, updates: Array) -> Array:
@@ -35,7 +30,7 @@ def scatter_add(target: Array, indices: Array, updates: Array) -> Array:
         indices: Integers in [0, rows), shape (n,).
         updates: Shape (n, ...).
     """
-    return lookup(array_namespace(target, updates), "scatter_add")(target, indices, updates)
+    return array_namespace(target, updates).scatter_add(target, indices, updates)
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
@@ -55,14 +50,9 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """
     if not x.shape or not 1 <= k <= x.shape[-1]:
         raise ShapeError(f"k is {k} for shape {tuple(x.shape)}; expected 1 to the size of the last axis")
-    return lookup(array_namespace(x), "top_k")(x, k)
+    return array_namespace(x).top_k(x, k)
 
 
 def cast_like(y: Array, x: Array) -> Array:
     """Return y in the dtype of x, from which it was computed: NumPy and CuPy promote bfloat16 to float32."""
     return y if y.dtype == x.dtype else array_namespace(y).astype(y, x.dtype)
-
-
-def lookup(xp: Namespace, name: str) -> Callable[..., Any]:
-    """Return one of the functions for a namespace: the trace's, or the library's."""
-    return getattr(xp if is_trace(xp) else backend_of(xp), name)

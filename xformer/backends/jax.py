@@ -1,4 +1,4 @@
-"""Facts about JAX."""
+"""How xformer uses JAX."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from typing import Any
 
 import jax
 
-from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.array_types import Device, DType
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import RANDOM_BITS, Backend, Table, compute, register_backend
+from xformer.backends.library import RANDOM_BITS, Library, Table, compute
 
 
-class JaxBackend(Backend):
-    """Facts about JAX."""
+class JaxLibrary(Library, library="jax"):
+    """How xformer uses JAX."""
 
     def canonical_dtype(self, dtype: DType) -> DType:
         """Return the 32-bit counterpart of a 64-bit dtype unless x64 is enabled."""
         return jax.dtypes.canonicalize_dtype(dtype)
+
+    @property
+    def index_dtype(self) -> DType:
+        """Return int64, or int32 without x64."""
+        return self.canonical_dtype(self.int64)
 
     def is_host_accessible(self, array: Array) -> bool:
         """Return whether the array has values, on the CPU."""
@@ -28,9 +33,9 @@ class JaxBackend(Backend):
         """Return whether the array is a tracer of `jax.jit` or `jax.grad`."""
         return isinstance(array, jax.core.Tracer)
 
-    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
+    def rows_of_table(self, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Copy the rows, which are a constant of a jitted function."""
-        return self.from_host(xp, compute(table)[rows], dtype, device)
+        return self.place(compute(table)[rows], dtype, device)
 
     def erf(self, x: Array) -> Array:
         """Compute erf by `jax.scipy`."""
@@ -44,7 +49,7 @@ class JaxBackend(Backend):
         """Use `jax.lax.top_k`, which orders equal values by index."""
         return jax.lax.top_k(x, k)
 
-    def set_item(self, xp: Namespace, x: Array, value: Any, key: Any) -> Array:
+    def set_item(self, x: Array, value: Any, key: Any) -> Array:
         """Set by `at[].set`, since arrays are immutable."""
         return x.at[key].set(value)
 
@@ -56,12 +61,12 @@ class JaxBackend(Backend):
         """Return False, since nothing writes into arrays."""
         return False
 
-    def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+    def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw by `jax.random`, so that a jitted function can."""
         return _bernoulli(key % 2**31, key // 2**31 % 2**31, threshold, shape)
 
-    def counted_bernoulli(
-        self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
+    def counted_random_mask(
+        self, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
     ) -> Array:
         """Read the counter in the jitted function, so that it draws another mask in each call."""
         low, high = key % 2**31 ^ counter & 2**31 - 1, key // 2**31 % 2**31 ^ counter >> 31
@@ -86,6 +91,3 @@ class JaxBackend(Backend):
 def _bernoulli(low: Any, high: Any, threshold: int, shape: tuple[int, ...]) -> Any:
     key = jax.random.fold_in(jax.random.key(low), high)
     return jax.random.randint(key, shape, 0, 2**RANDOM_BITS, dtype="int32") < threshold
-
-
-register_backend(JaxBackend("jax"))

@@ -1,15 +1,15 @@
-"""Facts about MLX, the array library of Apple, which also runs on the CPUs of Linux and on CUDA."""
+"""How xformer uses MLX, the array library of Apple, which also runs on the CPUs of Linux and on CUDA."""
 
 from __future__ import annotations
 
 from mlx import core
 
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import Backend, register_backend
+from xformer.backends.library import Library
 
 
-class MlxBackend(Backend):
-    """Facts about MLX."""
+class MlxLibrary(Library, library="mlx"):
+    """How xformer uses MLX."""
 
     def erf(self, x: Array) -> Array:
         """Compute erf by MLX."""
@@ -22,6 +22,3 @@ class MlxBackend(Backend):
     def share_memory(self, x: Array, y: Array) -> bool:
         """Compare the objects: a write into an array changes no slice of it."""
         return x is y
-
-
-register_backend(MlxBackend("mlx"))

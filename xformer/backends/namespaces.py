@@ -9,13 +9,15 @@ import importlib.util
 import math
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import array_api_compat
 
 from xformer.backends.array_types import Namespace
+from xformer.backends.library import CLASSES, LIBRARIES, Library
+from xformer.environment import on_clear
 from xformer.errors import BackendError, how_to_install
 
 # The names that users pass as `xp`, and the modules whose functions follow the standard.
@@ -39,10 +41,20 @@ _REQUIRED = (
 
 # jax defines its array classes in jaxlib and jax._src.
 _BACKEND_OF_ROOT = {**{name: name for name in BACKENDS}, "jaxlib": "jax"}
-_BACKEND_OF_NAMESPACE = {f"xformer.backends.{name}_namespace": name for name in ("cupy", "mlx")}
 
+TRACED: Any = object()
+"""Stands for the namespace of a class of traced arrays: each array has its own."""
 _ASK_THE_ARRAY: Any = object()
-_NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
+NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
+
+_LIBRARIES: dict[str, Library] = {}  # known ones that are loaded, by name
+_ON_LOAD: list[Callable[[Library], None]] = []
+
+
+@on_clear
+def _forget_kernels() -> None:
+    for library in LIBRARIES:
+        library.kernels.clear()
 
 
 def resolve(xp: Any) -> Namespace:
@@ -55,12 +67,14 @@ def resolve(xp: Any) -> Namespace:
     Raises:
         BackendError: If the library is not installed (with the command that installs it), or lacks functions.
     """
-    if is_trace(xp):
+    if isinstance(xp, Library) or getattr(xp, "is_trace", False):
         return xp
     if isinstance(xp, str):
-        xp = _import(xp) if _is_known(xp) else _import_other(xp)
+        if _is_known(xp):
+            return _load(xp)
+        xp = _import_other(xp)
     root = getattr(xp, "__name__", "").removeprefix("array_api_compat.").split(".")[0]
-    return _import(root) if _is_known(root) else complete(xp)
+    return _load(root) if _is_known(root) else complete(xp)
 
 
 def resolve_known(name: str) -> Namespace:
@@ -91,19 +105,42 @@ def _is_known(name: str) -> bool:
     return name in _STANDARD_MODULES or name in known_backends()  # reading the entry points takes milliseconds
 
 
-def _import(name: str) -> Namespace:
-    """Import the namespace of a known library and what xformer knows about it."""
+def _load(name: str) -> Library:
+    """Return a known library."""
+    library = _LIBRARIES.get(name)
+    if library is None:
+        module = _import(name)
+        library = _LIBRARIES[name] = CLASSES.get(name, Library)(name, module)
+        for callback in _ON_LOAD:
+            callback(library)
+    return library
+
+
+def on_load(callback: Callable[[Library], None]) -> None:
+    """Call a function with each library: now with those that are loaded, and later with each that is loaded."""
+    _ON_LOAD.append(callback)
+    for library in loaded_libraries():
+        callback(library)
+
+
+def loaded_libraries() -> list[Library]:
+    """Return the libraries that are loaded."""
+    return list(LIBRARIES)
+
+
+def _import(name: str) -> ModuleType:
+    """Import the functions of a known library and what xformer knows about it."""
     try:
         if name == "numpy":
             _defer("numpy.f2py", "numpy.testing")  # array_api_compat imports them, which takes longer than NumPy itself
-        namespace = importlib.import_module(_STANDARD_MODULES.get(name) or known_backends()[name])
+        module = importlib.import_module(_STANDARD_MODULES.get(name) or known_backends()[name])
         if name in _STANDARD_MODULES:
             importlib.import_module(f"xformer.backends.{name}")
     except ImportError as error:
         if importlib.util.find_spec(name) is not None:
             raise BackendError(f"backend {name!r} is installed but cannot be imported: {error}") from error
         raise BackendError(f"backend {name!r} is not installed; {how_to_install(name)}") from error
-    return namespace
+    return module
 
 
 def _defer(*names: str) -> None:
@@ -135,8 +172,8 @@ def _is_installed(name: str) -> bool:
 
 
 @functools.cache
-def complete(xp: Any) -> Namespace:
-    """Return the namespace of a library that xformer does not know, with missing functions composed of others.
+def complete(xp: Any) -> Library:
+    """Return a library that xformer does not know, with missing functions composed of others.
 
     Args:
         xp: A module, or an object with the functions of the standard. If it has no `__array_namespace_info__`,
@@ -156,18 +193,16 @@ def complete(xp: Any) -> Namespace:
             "device=... or dtype=..."
         )
     composed = {name: function for name, function in _COMPOSED.items() if not hasattr(xp, name)}
-    if not composed:
-        return xp
-    completed = ModuleType(xp.__name__)
-    completed.__dict__.update({name: getattr(xp, name) for name in dir(xp)}, **composed)
-    return completed
+    root = xp.__name__.removeprefix("array_api_compat.").split(".")[0]
+    name = _BACKEND_OF_ROOT.get(root, xp.__name__)
+    return CLASSES.get(name, Library)(name, xp, composed)
 
 
-def load_imported_backends() -> None:
-    """Load what xformer knows about the libraries that the program has imported by now."""
+def load_imported() -> None:
+    """Load the libraries that the program has imported by now."""
     for name in BACKENDS:
-        if name in sys.modules and f"xformer.backends.{name}" not in sys.modules:
-            _import(name)
+        if name in sys.modules and name not in _LIBRARIES:
+            _load(name)
 
 
 def array_namespace(*arrays: Any) -> Namespace:
@@ -181,20 +216,22 @@ def array_namespace(*arrays: Any) -> Namespace:
     """
     result: Namespace | None = None
     for array in arrays:
-        namespace = _NAMESPACE_OF_TYPE.get(type(array))
-        if namespace is None:
+        namespace = NAMESPACE_OF_TYPE.get(type(array))
+        if namespace is TRACED:
+            namespace = array._namespace
+        elif namespace is None:
             if array is None or isinstance(array, bool | int | float | complex):
                 continue
             namespace = _namespace_of_new_type(array)
         if namespace is _ASK_THE_ARRAY:
-            namespace = array.__array_namespace__()
+            namespace = complete(array.__array_namespace__())
         if result is None or result is namespace:
             result = namespace
         else:
             result = _innermost(result, namespace)
     if result is None:
         if any(hasattr(array, "dtype") for array in arrays):
-            return _import("numpy")  # numpy.float64 is a Python float; it decides only if nothing else does
+            return _load("numpy")  # numpy.float64 is a Python float; it decides only if nothing else does
         types = ", ".join(type(array).__name__ for array in arrays)
         raise BackendError(f"no array among the arguments ({types}); expected at least one array")
     return result
@@ -202,32 +239,33 @@ def array_namespace(*arrays: Any) -> Namespace:
 
 def _namespace_of_new_type(array: Any) -> Namespace:
     """Find the namespace for a type that was not seen before, and remember it."""
-    cls = type(array)
+    cls, namespace = type(array), _ASK_THE_ARRAY
     name = _BACKEND_OF_ROOT.get(cls.__module__.split(".")[0])
     if name is not None and hasattr(array, "dtype") and hasattr(array, "shape"):
-        namespace = _import(name)
+        namespace = _load(name)
     elif hasattr(cls, "__array_namespace__"):
-        namespace = array.__array_namespace__()
-        # Arrays of a trace, and masked arrays, have one class and several namespaces.
-        namespace = complete(namespace) if type(namespace) is ModuleType else _ASK_THE_ARRAY
+        own = array.__array_namespace__()
+        if isinstance(own, ModuleType):  # masked arrays have one class and several namespaces
+            namespace = resolve(own)
     elif not isinstance(array, type) and array_api_compat.is_array_api_obj(array):  # e.g. of Dask
-        namespace = complete(array_api_compat.array_namespace(array))
+        namespace = resolve(array_api_compat.array_namespace(array))
     else:
         raise BackendError(
             f"got a {cls.__module__}.{cls.__name__}; expected an array of {', '.join(BACKENDS)}; use xp.asarray"
         )
-    _NAMESPACE_OF_TYPE[cls] = namespace
+    NAMESPACE_OF_TYPE[cls] = namespace
     return namespace
 
 
 def _innermost(first: Namespace, second: Namespace) -> Namespace:
     """Choose the inner one of two traces of a library, or the one that records; two libraries cannot be mixed."""
-    if backend_name(first) != backend_name(second):
+    names = first.library.name, second.library.name
+    if names[0] != names[1]:
         raise BackendError(
-            f"arrays of {backend_name(first)} and {backend_name(second)} were mixed; move one over, "
-            "e.g. model.to(xp) or xp.asarray(...)"
+            f"arrays of {names[0]} and {names[1]} were mixed; move one over, e.g. model.to(xp) or xp.asarray(...)"
         )
-    return max(first, second, key=lambda xp: (trace_level(xp), type(xp) is not ModuleType))
+    is_inner = (second.trace_level, second.is_trace) > (first.trace_level, first.is_trace)
+    return second if is_inner else first
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
@@ -243,32 +281,3 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
 
 
 _COMPOSED = {"take_along_axis": take_along_axis}
-
-
-def base_namespace(xp: Namespace) -> Namespace:
-    """Return the plain namespace of the library under all traces of `xp`."""
-    while trace_level(xp):
-        xp = xp.base
-    return xp
-
-
-def trace_level(xp: Namespace) -> int:
-    """Return the number of nested differentiations in `xp`: 0 for a plain library."""
-    return 0 if type(xp) is ModuleType else getattr(xp, "trace_level", 0)  # getattr on a module is slow
-
-
-def is_trace(xp: Namespace) -> bool:
-    """Return whether a namespace records what its functions compute, for a derivative or for `jit`."""
-    return type(xp) is not ModuleType and getattr(xp, "is_trace", False)
-
-
-def backend_name(xp: Namespace) -> str:
-    """Return the name of the library behind a namespace.
-
-    That is "numpy", "cupy", "torch", "jax" or "array_api_strict", or the module's own name for another library.
-    """
-    name: str = base_namespace(xp).__name__
-    if name not in _BACKEND_OF_NAMESPACE:
-        root = name.removeprefix("array_api_compat.").split(".")[0]
-        _BACKEND_OF_NAMESPACE[name] = _BACKEND_OF_ROOT.get(root, name)
-    return _BACKEND_OF_NAMESPACE[name]

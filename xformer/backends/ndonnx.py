@@ -1,19 +1,16 @@
-"""Facts about ndonnx, whose arrays are computed by ONNX."""
+"""How xformer uses ndonnx, whose arrays are computed by ONNX."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import Backend, register_backend
+from xformer.backends.library import Library
 
 
-class NdonnxBackend(Backend):
-    """Facts about ndonnx."""
+class NdonnxLibrary(Library, library="ndonnx"):
+    """How xformer uses ndonnx."""
 
     def to_host(self, array: Array) -> Any:
         """Compute the array, which cannot be exported otherwise."""
         return array.unwrap_numpy()
-
-
-register_backend(NdonnxBackend("ndonnx"))

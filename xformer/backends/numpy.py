@@ -1,4 +1,4 @@
-"""Facts about NumPy."""
+"""How xformer uses NumPy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import portable
-from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.array_types import Device, DType
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import KEPT_BYTES, Backend, register_backend
+from xformer.backends.library import KEPT_BYTES, Library
 from xformer.backends.portable import compute_in_float32
 from xformer.errors import BackendError, how_to_install
 
@@ -28,25 +28,28 @@ def bfloat16() -> DType:
         raise BackendError(f"bfloat16 needs ml_dtypes; {how_to_install('ml_dtypes')}") from error
 
 
-class NumpyBackend(Backend):
-    """Facts about NumPy."""
+class NumpyLibrary(Library, library="numpy"):
+    """How xformer uses NumPy."""
 
     is_writable = True
     needs_upcast = True  # bfloat16 * 2.0 is float32, and many functions take no bfloat16 or are slow in 16 bits
 
-    def dtype(self, xp: Namespace, name: str) -> DType:
-        """Return the dtype called `name`; bfloat16 comes from ml_dtypes."""
-        return bfloat16() if name == "bfloat16" else super().dtype(xp, name)
+    @property
+    def bfloat16(self) -> DType:
+        """Return the dtype of ml_dtypes."""
+        return bfloat16()
 
-    def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> Array:
+    def place(self, data: Any, dtype: DType | None, device: Device) -> Array:
         """Return the data itself, cast if necessary."""
         if device not in (None, "cpu"):
             raise BackendError(f"numpy cannot place data on device {device!r}; it knows only 'cpu'")
         return data if dtype is None else data.astype(dtype, copy=False)
 
     def to_host(self, array: Array) -> Any:
-        """Return the array itself; a traced array has no values on the host and raises."""
-        return np.asarray(array)
+        """Return the array itself, but bfloat16 as float32; a traced array has no values on the host and raises."""
+        host = np.asarray(array)
+        is_bfloat16 = host.dtype.kind == "V" and host.dtype.name == "bfloat16"  # names take longer than kinds
+        return host.astype("float32") if is_bfloat16 else host
 
     def is_host_accessible(self, array: Array) -> bool:
         """Return whether the array has values: it is not traced."""
@@ -78,7 +81,7 @@ class NumpyBackend(Backend):
     @compute_in_float32
     def erf(self, x: Array) -> Array:
         """Compute erf by SciPy if it is installed: it takes a tenth of the time."""
-        return _erf()(x)
+        return portable.erf(self, x) if _erf() is None else _erf()(x)
 
     @compute_in_float32
     def scatter_add(self, target: Array, indices: Array, updates: Array) -> Array:
@@ -90,12 +93,12 @@ class NumpyBackend(Backend):
     def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
         """Partition off the k largest values, then sort those."""
         if k == x.shape[-1]:
-            return portable.top_k(x, k)
+            return portable.top_k(self, x, k)
         indices = np.sort(np.argpartition(x, x.shape[-1] - k, axis=-1)[..., -k:], axis=-1)
         values = np.take_along_axis(x, indices, axis=-1)
-        if portable.is_tied(x, values, k):
-            return portable.top_k(x, k)
-        values, order = portable.top_k(values, k)
+        if portable.is_tied(self, x, values, k):
+            return portable.top_k(self, x, k)
+        values, order = portable.top_k(self, values, k)
         return values, np.take_along_axis(indices, order, axis=-1)
 
 
@@ -132,10 +135,7 @@ def _unlock(array: Array) -> None:
 
 
 @functools.cache
-def _erf() -> Callable[[Array], Array]:
+def _erf() -> Any:
     if importlib.util.find_spec("scipy") is None:
-        return portable.erf
+        return None
     return importlib.import_module("scipy.special").erf
-
-
-register_backend(NumpyBackend("numpy"))

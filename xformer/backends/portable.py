@@ -7,34 +7,30 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends.array_types import Array
+from xformer.backends.array_types import Array, Namespace
 from xformer.backends.dtypes import is_half_precision
-from xformer.backends.namespaces import array_namespace
 
 _ERF_TERMS = 34  # enough Taylor and continued-fraction terms for float64 on either side of |x| = 2.2
 _ONE_HOT_ROWS = 512  # updates per one-hot matrix of scatter_add
 
 
 def compute_in_float32(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Upcast float16 and bfloat16 arguments to float32, and round the result once."""
+    """Let a function of a namespace and arrays upcast float16 and bfloat16 to float32, and round the result once."""
 
     @functools.wraps(function)
-    def upcast(*arguments: Any) -> Array:
-        # The first argument may be `self`.
-        array = next(argument for argument in arguments if hasattr(argument, "shape"))
-        xp, dtype = array_namespace(array), array.dtype
+    def upcast(xp: Namespace, *arrays: Any) -> Array:
+        dtype = arrays[0].dtype
         if not is_half_precision(dtype):
-            return function(*arguments)
-        upcasted = (xp.astype(a, xp.float32) if hasattr(a, "shape") and a.dtype == dtype else a for a in arguments)
-        return xp.astype(function(*upcasted), dtype)
+            return function(xp, *arrays)
+        wide = [xp.astype(array, xp.float32) if array.dtype == dtype else array for array in arrays]
+        return xp.astype(function(xp, *wide), dtype)
 
     return upcast
 
 
 @compute_in_float32
-def erf(x: Array) -> Array:
+def erf(xp: Namespace, x: Array) -> Array:
     """Compute erf by its Maclaurin series near zero and its continued fraction elsewhere, to float64 rounding."""
-    xp = array_namespace(x)
     size = xp.abs(x)
     near, far = xp.where(size < 2.2, x, 0.0), xp.clip(size, 2.2, 30.0)  # erf(30) is 1
     square = near * near
@@ -53,9 +49,8 @@ def erf(x: Array) -> Array:
 
 
 @compute_in_float32
-def scatter_add(target: Array, indices: Array, updates: Array) -> Array:
+def scatter_add(xp: Namespace, target: Array, indices: Array, updates: Array) -> Array:
     """Multiply by one-hot matrices: the only way in the bare standard that accumulates repeated rows."""
-    xp = array_namespace(target, updates)
     rows = target.shape[0]
     flat = xp.reshape(updates, (updates.shape[0], math.prod(updates.shape[1:])))
     device = getattr(indices, "device", None)  # some libraries name no devices
@@ -68,14 +63,12 @@ def scatter_add(target: Array, indices: Array, updates: Array) -> Array:
     return xp.reshape(total, target.shape)
 
 
-def top_k(x: Array, k: int) -> tuple[Any, Any]:
+def top_k(xp: Namespace, x: Array, k: int) -> tuple[Any, Any]:
     """Sort everything. CuPy does it this way too: its argpartition is a full sort (array-api issue 629)."""
-    xp = array_namespace(x)
     indices = xp.argsort(x, axis=-1, descending=True, stable=True)[..., :k]
     return xp.take_along_axis(x, indices, axis=-1), indices
 
 
-def is_tied(x: Array, top: Array, k: int) -> bool:
+def is_tied(xp: Namespace, x: Array, top: Array, k: int) -> bool:
     """Return whether a value outside the k largest equals one of them, so that the choice would be arbitrary."""
-    xp = array_namespace(x)
     return bool(xp.any(xp.count_nonzero(x >= xp.min(top, axis=-1, keepdims=True), axis=-1) > k))

@@ -1,4 +1,4 @@
-"""Facts about torch."""
+"""How xformer uses torch."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ import torch
 from torch.utils import _pytree
 
 from xformer.backends import portable
-from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.array_types import Device, DType
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import KEPT_BYTES, RANDOM_BITS, Backend, Table, compute, register_backend
 from xformer.backends.dtypes import dtype_name
-from xformer.backends.namespaces import array_namespace
+from xformer.backends.library import KEPT_BYTES, RANDOM_BITS, Library, Table, compute
+from xformer.backends.namespaces import NAMESPACE_OF_TYPE
 from xformer.backends.portable import compute_in_float32
 
 
-class TorchBackend(Backend):
-    """Facts about torch."""
+class TorchLibrary(Library, library="torch"):
+    """How xformer uses torch."""
 
-    def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> Array:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # torch.compile traces no imports, and compiles again when a dict that it has read has grown.
+        NAMESPACE_OF_TYPE.update(dict.fromkeys((torch.Tensor, torch.nn.Parameter), self))
+
+    def place(self, data: Any, dtype: DType | None, device: Device) -> Array:
         """Inside torch.compile, which traces NumPy, do not ask for flags of the array."""
         if torch.compiler.is_compiling():
             return torch.asarray(data, dtype=dtype, device=device)
-        return super().from_host(xp, data, dtype, device)
+        return super().place(data, dtype, device)
 
-    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
+    def rows_of_table(self, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Inside torch.compile, let the whole table be a constant, so that the rows may be of any number."""
         if not torch.compiler.is_compiling():
             # Not kept, because it may belong to inference mode.
-            return self.from_host(xp, compute(table)[rows], dtype, device)
+            return self.place(compute(table)[rows], dtype, device)
         return _constant_table(table, dtype, device)[rows]
 
     def to_host(self, array: Array) -> Any:
@@ -70,15 +75,15 @@ class TorchBackend(Backend):
             values, indices = torch.sort(x, dim=-1, descending=True, stable=True)
             return values[..., :k], indices[..., :k]
         values, indices = torch.topk(x, k, dim=-1, sorted=True)
-        if portable.is_tied(x, values, k) or bool((values[..., 1:] == values[..., :-1]).any()):
-            return portable.top_k(x, k)
+        if portable.is_tied(self, x, values, k) or bool((values[..., 1:] == values[..., :-1]).any()):
+            return portable.top_k(self, x, k)
         return values, indices
 
-    def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+    def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw on the device of the mask; on the CPU by NumPy, since torch's generator takes only 32 bits of a key."""
         target = torch.device(device or "cpu")
         if target.type == "cpu":
-            return super().bernoulli(xp, key, threshold, shape, device)
+            return super().random_mask(key, threshold, shape, device)
         generator = torch.Generator(device=target).manual_seed(key % 2**63)
         bits = torch.randint(0, 2**RANDOM_BITS, shape, generator=generator, device=target, dtype=torch.int32)
         return bits < threshold
@@ -100,9 +105,6 @@ def _constant_table(table: Table, dtype: DType, device: Device) -> Array:
 
 
 torch.compiler.assume_constant_result(_constant_table)
-register_backend(TorchBackend("torch"))
-# Fill caches: torch.compile traces no imports, and compiles again when a dict that it has read has grown.
-array_namespace(torch.empty(0), torch.nn.Parameter())
 for _dtype in vars(torch).values():
     if isinstance(_dtype, torch.dtype):
         dtype_name(_dtype)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.backends import dtype_named, resolve
+from xformer.backends import resolve
 from xformer.benchmarks.interleaved import DTYPES, Workload, dtype_of, interleaved_benchmark
 from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
 from xformer.benchmarks.report import format_table, machine_line, make_run
@@ -131,7 +131,7 @@ def _check_suite(
     for index, backend in enumerate(backends):
         if backend in backends[:index]:
             raise ConfigError(f"--backend {backend} is given twice; expected each library once")
-        dtype_named(resolve(backend), dtype)
+        resolve(backend).dtype_named(dtype)
     cores = num_threads()
     if threads is not None and threads > cores:
         raise ConfigError(f"--threads is {threads}; expected at most {cores}, the threads of this process")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, backend_name, device, from_host, to_host
+from xformer.backends import Array, array_namespace, device, to_host
 from xformer.tree import flatten
 
 Item = TypeVar("Item")
@@ -195,7 +195,7 @@ def buckets(arrays: Sequence[Any], max_bytes: int = _BUCKET_BYTES) -> Iterator[l
 
 def _like(host: Any, array: Array) -> Array:
     """Return a NumPy array as an array of the library, dtype and device of another one."""
-    return from_host(array_namespace(array), host, dtype=array.dtype, device=device(array))
+    return array_namespace(array).from_host(host, dtype=array.dtype, device=device(array))
 
 
 # --- bfloat16 -------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _in_blocks(function: Any, x: Any, dtype: str) -> Any:
     xp = array_namespace(x)
     out = xp.empty(x.shape, dtype=getattr(xp, dtype))
     source, target = x.reshape(-1), out.reshape(-1)
-    step = _BLOCK if backend_name(xp) == "numpy" else max(1, source.size)
+    step = _BLOCK if xp.name == "numpy" else max(1, source.size)
     for start in range(0, source.size, step):
         target[start : start + step] = function(source[start : start + step])
     return out

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ import spox.opset.ai.onnx.v20 as op
 from onnx import numpy_helper
 from spox import Tensor, Var, argument
 
-from xformer.backends.array_types import Array, Device, DType, Namespace
-from xformer.backends.backend import Backend, Table, compute, register_backend
+from xformer.backends.array_types import Array, Device, DType
+from xformer.backends.library import Library, Table, compute
 from xformer.errors import BackendError
 from xformer.tracing.tracer import Tracer
 
@@ -258,12 +259,10 @@ def _reduction(function: Callable[..., Var]) -> Callable[..., Tracer]:
     return reduce
 
 
-class OnnxNamespace:
+class OnnxNamespace(Library, library="onnx"):
     """Functions of the Array API standard and operators, as many as models need, on traced arrays."""
 
-    __name__ = "onnx"
     is_trace = True
-    trace_level = 0
 
     int8, int32, int64 = (np.dtype(name) for name in ("int8", "int32", "int64"))
     bool, float32, float64 = (np.dtype(name) for name in ("bool", "float32", "float64"))
@@ -280,8 +279,16 @@ class OnnxNamespace:
         """Refuse: values are known when the graph runs."""
         raise BackendError(f"{use} reads a value of an ONNX graph while the graph is written; use functions of xp")
 
-    def check_range(self, x: Tracer, size: int, check: Any) -> None:
+    def check_range(self, x: Array, size: int, check: Any) -> None:
         """Check nothing: onnxruntime raises an error for indices out of range."""
+
+    def place(self, data: Any, dtype: DType | None, device: Device) -> Array:
+        """Return a constant of the graph."""
+        return self.asarray(data, dtype=dtype)
+
+    def rows_of_table(self, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
+        """Let the whole table be a constant, so that the graph takes rows of any number."""
+        return self.asarray(compute(table), dtype=dtype)[rows]
 
     # --- creation
 
@@ -463,7 +470,7 @@ class OnnxNamespace:
     def take_along_axis(self, x: Tracer, indices: Tracer, *, axis: int = -1) -> Tracer:
         return traced(op.gather_elements(var_of(x), var_of(indices), axis=axis), indices.shape, x.dtype)
 
-    def top_k(self, x: Tracer, k: int) -> tuple[Tracer, Tracer]:
+    def top_k(self, x: Any, k: int) -> tuple[Tracer, Tracer]:
         values, indices = op.top_k(var_of(x), _vector([k]), axis=-1)
         shape = (*x.shape[:-1], k)
         return traced(values, shape, x.dtype), traced(indices, shape, np.int64)
@@ -484,29 +491,14 @@ class OnnxNamespace:
 
     operator_matmul = matmul
 
-    def scatter_add(self, target: Tracer, indices: Tracer, updates: Tracer) -> Tracer:
+    def scatter_add(self, target: Any, indices: Any, updates: Any) -> Tracer:
         """Add by `ScatterND`."""
         rows = self.expand_dims(indices, axis=1)
         added = op.scatter_nd(var_of(target), var_of(rows), var_of(updates), reduction="add")
         return traced(added, target.shape, target.dtype)
 
 
-NAMESPACE: Any = OnnxNamespace()
-
-
-class OnnxBackend(Backend):
-    """Facts about ONNX graphs."""
-
-    def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> Array:
-        """Return a constant of the graph."""
-        return NAMESPACE.asarray(data, dtype=dtype)
-
-    def rows_of_table(self, xp: Namespace, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
-        """Let the whole table be a constant, so that the graph takes rows of any number."""
-        return NAMESPACE.asarray(compute(table), dtype=dtype)[rows]
-
-
-register_backend(OnnxBackend("onnx"))
+NAMESPACE: Any = OnnxNamespace("onnx", SimpleNamespace(__name__="onnx"))
 
 
 # --- inputs and parameters --------------------------------------------------------------------------------------------

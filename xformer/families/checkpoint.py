@@ -19,11 +19,7 @@ from xformer.backends import (
     Array,
     Device,
     DType,
-    backend_name,
-    default_float,
     dtype_name,
-    dtype_named,
-    from_host,
     resolve,
     to_host,
 )
@@ -207,12 +203,12 @@ def load_pretrained(
         return for_inference(load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
     checkpoint = open_checkpoint(path)
     xp, requested = resolve(xp), dtype
-    dtype = default_float(xp, restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
+    dtype = xp.default_float(restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
     converters: dict[str, Callable[[Array], Any]] = {}
     keep_blocks = False
-    if backend_name(xp) == "numpy" and quantize is not None:
+    if xp.name == "numpy" and quantize is not None:
         dtype = xp.float32
-    if backend_name(xp) == "numpy" and dtype_name(dtype) == "float32":
+    if xp.name == "numpy" and dtype_name(dtype) == "float32":
         pack = pack and native.is_available()
         if pack or quantize is not None:
             converters = inference_weights_of(checkpoint.model, quantize, packed=pack)
@@ -275,14 +271,14 @@ def _read_parameters(
             elif parameter in converters:  # which copy it, so that the file stays as it is
                 arrays[parameter] = converters[parameter](np.asarray(weight, dtype=dtype))
             else:
-                arrays[parameter] = from_host(xp, np.array(weight, order="C"), dtype=dtype, device=device)
+                arrays[parameter] = xp.from_host(np.array(weight, order="C"), dtype=dtype, device=device)
         with lock:
             num_read += sum(int(np.prod(shape)) for shape in expected)
             if progress is not None:
                 progress(num_read, num_values)
 
     # Other libraries have settings for each thread, such as the default device.
-    with contextlib.nullcontext() if backend_name(xp) == "numpy" else run_serially():
+    with contextlib.nullcontext() if xp.name == "numpy" else run_serially():
         parallel_map(read, layouts)
     return arrays
 
@@ -352,7 +348,7 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
     for name, (layout, names) in family.layouts_of(model).items():
         x: Any = np.asarray(layout.join([to_host(parameters[parameter]) for parameter in names]), order="C")
         if dtype_name(parameters[names[0]].dtype) == "bfloat16":
-            x = x.astype(dtype_named(np, "bfloat16"))
+            x = x.astype(resolve("numpy").dtype_named("bfloat16"))
         tensors[name] = x
     for name, other in family.tied.items():  # config.json may say that a tied model is not: write both tensors
         is_copied = has_output and values.get("tie_word_embeddings") is False

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import array_namespace, base_namespace, device, from_host
+from xformer.backends import array_namespace, device
 from xformer.models.base import BaseModel
 from xformer.tree import replace
 
@@ -56,4 +56,4 @@ def _feature_axis(name: str) -> int | None:
 
 def _take(x: Any, order: Any, axis: int) -> Any:
     xp = array_namespace(x)
-    return xp.take(x, from_host(base_namespace(xp), order, device=device(x)), axis=axis)
+    return xp.take(x, xp.from_host(order, device=device(x)), axis=axis)

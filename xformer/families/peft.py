@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from xformer.backends import array_namespace, device, dtype_name, from_host, to_host
+from xformer.backends import array_namespace, device, dtype_name, to_host
 from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families.family import FAMILIES, Family
 from xformer.families.layouts import Layout
@@ -174,7 +174,7 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
 def _weight(base: Any, scaling: float, *arrays: Any) -> LoraWeight:
     like: Any = base.scales if isinstance(base, QuantizedWeight) else base
     options: dict[str, Any] = {"dtype": dtype_name(like.dtype), "device": device(like)}
-    a, b, *magnitude = (from_host(array_namespace(like), np.ascontiguousarray(x), **options) for x in arrays)
+    a, b, *magnitude = (array_namespace(like).from_host(np.ascontiguousarray(x), **options) for x in arrays)
     return LoraWeight.make(base, a, b, scaling, *magnitude)
 
 

@@ -15,10 +15,8 @@ from xformer.backends import (
     Namespace,
     accumulation_dtype,
     array_namespace,
-    base_namespace,
     device,
     from_host,
-    index_dtype,
     to_host,
 )
 from xformer.config import integers
@@ -250,11 +248,11 @@ class GenerationBatch:
     @functools.cached_property
     def xp(self) -> Namespace:
         """Array namespace of the model."""
-        return base_namespace(array_namespace(self.parameter))
+        return array_namespace(self.parameter).library
 
     def to_device(self, numbers: Any) -> Array:
         """Move ids or indices to the device of the model."""
-        return from_host(self.xp, numbers, dtype=index_dtype(self.xp), device=device(self.parameter))
+        return self.xp.from_host(numbers, dtype=self.xp.index_dtype, device=device(self.parameter))
 
     def rows(self) -> Rows:
         """Return the rows of the first step, one for each input."""
@@ -370,7 +368,7 @@ def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, Array | None]:
     if not is_list or model.config.source_padding_id is not None or len(set(map(len, inputs))) < 2:
         return source, None
     is_token = pad([[1] * len(row) for row in inputs], 0)
-    mask = from_host(array_namespace(source), is_token, device=device(source)) == 1
+    mask = array_namespace(source).from_host(is_token, device=device(source)) == 1
     return source, mask[:, None, None, :]
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host
+from xformer.backends import Array, array_namespace, device
 from xformer.generation.batch import GenerationBatch, NextTokens, SampleRequest
 from xformer.generation.sampling import choose
 from xformer.generation.steps import DecodingSteps, prefill
@@ -212,7 +212,7 @@ def _take(logits: Array, rows: Any) -> Array:
     if last - first == len(rows):
         return logits if len(rows) == logits.shape[0] else logits[first:last, ...]
     xp = array_namespace(logits)
-    return xp.take(logits, from_host(xp, rows, dtype="int64", device=device(logits)), axis=0)
+    return xp.take(logits, xp.from_host(rows, dtype="int64", device=device(logits)), axis=0)
 
 
 def _power_of_two(count: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host
+from xformer.backends import Array, array_namespace, device
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError
 from xformer.generation.processors import Rows
@@ -106,7 +106,7 @@ class Grammar:
         bits = np.unpackbits(masks.view(np.uint8), axis=1, count=self._num_tokens, bitorder="little")
         allowed[:, : self._num_tokens] = bits
         xp = array_namespace(logits)
-        return xp.where(from_host(xp, allowed, device=device(logits)), logits, -np.inf)
+        return xp.where(xp.from_host(allowed, device=device(logits)), logits, -np.inf)
 
 
 def check_json_schema(name: str, schema: Mapping[str, Any] | bool | str) -> None:

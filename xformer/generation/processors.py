@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, extra, from_host, index_dtype, to_host, to_host_together
+from xformer.backends import Array, array_namespace, device, extra, to_host, to_host_together
 from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.generation.config import LengthLimits
 from xformer.models.token_ids import check_one_each, check_tokens
@@ -104,8 +104,8 @@ class Rows:
         """Return tokens and lengths in the library and on the device of an array."""
         if "_arrays" not in self.__dict__:
             xp = array_namespace(like)
-            options: Any = {"dtype": index_dtype(xp), "device": device(like)}
-            self.__dict__["_arrays"] = tuple(from_host(xp, x, **options) for x in (self.tokens, self.lengths))
+            options: Any = {"dtype": xp.index_dtype, "device": device(like)}
+            self.__dict__["_arrays"] = tuple(xp.from_host(x, **options) for x in (self.tokens, self.lengths))
         arrays: tuple[Array, Array] = self.__dict__["_arrays"]
         return arrays
 
@@ -206,7 +206,7 @@ class FrequencyPenalty:
         """Return the changed logits."""
         xp, (tokens, _) = array_namespace(logits), rows.on_device(logits)
         longest, dtype = tokens.shape[1], tokens.dtype
-        starts = from_host(xp, longest - rows.lengths + rows.starts, dtype=dtype, device=device(logits))
+        starts = xp.from_host(longest - rows.lengths + rows.starts, dtype=dtype, device=device(logits))
         columns = xp.arange(longest, dtype=dtype, device=device(logits))
         counts = count_tokens(tokens, columns[None, :] >= starts[:, None], logits)
         return logits - self.frequency * counts - self.presence * xp.astype(counts > 0.0, logits.dtype)
@@ -271,14 +271,14 @@ class SuppressTokens:
         if self._mask is None:
             mask = np.zeros((1, logits.shape[-1]), dtype=np.bool_)
             mask[0, self.tokens] = True
-            self._mask = from_host(array_namespace(logits), mask, device=device(logits))
+            self._mask = array_namespace(logits).from_host(mask, device=device(logits))
         return self._mask
 
     def suppress(self, logits: Array, rows: Any = None) -> Array:
         """Mask the tokens in all rows, or in those that a boolean array (rows,) of NumPy selects."""
         xp, mask = array_namespace(logits), self.mask(logits)
         if rows is not None and not rows.all():
-            mask = mask & from_host(xp, rows[:, None], device=device(logits))
+            mask = mask & xp.from_host(rows[:, None], device=device(logits))
         return xp.where(mask, -math.inf, logits)
 
     def __call__(self, logits: Array, rows: Rows) -> Array:
@@ -339,7 +339,7 @@ class LogitBias:
         if self._array is None:
             bias = np.zeros((1, logits.shape[-1]))
             bias[0, list(self.biases)] = list(self.biases.values())
-            self._array = from_host(array_namespace(logits), bias, dtype=logits.dtype, device=device(logits))
+            self._array = array_namespace(logits).from_host(bias, dtype=logits.dtype, device=device(logits))
         return logits + self._array
 
 
@@ -355,7 +355,7 @@ class SequenceBias:
         for row, index in enumerate(rows.inputs.tolist()):
             for token, weight in phrase_weights(self.phrases[index], rows.history(row)).items():
                 bias[row, token] = self.strength * weight
-        return logits + from_host(array_namespace(logits), bias, dtype=logits.dtype, device=device(logits))
+        return logits + array_namespace(logits).from_host(bias, dtype=logits.dtype, device=device(logits))
 
 
 def check_sequence_bias(
@@ -475,7 +475,7 @@ class StopSequences:
         xp, longest = array_namespace(tokens), tokens.shape[1]
         ends = lengths < 0
         for sequence in (each for each in self.sequences if len(each) <= longest):
-            stop = from_host(xp, [sequence], dtype=index_dtype(xp), device=device(tokens))
+            stop = xp.from_host([sequence], dtype=xp.index_dtype, device=device(tokens))
             ends = ends | xp.all(tokens[:, longest - len(sequence) :] == stop, axis=1)
         return ends
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from xformer.backends import Array, array_namespace, device, from_host, to_host
+from xformer.backends import Array, array_namespace, device, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.models import Transformer
 from xformer.models.token_ids import ids_of, pad, padding_mask
@@ -141,7 +141,7 @@ class CoveragePenalty:
     def __call__(self, hypotheses: Sequence[UnscoredHypothesis]) -> list[float]:
         """Return the penalty of each hypothesis."""
         config, xp = self.model.config, array_namespace(self.source)
-        rows = from_host(xp, [each.input_index for each in hypotheses], dtype="int64", device=device(self.source))
+        rows = xp.from_host([each.input_index for each in hypotheses], dtype="int64", device=device(self.source))
         source = xp.take(self.source, rows, axis=0)
         # The last token predicts nothing unless eos follows.
         targets = [[config.bos_id, *each.tokens][: len(each.tokens) + int(each.has_eos)] for each in hypotheses]
@@ -153,7 +153,7 @@ class CoveragePenalty:
         weights = mean_attention(self.model.cross_attention_weights(source, padded, lengths=lengths, **options))
         if mask is not None:  # padding has received enough attention
             weights = xp.where(mask[:, 0, :, :], weights, 1.0)
-        is_token = from_host(xp, pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
+        is_token = xp.from_host(pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
         received = to_host(xp.sum(xp.where(xp.expand_dims(is_token, axis=-1), weights, 0.0), axis=1)).tolist()
         return [
             self.beta * sum(math.log(max(min(attention, 1.0), _MIN_ATTENTION)) for attention in attentions)

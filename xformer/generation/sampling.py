@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host, index_dtype, to_host, to_host_together
+from xformer.backends import Array, array_namespace, device, to_host, to_host_together
 from xformer.generation.batch import GenerationBatch, NextTokens, SampleRequest
 from xformer.generation.config import GenerationConfig
 from xformer.generation.processors import Rows
@@ -188,8 +188,8 @@ def draw(logits: Array, uniforms: Sequence[float]) -> Array:
     # Parallel sums may be uneven by a rounding error, so a token's own probability has to be above zero as well.
     cumulative = xp.where(probabilities > 0.0, xp.cumulative_sum(probabilities, axis=-1), -1.0)
     largest = 1.0 - 0.5 * float(xp.finfo(logits.dtype).eps)  # below 1 in this dtype too
-    thresholds = from_host(
-        xp, [[min(uniform, largest)] for uniform in uniforms], dtype=logits.dtype, device=device(logits)
+    thresholds = xp.from_host(
+        [[min(uniform, largest)] for uniform in uniforms], dtype=logits.dtype, device=device(logits)
     )
     reached = cumulative > thresholds * xp.max(cumulative, axis=-1, keepdims=True)
     return xp.argmax(xp.astype(reached, xp.int32), axis=-1)  # the first
@@ -329,4 +329,4 @@ class DraftModel:
     def _to_device(self, tokens: Sequence[int]) -> Array:
         like = next(array for _, array in self.model.named_parameters())
         xp = array_namespace(like)
-        return from_host(xp, [list(tokens)], dtype=index_dtype(xp), device=device(like))
+        return xp.from_host([list(tokens)], dtype=xp.index_dtype, device=device(like))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, assign, device, from_host
+from xformer.backends import Array, array_namespace, assign, device
 from xformer.errors import JitError
 from xformer.generation.batch import GenerationBatch, Sources
 from xformer.layers.cache import DecodingCache, with_size
@@ -105,7 +105,7 @@ class DecodingSteps:
         self._new_program = None if is_observing() else compiler(xp)
         is_ragged = min(lengths) < max(lengths)
         self._is_fixed = is_ragged or (self._is_fixed and self._new_program is not None)
-        options = {"lengths": from_host(xp, lengths, dtype="int64", device=device(tokens))} if is_ragged else {}
+        options = {"lengths": xp.from_host(lengths, dtype="int64", device=device(tokens))} if is_ragged else {}
         return self._model.decode_step(tokens, self.cache, **options)
 
     def step(self, tokens: Array, *, all_logits: bool = False) -> Array:
@@ -140,8 +140,8 @@ class DecodingSteps:
         self._fit(0)
         self._lengths = np.maximum(0, self._lengths - counts)
         lengths = self.cache.lengths
-        lengths = from_host(
-            array_namespace(lengths), self._lengths.tolist(), dtype=lengths.dtype, device=device(lengths)
+        lengths = array_namespace(lengths).from_host(
+            self._lengths.tolist(), dtype=lengths.dtype, device=device(lengths)
         )
         self.cache.lengths = assign(self.cache.lengths, lengths)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host, to_host
+from xformer.backends import Array, array_namespace, device, to_host
 from xformer.config import check_count
 from xformer.errors import ConfigError, ShapeError
 from xformer.interpret.checks import check_model
@@ -156,7 +156,7 @@ def _mean_attention(model: LanguageModel | Encoder, ids: Any, keys: Any) -> Arra
         raise ShapeError(f"tokens of shape {ids.shape} have no such pair of positions; expected at least one")
     weights = _weights(model, ids)
     xp = array_namespace(weights)
-    selected = xp.astype(from_host(xp, keys, device=device(weights)), weights.dtype)
+    selected = xp.astype(xp.from_host(keys, device=device(weights)), weights.dtype)
     return xp.sum(weights * selected[None, :, None, :, :], axis=(1, 3, 4)) / count
 
 

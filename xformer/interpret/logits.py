@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host, to_host
+from xformer.backends import Array, array_namespace, device, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.interpret.checks import check_model
 from xformer.layers import LayerNorm, RMSNorm
@@ -176,4 +176,4 @@ def _one_hot(tokens: Any, name: str, vocab_size: int, like: Array) -> Array:
     if len(ids) != num_rows:
         raise DataError(f"{name} has {len(ids)} tokens for {num_rows} rows; expected one each, or an integer for all")
     rows = np.asarray(ids, dtype=np.int64).reshape(-1, 1) == np.arange(vocab_size)
-    return xp.astype(from_host(xp, rows, device=device(like)), like.dtype)
+    return xp.astype(xp.from_host(rows, device=device(like)), like.dtype)

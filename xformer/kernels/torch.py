@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from xformer.backends import is_host_accessible
+from xformer.backends import array_namespace
 from xformer.ops.adam import Settings, slots, updated, writable
 from xformer.ops.attention import causal_mask, with_repeated_heads
 from xformer.ops.experts import sliced_forward, sliced_vjp
@@ -280,7 +280,8 @@ def _embedding_why_not(weight: Any, ids: Any, **options: Any) -> str | None:
 
 
 def _expert_why_not(x: Any, expert_indices: Any, *arrays: Any, **options: Any) -> str | None:
-    return None if is_host_accessible(expert_indices) else "expert_indices cannot be read, or only after a wait"
+    is_readable = array_namespace(expert_indices).is_host_accessible(expert_indices)
+    return None if is_readable else "expert_indices cannot be read, or only after a wait"
 
 
 # --- linear -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from xformer import native
-from xformer.backends import Array, array_namespace, assign, device, from_host, is_writable
+from xformer.backends import Array, array_namespace, assign, device
 from xformer.errors import ConfigError, JitError, ShapeError
 from xformer.layers.embedding import InputEmbedding
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
@@ -69,7 +69,7 @@ class KVCache:
         if self.key is None or self.value is None:
             raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
         copied = KVCache(*(with_size(x, max_length, copy=True) for x in (self.key, self.value)))
-        copied.is_own = is_writable(self.key)
+        copied.is_own = array_namespace(self.key).is_writable
         return copied
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
@@ -92,7 +92,7 @@ class KVCache:
         else:
             self._key = _concat_in_place(self._key, self._length, key)
             self._value = _concat_in_place(self._value, self._length, value)
-            self.is_own = is_writable(key)
+            self.is_own = array_namespace(key).is_writable
         self._length += length
         return self._valid(self._key), self._valid(self._value)
 
@@ -101,7 +101,7 @@ class KVCache:
         if self._key is not None and self._value is not None:
             xp = array_namespace(self._key)
             self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
-            self.is_own = is_writable(self._key)
+            self.is_own = array_namespace(self._key).is_writable
 
     def put(self, rows: Sequence[int], other: KVCache, size: int | None = None) -> None:
         """Replace rows by those of another cache.
@@ -115,7 +115,7 @@ class KVCache:
         if self.key is not None:
             size = size or max(x.shape[2] for x in pairs[0])
             self._key, self._value = (put_rows(with_size(x, size), rows, with_size(y, size)) for x, y in pairs)
-            self._length, self.is_own = size, is_writable(self._key)
+            self._length, self.is_own = size, array_namespace(self._key).is_writable
 
     def move(self, targets: Array, sources: Array) -> None:
         """Copy the rows `sources` to the rows `targets` in place. Requires `is_own`."""
@@ -134,7 +134,7 @@ class KVCache:
     def _write(self, old: Any, new: Array) -> Array:
         """Return the array with new tokens in the slots, in place if the library allows it."""
         xp, (rows, heads, length, features) = array_namespace(old, new), old.shape
-        if is_writable(old):
+        if array_namespace(old).is_writable:
             vectors = xp.reshape(old, (rows * heads * length, features))
             vectors[self.slots, :] = xp.reshape(new, (rows * heads * new.shape[2], features))
             return old
@@ -155,7 +155,7 @@ def _concat_in_place(old: Array, length: int, new: Array) -> Array:
             f"new keys or values have shape {tuple(new.shape)}; expected ({rows}, {heads}, new tokens, {features}), as "
             "the cache has"
         )
-    if not (is_writable(old) and old.dtype == new.dtype):
+    if not (array_namespace(old).is_writable and old.dtype == new.dtype):
         return xp.concat([old[:, :, :length, :], new], axis=2)
     if end > old.shape[2]:
         rows, heads, _, features = old.shape
@@ -422,7 +422,7 @@ class DecodingCache:
             layer.cross_attention = KVCache(with_size(key, size), with_size(value, size))
 
     def _indices(self, numbers: Sequence[int]) -> Array:
-        return from_host(array_namespace(self._like), list(numbers), dtype="int64", device=device(self._like))
+        return array_namespace(self._like).from_host(list(numbers), dtype="int64", device=device(self._like))
 
     # --- Programs -----------------------------------------------------------------------------------------------------
 
@@ -492,13 +492,13 @@ def with_size(x: Any, size: int, axis: int = 2, fill: int = 0, *, copy: bool = F
 def put_rows(x: Any, rows: Sequence[int], values: Array) -> Any:
     """Return x with other rows, in place if the library allows it."""
     xp, indices = array_namespace(x), list(rows)
-    if not is_writable(x):
+    if not array_namespace(x).is_writable:
         indices = list(range(x.shape[0]))
         for index, row in enumerate(rows):
             indices[row] = x.shape[0] + index
         x = xp.concat([x, values], axis=0)
-    at = from_host(xp, indices, dtype="int64", device=device(x))
-    if not is_writable(x):
+    at = xp.from_host(indices, dtype="int64", device=device(x))
+    if not array_namespace(x).is_writable:
         return xp.take(x, at, axis=0)
     x[at, ...] = values
     return x

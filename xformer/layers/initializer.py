@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, Device, DType, default_float, from_host, resolve
+from xformer.backends import Array, Device, DType, resolve
 from xformer.config import check_count
 from xformer.errors import ConfigError, check_arguments
 from xformer.random import Rng
@@ -40,7 +40,7 @@ class Initializer:
         self, xp: Any = "numpy", *, seed: int | Rng | None = 0, dtype: DType | str | None = None, device: Device = None
     ):
         self.xp = resolve(xp)
-        self.dtype = default_float(self.xp, dtype)
+        self.dtype = self.xp.default_float(dtype)
         self.device = device
         self._rng = seed if seed is None or isinstance(seed, Rng) else Rng(seed).fold_in("parameters")
         self._num_draws = 0
@@ -87,7 +87,7 @@ class Initializer:
         return self.full(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold_in(self._num_draws)))
 
     def _array(self, values: Any) -> Array:
-        return from_host(self.xp, values, dtype=self.dtype, device=self.device)
+        return self.xp.from_host(values, dtype=self.dtype, device=self.device)
 
 
 def _check_sizes(shape: tuple[int, ...]) -> None:

@@ -20,11 +20,10 @@ from xformer.backends import (
     DType,
     Namespace,
     array_namespace,
-    backend_of,
-    base_namespace,
     device,
     dtype_name,
     is_half_precision,
+    resolve,
 )
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.initializer import Init, initializer
@@ -108,8 +107,7 @@ def sinusoidal(
         raise ConfigError(f"length is {length}; expected at least 0")
     name = "float32" if is_half_precision(dtype) else dtype_name(dtype)
     table = _sinusoidal_table, (_table_rows(start + length), d_model, name, layout)
-    base = base_namespace(xp)
-    return backend_of(base).rows_of_table(base, table, slice(start, start + length), dtype, device)
+    return resolve(xp).rows_of_table(table, slice(start, start + length), dtype, device)
 
 
 def _table_rows(length: int) -> int:
@@ -345,14 +343,14 @@ class Rotary(Module):
             like: Array of the library, dtype and device.
             sizes: Length of the text of each position, as for `RelativePositions.terms`; default start + length.
         """
-        xp, end = base_namespace(array_namespace(like)), start + length
+        xp, end = array_namespace(like).library, start + length
         name = "float64" if is_half_precision(like.dtype) else dtype_name(like.dtype)
         scaling = tuple((key, tuple(x) if isinstance(x, list) else x) for key, x in (self.scaling or {}).items())
 
         def rows(function: str, num_positions: int) -> Array:
             arguments = function, _table_rows(end), self.features, self.base, scaling, num_positions, name
             table = _rotary_table, arguments
-            return backend_of(xp).rows_of_table(xp, table, slice(start, end), like.dtype, device(like))
+            return xp.rows_of_table(table, slice(start, end), like.dtype, device(like))
 
         if self.scaling is None or self.scaling.get("rope_type") != "longrope":
             return Rotation(rows("cos", 1), rows("sin", 1))
@@ -511,9 +509,9 @@ class ALiBi(Module):
 
     def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
-        xp = base_namespace(array_namespace(like))
+        xp = array_namespace(like).library
         slopes = _alibi_table, (_table_rows(keys), tuple(self.slopes), dtype_name(like.dtype))
-        table = backend_of(xp).rows_of_table(xp, slopes, slice(None), like.dtype, device(like))
+        table = xp.rows_of_table(slopes, slice(None), like.dtype, device(like))
         distances = _distances(xp, queries, keys, device(like))
         bias = xp.take(table, xp.reshape(xp.abs(distances), (queries * keys,)), axis=1)
         bias = xp.reshape(bias, (self.num_heads, queries, keys))
@@ -563,9 +561,9 @@ class RelativeBias(Module):
     def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
         xp, rows = array_namespace(self.weight), _table_rows(keys)
-        base, at = base_namespace(xp), device(self.weight)
+        base, at = xp.library, device(self.weight)
         arguments = rows, self.weight.shape[0], self.max_distance, self.bidirectional
-        table = backend_of(base).rows_of_table(base, (_bucket_table, arguments), slice(None), None, at)
+        table = base.rows_of_table((_bucket_table, arguments), slice(None), None, at)
         distances = base.reshape(_distances(base, queries, keys, at), (queries * keys,))
         buckets = base.reshape(base.take(table, distances + (rows - 1), axis=0), (queries, keys))
         return PositionTerms(bias=xp.permute_dims(embedding(self.weight, buckets), (2, 0, 1)))
@@ -603,10 +601,10 @@ class RelativeEmbedding(Module):
 
     def __call__(self, length: int) -> Array:
         """Return the vectors of the distances 1 - length, ..., length - 1 from key to query, (distances, d_model)."""
-        xp, rows = base_namespace(array_namespace(self.weight)), _table_rows(length)
+        xp, rows = array_namespace(self.weight).library, _table_rows(length)
         table = _log_bucket_table, (rows, self.weight.shape[0], self.max_distance)
         window = slice(rows - length, rows + length - 1)
-        buckets = backend_of(xp).rows_of_table(xp, table, window, None, device(self.weight))
+        buckets = xp.rows_of_table(table, window, None, device(self.weight))
         return self.norm(embedding(self.weight, buckets))
 
 

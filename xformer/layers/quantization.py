@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from xformer import native
-from xformer.backends import Array, array_namespace, backend_name, dtype_name
+from xformer.backends import Array, array_namespace, dtype_name
 from xformer.errors import ConfigError
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.embedding import Embedding
@@ -80,7 +80,7 @@ def pack(module: AnyModule) -> AnyModule:
             return layer
         weight: Any = layer.weight
         array = weight.elements if isinstance(weight, QuantizedWeight) else weight
-        if backend_name(array_namespace(array)) != "numpy" or dtype_name(weight.dtype) != "float32":
+        if array_namespace(array).name != "numpy" or dtype_name(weight.dtype) != "float32":
             return layer
         return with_fields(layer, weight=_packed(layer, weight))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xformer.backends import Array, array_namespace, device, dtype_name, index_dtype, to_library_of
+from xformer.backends import Array, array_namespace, device, dtype_name, to_library_of
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import (
     Embedding,
@@ -302,7 +302,7 @@ class Encoder(EncoderBase, init=False):
             return x
         if token_types is None:
             xp = array_namespace(x)
-            return x + self.token_types(xp.zeros((1,), dtype=index_dtype(xp), device=device(x)))
+            return x + self.token_types(xp.zeros((1,), dtype=xp.index_dtype, device=device(x)))
         types = as_token_ids(token_types, "token type", self.config.num_token_types, self._parameter)
         if tuple(types.shape) != tuple(x.shape[:2]):
             raise ShapeError(f"token_types has shape {tuple(types.shape)}; expected {tuple(x.shape[:2])}")

@@ -10,10 +10,8 @@ from xformer.backends import (
     Array,
     array_namespace,
     as_array,
-    base_namespace,
     device,
     dtype_name,
-    from_host,
     is_floating,
     to_library_of,
 )
@@ -92,8 +90,7 @@ class ImageEncoder(EncoderBase, init=False):
         table = self.input.positions.weight  # type: ignore[union-attr] # the configuration has learned positions
         xp, side, d_model = array_namespace(table), self.config.image_size // self.config.patch_size, table.shape[1]
         down, across = (
-            from_host(base_namespace(xp), bicubic(side, count), dtype=table.dtype, device=device(table))
-            for count in (rows, columns)
+            xp.from_host(bicubic(side, count), dtype=table.dtype, device=device(table)) for count in (rows, columns)
         )
         x = xp.matmul(down, xp.reshape(table[1:, :], (side, side * d_model)))
         x = xp.matmul(across, xp.reshape(x, (rows, side, d_model)))

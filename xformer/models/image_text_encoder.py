@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, is_host_accessible, to_host
+from xformer.backends import Array, array_namespace, to_host
 from xformer.errors import DataError
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
@@ -141,7 +141,7 @@ class ImageTextEncoder(BaseModel, init=False):
     def _check_ends(self, ids: Array) -> None:
         """Raise DataError if a text lacks its eos_id, where reading values is cheap."""
         eos_id = self.config.text.eos_id
-        if eos_id is None or not is_host_accessible(ids):
+        if eos_id is None or not array_namespace(ids).is_host_accessible(ids):
             return
         has_eos = np.any(to_host(ids) == eos_id, axis=1)
         if not has_eos.all():

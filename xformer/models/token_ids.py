@@ -12,11 +12,8 @@ from xformer.backends import (
     Array,
     array_namespace,
     as_array,
-    check_range,
     dtype_name,
-    index_dtype,
     is_floating,
-    is_host_accessible,
     is_integer,
     to_host,
     to_library_of,
@@ -52,7 +49,7 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
         return to_library_of(data, like, subject, dtype=like.dtype)
     _check_ids(data, name)
     data = _signed(data)
-    check_range(data, vocab_size, lambda ids: _check_range(ids, name, vocab_size))
+    array_namespace(data).check_range(data, vocab_size, lambda ids: _check_range(ids, name, vocab_size))
     return to_library_of(data, like, subject)
 
 
@@ -76,7 +73,7 @@ def as_segment_ids(data: Any, ids: Array, like: Array) -> Array:
             f"shape of the tokens, {tuple(ids.shape)}"
         )
     data = _signed(data)
-    if is_host_accessible(data):
+    if array_namespace(data).is_host_accessible(data):
         host = to_host(data)
         num_changes, num_others = ((x[:, 1:] != x[:, :-1]).sum() for x in (host, np.sort(host, axis=1)))
         if num_changes != num_others:
@@ -92,7 +89,7 @@ def segment_positions(same: Array) -> tuple[Array, Array]:
     """
     xp = array_namespace(same)
     pairs = xp.astype(same[:, 0, :, :], xp.int8)
-    earlier, lengths = (xp.sum(x, axis=-1, dtype=index_dtype(xp)) for x in (xp.tril(pairs), pairs))
+    earlier, lengths = (xp.sum(x, axis=-1, dtype=xp.index_dtype) for x in (xp.tril(pairs), pairs))
     return earlier - 1, xp.expand_dims(lengths, axis=-1)
 
 
@@ -193,7 +190,7 @@ def _signed(ids: Array) -> Array:
     if dtype_name(ids.dtype) in ("int32", "int64"):
         return ids
     xp = array_namespace(ids)
-    return xp.astype(ids, index_dtype(xp))
+    return xp.astype(ids, xp.index_dtype)
 
 
 def _check_range(ids: Array, name: str, vocab_size: int) -> None:

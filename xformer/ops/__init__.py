@@ -3,7 +3,7 @@
 `explain(lambda: model(x))` lists which kernel runs each operation, and why others do not.
 """
 
-from xformer.backends.backend import on_load as _on_load
+from xformer.backends.namespaces import on_load as _on_load
 from xformer.ops.activations import activation, gelu, gelu_tanh, quick_gelu, relu, relu_squared, silu
 from xformer.ops.adafactor import adafactor
 from xformer.ops.adam import adam
@@ -19,7 +19,7 @@ from xformer.ops.linear import linear, project_heads
 from xformer.ops.muon import muon
 from xformer.ops.norms import layer_norm, rms_norm
 from xformer.ops.operation import Kernel, Operation, explain, register
-from xformer.ops.operation import load_with_backend as _load_with_backend
+from xformer.ops.operation import load_with_library as _load_with_library
 from xformer.ops.packed import PackedWeight
 from xformer.ops.quantized import QuantizedWeight
 from xformer.ops.rotate import rotate
@@ -64,4 +64,4 @@ __all__ = [
     "top_k",
 ]
 
-_on_load(_load_with_backend)  # after all operations, since the program may have loaded backends before this package
+_on_load(_load_with_library)  # after all operations, since the program may have loaded libraries before this package

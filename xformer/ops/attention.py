@@ -46,7 +46,7 @@ def attention_weights(
     """
     array_namespace(query, key, mask, bias)  # raises for arrays of several libraries
     four_axes = _with_four_axes(query, key, key)
-    _operation.signature.check("attention", (*four_axes, mask, bias, None))
+    _operation.check(*four_axes, mask, bias, None)
     if softcap is not None and not softcap > 0:
         raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
@@ -214,7 +214,7 @@ def attention(
     if type(causal) is not bool:
         causal = as_flag("causal", causal)
     if softcap is not None or edit_scores is not None or edit_weights is not None:
-        _operation.signature.check("attention", (*four_axes, mask, bias, dropout_mask))
+        _operation.check(*four_axes, mask, bias, dropout_mask)
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "edit_scores": edit_scores}
         weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, **options)
         weights = weights if edit_weights is None else edit_weights(weights)

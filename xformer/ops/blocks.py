@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, base_namespace, device, from_host, index_dtype
+from xformer.backends import Array, array_namespace, device
 from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
 
@@ -122,8 +122,8 @@ class _Format(NamedTuple):
 
 def _half(xp: Any, blocks: Any, start: int) -> Any:
     """Return the float16 in two bytes of each block as float32, with an axis of length 1."""
-    table = from_host(base_namespace(xp), _halves(), device=device(blocks))
-    low, high = (xp.astype(blocks[..., i], index_dtype(xp)) for i in (start, start + 1))
+    table = xp.from_host(_halves(), device=device(blocks))
+    low, high = (xp.astype(blocks[..., i], xp.index_dtype) for i in (start, start + 1))
     numbers = xp.reshape(low + 256 * high, (-1,))
     return xp.reshape(xp.take(table, numbers, axis=0), (*blocks.shape[:-1], 1))
 

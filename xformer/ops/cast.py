@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import Array, array_namespace, dtype_named
+from xformer.backends import Array, array_namespace
 from xformer.ops.operation import Operation
 
 
 def _forward(*arrays: Array, dtype: str, save: bool) -> tuple[tuple[Array, ...], Any]:
     xp = array_namespace(*arrays)
-    target = dtype_named(xp, dtype)
+    target = xp.dtype_named(dtype)
     return tuple(xp.astype(x, target) for x in arrays), None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, device, index_dtype, is_integer, to_library_of
+from xformer.backends import Array, accumulation_dtype, array_namespace, device, is_integer, to_library_of
 from xformer.errors import ConfigError, DataError, ShapeError, check_arguments
 from xformer.ops.operation import Operation
 
@@ -104,7 +104,7 @@ def cross_entropy(
             "xp.argmax(labels, axis=-1) of one-hot labels"
         )
     if is_integer(getattr(labels, "dtype", None)):
-        labels = xp.astype(labels, index_dtype(xp), copy=False)  # uint8 cannot hold the ids of a large vocabulary
+        labels = xp.astype(labels, xp.index_dtype, copy=False)  # uint8 cannot hold the ids of a large vocabulary
         if pad_id is not None and not 0 <= pad_id < logits.shape[-1]:  # no token, such as -100, so it has no logit
             is_token = labels != pad_id
             labels = xp.where(is_token, labels, xp.zeros_like(labels))

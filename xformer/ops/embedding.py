@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.backends import Array, array_namespace, dtype_name, extra, index_dtype
+from xformer.backends import Array, array_namespace, dtype_name, extra
 from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import FINITE, Operation
 
@@ -55,9 +55,9 @@ def embedding(weight: Array | InferenceWeight, ids: Array, *, scale: float = 1.0
     """
     if isinstance(weight, InferenceWeight):
         xp = array_namespace(weight.elements, ids)
-        _operation.signature.check("embedding", (weight, ids))
+        _operation.check(weight, ids)
         rows = weight.take(xp.reshape(ids, (math.prod(ids.shape),)))
         return _times(xp.reshape(rows, (*ids.shape, weight.shape[1])), scale)
     if hasattr(ids, "dtype") and dtype_name(ids.dtype) in ("uint8", "int8", "int16"):  # torch reads no rows by these
-        ids = array_namespace(ids).astype(ids, index_dtype(array_namespace(ids)))
+        ids = array_namespace(ids).astype(ids, array_namespace(ids).index_dtype)
     return _operation(weight, ids, scale=scale)

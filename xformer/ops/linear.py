@@ -132,7 +132,7 @@ def linear(
         ConfigError: If the activation function is unknown.
     """
     if isinstance(weight, InferenceWeight):
-        _linear.signature.check("linear", (x, weight, bias))
+        _linear.check(x, weight, bias)
         rows = weight.linear(as_rows(x), bias)
         y = array_namespace(rows).reshape(rows, (*x.shape[:-1], weight.shape[1]))
     elif activation == "relu":
@@ -183,6 +183,6 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
         heads.append(count)
     if not isinstance(maps[0], InferenceWeight):
         return _project_heads(x, *maps, heads=tuple(heads))
-    _project_heads.signature.check("project_heads", (x, *maps))
+    _project_heads.check(x, *maps)
     rows = as_rows(x)
     return tuple(split_heads(linear(rows, weight, bias), x.shape, count) for weight, bias, count in projections)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, backend_name, device
+from xformer.backends import Array, accumulation_dtype, array_namespace, device
 from xformer.environment import env_flag
 from xformer.ops.grad_scale import cast_number, scale_gradient, skip_if_nonfinite
 from xformer.ops.linear import linear
@@ -74,7 +74,7 @@ def orthogonalize(matrix: Array, num_iterations: int = 5) -> Array:
     norm = xp.sqrt(xp.sum(x * x))
     x = x / xp.maximum(norm, xp.full((), _SMALLEST_NORM, dtype=x.dtype, device=device(x)))
     # NumPy's products are faster, but their bits depend on the processor.
-    is_numpy = backend_name(xp) == "numpy"
+    is_numpy = xp.name == "numpy"
     matmul = linear if is_numpy and not env_flag("XFORMER_BLAS", default=True) else xp.matmul
     first, cubic, quintic = _COEFFICIENTS
     for _ in range(num_iterations):

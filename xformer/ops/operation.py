@@ -8,7 +8,7 @@ Three environment variables, read once, when the kernels are loaded:
 - `XFORMER_KERNELS`: `auto` (default), `portable` (no kernels), `no-native` (no native library),
   `no-cudnn`, or `no-native,no-cudnn`.
 - `XFORMER_CHECK_KERNELS=1`: compare the first call of every kernel, and its derivative, with the definition, and raise
-  BackendError if they differ. `0`: do not compare the kernels for CuPy at their first use (see self_check.py).
+  BackendError if they differ. `0`: do not compare the kernels for CuPy at their first use (see checks.py).
 """
 
 from __future__ import annotations
@@ -28,28 +28,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer import native
-from xformer.backends import (
-    Backend,
-    Namespace,
-    array_namespace,
-    backend_name,
-    backend_of,
-    base_namespace,
-    check_range,
-    check_same_device,
-    dtype_name,
-    index_dtype,
-    is_half_precision,
-    resolve,
-    trace_level,
-)
-from xformer.environment import clear_cache, env_flag, env_value, on_clear
-from xformer.errors import ConfigError, DataError, DifferentiationError, ShapeError, describe_type, nearest_hint
-from xformer.ops.kernel_check import checked
-from xformer.ops.self_check import guarded
+from xformer.backends import Library, Namespace, array_namespace, check_same_device, dtype_name, is_half_precision
+from xformer.backends.namespaces import loaded_libraries
+from xformer.environment import clear_cache, env_flag, env_value
+from xformer.errors import ConfigError, DataError, ShapeError, describe_type, nearest_hint
+from xformer.ops.checks import checked, guarded
 from xformer.threads import Collector, apply_thread_limits, fork_safe_lock
-from xformer.tracing.graph import GraphTrace, traced_kernel
-from xformer.tracing.tracer import Tracer
 
 # --- signatures -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +157,8 @@ class Signature:
                 if sizes.setdefault(size_name, size) != size:
                     self._raise_mismatch(operation, size_name, arguments, arrays)
             if bound:
-                check_range(array, sizes[bound], partial(_check_range, operation, name, bound, sizes[bound]))
+                check = partial(_check_range, operation, name, bound, sizes[bound])
+                array_namespace(array).check_range(array, sizes[bound], check)
         for condition, holds in self.conditions.items():
             if not holds(sizes):
                 shapes = (
@@ -248,7 +233,7 @@ def _check_range(operation: str, name: str, bound: str, size: int, array: Any) -
     if 0 in array.shape:
         return
     xp = array_namespace(array)
-    array = xp.astype(array, index_dtype(xp), copy=False)  # torch has no minimum of most unsigned integers
+    array = xp.astype(array, xp.index_dtype, copy=False)  # torch has no minimum of most unsigned integers
     lowest, highest = int(xp.min(array)), int(xp.max(array))
     if lowest < 0 or highest >= size:
         raise DataError(
@@ -344,40 +329,20 @@ class Operation:
         self.signature = Signature(signature, conditions or {})
         self.definition = Kernel("portable definition", name, "", forward, vjp)
         self.compute_in_float32 = compute_in_float32
-        self.kernels: dict[str, list[Kernel]] = {}  # by backend, in the order in which they are tried
-        self._enabled: dict[str, list[Kernel]] = {}  # by namespace
-        on_clear(lambda: self._enabled.clear())
+        self.kernels: dict[str, list[Kernel]] = {}  # by library, in the order in which they are tried
         OPERATIONS[name] = self
 
     def __call__(self, *arrays: Any, **options: Any) -> Any:
         """Check the arrays and compute the operation; in a trace, append one record for the whole operation."""
-        xp = array_namespace(*arrays)
-        if self.ranges:
-            self.check_options(options)
-        if trace_level(xp) == 0:
-            for array in arrays:
-                if isinstance(array, np.generic):
-                    arrays = _as_arrays(arrays)
-                    break
-            dtype = self.signature.check(self.name, arrays)
-            return self.select(xp, arrays, options, dtype, save=False).forward(*arrays, save=False, **options)[0]
-        values: Any = []
-        parents: list[int] = []
-        for array in arrays:
-            is_own = type(array) is Tracer and array._namespace is xp and not xp.is_closed
-            values.append(array._value if is_own else xp.unwrap(array))
-            parents.append(array._index if is_own else -1)
-        if max(parents) < 0:
-            return xp.wrap(self(*values, **options))
-        values = _as_arrays([x if i >= 0 else xp.keep(a) for a, x, i in zip(arrays, values, parents, strict=True)])
-        dtype = self.signature.check(self.name, values)
-        kernel = self.select(xp.base, values, options, dtype, save=True)
-        if kernel.vjp is None:  # raise before computing, since such operations may work in place
-            raise DifferentiationError(f"{self.name} has no derivative; call it outside the differentiated function")
-        output, residuals = kernel.forward(*values, save=True, **options)
-        needs = tuple([parent >= 0 for parent in parents])
-        record = xp.record_outputs if isinstance(output, tuple) else xp.record
-        return record(output, _pull, parents, (kernel.vjp, residuals, needs, options))
+        for name, (smallest, largest) in self.ranges.items():
+            value = options[name]
+            if type(value) is not float or not smallest <= value <= largest:
+                self.check_options(options)
+        return array_namespace(*arrays).apply(self, arrays, options)
+
+    def check(self, *arrays: Any) -> str:
+        """Raise an error unless the arrays match the signature; return the dtype of `Signature.check`."""
+        return self.signature.check(self.name, arrays)
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise ConfigError for a numeric option that is no number of its range; scalar arrays are not read."""
@@ -389,82 +354,56 @@ class Operation:
                 expected = "a finite number" if smallest < 0 else f"a number from {smallest:g} to {largest:g}"
                 raise ConfigError(f"{self.name} got {name} {value!r}; expected {expected}")
 
-    def reference(self, xp: Namespace, arrays: Any) -> Kernel:
-        """Return the definition without any kernel, for arrays of `xp`."""
-        return self._portable(xp, arrays, lambda *_, save: self.definition)
-
-    def select(self, xp: Namespace, arrays: Any, options: dict[str, Any], dtype: str, *, save: bool) -> Kernel:
-        """Return the first kernel that can run a call on arrays of `xp`, else the definition.
-
-        Arrays of an outer trace always get the definition, which can be differentiated again.
-        """
-        if type(xp) is GraphTrace:
-            kernel = self.select(xp.base, xp.unwrap_traced(arrays), options, dtype, save=save)
-            return (
-                self._portable(xp, arrays, self.select)
-                if kernel.name == self.definition.name
-                else traced_kernel(kernel)
-            )
-        kernels = self._enabled.get(xp.__name__)
+    def select(
+        self, library: Library, arrays: tuple[Any, ...], options: dict[str, Any], dtype: str, *, save: bool
+    ) -> Kernel:
+        """Return the first kernel that can run a call on arrays of a library, else the definition."""
+        kernels = library.kernels.get(self.name)
         if kernels is None:
-            if trace_level(xp):
-                return self._portable(xp, arrays, self.select)
-            kernels = self.enable_kernels(xp)
-        if _SELECTIONS.blocks and (selections := _SELECTIONS.items()) is not None:
-            selections.append(self._selection(xp, arrays, options, dtype, save))
+            kernels = self.enable_kernels(library)
         for kernel in kernels:
             if kernel.refusal(arrays, options, dtype, save=save) is None:
-                return kernel
-        return self._portable(xp, arrays, self.select)
+                break
+        else:
+            kernel = self.portable(library, arrays)
+        if _SELECTIONS.blocks and (selections := _SELECTIONS.items()) is not None:
+            selections.append(self._selection(kernel, library, arrays, options, dtype, save))
+        return kernel
 
-    def enable_kernels(self, xp: Namespace) -> list[Kernel]:
-        """Return the kernels that XFORMER_KERNELS does not switch off, as they run on arrays of `xp`, and keep them."""
+    def enable_kernels(self, library: Library) -> list[Kernel]:
+        """Return the kernels that XFORMER_KERNELS does not switch off, as they run on arrays of a library."""
         mode = _mode()
-        kernels = [kernel for kernel in kernels_of(self.name, backend_name(xp)) if _is_enabled(kernel, mode)]
+        kernels = [kernel for kernel in kernels_of(self.name, library.name) if _is_enabled(kernel, mode)]
         if env_flag("XFORMER_CHECK_KERNELS"):
             kernels = [kernel._replace(forward=checked(kernel, self)) for kernel in kernels]
-        elif kernels and env_value("XFORMER_CHECK_KERNELS") != "0" and backend_of(xp).kernel_identity() is not None:
-            kernels = [guarded(kernel, self, xp) for kernel in kernels]
-        self._enabled[xp.__name__] = kernels
+        elif kernels and env_value("XFORMER_CHECK_KERNELS") != "0" and library.kernel_identity() is not None:
+            kernels = [guarded(kernel, self, library) for kernel in kernels]
+        library.kernels[self.name] = kernels
         return kernels
 
-    def _portable(self, xp: Namespace, arrays: Any, select: Callable[..., Kernel]) -> Kernel:
-        """Return the definition; for half precision, one that upcasts, selects again and rounds the output."""
-        if not self._is_upcast(xp, arrays):
+    def portable(self, xp: Namespace, arrays: tuple[Any, ...], *, without_kernels: bool = False) -> Kernel:
+        """Return the definition; for half precision, one that upcasts and rounds the output.
+
+        Unless it is to be `without_kernels`, a kernel may compute what was upcast.
+        """
+        if not (self.compute_in_float32 and xp.needs_upcast and any(map(_is_half_precision, arrays))):
             return self.definition
-        forward = partial(_upcast_forward, _dtype=arrays[0].dtype, _select=select, _check=self.signature.check)
-        return self.definition._replace(forward=forward, vjp=_upcast_vjp)
+        dtype = arrays[0].dtype
+        forward = partial(_upcast_forward, _operation=self, _dtype=dtype, _without_kernels=without_kernels)
+        name = f"in float32, rounded to {dtype_name(dtype)}"
+        return self.definition._replace(name=name, forward=forward, vjp=_upcast_vjp)
 
-    def _is_upcast(self, xp: Namespace, arrays: Any) -> bool:
-        return self.compute_in_float32 and backend_of(xp).needs_upcast and any(map(_is_half_precision, arrays))
-
-    def _selection(self, xp: Namespace, arrays: Any, options: dict[str, Any], dtype: str, save: bool) -> Selection:
-        chosen, rejected, mode = "", [], _mode()
-        enabled = {kernel.name: kernel for kernel in self._enabled.get(xp.__name__) or self.enable_kernels(xp)}
-        for kernel in kernels_of(self.name, backend_name(xp)):
-            if kernel.name in enabled:
+    def _selection(
+        self, chosen: Kernel, library: Library, arrays: Any, options: dict[str, Any], dtype: str, save: bool
+    ) -> Selection:
+        enabled, rejected = {kernel.name: kernel for kernel in library.kernels[self.name]}, []
+        for kernel in kernels_of(self.name, library.name):
+            if kernel.name not in enabled:
+                rejected.append((kernel.name, f"XFORMER_KERNELS={_mode()}"))
+            elif kernel.name != chosen.name:
                 reason = enabled[kernel.name].refusal(arrays, options, dtype, save=save)
-            else:
-                reason = f"XFORMER_KERNELS={mode}"
-            if reason is None and not chosen:
-                chosen = kernel.name
-            else:
-                rejected.append((kernel.name, reason or f"{chosen} comes first"))
-        if not chosen:
-            upcast = self._is_upcast(xp, arrays)
-            chosen = f"in float32, rounded to {dtype_name(arrays[0].dtype)}" if upcast else self.definition.name
-        return Selection(self.name, backend_name(xp), chosen, tuple(rejected))
-
-
-def _pull(xp: Any, g: Any, saved: Any) -> Any:
-    vjp, residuals, needs, options = saved
-    g = list(_as_arrays(g)) if isinstance(g, list) else _as_arrays((g,))[0]
-    return vjp(g, residuals, needs, **options)
-
-
-def _as_arrays(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return scalars of NumPy, which its functions return in place of arrays without axes, as such arrays."""
-    return tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in values])
+                rejected.append((kernel.name, reason or f"{chosen.name} comes first"))
+        return Selection(self.name, library.name, chosen.name, tuple(rejected))
 
 
 # --- half precision ---------------------------------------------------------------------------------------------------
@@ -480,11 +419,13 @@ def _upcast(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _upcast_forward(
-    *arrays: Any, save: bool, _dtype: Any, _select: Any, _check: Any, **options: Any
+    *arrays: Any, save: bool, _operation: Operation, _dtype: Any, _without_kernels: bool, **options: Any
 ) -> tuple[Any, Any]:
     xp = array_namespace(*arrays)
     arrays = _upcast(xp, arrays)
-    kernel = _select(xp, arrays, options, _check("", arrays), save=save)
+    kernel = _operation.definition
+    if not _without_kernels:
+        kernel = xp.select(_operation, arrays, options, _operation.check(*arrays), save=save)
     output, residuals = kernel.forward(*arrays, save=save, **options)
     if isinstance(output, tuple):
         return tuple(xp.astype(y, _dtype) for y in output), (kernel.vjp, residuals)
@@ -524,7 +465,8 @@ def _add(operation: Operation, kernel: Kernel) -> None:
         kernels[names.index(kernel.name)] = kernel
     else:
         kernels.insert(0, kernel)
-    operation._enabled.clear()
+    for library in loaded_libraries():
+        library.kernels.pop(operation.name, None)
 
 
 def kernels_of(operation: str, backend: str) -> Sequence[Kernel]:
@@ -534,18 +476,14 @@ def kernels_of(operation: str, backend: str) -> Sequence[Kernel]:
     return OPERATIONS[operation].kernels.get(backend, ())
 
 
-def load_kernels(xp: Namespace | str) -> None:
+def load_kernels(backend: str) -> None:
     """Import the kernels of a backend.
-
-    Args:
-        xp: An array namespace, or the name of a backend.
 
     Raises:
         ConfigError: If XFORMER_KERNELS or XFORMER_CHECK_KERNELS has an invalid value.
     """
     mode = _mode()
     env_flag("XFORMER_CHECK_KERNELS")
-    backend = xp if isinstance(xp, str) else backend_name(base_namespace(xp))
     # Other threads wait until all kernels are loaded: a call that ran the definition would give different bits.
     with _LOCK:
         for module in _MODULES.get(backend, ()):
@@ -569,15 +507,13 @@ def _load_module(module: str) -> None:
         _add(OPERATIONS[kernel.operation], kernel)
 
 
-def load_with_backend(backend: Backend) -> None:
+def load_with_library(library: Library) -> None:
     """Load the kernels for torch before the first operation, because torch.compile cannot trace imports."""
-    if backend.name == "torch":
-        load_kernels("torch")
-        xp = resolve("torch")
+    if library.name == "torch":
         for name in ("float32", "float64", "float16", "bfloat16", "int32", "int64", "bool"):
-            _kind_and_name(getattr(xp, name))
+            _kind_and_name(getattr(library, name))
         for operation in OPERATIONS.values():
-            operation.enable_kernels(xp)
+            operation.enable_kernels(library)
 
 
 def _mode() -> str:
@@ -647,17 +583,18 @@ def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **o
             call()
         return "\n".join(selection.describe(count) for selection, count in Counter(selections).items())
     operation = _operation(call)
-    xp, dtype = base_namespace(array_namespace(*arrays)), operation.signature.check(call, arrays)
+    library, dtype = array_namespace(*arrays).library, operation.check(*arrays)
     parameters = inspect.signature(operation.definition.forward).parameters.values()
     known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "save"]
     try:
         if not {*options} <= {*known}:
             raise TypeError("an unknown option")
-        lines = [operation._selection(xp, arrays, options, dtype, save).describe()]
+        kernel = operation.select(library, arrays, options, dtype, save=save)
+        lines = [operation._selection(kernel, library, arrays, options, dtype, save).describe()]
     except TypeError as error:
         raise ConfigError(
             f"explain({call!r}) got the options {', '.join(options) or 'none'}; expected {', '.join(known) or 'none'}"
         ) from error
-    if "in float32" in lines[0].splitlines()[0]:
-        lines.append(explain(call, *_upcast(xp, arrays), save=save, **options))
+    if "in float32" in kernel.name:
+        lines.append(explain(call, *_upcast(library, arrays), save=save, **options))
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from xformer import native
-from xformer.backends import Array, array_namespace, device, dtype_name, index_dtype
+from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
 from xformer.ops.quantized import QuantizedWeight
@@ -112,7 +112,7 @@ class PackedWeight(InferenceWeight):
         xp = array_namespace(self.panels, indices)
         if not self.is_transposed:
             return xp.take(self._scaled(), indices, axis=0)
-        height, integers = INTERLEAVED if dtype_name(self.panels.dtype) == "int8" else 1, index_dtype(xp)
+        height, integers = INTERLEAVED if dtype_name(self.panels.dtype) == "int8" else 1, xp.index_dtype
         indices = xp.astype(indices, integers, copy=False)
         first = indices // PANEL * (self.panels.shape[1] * PANEL) + indices % PANEL * height
         steps = xp.arange(self.rows, dtype=integers, device=device(indices))

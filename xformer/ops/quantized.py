@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import Array, array_namespace, dtype_name, dtype_named
+from xformer.backends import Array, array_namespace, dtype_name
 from xformer.errors import ConfigError, DataError
 from xformer.ops.inference_weight import InferenceWeight, inference_weights
 from xformer.ops.operation import Operation, Signature
@@ -110,7 +110,7 @@ def _quantize(weight: Array, dtype: str) -> tuple[Array, Array]:
     if not xp.all(xp.isfinite(weight)):
         raise DataError("the weight has NaN or infinite elements; expected finite ones")
     if dtype == "bfloat16":
-        return xp.ones_like(weight[:, 0]), xp.astype(weight, dtype_named(xp, dtype))
+        return xp.ones_like(weight[:, 0]), xp.astype(weight, xp.dtype_named(dtype))
     scales = xp.max(xp.abs(weight), axis=1) / _LARGEST
     scales = xp.where(scales > 0.0, scales, xp.ones_like(scales))  # rows of zeros
     return scales, xp.astype(xp.round(weight / scales[:, None]), xp.int8)

@@ -63,6 +63,6 @@ def softmax(x: Array, mask: Array | None = None, *, temperature: float = 1.0) ->
     if not temperature > 0.0:
         raise ConfigError(f"temperature is {temperature}; expected more than 0")
     if temperature != 1.0:
-        _operation.signature.check("softmax", (x, mask))
+        _operation.check(x, mask)
         x = extra.cast_like(x / temperature, x)
     return _operation(x, mask)

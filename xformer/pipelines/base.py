@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from xformer.backends import array_namespace, backend_of, dtype_name
+from xformer.backends import array_namespace, dtype_name
 from xformer.errors import CheckpointError, ConfigError, describe_type, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, for_inference, is_public
@@ -173,7 +173,7 @@ class Pipeline:
         """Return short descriptions of the public attributes that are set."""
         model = self.model
         array = next(array for _, array in model.named_parameters())
-        origin = f"{dtype_name(array.dtype)}, {backend_of(array_namespace(array)).name}"
+        origin = f"{dtype_name(array.dtype)}, {array_namespace(array).name}"
         return {
             "model": f"{type(model).__name__}({model.parameter_count():,} parameters, {origin})",
             **{

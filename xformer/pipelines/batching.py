@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from xformer.backends import array_namespace, backend_name
+from xformer.backends import array_namespace
 from xformer.errors import DataError
 from xformer.text.normalize import check_texts
 from xformer.threads import blas_threads, num_threads, parallel_map
@@ -19,7 +19,7 @@ def run_batches(function: Callable[[Batch], Result], batches: Iterable[Batch], m
     """Yield function(batch) for each batch, in order; a NumPy model works on several batches in parallel threads."""
     allowed = num_threads()
     parameter = next(array for _, array in model.named_parameters())
-    threads = allowed if backend_name(array_namespace(parameter)) == "numpy" else 1
+    threads = allowed if array_namespace(parameter).name == "numpy" else 1
     remaining = iter(batches)
     while group := list(itertools.islice(remaining, threads)):
         # The matrix products of generation are small: threads inside them cost more than they gain, above all on a busy

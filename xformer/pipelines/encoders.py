@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host, to_host
+from xformer.backends import Array, array_namespace, device, to_host
 from xformer.config import check_count
 from xformer.data.token_rows import fill_batches
 from xformer.errors import CheckpointError, ConfigError, DataError, check_arguments, nearest_hint
@@ -89,12 +89,12 @@ class EncoderPipeline(Pipeline):
             if isinstance(self.model, LanguageModel):
                 # Padding on the right changes no earlier state of a causal model.
                 allowed = np.ones((1, 1), bool) if self.model.config.causal else is_token[:, None, None, :]
-                states = self.model.states(ids, mask=from_host(xp, allowed, device=place))
+                states = self.model.states(ids, mask=xp.from_host(allowed, device=place))
             else:
                 token_types = None if types is None else pad([types[row] or [0] for row in rows], 0)
-                mask = from_host(xp, is_token[:, None, None, :], device=place)
+                mask = xp.from_host(is_token[:, None, None, :], device=place)
                 states = self.model(ids, token_types=token_types, mask=mask)
-            return rows, to_host(function(states, from_host(xp, is_token, device=place)))
+            return rows, to_host(function(states, xp.from_host(is_token, device=place)))
 
         order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
         batches = fill_batches(order, [len(ids) for ids in encoded], batch_tokens)
@@ -597,8 +597,8 @@ def _read_dense(directory: Path, model: Any) -> Dense:
     if not {*tensors} <= {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
         raise CheckpointError(f"{directory} has the tensors {', '.join(tensors)}; expected linear.weight, linear.bias")
     arrays = {
-        key.removeprefix("linear."): from_host(
-            array_namespace(like), np.ascontiguousarray(tensors.read(key).T), dtype=like.dtype, device=device(like)
+        key.removeprefix("linear."): array_namespace(like).from_host(
+            np.ascontiguousarray(tensors.read(key).T), dtype=like.dtype, device=device(like)
         )
         for key in tensors
     }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host, index_dtype
+from xformer.backends import Array, array_namespace, device
 from xformer.generation.processors import Rows
 from xformer.pipelines.transcript import Word
 from xformer.tokenizers.streaming import DecodeStream
@@ -42,10 +42,10 @@ class TimestampRules:
     def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
         """Return the changed logits."""
         xp, vocab_size, starts = array_namespace(logits), logits.shape[-1], rows.starts.tolist()
-        options = {"dtype": index_dtype(xp), "device": device(logits)}
+        options = {"dtype": xp.index_dtype, "device": device(logits)}
         limits = [self._limits(rows.history(row)[start:], vocab_size) for row, start in enumerate(starts)]
         text, first, last = (
-            from_host(xp, np.asarray(column)[:, None], **options) for column in zip(*limits, strict=True)
+            xp.from_host(np.asarray(column)[:, None], **options) for column in zip(*limits, strict=True)
         )
         ids = xp.arange(vocab_size, **options)[None, :]
         is_text = ids < self.first_id

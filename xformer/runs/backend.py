@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import backend_of, resolve
+from xformer.backends import resolve
 from xformer.errors import BackendError
 from xformer.ops.operation import load_kernels
 from xformer.threads import disable_malloc_trim, num_threads
@@ -23,12 +23,12 @@ def open_backend(name: Any, dtype: str | None = None) -> Any:
     """
     xp = resolve(name)
     disable_malloc_trim()
-    backend_of(xp).configure(dtype=dtype, num_threads=num_threads())
+    xp.configure(dtype=dtype, num_threads=num_threads())
     try:
         xp.zeros(1, dtype=xp.float32)
     except (RuntimeError, OSError) as error:
         # A library without a usable device fails at the first array.
         reason = " ".join(str(error).split())
         raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
-    load_kernels(xp)
+    load_kernels(xp.name)
     return xp

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xformer.backends import backend_name, resolve_known
+from xformer.backends import resolve_known
 from xformer.config import dotted
 from xformer.distributed import Communicator, abort_on_error, connect
 from xformer.errors import CheckpointError, ConfigError, DataError
@@ -217,7 +217,7 @@ def resume(
         xp = _open_backend(xp or resolve_known(config["backend"]), recipe)
         task = task_type.prepare(recipe, xp, paths, directory.path, directory)
         resumed = {**config, "recipe": recipe.to_dict(), "loggers": list(loggers)}
-        resumed["backend"] = backend_name(task.xp)
+        resumed["backend"] = task.xp.name
         resumed["data"] = {name: {"path": path.as_posix(), "sha256": files[name][1]} for name, path in paths.items()}
         check_shards(recipe.training.data_parallel or 1, ranks)
         _check_agreement(ranks, resumed)

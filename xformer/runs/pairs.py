@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xformer.backends import Array, backend_of
+from xformer.backends import Array
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
 from xformer.data.token_rows import TokenWriter, row_lengths
 from xformer.distributed import Communicator, SingleProcess
@@ -61,7 +61,7 @@ class PairsTask(Task):
             raise ConfigError(f"pad_id is {config.pad_id}; training on pairs expects an id other than eos_id")
         self._options = {"pad_id": config.label_padding_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
         self._options |= self._array_options
-        if backend_of(self.xp).builds_per_shape:
+        if self.xp.builds_per_shape:
             limit = config.max_positions if config.positions == "learned" else None
             self._options |= {"bucketed": True, "max_positions": limit}
         if self.metric == "BLEU":

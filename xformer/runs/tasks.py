@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import xformer
-from xformer.backends import Array, array_namespace, backend_name, device
+from xformer.backends import Array, array_namespace, device
 from xformer.data.packing import TextChunks
 from xformer.data.token_rows import TokenWriter
 from xformer.distributed import Communicator
@@ -147,7 +147,7 @@ class Task(ABC):
         return {
             "task": self.recipe.task,
             "xformer": xformer.__version__,
-            "backend": backend_name(self.xp),
+            "backend": self.xp.name,
             "seed": self.recipe.training.seed,
             "recipe": self.recipe.to_dict(),
             "init": {} if self.recipe.init.path is None else InitialModel(Path(self.recipe.init.path)).digests(),
@@ -176,7 +176,7 @@ class Task(ABC):
             count += f", {trained:,} of them trained"
         yield (
             f"model: {count}, {vocabulary}; "
-            f"{backend_name(self.xp)}, {precision}, {plural(settings.data_parallel, 'shard')}, seed {settings.seed}"
+            f"{self.xp.name}, {precision}, {plural(settings.data_parallel, 'shard')}, seed {settings.seed}"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import array_namespace, device, from_host
+from xformer.backends import array_namespace, device
 from xformer.errors import ConfigError, DataError
 from xformer.interpret.patching import replaced
 from xformer.pipelines.base import Pipeline
@@ -79,7 +79,7 @@ def _with_row(row: schema.AttentionRow) -> Callable[[Any], Any]:
             raise DataError(f"weights has some after key {row.query}; expected 0 for tokens after the query")
         xp, mask = array_namespace(x), np.zeros((1, x.shape[1], num_queries, 1), bool)
         mask[:, slice(None) if row.head is None else row.head, row.query] = True
-        new = from_host(xp, weights / total, dtype=x.dtype, device=device(x))
-        return xp.where(from_host(xp, mask, device=device(x)), new, x)
+        new = xp.from_host(weights / total, dtype=x.dtype, device=device(x))
+        return xp.where(xp.from_host(mask, device=device(x)), new, x)
 
     return change

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import array_namespace, backend_name, dtype_name
+from xformer.backends import array_namespace, dtype_name
 from xformer.backends.arrays import check_class
 from xformer.errors import ConfigError, JitError, describe_type
 from xformer.random import Rng
@@ -190,5 +190,5 @@ def namespace_of(value: Any) -> Any:
     if not arrays:
         return None
     xp = array_namespace(*(others or arrays))
-    is_mixed = 0 < len(others) < len(arrays) and backend_name(xp) not in ("numpy", "jax")
+    is_mixed = 0 < len(others) < len(arrays) and xp.name not in ("numpy", "jax")
     return None if is_mixed else xp

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from xformer.backends import accumulation_dtype, array_namespace, backend_name, dtype_name, is_floating, trace_level
+from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_floating
 from xformer.backends.arrays import check_class
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
@@ -106,7 +106,7 @@ def _base_of(leaves: Sequence[Any], value: Any) -> Any:
         return base_for(leaves)
     except BackendError:
         arrays = value.named_arrays() if isinstance(value, Module) else ()
-        libraries = {backend_name(array_namespace(array)): name for name, array in arrays}
+        libraries = {array_namespace(array).name: name for name, array in arrays}
         if len(libraries) < 2:
             raise
         (first, name), (second, other), *_ = libraries.items()
@@ -318,7 +318,7 @@ def _pull_back(
     """
     xp = trace.base
     for seed in seeds or ():
-        if type(seed) is Tracer and seed._namespace.trace_level > trace_level(xp):
+        if type(seed) is Tracer and seed._namespace.trace_level > xp.trace_level:
             xp = seed._namespace  # a pullback that is itself being differentiated
     by_position: dict[int, Any] = {}
     for output, seed in zip(outputs, seeds or [None] * len(outputs), strict=True):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import operator
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer import native
-from xformer.backends import backend_of
+from xformer.backends import Library, extra, resolve
 from xformer.backends.arrays import check_class
 from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
@@ -91,13 +90,14 @@ class GraphTrace:
         are_kept: Whether no constant was written that was too large for a copy; known when the function has ended.
     """
 
-    __name__ = "array_api_compat.numpy"
     is_trace = True
+    is_writable = True
     trace_level = 0  # it computes no derivatives
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.base = importlib.import_module(self.__name__)
+        self.base = self.library = resolve("numpy")
+        self.__name__ = self.base.__name__
         self.is_closed = False
         self.constants: dict[int, Constant] = {}
         self.are_kept = True
@@ -189,7 +189,7 @@ class GraphTrace:
         check_class(array)
         constant = self.constants.setdefault(id(array), Constant(array, []))
         if not constant.copies or not constant.has_values_of_last_copy():
-            copy, end = backend_of(self.base).keep(array)
+            copy, end = self.base.library.keep(array)
             constant.copies.append(copy)
             self._copies.add(id(copy))
             self._ends += [] if end is None else [end]
@@ -251,6 +251,8 @@ class GraphTrace:
             )
         if name.startswith("__") and name != "__array_namespace_info__":
             return getattr(self.base, name)
+        if hasattr(Library, name) and name not in extra.NAMES:
+            return getattr(self.library, name)
         # A view by DLPack does not say whose memory it has.
         function = base_function(self.base, "asarray" if name == "from_dlpack" else name)
         if isinstance(function, ModuleType):
@@ -332,6 +334,17 @@ class GraphTrace:
             result = owner if is_writable or is_number else np.broadcast_to(owner, owner.shape)  # read-only, too
             return self.wrap(result, is_number=is_number)
         return self.wrap(result)
+
+    def apply(self, operation: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Compute an operation of `xformer.ops`, and append what its kernel computes."""
+        dtype = operation.signature.check(operation.name, arrays)
+        kernel = self.select(operation, arrays, options, dtype, save=False)
+        return kernel.forward(*arrays, save=False, **options)[0]
+
+    def select(self, operation: Any, arrays: Any, options: dict[str, Any], dtype: str, *, save: bool) -> Any:
+        """Return a kernel of an operation that also appends what it computes, or the definition."""
+        kernel = self.base.select(operation, self.unwrap_traced(arrays), options, dtype, save=save)
+        return traced_kernel(kernel) if kernel.backend else operation.portable(self, arrays)
 
     def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of plain arrays, which returns arrays or None, now and in each run."""

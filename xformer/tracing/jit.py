@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import backend_name, trace_level
 from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
@@ -25,7 +24,7 @@ from xformer.tracing.arguments import (
     check_static,
     namespace_of,
 )
-from xformer.tracing.graph import ACTIVE_GRAPH, GraphTrace
+from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.program import CudaProgram, Intervals, Program, array_copy, compiler
 from xformer.tree import Module
 
@@ -104,7 +103,7 @@ def jit_repeated(function: Callable[..., Any], *, donate_argnums: Sequence[int] 
 
 def has_effect(xp: Any) -> bool:
     """Return whether `jit` does more than call a function of arrays of a library."""
-    return backend_name(xp) == "jax" or compiler(xp) is not None
+    return xp.name == "jax" or compiler(xp) is not None
 
 
 class _Entry:
@@ -179,12 +178,11 @@ class _Jitted:
         for index in self._static:
             check_static(args, index)
         xp = namespace_of((*args, *keywords.values()))
-        is_traced = type(xp) is GraphTrace or trace_level(xp) or ACTIVE_GRAPH.get() is not None
-        if xp is None or is_traced or is_observing():
+        if xp is None or xp.is_trace or ACTIVE_GRAPH.get() is not None or is_observing():
             return self._function(*args, **keywords)
-        if backend_name(xp) == "jax":
+        if xp.name == "jax":
             return self._compile_by_jax(args, keywords)
-        if self._torch_compile and backend_name(xp) == "torch":
+        if self._torch_compile and xp.name == "torch":
             if not self._jitted:
                 self._jitted["torch"] = importlib.import_module("torch").compile(self._function)
             return self._jitted["torch"](*args, **keywords)

@@ -12,23 +12,14 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from xformer import hints
-from xformer.backends import (
-    array_namespace,
-    backend_name,
-    backend_of,
-    call_on_host,
-    dtype_name,
-    is_floating,
-    is_trace,
-    trace_level,
-)
+from xformer.backends import Library, array_namespace, dtype_name, extra, is_floating
 from xformer.backends.arrays import check_class
+from xformer.backends.library import as_arrays
 from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
@@ -66,18 +57,19 @@ class GradTrace:
     """
 
     is_trace = True
+    is_writable = False  # a derivative may need the old values
 
     is_closed = True  # for __del__ of an instance that was copied without attributes
 
     def __init__(self, base: Any) -> None:
-        self.base = base
-        self.trace_level = trace_level(base) + 1
+        self.base, self.library = base, base.library
+        self.trace_level = base.trace_level + 1
         # array-api-compat identifies namespaces by name, so the level must be part of it.
         self.__name__ = f"{base.__name__}.diff{self.trace_level}"
         self.tape: list[Record] = []
         self.floating: set[Any] = set()  # real floating dtypes seen so far; looking up their names each time is slow
         self.is_closed = False
-        self._kept: list[Callable[[], bool]] = []  # functions that end the keeping of an array; see Backend.keep
+        self._kept: list[Callable[[], bool]] = []  # functions that end the keeping of an array; see Library.keep
 
     def __repr__(self) -> str:
         return f"<differentiating namespace {self.__name__}>"
@@ -97,12 +89,14 @@ class GradTrace:
             if name not in hints.ARRAYS:
                 raise
             raise AttributeError(
-                f"the namespace of {backend_name(self.base)} has no function {name!r}; {hints.ARRAYS[name]}"
+                f"the namespace of {self.base.name} has no function {name!r}; {hints.ARRAYS[name]}"
             ) from None
         setattr(self, name, value)
         return value
 
     def _bind(self, name: str) -> Any:
+        if hasattr(Library, name) and name not in extra.NAMES:
+            return getattr(self.library, name)
         function = base_function(self.base, name)
         rule = RULES.get(_RULE_OF_OPERATOR.get(name, name))
         if rule is not None:
@@ -176,10 +170,10 @@ class GradTrace:
         """Keep a plain array or one of an outer trace; see `keep`."""
         check_class(value)
         xp = self.base
-        if is_trace(xp):
+        if xp.is_trace:
             kept, end = xp.keep_for_inner(value)
         else:
-            kept, end = backend_of(array_namespace(value)).keep(value)
+            kept, end = array_namespace(value).keep(value)
         if end is not None:
             self._kept.append(end)
         return kept
@@ -268,7 +262,7 @@ class GradTrace:
             chain.append(chain[-1]._origin[0])
         owner = chain[-1]
         if owner._origin is PLAIN:
-            if new._index >= 0 or (is_trace(self.base) and not isinstance(self.base, GradTrace)):
+            if new._index >= 0 or (self.base.is_trace and not isinstance(self.base, GradTrace)):
                 raise DifferentiationError(
                     "traced values were written into the memory of a plain array; write into a copy: "
                     "xp.asarray(x, copy=True)"
@@ -300,7 +294,7 @@ class GradTrace:
 
     def share_memory(self, x: Any, y: Any) -> bool:
         """Return whether a write into `x` changes `y`, for arrays of this trace or of outer ones."""
-        return backend_of(self).share_memory(_value_of(x), _value_of(y))
+        return self.library.share_memory(_value_of(x), _value_of(y))
 
     def _with_view(self, parent: Tracer, view: Tracer, new: Any) -> Any:
         """Return the new values of `parent` if those of its view are `new`."""
@@ -316,7 +310,46 @@ class GradTrace:
 
     def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function that reads arrays without a derivative."""
-        return call_on_host(function, *map(self.unwrap, args))
+        return self.base.call_on_host(function, *map(self.unwrap, args))
+
+    def check_range(self, x: Any, size: int, check: Callable[[Any], None]) -> None:
+        """Let `check(x)` raise an error unless all values are in [0, size), where reading them is cheap."""
+        self.base.check_range(self.unwrap(x), size, check)
+
+    def is_host_accessible(self, x: Any) -> bool:
+        """Return False: reading values may lose a derivative."""
+        return False
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    def apply(self, operation: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Compute an operation of `xformer.ops` below the trace, and append one record for the whole operation."""
+        values: Any = []
+        parents: list[int] = []
+        for array in arrays:
+            is_own = type(array) is Tracer and array._namespace is self and not self.is_closed
+            values.append(array._value if is_own else None if array is None else self.unwrap(array))
+            parents.append(array._index if is_own else -1)
+        if max(parents) < 0:
+            return self.wrap(operation(*values, **options))
+        for index, value in enumerate(values):
+            if parents[index] < 0 and value is not None:
+                value = self.keep(arrays[index])
+            values[index] = np.asarray(value) if isinstance(value, np.generic) else value
+        dtype = operation.signature.check(operation.name, values)
+        kernel = self.base.select(operation, values, options, dtype, save=True)
+        if kernel.vjp is None:  # raise before computing, since such operations may work in place
+            raise DifferentiationError(
+                f"{operation.name} has no derivative; call it outside the differentiated function"
+            )
+        output, residuals = kernel.forward(*values, save=True, **options)
+        needs = tuple([parent >= 0 for parent in parents])
+        record = self.record_outputs if isinstance(output, tuple) else self.record
+        return record(output, _pull, parents, (kernel.vjp, residuals, needs, options))
+
+    def select(self, operation: Any, arrays: Any, options: dict[str, Any], dtype: str, *, save: bool) -> Any:
+        """Return the definition of an operation, which can be differentiated again, for arrays of this trace."""
+        return operation.portable(self, arrays)
 
     # --- recording -----------------------------------------------------------------------------------------------
 
@@ -349,9 +382,21 @@ class GradTrace:
         The bound functions and the namespace refer to each other; otherwise only the garbage collector would free their
         memory. The tape remains for the backward pass.
         """
-        attributes = {name: self.__dict__[name] for name in ("base", "trace_level", "__name__", "tape", "_kept")}
+        attributes = {
+            name: self.__dict__[name] for name in ("base", "library", "trace_level", "__name__", "tape", "_kept")
+        }
         self.__dict__.clear()
         self.__dict__.update(attributes, is_closed=True)
+
+
+def _pull(xp: Any, g: Any, saved: Any) -> Any:
+    """Pull the cotangent of an operation back, or the list of those of its outputs."""
+    vjp, residuals, needs, options = saved
+    if isinstance(g, list):
+        g = list(as_arrays(g))
+    elif isinstance(g, np.generic):
+        g = np.asarray(g)
+    return vjp(g, residuals, needs, **options)
 
 
 def _value_of(x: Any) -> Any:
@@ -410,8 +455,8 @@ def base_for(arrays: Sequence[Any]) -> Any:
     """
     base = array_namespace(*arrays)
     for enclosing in (_ACTIVE.get(), ACTIVE_GRAPH.get()):
-        if enclosing is not None and backend_name(enclosing) == backend_name(base):
-            if trace_level(base) < enclosing.trace_level or type(base) is ModuleType:
+        if enclosing is not None and enclosing.name == base.name:
+            if base.trace_level < enclosing.trace_level or not base.is_trace:
                 return enclosing
             break
     return base

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from xformer import native
-from xformer.backends import backend_name, backend_of
 from xformer.backends.arrays import check_class
 from xformer.tracing.arguments import arrays_of, rebuild_sequence
 from xformer.tracing.graph import Call, GraphTrace, root_of
@@ -197,9 +196,9 @@ def array_copy(array: Any) -> Any:
 
 def compiler(xp: Any) -> Callable[..., Program | CudaProgram] | None:
     """Return the class of programs for a library, or None."""
-    if backend_name(xp) == "numpy":
+    if xp.name == "numpy":
         return Program
-    capture_graph = backend_of(xp).graph_capture()
+    capture_graph = xp.graph_capture()
     return None if capture_graph is None else functools.partial(CudaProgram, capture_graph)
 
 

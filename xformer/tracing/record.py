@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer import hints
-from xformer.backends import backend_of, extra, is_trace
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
 from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, PLAIN, InnerArray, Tracer
@@ -246,12 +245,10 @@ _PYTHON_OPERATORS: dict[str, Function] = {f"operator_{name}": getattr(operator, 
 
 def base_function(base: Any, name: str) -> Any:
     """Return the function called `name` in the base namespace of a trace; an enclosing trace knows all names itself."""
-    if is_trace(base):
+    if base.is_trace:
         return getattr(base, name)
     if name in _PYTHON_OPERATORS:
         return getattr(base, name, _PYTHON_OPERATORS[name])
-    if name in extra.NAMES:
-        return extra.lookup(base, name)
     if name in _OWN_FUNCTIONS:
         return functools.partial(_OWN_FUNCTIONS[name], base)
     return getattr(base, name)
@@ -259,9 +256,9 @@ def base_function(base: Any, name: str) -> Any:
 
 def set_item(xp: Any, x: Any, value: Any, key: Any) -> Any:
     """Return a copy of `x` with `value` at `key`."""
-    if is_trace(xp):
+    if xp.is_trace:
         return xp.setitem(x, value, key)
-    return backend_of(xp).set_item(xp, x, value, key)
+    return xp.set_item(x, value, key)
 
 
 def _get_item(xp: Any, x: Any, key: Any) -> Any:

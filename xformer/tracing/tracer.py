@@ -12,8 +12,8 @@ import weakref
 from typing import Any
 
 from xformer import hints
-from xformer.backends import backend_of, base_namespace
 from xformer.backends.arrays import CHECKED_CLASSES, check_class
+from xformer.backends.namespaces import NAMESPACE_OF_TYPE, TRACED
 from xformer.errors import BackendError, DifferentiationError, ShapeError
 
 _WITH_XP = " with xp = array_namespace(x)"
@@ -66,7 +66,7 @@ class Tracer:
     def __getattr__(self, name: str) -> Any:
         if name in hints.ARRAYS:
             hint = f"method {name!r}; {hints.ARRAYS[name]}{_WITH_XP if 'xp.' in hints.ARRAYS[name] else ''}"
-        elif not name.startswith("_") and callable(getattr(base_namespace(self._namespace), name, None)):
+        elif not name.startswith("_") and callable(getattr(self._namespace.library, name, None)):
             hint = f"method {name!r}; use xp.{name}(x){_WITH_XP}"
         else:
             hint = f"attribute {name!r}"
@@ -158,7 +158,7 @@ class Tracer:
         value: Any = self
         while type(value) is Tracer:
             value = value._value
-        is_view = backend_of(self._namespace).share_memory(copy.copy(value), value)
+        is_view = self._namespace.library.share_memory(copy.copy(value), value)
         result: Tracer = self._namespace.asarray(self) if is_view else self._namespace.asarray(self, copy=True)
         return result
 
@@ -283,6 +283,7 @@ _NAMES_IN_NUMPY = (
 )
 _OPERATORS_OF_NUMPY = dict(zip(_NAMES_IN_NUMPY, (*BINARY_OPERATORS, *COMPARISONS), strict=True))
 
+NAMESPACE_OF_TYPE[Tracer] = TRACED
 for _name in BINARY_OPERATORS:
     _forward, _reflected = _binary(_name)
     setattr(Tracer, f"__{_name}__", _forward)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from xformer import tracing
-from xformer.backends import array_namespace, backend_name, device, from_host
+from xformer.backends import array_namespace, device
 from xformer.distributed import Communicator, SingleProcess, tree_sum
 from xformer.distributed.overlapped_sum import OverlappedSum
 from xformer.errors import ConfigError, DataError, describe_type
@@ -64,7 +64,7 @@ def sharded(
             xp = array_namespace(like)
             if function is not differentiate and has_effect(xp):  # the weight of the loss may change in each call
                 args = tuple(
-                    from_host(xp, np.asarray(arg), device=device(like)) if isinstance(arg, float) else arg
+                    xp.from_host(np.asarray(arg), device=device(like)) if isinstance(arg, float) else arg
                     for arg in args
                 )
             count = num_workers or default_num_workers(model, communicator)
@@ -178,4 +178,4 @@ def default_num_workers(model: Any, communicator: Communicator | None = None) ->
 
 def is_numpy(model: Any) -> bool:
     """Return whether the arrays of a model are those of NumPy."""
-    return backend_name(array_namespace(flatten(model)[0][0])) == "numpy"
+    return array_namespace(flatten(model)[0][0]).name == "numpy"

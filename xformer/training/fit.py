@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xformer.backends import array_namespace, backend_of, device, from_host, to_host_together
+from xformer.backends import array_namespace, device, to_host_together
 from xformer.config import check_count, with_fields, with_parameters_of
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, TrainingError, check_arguments, out_of_memory
@@ -329,8 +329,8 @@ class TrainingLoop:
         like = flatten(self._model)[0][0]
         xp = array_namespace(like)
         counter: Any = np.asarray(step)
-        if backend_of(xp).reads_counters_on_device:
-            counter = from_host(xp, counter, device=device(like))
+        if xp.reads_counters_on_device:
+            counter = xp.from_host(counter, device=device(like))
         result = self._train_step(
             _with_own_parameters(self._model) if self._is_shared else self._model,
             self.state,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import array_namespace, backend_name, backend_of, device, from_host
+from xformer.backends import array_namespace, device
 from xformer.distributed import Communicator
 from xformer.errors import JitError
 from xformer.random import Rng
@@ -60,7 +60,7 @@ class JittedStep:
         """Return why no step can be a program, or None."""
         xp = array_namespace(flatten(model)[0][0])
         if not has_effect(xp):
-            return f"{backend_name(xp)} has no programs; use NumPy, JAX or CuPy"
+            return f"{xp.name} has no programs; use NumPy, JAX or CuPy"
         if self._communicator is not None and self._communicator.size > 1 and self._communicator.overlaps:
             return "gradients are exchanged during the backward pass; set overlaps=False on the communicator"
         return "activations are recorded or replaced, which needs the Python code" if is_observing() else None
@@ -122,7 +122,7 @@ class JittedStep:
             return result._replace(model=model)
         options["value_and_grad"] = self._value_and_grad
         changing = state.step, learning_rate, num_tokens
-        numbers = (from_host(xp, np.asarray(float(number)), device=device(like)) for number in changing)
+        numbers = (xp.from_host(np.asarray(float(number)), device=device(like)) for number in changing)
         loss, grad_norm = self._step(model, state._replace(step=None), batches, rng, *numbers, **options)
         return StepResult(model, state._replace(step=state.step + 1), loss, grad_norm)
 
@@ -131,7 +131,7 @@ def _can_trace(model: Any) -> bool:
     leaves = flatten(model)[0]
     if is_numpy(model):
         return sum(leaf.size for leaf in leaves) <= _MAX_ELEMENTS
-    return backend_of(array_namespace(leaves[0])).graph_capture() is not None
+    return array_namespace(leaves[0]).graph_capture() is not None
 
 
 def _step_in_place(

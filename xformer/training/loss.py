@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, TypeVar
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, base_namespace, device, to_library_of
+from xformer.backends import Array, accumulation_dtype, array_namespace, device, to_library_of
 from xformer.data.packing import IGNORE_INDEX, PackedBatch, TextChunks
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
@@ -154,7 +154,7 @@ def _label_losses(model: LanguageModel, batch: Any, rng: Rng | None, **options: 
         logits = model(batch.tokens, segment_ids=batch.segment_ids, rng=rng)
         return cross_entropy(logits, batch.labels, pad_id=IGNORE_INDEX, **options)
     like = next(iter(model.named_parameters()))[1]
-    xp = base_namespace(array_namespace(like))
+    xp = array_namespace(like).library
     everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(like))
     return cross_entropy(model(batch.tokens, mask=everything, rng=rng), batch.labels, **options)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.backends import Array, array_namespace, backend_name, device, dtype_name, dtype_named
+from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.errors import BackendError, ConfigError
 from xformer.ops.cast import cast
 from xformer.tree import flatten_parameters
@@ -86,11 +86,11 @@ def check_precision(precision: str, model: Any) -> None:
         )
     xp = array_namespace(*leaves)
     try:
-        zeros = xp.zeros((16, 16), dtype=dtype_named(xp, precision), device=device(leaves[0]))
+        zeros = xp.zeros((16, 16), dtype=xp.dtype_named(precision), device=device(leaves[0]))
         xp.exp(zeros @ zeros)
     except Exception as error:  # each library raises its own exceptions
         reason = " ".join(str(error).split())
         raise BackendError(
-            f"precision is {precision!r}, but {backend_name(xp)} cannot compute in it on this device ({reason}); use "
+            f"precision is {precision!r}, but {xp.name} cannot compute in it on this device ({reason}); use "
             "another precision or backend"
         ) from error

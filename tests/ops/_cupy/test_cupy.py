@@ -15,12 +15,12 @@ from tests.ops._cupy.cuda_cases import normal
 from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
 from tests.reference import small_model, translation_loss
 from xformer import Rng, ops, training, value_and_grad
-from xformer.backends import array_namespace, backend_of, dtype_named, namespaces, to_host
+from xformer.backends import Library, array_namespace, namespaces, resolve, to_host
 from xformer.backends import cupy as cupy_backend
-from xformer.backends.cupy import CupyBackend
-from xformer.backends.numpy import NumpyBackend
+from xformer.backends.cupy import CupyLibrary
+from xformer.backends.numpy import NumpyLibrary
 from xformer.kernels.cupy import launch as cuda_launch
-from xformer.ops import gelu, kernel_check, layer_norm, linear
+from xformer.ops import checks, gelu, layer_norm, linear
 from xformer.ops.adam import Settings
 from xformer.ops.operation import OPERATIONS, kernels_of
 from xformer.training import Adam, AdamW, Batch, TokenPairs
@@ -69,7 +69,7 @@ class Namespace:
 
     def __getattr__(self, name):
         found = getattr(self._xp, name)
-        if isinstance(found, type) or not callable(found):
+        if isinstance(found, type) or not callable(found) or hasattr(Library, name):
             return found
         return lambda *arguments, **settings: found(*map(plain, arguments), **settings).view(Watched)
 
@@ -87,7 +87,7 @@ def device_array(host, dtype):
 
 @pytest.fixture
 def watching(cuda_host, monkeypatch):
-    monkeypatch.setitem(namespaces._NAMESPACE_OF_TYPE, Watched, Namespace(cuda_host.xp))
+    monkeypatch.setitem(namespaces.NAMESPACE_OF_TYPE, Watched, Namespace(cuda_host.xp))
     return cuda_host
 
 
@@ -105,10 +105,10 @@ def test_watched_arrays_cannot_be_read_on_the_host(watching):
 @pytest.mark.parametrize("operation", CASES)
 def test_kernels_do_not_read_on_the_host_or_write_to_their_inputs(watching, operation, dtype):
     hosts, static = CASES[operation]
-    arrays = [device_array(host, dtype_named(watching.xp, dtype)) for host in hosts]
+    arrays = [device_array(host, watching.xp.dtype_named(dtype)) for host in hosts]
     if operation == "adam":  # which works in place
         arrays = [
-            array.astype(dtype_named(watching.xp, dtype if place in (1, 2) else "float32"))
+            array.astype(watching.xp.dtype_named(dtype if place in (1, 2) else "float32"))
             for place, array in enumerate(arrays)
         ]
     (kernel,) = kernels_of(operation, "numpy")
@@ -146,8 +146,8 @@ def test_no_kernel_is_switched_off_at_its_first_use(cuda, monkeypatch, tmp_path,
     hosts, static = CASES[operation]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if cuda.launcher:
-        monkeypatch.setattr(NumpyBackend, "kernel_identity", lambda self: "a GPU", raising=False)
-    monkeypatch.setattr(OPERATIONS[operation], "_enabled", {})
+        monkeypatch.setattr(NumpyLibrary, "kernel_identity", lambda self: "a GPU", raising=False)
+    monkeypatch.setattr(array_namespace(cuda.array(hosts[0], "float32")), "kernels", {})
     for dtype in ("float32", "bfloat16", "float64"):
         arrays = [cuda.array(host, dtype) for host in hosts]
         if operation == "adam" and dtype == "bfloat16":
@@ -164,13 +164,13 @@ def test_no_kernel_is_switched_off_at_its_first_use(cuda, monkeypatch, tmp_path,
 def test_the_check_of_kernels_passes(cuda, monkeypatch):
     """Also at the narrow dtypes, whose rounding is far larger than float32's."""
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
-    monkeypatch.setattr(kernel_check, "_CHECKED", set())
+    monkeypatch.setattr(checks, "_CHECKED", set())
     for dtype in ("float32", "float64", "float16"):
-        kernel_check._CHECKED.clear()
+        checks._CHECKED.clear()
         x, weight, bias = (cuda.array(host, dtype) for host in (X, MATRIX, VECTOR))
         for output in (layer_norm(x, bias, bias), gelu(x), linear(x, weight, bias)):
             assert output.shape == x.shape
-        assert {"cupy.layer_norm", "cupy.gelu", "cupy.linear"} <= kernel_check._CHECKED
+        assert {"cupy.layer_norm", "cupy.gelu", "cupy.linear"} <= checks._CHECKED
 
 
 @pytest.mark.parametrize("settings", [{"activation": "relu"}, {"activation": "gelu", "norm": "rms"}])
@@ -215,14 +215,15 @@ def test_a_training_step_copies_nothing_from_the_host(cuda_host, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(cupy_backend, "_TABLES", {})
-    for name in ("bernoulli", "_bernoulli"):
-        monkeypatch.setattr(NumpyBackend, name, getattr(CupyBackend, name), raising=False)
+    monkeypatch.setitem(namespaces._LIBRARIES, "cupy", resolve("numpy"))  # it is not imported
+    for name in ("random_mask", "_random_mask"):
+        monkeypatch.setattr(NumpyLibrary, name, getattr(CupyLibrary, name), raising=False)
     monkeypatch.setattr(
-        NumpyBackend, "rows_of_table", lambda *arguments: CupyBackend.rows_of_table(*arguments[:-1], device=None)
+        NumpyLibrary, "rows_of_table", lambda *arguments: CupyLibrary.rows_of_table(*arguments[:-1], device=None)
     )
-    copies, from_host = [], NumpyBackend.from_host
+    copies, place = [], NumpyLibrary.place
     monkeypatch.setattr(
-        NumpyBackend, "from_host", lambda self, xp, data, *rest: copies.append(data) or from_host(self, xp, data, *rest)
+        NumpyLibrary, "place", lambda self, data, *rest: copies.append(data) or place(self, data, *rest)
     )
     model, optimizer = small_model(positions="sinusoidal", dropout=0.1, dtype="float32"), Adam()
     batch = Batch.make(TokenPairs(ROWS_OF_IDS, ROWS_OF_IDS), [0, 1], xp=np)
@@ -238,7 +239,7 @@ def test_a_training_step_copies_nothing_from_the_host(cuda_host, monkeypatch):
 def test_a_captured_training_step_can_be_replayed_with_other_numbers(library):
     """On NumPy the step runs as it is. Learning rate, step, loss scale and random counter are scalar arrays."""
     xp = library_or_skip(library)
-    capture = backend_of(xp).graph_capture() or (lambda step: step)
+    capture = xp.graph_capture() or (lambda step: step)
     optimizer = AdamW(weight_decay=0.1)
     batch = Batch.make(TokenPairs(ROWS_OF_IDS, ROWS_OF_IDS), [0, 1], xp=xp)
     options = {"loss_fn": training.translation_loss, "optimizer": optimizer, "max_grad_norm": 0.5, "donate": True}

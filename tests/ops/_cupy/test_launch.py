@@ -15,7 +15,7 @@ import pytest
 from tests.ops._cupy import cuda_on_host
 from tests.ops._cupy.cuda_cases import DTYPES, normal
 from xformer import vjp
-from xformer.backends import dtype_named, resolve, to_host
+from xformer.backends import resolve, to_host
 from xformer.errors import BackendError
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.kernels.cupy.rows import column_total
@@ -110,7 +110,7 @@ def flushed(cuda, host):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_conversions_of_16_bits_equal_those_of_numpy(cuda, dtype):
     """A sum over one row changes nothing but the type."""
-    narrow = dtype_named(resolve("numpy"), dtype)
+    narrow = resolve("numpy").dtype_named(dtype)
     values, every = flushed(cuda, unrounded()).astype(np.float32), np.arange(2**16, dtype=np.uint16).view(narrow)
     with np.errstate(all="ignore"):
         rounded = values.astype(narrow)

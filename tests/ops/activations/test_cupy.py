@@ -9,7 +9,7 @@ import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
 from xformer import vjp
-from xformer.backends import dtype_named, resolve, to_host
+from xformer.backends import resolve, to_host
 from xformer.ops import gelu, relu
 
 SHAPES = [(3, 5, 7), (1,), (), (0, 4), (2, 3000), (64,)]
@@ -36,7 +36,7 @@ def test_layouts(cuda, layout, function, dtype):
 
 def test_more_than_2_to_the_31_elements(cuda):
     """On a GPU; on the host a few."""
-    x = -cuda.xp.ones(100 if cuda.launcher else 2**31 + 100, dtype=dtype_named(cuda.xp, "bfloat16"))
+    x = -cuda.xp.ones(100 if cuda.launcher else 2**31 + 100, dtype=cuda.xp.dtype_named("bfloat16"))
     x[-3] = 2.0
     y, pull = vjp(relu, x)
     for got, expected in ((y, [0.0, 2.0, 0.0, 0.0]), (pull(x)[0], [0.0, 2.0, 0.0, 0.0])):
@@ -57,7 +57,7 @@ def test_infinities_and_nan(cuda, dtype):
 def test_gelu_of_all_numbers_of_16_bits(cuda, dtype):
     """Rounded once, down to where the result is -1e-6; the derivative is near 0.5 and 1, or small."""
     with np.errstate(invalid="ignore"):  # of NaN
-        x = np.arange(2**16, dtype=np.uint16).view(dtype_named(resolve("numpy"), dtype)).astype(float)
+        x = np.arange(2**16, dtype=np.uint16).view(resolve("numpy").dtype_named(dtype)).astype(float)
     x = x[(x > -5.5) & (x < 1e4)]
     tail = np.asarray([math.erfc(-value / math.sqrt(2.0)) / 2.0 for value in x])
     got, pull = vjp(gelu, cuda.array(x, dtype))

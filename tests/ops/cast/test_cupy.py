@@ -8,7 +8,7 @@ import pytest
 from tests.ops._cupy.cuda_cases import normal
 from tests.ops._cupy.cuda_on_host import CASTS
 from xformer import ops, vjp
-from xformer.backends import dtype_named, resolve, to_host
+from xformer.backends import resolve, to_host
 from xformer.kernels.cupy import optimizer
 from xformer.ops import cast
 
@@ -27,8 +27,8 @@ def test_cast_has_the_bits_of_numpy(cuda, monkeypatch, before, after, most):
     shaped = [np.asarray(normal(*shape, seed=place)) for place, shape in enumerate([*SHAPES, (9000,)])]
     host = resolve("numpy")
     with np.errstate(over="ignore"):
-        hosts = [x.astype(dtype_named(host, before)) for x in (special, *shaped, shaped[4].T)]
-        expected = [x.astype(dtype_named(host, after)) for x in hosts]
+        hosts = [x.astype(host.dtype_named(before)) for x in (special, *shaped, shaped[4].T)]
+        expected = [x.astype(host.dtype_named(after)) for x in hosts]
     arrays = [cuda.array(x) for x in hosts]
     assert cuda.served("cast", *arrays, dtype=after)
     for got, reference in zip(cast(*arrays, dtype=after), expected, strict=True):

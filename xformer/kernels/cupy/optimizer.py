@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import array_namespace, dtype_name, dtype_named
+from xformer.backends import array_namespace, dtype_name
 from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.launch import (
     FLOATS,
@@ -91,7 +91,7 @@ def _cast(arrays: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
 
 
 def _cast_forward(*arrays: Any, dtype: str, save: bool) -> tuple[Any, Any]:
-    return _cast(arrays, dtype_named(array_namespace(*arrays), dtype)), arrays[0].dtype
+    return _cast(arrays, array_namespace(*arrays).dtype_named(dtype)), arrays[0].dtype
 
 
 def _cast_vjp(g: Any, input_dtype: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.ops.replace_kernels import replace_kernels
 from xformer import environment, ops, vjp
-from xformer.backends.numpy import NumpyBackend
-from xformer.ops import attention, cross_entropy, embedding, layer_norm, linear, project_heads, relu, self_check
+from xformer.backends.numpy import NumpyLibrary
+from xformer.ops import attention, checks, cross_entropy, embedding, layer_norm, linear, project_heads, relu
 from xformer.ops.operation import OPERATIONS, Kernel
 
 
@@ -21,7 +21,7 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.delenv("XFORMER_CHECK_KERNELS", raising=False)
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(NumpyBackend, "kernel_identity", lambda self: "GPU 1", raising=False)
+    monkeypatch.setattr(NumpyLibrary, "kernel_identity", lambda self: "GPU 1", raising=False)
     replace_kernels(monkeypatch, "numpy", {})
     environment.clear_cache()
     yield tmp_path / "xformer" / "kernel_checks.json"
@@ -55,7 +55,7 @@ def test_a_kernel_that_agrees_is_compared_once(monkeypatch, cache):
     calls = use(monkeypatch, "relu")
     relu(X)
     assert len(calls) == 1
-    monkeypatch.setattr(NumpyBackend, "kernel_identity", lambda self: "GPU 2")
+    monkeypatch.setattr(NumpyLibrary, "kernel_identity", lambda self: "GPU 2")
     environment.clear_cache()
     calls = use(monkeypatch, "relu")
     relu(X)
@@ -185,4 +185,4 @@ def test_the_check_can_be_switched_off(monkeypatch, cache):
     calls = use(monkeypatch, "relu")
     relu(X)
     assert len(calls) == 1
-    assert not self_check._GUARDED
+    assert not checks._GUARDED
