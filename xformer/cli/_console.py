@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shlex
 import shutil
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.pipelines import CorpusProgress
-from xformer.runs.console import SECONDS_BETWEEN_LINES, format_duration, make_console, plural
-from xformer.text.extras import require
+from xformer.runs.console import format_duration, make_console, plural, progress_bar, progress_line
 
 
 def program() -> str:
@@ -37,33 +35,6 @@ def program() -> str:
 def quote(path: Path) -> str:
     """Return a path as an argument of a command, quoted for the usual shells of the system if necessary."""
     return subprocess.list2cmdline([path]) if os.name == "nt" else shlex.quote(str(path))
-
-
-@contextlib.contextmanager
-def progress_bar(
-    columns: Callable[[Any], Iterable[Any]],
-    *,
-    total: float | None = None,
-    visible: bool = True,
-    text: str = "",
-    **settings: Any,
-) -> Iterator[Callable[..., None] | None]:
-    """Show a progress bar on stderr, if it is a terminal; yields a function that updates its task, or None.
-
-    Args:
-        columns: Makes the columns of the bar from the module rich.progress, which is imported only if the bar is shown.
-        total: Number of steps, if known.
-        visible: Whether to show it.
-        text: Description of the task.
-        **settings: Further arguments of `rich.progress.Progress`.
-    """
-    if not visible or not sys.stderr.isatty():
-        yield None
-        return
-    rich = require("rich.progress")
-    settings |= {"console": make_console(stderr=True), "transient": True}
-    with rich.Progress(*columns(rich), **settings) as progress:
-        yield functools.partial(progress.update, progress.add_task(text, total=total))
 
 
 @contextlib.contextmanager
@@ -89,29 +60,18 @@ def line_progress(total: int | None, *, visible: bool) -> Iterator[Callable[[int
 @contextlib.contextmanager
 def corpus_progress() -> Iterator[Callable[[CorpusProgress], None]]:
     """Show the state of a corpus on stderr: in a progress bar on a terminal, otherwise every ten seconds."""
-    console = make_console(stderr=True)
-    start_time = last_line_time = time.monotonic()
-
-    def columns(rich: Any) -> Iterable[Any]:
-        return rich.BarColumn(bar_width=16), rich.TextColumn("{task.description}")
-
-    with progress_bar(columns, text="reading ...") as update:
+    start_time = time.monotonic()
+    with progress_line(make_console(stderr=True), "reading ...") as show_line:
 
         def show(progress: CorpusProgress) -> None:
-            nonlocal last_line_time
             text = f"{progress.num_done:,} of {progress.num_lines:,} lines"
             if new := progress.num_done - progress.num_resumed:
                 speed = new / (time.monotonic() - start_time)
-                text += (
-                    f"  {format_speed(speed)}  {format_duration((progress.num_lines - progress.num_done) / speed)} left"
-                )
+                left = format_duration((progress.num_lines - progress.num_done) / speed)
+                text += f"  {format_speed(speed)}  {left} left"
             if progress.num_failed:
                 text += f"  {plural(progress.num_failed, 'chunk')} failed"
-            if update is not None:
-                update(description=text, completed=progress.num_done, total=progress.num_lines)
-            elif time.monotonic() - last_line_time >= SECONDS_BETWEEN_LINES:
-                last_line_time = time.monotonic()
-                console.print(text)
+            show_line(text, completed=progress.num_done, total=progress.num_lines)
 
         yield show
 

@@ -15,13 +15,13 @@ from xformer.benchmarks.interleaved import DTYPES, Workload, dtype_of, interleav
 from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
 from xformer.benchmarks.report import format_table, machine_line, make_run
 from xformer.benchmarks.suites import AXES, SUITES, Suite, backend_specs
-from xformer.cli._console import progress_bar
 from xformer.cli._io import check_writable
 from xformer.cli._options import config_options, option_name, value_option
 from xformer.cli._plots import check_plot
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError
 from xformer.io import write_json
+from xformer.runs.console import progress_bar
 from xformer.text.extras import require
 from xformer.threads import num_threads
 

@@ -1,14 +1,18 @@
-"""The console, and the formatting of numbers."""
+"""The console, progress on it, and the formatting of numbers."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from xformer.text.extras import require
 
 _WIDTH_WITHOUT_TERMINAL = 110  # of tables
-SECONDS_BETWEEN_LINES = 10.0  # of progress that is not on a terminal
+_SECONDS_BETWEEN_LINES = 10.0  # of progress that is not on a terminal
 
 
 def make_console(*, stderr: bool = False, quiet: bool = False) -> Any:
@@ -24,6 +28,63 @@ def make_console(*, stderr: bool = False, quiet: bool = False) -> Any:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, soft_wrap=True, width=width)
+
+
+@contextlib.contextmanager
+def progress_bar(
+    columns: Callable[[Any], Iterable[Any]],
+    *,
+    console: Any = None,
+    total: float | None = None,
+    visible: bool = True,
+    text: str = "",
+    **settings: Any,
+) -> Iterator[Callable[..., None] | None]:
+    """Show a progress bar on a terminal; yields a function that updates its task, or None.
+
+    Args:
+        columns: Makes the columns of the bar from the module rich.progress, which is imported only if the bar is shown.
+        console: Console to show it on; default stderr.
+        total: Number of steps, if known.
+        visible: Whether to show it.
+        text: Description of the task.
+        **settings: Further arguments of `rich.progress.Progress`.
+    """
+    if console is None and visible and sys.stderr.isatty():
+        console = make_console(stderr=True)
+    if console is None or not visible or not console.is_terminal:
+        yield None
+        return
+    rich = require("rich.progress")
+    with rich.Progress(*columns(rich), console=console, transient=True, **settings) as progress:
+        yield functools.partial(progress.update, progress.add_task(text, total=total))
+
+
+@contextlib.contextmanager
+def progress_line(console: Any, text: str, total: float | None = None) -> Iterator[Callable[..., None]]:
+    """Yield a function that shows a line: beside a bar on a terminal, otherwise every ten seconds, or at once.
+
+    Args:
+        console: Console to print on.
+        text: The first line.
+        total: Number of steps, if known.
+    """
+    last_time = time.monotonic()
+
+    def columns(rich: Any) -> Iterable[Any]:
+        return rich.BarColumn(bar_width=16), rich.TextColumn("{task.description}")
+
+    def show(text: str, *, at_once: bool = False, details: str = "", **changes: Any) -> None:
+        nonlocal last_time
+        if update is not None:
+            update(description=f"{text}  {details}".rstrip(), **changes)
+        elif at_once or time.monotonic() - last_time >= _SECONDS_BETWEEN_LINES:
+            last_time = time.monotonic()
+            console.print(text)
+
+    # Refresh rarely: the thread that draws the bar competes with the computation.
+    with progress_bar(columns, console=console, total=total, text=text, refresh_per_second=4) as update:
+        yield show
 
 
 def format_number(value: float | None, decimals: int = 2) -> str:

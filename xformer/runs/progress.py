@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from xformer.runs.config import BaseTrainingConfig
-from xformer.runs.console import SECONDS_BETWEEN_LINES, format_duration, format_number
+from xformer.runs.console import format_duration, format_number, progress_line
 from xformer.runs.trainer import Average, Trainer
 from xformer.training import Event, Start, Step, Validation
 
@@ -31,30 +30,20 @@ class TrainingProgress:
         self._start_time = time.monotonic()
         self._loss = self._speed = 0.0
         self._num_smoothed = 0
-        self._last_line_time = self._start_time
         self._validation = ""
-        self._bar: Any = None
+        self._stack = contextlib.ExitStack()
         self.is_used = False  # until the first step or validation
 
     def __enter__(self) -> Self:
         self._start_time = time.monotonic()
-        if self.console.is_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            # Refresh rarely: the thread that draws the bar competes with the computation.
-            columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
-            endless = self.config.max_steps is None and self.config.max_minutes is None
-            self._task = self._bar.add_task("first step ...", total=None if endless else 1.0)
-            self._bar.start()
+        endless = self.config.max_steps is None and self.config.max_minutes is None
+        line = progress_line(self.console, "first step ...", None if endless else 1.0)
+        self._show = self._stack.enter_context(line)
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.stop()
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(OSError):
+            self._stack.close()
 
     def __call__(self, event: Event, loop: object = None) -> None:
         """Show an event. Training continues if the terminal or pipe has been closed."""
@@ -80,12 +69,7 @@ class TrainingProgress:
         validates = step.step % self.config.validate_every == 0 or fraction == 1.0
         if validates:
             text += "  validating ..."
-        if self._bar is not None:
-            text += f"  {self._validation}" if self._validation else ""
-            self._bar.update(self._task, description=text, completed=fraction)
-        elif validates or time.monotonic() - self._last_line_time >= SECONDS_BETWEEN_LINES:
-            self._last_line_time = time.monotonic()
-            self.console.print(text)
+        self._show(text, completed=fraction, at_once=validates, details=self._validation)
 
     def _remaining(self, step: Step) -> tuple[float, float | None]:
         """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
