@@ -10,7 +10,7 @@ from tests.reference import raises_line, small_model
 from xformer.backends import to_host
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import save_arrays
-from xformer.runs.checkpoints import Checkpoints, average_models
+from xformer.runs.trainer import Checkpoints, average_models
 from xformer.tree import flatten, map_arrays
 
 

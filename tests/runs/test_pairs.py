@@ -34,7 +34,14 @@ def tokenizers():
 def test_pairs_within_the_limit_are_encoded(tokenizers):
     encoded = encode(CORPUS, tokenizers, max_length=5)
     assert (encoded.text.source, encoded.text.target) == (CORPUS.source, CORPUS.target)
-    assert (encoded.num_long, encoded.num_tokens, encoded.num_target_words) == (0, (8, 8), 8)
+    assert encoded.counts == {
+        "pairs": 4,
+        "pairs_dropped_blank": 0,
+        "pairs_dropped_long": 0,
+        "source_tokens": 8,
+        "target_tokens": 8,
+        "target_words": 8,
+    }
     assert [*encoded.pairs.source] == tokenizers.encode(CORPUS).source
     assert [*encoded.pairs.target] == tokenizers.encode(CORPUS).target
 
@@ -45,7 +52,7 @@ def test_chunks_are_encoded_like_a_whole(tokenizers):
     whole = encode(CORPUS, tokenizers, max_length=5)
     assert [*encoded.pairs.source] == [whole.pairs.source[row] for row in (0, 2, 1, 3)]
     assert [*encoded.pairs.target] == [whole.pairs.target[row] for row in (0, 2, 1, 3)]
-    assert (len(encoded.text), encoded.num_blank) == (0, 8)
+    assert (len(encoded.text), encoded.counts["pairs_dropped_blank"]) == (0, 8)
 
 
 def test_a_long_sentence_is_reported_with_its_file(tokenizers):
@@ -59,15 +66,15 @@ def test_a_long_sentence_is_reported_with_its_file(tokenizers):
 def test_long_sentences_can_be_dropped_with_their_partners(tokenizers):
     encoded = encode(CORPUS, tokenizers, max_length=3, truncation="drop")
     assert (encoded.text.source, encoded.text.target) == (["a b", "c"], ["A", "C"])
-    assert encoded.num_long == 2
+    assert encoded.counts["pairs_dropped_long"] == 2
     assert [*encoded.pairs.source] == tokenizers.encode(encoded.text).source
-    assert encode(CORPUS, tokenizers, max_length=5, truncation="drop").num_long == 0
+    assert encode(CORPUS, tokenizers, max_length=5, truncation="drop").counts["pairs_dropped_long"] == 0
 
 
 def test_long_sources_can_be_cut(tokenizers):
     corpus = ParallelCorpus(["a b c d", "b"], ["A", "B"])
     encoded = encode(corpus, tokenizers, max_length=3, truncation="cut")
-    assert (encoded.num_cut, encoded.num_long) == (1, 0)
+    assert (encoded.counts["sources_cut"], encoded.counts["pairs_dropped_long"]) == (1, 0)
     assert [len(ids) for ids in encoded.pairs.source] == [3, 1]
     assert encoded.text == corpus
     with pytest.raises(DataError, match="line 4 of target has 5 tokens"):

@@ -11,11 +11,10 @@ from xformer.errors import TrainingError
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
 from xformer.models import Transformer, TransformerConfig
-from xformer.runs.checkpoints import average_models
 from xformer.runs.config import TrainingConfig
 from xformer.runs.pairs import PairsTask
 from xformer.runs.recipe import Recipe
-from xformer.runs.trainer import Average, Trainer
+from xformer.runs.trainer import Average, Trainer, average_models
 from xformer.training import Step, TokenPairs, Validation
 from xformer.training.checkpoint import TrainingFiles
 from xformer.training.interrupt import until_stopped

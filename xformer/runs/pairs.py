@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xformer.backends import Array
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
-from xformer.data.token_rows import TokenWriter, row_lengths
+from xformer.data.token_rows import TokenWriter
 from xformer.distributed import Communicator, SingleProcess
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
@@ -34,6 +34,8 @@ from xformer.training.loss import translation_loss
 
 _PIPELINES = {pipeline.task: pipeline for pipeline in (Translator, Summarizer)}
 _NUM_SAMPLES = 5  # for loggers
+_COUNTS = ("pairs", "pairs_dropped_blank", "pairs_dropped_long", "sources_cut")
+_SIZES = ("source_tokens", "target_tokens", "target_words")  # of the training set
 
 
 @dataclass(eq=False)
@@ -99,7 +101,9 @@ class PairsTask(Task):
             tokenize = tokenize or bleu_tokenizer(recipe.init.target_language or suffix)
         elif tokenize is not None:
             raise ConfigError(f"bleu_tokenize is {tokenize!r}, but {recipe.task} is not scored by BLEU; leave it out")
-        recipe, counts = recipe.with_training(bleu_tokenize=tokenize), _count(encoded, encoded_valid)
+        recipe = recipe.with_training(bleu_tokenize=tokenize)
+        counts = {f"train_{name}": encoded.counts[name] for name in (*_COUNTS[:1], *_SIZES, *_COUNTS[1:])}
+        counts |= {f"valid_{name}": encoded_valid.counts[name] for name in _COUNTS}
         return cls(recipe, model, encoded.pairs, encoded_valid.pairs, tokenizers, counts, encoded_valid.text)
 
     @property
@@ -175,38 +179,30 @@ class PairsTask(Task):
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""
         for name, key in (("training", "train"), ("validation", "valid")):
-            blank, long, cut = (
-                self.counts[f"{key}_{count}"] for count in ("pairs_dropped_blank", "pairs_dropped_long", "sources_cut")
-            )
+            pairs, blank, long, cut = (self.counts[f"{key}_{count}"] for count in _COUNTS)
             reasons = [f"{blank:,} with a blank side"] if blank else []
             reasons += [f"{long:,} too long"] if long else []
             notes = [f"dropped: {', '.join(reasons)}"] if reasons else []
             notes += [f"truncated: {plural(cut, 'source')}"] if cut else []
             note = f" ({'; '.join(notes)})" if notes else ""
-            yield f"{name}: {plural(self.counts[f'{key}_pairs'], TASKS[self.recipe.task].unit)}{note}"
+            yield f"{name}: {plural(pairs, TASKS[self.recipe.task].unit)}{note}"
         if (tokenize := self.recipe.training.bleu_tokenize) not in (None, "13a"):
             yield f"validation by BLEU with the tokenizer {tokenize} of sacreBLEU"
 
 
-@dataclass(frozen=True)
-class EncodedCorpus:
+class EncodedCorpus(NamedTuple):
     """Token ids of pairs of texts.
 
     Attributes:
         pairs: The token ids.
         text: The texts, if they were kept.
-        num_blank: Pairs that were left out because one side is blank.
-        num_long: Pairs that were left out because of their length.
-        num_cut: Sources that were cut to the maximum length.
-        num_target_words: Words of the targets, separated by white space.
+        counts: Numbers of pairs, of tokens without special ones, of words of the targets, of pairs that were dropped
+            because one side is blank or too long, and of sources that were cut.
     """
 
     pairs: TokenPairs
     text: ParallelCorpus
-    num_blank: int
-    num_long: int
-    num_cut: int
-    num_target_words: int
+    counts: Counter[str]
 
     @classmethod
     def encode(
@@ -234,7 +230,7 @@ class EncodedCorpus:
             DataError: For texts that are too long, or if no pair remains.
         """
         counts: Counter[str] = Counter()
-        kept: tuple[list[str], list[str]] = ([], [])
+        text = ParallelCorpus([], [])
         with (
             TokenWriter(tokenizers.source.vocab_size, directory) as source_ids,
             TokenWriter(tokenizers.target.vocab_size, directory) as target_ids,
@@ -243,35 +239,28 @@ class EncodedCorpus:
                 pairs = tokenizers.encode(chunk)
                 source, target = list(pairs.source), list(pairs.target)
                 if truncation == "cut":
-                    counts["cut"] += sum(len(ids) > max_length for ids in source)
+                    counts["sources_cut"] += sum(len(ids) > max_length for ids in source)
                     source = [tokenizers.cut_source(list(ids), max_length) for ids in source]
                 fits = [max(len(s), len(t)) <= max_length for s, t in zip(source, target, strict=True)]
                 if truncation != "drop" and not all(fits):
                     raise _too_long(chunk, (source, target), fits.index(False), max_length)
-                counts.update(blank=chunk.num_dropped, long=fits.count(False), pairs=fits.count(True))
-                source_ids.write(itertools.compress(source, fits))
-                target_ids.write(itertools.compress(target, fits))
+                counts["pairs"] += fits.count(True)
+                counts["pairs_dropped_blank"] += chunk.num_dropped
+                counts["pairs_dropped_long"] += fits.count(False)
+                for name, writer, rows in (("source", source_ids, source), ("target", target_ids, target)):
+                    kept = list(itertools.compress(rows, fits))
+                    counts[f"{name}_tokens"] += sum(map(len, kept))
+                    writer.write(kept)
                 targets = list(itertools.compress(chunk.target, fits))
-                counts["words"] += sum(len(line.split()) for line in targets)
+                counts["target_words"] += sum(len(line.split()) for line in targets)
                 if keep_text:
-                    kept[0].extend(itertools.compress(chunk.source, fits))
-                    kept[1].extend(targets)
-            rows = source_ids.finish(), target_ids.finish()
+                    text.source.extend(itertools.compress(chunk.source, fits))
+                    text.target.extend(targets)
+            ids = source_ids.finish(), target_ids.finish()
         if not counts["pairs"]:
-            raise DataError(f"all {counts['long']} lines have more than {max_length} tokens; raise max_length")
-        return cls(
-            TokenPairs(rows[0], rows[1], source_has_eos=tokenizers.source_has_eos),
-            ParallelCorpus(*kept),
-            num_blank=counts["blank"],
-            num_long=counts["long"],
-            num_cut=counts["cut"],
-            num_target_words=counts["words"],
-        )
-
-    @property
-    def num_tokens(self) -> tuple[int, int]:
-        """Number of source and target tokens, special tokens excluded."""
-        return int(row_lengths(self.pairs.source).sum()), int(row_lengths(self.pairs.target).sum())
+            long = counts["pairs_dropped_long"]
+            raise DataError(f"all {long} lines have more than {max_length} tokens; raise max_length")
+        return cls(TokenPairs(*ids, source_has_eos=tokenizers.source_has_eos), text, counts)
 
 
 def _too_long(chunk: ParallelCorpus, sides: Any, row: int, max_length: int) -> DataError:
@@ -281,23 +270,6 @@ def _too_long(chunk: ParallelCorpus, sides: Any, row: int, max_length: int) -> D
         f"line {number} of {chunk.names[side]} has {len(sides[side][row])} tokens; expected at most {max_length}; "
         "raise max_length, or omit longer texts with truncation 'drop'"
     )
-
-
-def _count(train: EncodedCorpus, valid: EncodedCorpus) -> dict[str, int]:
-    """Return the sizes of the data."""
-    source_tokens, target_tokens = train.num_tokens
-    counts = {
-        "train_pairs": len(train.pairs),
-        "train_source_tokens": source_tokens,
-        "train_target_tokens": target_tokens,
-        "train_target_words": train.num_target_words,
-        "valid_pairs": len(valid.pairs),
-    }
-    for name, corpus in (("train", train), ("valid", valid)):
-        counts[f"{name}_pairs_dropped_blank"] = corpus.num_blank
-        counts[f"{name}_pairs_dropped_long"] = corpus.num_long
-        counts[f"{name}_sources_cut"] = corpus.num_cut
-    return counts
 
 
 def build_model(recipe: Any, tokenizers: Any, xp: Any) -> Transformer:

@@ -308,19 +308,7 @@ class WeightsAndBiases(_RunLogger):
         self._run.finish(exit_code=1 if event is None or event.is_interrupted else 0)
 
 
-def tensorboard(*args: Any, **options: Any) -> TensorBoard:
-    """Return a callback that writes event files of TensorBoard; arguments and errors are those of `TensorBoard`."""
-    return TensorBoard(*args, **options)
-
-
-def mlflow(*args: Any, **options: Any) -> MLflow:
-    """Return a callback that writes a run to MLflow; arguments and errors are those of `MLflow`."""
-    return MLflow(*args, **options)
-
-
-def wandb(*args: Any, **options: Any) -> WeightsAndBiases:
-    """Return a callback that writes a run to Weights & Biases; arguments and errors are those of `WeightsAndBiases`."""
-    return WeightsAndBiases(*args, **options)
+tensorboard, mlflow, wandb = TensorBoard, MLflow, WeightsAndBiases
 
 
 def _cell(text: str) -> str:
