@@ -65,7 +65,7 @@ try:
 except Exception as e:
     print("rotary", type(e), e)
 # quantized
-from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.weights import QuantizedWeight
 
 w = A(1024, 1024, dt=np.float32)
 qw = QuantizedWeight.quantize(w.T, "int8").T

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from xformer.ops.quantized import quantized_dtype
+from xformer.ops.weights import quantized_dtype
 from xformer.pipelines import Translator
 
 

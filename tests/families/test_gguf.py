@@ -19,7 +19,7 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families import gguf_file, load_pretrained, save_pretrained
 from xformer.ops import blocks as definition
 from xformer.ops.blocks import BlockWeight
-from xformer.ops.inference_weight import inference_weights
+from xformer.ops.weights import inference_weights
 
 gguf = pytest.importorskip("gguf")
 TYPE = gguf.GGMLQuantizationType

@@ -13,7 +13,7 @@ from xformer.backends import to_host
 from xformer.errors import ConfigError
 from xformer.families import save_pretrained
 from xformer.layers.quantization import is_packed
-from xformer.ops.packed import PackedWeight
+from xformer.ops.weights import PackedWeight
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)

@@ -13,7 +13,7 @@ from xformer.backends import to_host
 from xformer.errors import ConfigError
 from xformer.families import save_pretrained
 from xformer.layers import MultiHeadAttention, quantize
-from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.weights import QuantizedWeight
 from xformer.tree import map_modules, with_fields
 
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 24}

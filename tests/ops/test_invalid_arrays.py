@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from xformer import ops
 from xformer.environment import clear_cache
 from xformer.errors import XformerError
-from xformer.ops.packed import PackedWeight
-from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.weights import PackedWeight, QuantizedWeight
 from xformer.tracing import vjp
 
 

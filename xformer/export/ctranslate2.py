@@ -15,7 +15,7 @@ from xformer.io import atomic_directory
 from xformer.layers.adapters import check_no_adapters
 from xformer.models import BaseModel, LanguageModel, Transformer
 from xformer.models.config import GATED
-from xformer.ops.quantized import quantized_dtype
+from xformer.ops.weights import quantized_dtype
 from xformer.text.extras import require
 
 QUANTIZATIONS = ("float32", "int8", "int16", "float16", "bfloat16")

@@ -27,7 +27,7 @@ from xformer.models import (
     Transformer,
 )
 from xformer.models.token_ids import padding_mask
-from xformer.ops.quantized import quantized_dtype
+from xformer.ops.weights import quantized_dtype
 from xformer.threads import num_threads
 from xformer.tree import replace
 

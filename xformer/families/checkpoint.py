@@ -47,7 +47,7 @@ from xformer.models import (
 from xformer.models.base import BaseModel
 from xformer.models.config import GATED
 from xformer.ops.blocks import BlockWeight
-from xformer.ops.quantized import QUANTIZED_DTYPES, quantized_dtype
+from xformer.ops.weights import QUANTIZED_DTYPES, quantized_dtype
 from xformer.threads import parallel_map, run_serially
 from xformer.tree import flatten, replace, with_fields
 

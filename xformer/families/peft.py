@@ -19,7 +19,7 @@ from xformer.io import check_path, read_json, save_arrays, write_json
 from xformer.layers.adapters import LoraWeight, adapters_of, linear_maps, with_adapters
 from xformer.models import LanguageModel, Transformer
 from xformer.models.base import BaseModel
-from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.weights import QuantizedWeight
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 _PREFIX = "base_model.model."

@@ -20,8 +20,7 @@ from xformer.ops.adam import Settings, slots, updated, writable
 from xformer.ops.blocks import num_columns
 from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
-from xformer.ops.packed import GROUP
-from xformer.ops.quantized import QUANTIZED_DTYPES
+from xformer.ops.weights import GROUP, QUANTIZED_DTYPES
 
 
 def why_not(*arrays: Any, save: bool = False, **options: Any) -> str | None:

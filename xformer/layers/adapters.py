@@ -15,11 +15,8 @@ from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, check_arguments, describe_type, nearest_hint
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
-from xformer.ops.blocks import BlockWeight
-from xformer.ops.inference_weight import InferenceWeight, inference_weights
 from xformer.ops.linear import linear
-from xformer.ops.packed import PackedWeight
-from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.weights import InferenceWeight, QuantizedWeight, inference_weights
 from xformer.random import Rng
 from xformer.tracing.grad import stop_gradient
 from xformer.tree import Module, freeze, map_named_modules, unfreeze, with_fields, with_frozen
@@ -191,7 +188,7 @@ def linear_maps(model: Any) -> dict[str, Linear]:
 
     def find(name: str, module: Module) -> Module:
         weight = getattr(module, "weight", None)
-        if isinstance(weight, PackedWeight | BlockWeight):
+        if isinstance(weight, InferenceWeight) and weight.is_packed:
             raise ConfigError("the model is packed for inference; use lora(model.unpack())")
         if isinstance(module, Linear):
             layers[name] = module

@@ -13,8 +13,8 @@ from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import LearnedPositions, Sinusoidal
 from xformer.ops.embedding import embedding
-from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.linear import linear
+from xformer.ops.weights import InferenceWeight
 from xformer.random import Rng
 from xformer.tree import Module, check_array
 

@@ -6,8 +6,8 @@ from xformer.backends import Array, array_namespace, dtype_name
 from xformer.config import as_flag
 from xformer.errors import ShapeError, describe_type
 from xformer.layers.initializer import Init, initializer
-from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.linear import linear
+from xformer.ops.weights import InferenceWeight
 from xformer.tree import Module, is_array
 
 

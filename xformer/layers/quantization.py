@@ -12,11 +12,15 @@ from xformer.errors import ConfigError
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.embedding import Embedding
 from xformer.layers.linear import Linear
-from xformer.ops.blocks import BlockWeight
-from xformer.ops.inference_weight import InferenceWeight, inference_weights
-from xformer.ops.packed import PackedWeight
-from xformer.ops.quantized import QUANTIZED_DTYPES, QuantizedWeight, quantized_dtype
-from xformer.tree import Module, map_modules, with_fields
+from xformer.ops.weights import (
+    QUANTIZED_DTYPES,
+    InferenceWeight,
+    PackedWeight,
+    QuantizedWeight,
+    inference_weights,
+    quantized_dtype,
+)
+from xformer.tree import Module, map_modules, walk, with_fields
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
@@ -46,13 +50,7 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
     if current is not None:
         raise ConfigError(f"the model is quantized to {current}; quantize the original model to {dtype}")
 
-    def quantize_layer(layer: Module) -> Module:
-        if not isinstance(layer, Linear | Embedding):
-            return layer
-        return with_fields(layer, weight=_quantized(layer, layer.weight, dtype))
-
-    quantized: AnyModule = map_modules(quantize_layer, module.to(dtype="float32"))
-    return quantized
+    return _with_weights(module.to(dtype="float32"), lambda layer, weight: _quantized(layer, weight, dtype))
 
 
 def _quantized(layer: Module, weight: Any, dtype: str) -> QuantizedWeight:
@@ -75,17 +73,12 @@ def pack(module: AnyModule) -> AnyModule:
     if not native.is_available():
         return module
 
-    def pack_layer(layer: Module) -> Module:
-        if not isinstance(layer, Linear | Embedding) or isinstance(layer.weight, PackedWeight | BlockWeight):
-            return layer
-        weight: Any = layer.weight
-        array = weight.elements if isinstance(weight, QuantizedWeight) else weight
-        if array_namespace(array).name != "numpy" or dtype_name(weight.dtype) != "float32":
-            return layer
-        return with_fields(layer, weight=_packed(layer, weight))
+    def convert(layer: Module, weight: Any) -> Any:
+        array = weight.elements if isinstance(weight, InferenceWeight) else weight
+        is_float = array_namespace(array).name == "numpy" and dtype_name(weight.dtype) == "float32"
+        return weight if _is_packed(weight) or not is_float else _packed(layer, weight)
 
-    packed: AnyModule = map_modules(pack_layer, module)
-    return packed
+    return _with_weights(module, convert)
 
 
 def _packed(layer: Module, weight: Any) -> PackedWeight:
@@ -93,9 +86,13 @@ def _packed(layer: Module, weight: Any) -> PackedWeight:
     return PackedWeight.pack(weight.T).T if is_table else PackedWeight.pack(weight)
 
 
+def _is_packed(weight: Any) -> bool:
+    return isinstance(weight, InferenceWeight) and weight.is_packed
+
+
 def is_packed(module: Any) -> bool:
     """Return whether `unpack` changes a module."""
-    return any(isinstance(weight, PackedWeight | BlockWeight) for weight in inference_weights(module))
+    return any(weight.is_packed for weight in inference_weights(module))
 
 
 def inference_weights_of(
@@ -108,18 +105,12 @@ def inference_weights_of(
         dtype: As for `quantize`; None does not quantize.
         packed: Whether to pack the weights; if True, the native library must be available.
     """
-    layers: dict[int, Module] = {}
-
-    def find(layer: Module) -> Module:
-        if isinstance(layer, Linear | Embedding):
-            layers[id(layer.weight)] = layer
-        return layer
+    layers = {id(layer.weight): layer for _, layer in walk(module) if isinstance(layer, Linear | Embedding)}
 
     def convert(layer: Module, weight: Array) -> Any:
         converted: Any = weight if dtype is None else _quantized(layer, weight, dtype)
         return _packed(layer, converted) if packed else converted
 
-    map_modules(find, module)
     return {
         name: functools.partial(convert, layers[id(array)])
         for name, array in module.named_arrays()
@@ -131,10 +122,16 @@ def unpack(module: AnyModule) -> AnyModule:
     """Return a module with the weights that `pack` got; those in the blocks of a GGUF file become float32."""
     if not is_packed(module):
         return module
+    return _with_weights(module, lambda layer, weight: weight.unpack() if _is_packed(weight) else weight)
 
-    def unpack_layer(layer: Module) -> Module:
-        weight = getattr(layer, "weight", None)
-        return with_fields(layer, weight=weight.unpack()) if isinstance(weight, PackedWeight | BlockWeight) else layer
 
-    unpacked: AnyModule = map_modules(unpack_layer, module)
-    return unpacked
+def _with_weights(module: AnyModule, convert: Callable[[Module, Any], Any]) -> AnyModule:
+    """Return a module whose linear maps and embeddings have the weights convert(layer, weight)."""
+
+    def change(layer: Module) -> Module:
+        if not isinstance(layer, Linear | Embedding):
+            return layer
+        return with_fields(layer, weight=convert(layer, layer.weight))
+
+    changed: AnyModule = map_modules(change, module)
+    return changed

@@ -19,8 +19,7 @@ from xformer.layers.quantization import pack, quantize, unpack
 from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
 from xformer.ops.blocks import BlockWeight
-from xformer.ops.inference_weight import inference_weights
-from xformer.ops.quantized import quantized_dtype
+from xformer.ops.weights import inference_weights, quantized_dtype
 from xformer.random import Rng
 from xformer.tracing import remat
 from xformer.tracing.activations import is_observing

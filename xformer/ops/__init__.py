@@ -20,12 +20,11 @@ from xformer.ops.muon import muon
 from xformer.ops.norms import layer_norm, rms_norm
 from xformer.ops.operation import Kernel, Operation, explain, register
 from xformer.ops.operation import load_with_library as _load_with_library
-from xformer.ops.packed import PackedWeight
-from xformer.ops.quantized import QuantizedWeight
 from xformer.ops.rotate import rotate
 from xformer.ops.sgd import sgd
 from xformer.ops.softmax import softmax
 from xformer.ops.squared_norm import squared_norm
+from xformer.ops.weights import PackedWeight, QuantizedWeight
 
 __all__ = [
     "BlockWeight",

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device
-from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
+from xformer.ops.weights import InferenceWeight
 
 _CHUNK = 2**18  # values dequantized at a time, which bounds the memory
 
@@ -29,6 +29,8 @@ class BlockWeight(InferenceWeight):
             format.
         is_transposed: The matrix is the transpose, (columns, rows).
     """
+
+    is_packed = True
 
     blocks: Array
     is_transposed: bool
@@ -48,17 +50,6 @@ class BlockWeight(InferenceWeight):
         return cls(np.ascontiguousarray(rows).view(np.uint8).reshape(*rows.shape, num_bytes), is_transposed)
 
     @property
-    def T(self) -> BlockWeight:
-        """Transpose of the matrix; shares its arrays."""
-        return BlockWeight(self.blocks, not self.is_transposed)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix."""
-        rows, columns = self.blocks.shape[0], num_columns(self.blocks)
-        return (columns, rows) if self.is_transposed else (rows, columns)
-
-    @property
     def elements(self) -> Array:
         """The blocks."""
         return self.blocks
@@ -68,24 +59,26 @@ class BlockWeight(InferenceWeight):
         """float32, in which results are computed."""
         return array_namespace(self.blocks).float32
 
-    def unpack(self) -> Array:
+    def unpack(self) -> Any:
         """Return the matrix as a float32 array."""
-        matrix = dequantize(self.blocks)
-        return array_namespace(matrix).matrix_transpose(matrix) if self.is_transposed else matrix
+        return self.dequantize()
 
-    def linear(self, rows: Array, bias: Array | None) -> Any:
-        """Compute rows @ matrix + bias; the blocks of a linear map are those of an output feature."""
-        if self.is_transposed:
-            return _linear(rows, self.blocks, bias)
-        y = rows @ self.unpack()
-        return y if bias is None else y + bias
+    def _table_shape(self) -> tuple[int, int]:
+        return self.blocks.shape[0], num_columns(self.blocks)
 
-    def take(self, indices: Array) -> Any:
-        """Return rows of the matrix: (n, columns) for indices (n,)."""
-        xp = array_namespace(self.blocks, indices)
-        if self.is_transposed:
-            return xp.take(self.unpack(), indices, axis=0)
-        return dequantize(xp.take(self.blocks, indices, axis=0))
+    def _table(self) -> Any:
+        return dequantize(self.blocks)
+
+    def _product(self, rows: Array, bias: Array | None) -> Any:
+        return _linear(rows, self.blocks, bias)
+
+    def _take(self, indices: Array) -> Any:
+        return dequantize(array_namespace(self.blocks, indices).take(self.blocks, indices, axis=0))
+
+
+def num_columns(blocks: Array) -> int:
+    """Return the number of values in a row of blocks."""
+    return int(blocks.shape[1]) * _FORMATS[blocks.shape[2]].num_values
 
 
 def dequantize(blocks: Array) -> Any:
@@ -98,11 +91,6 @@ def dequantize(blocks: Array) -> Any:
         Array of shape (rows, columns), float32.
     """
     return _dequantize(blocks)
-
-
-def num_columns(blocks: Array) -> int:
-    """Return the number of values in a row of blocks."""
-    return int(blocks.shape[1]) * _FORMATS[blocks.shape[2]].num_values
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

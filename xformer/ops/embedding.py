@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from xformer.backends import Array, array_namespace, dtype_name, extra
-from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import FINITE, Operation
+from xformer.ops.weights import InferenceWeight
 
 
 def _times(x: Array, scale: float) -> Array:

@@ -10,8 +10,8 @@ from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import ShapeError
 from xformer.ops.activations import activation as activation_named
 from xformer.ops.activations import relu_forward, relu_vjp
-from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
+from xformer.ops.weights import InferenceWeight
 
 
 def as_rows(x: Array) -> Any:
@@ -174,14 +174,15 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
             the features of a weight.
     """
     maps: list[Any] = []
-    heads = []
+    heads, are_arrays = [], True
     for weight, bias, count in projections:
         shape = tuple(getattr(weight, "shape", ()))
         if len(shape) == 2 and (count < 1 or shape[1] % count):
             raise ShapeError(f"weight has shape {shape}; expected a multiple of {count} heads as its columns")
         maps += weight, bias
         heads.append(count)
-    if not isinstance(maps[0], InferenceWeight):
+        are_arrays = are_arrays and not isinstance(weight, InferenceWeight)
+    if are_arrays:
         return _project_heads(x, *maps, heads=tuple(heads))
     _project_heads.check(x, *maps)
     rows = as_rows(x)

@@ -12,8 +12,7 @@ from xformer.backends import is_floating
 from xformer.config import Config, option
 from xformer.errors import ConfigError, DataError, describe_type
 from xformer.layers.quantization import is_packed
-from xformer.ops.inference_weight import inference_weights
-from xformer.ops.quantized import quantized_dtype
+from xformer.ops.weights import inference_weights, quantized_dtype
 from xformer.training.precision import PRECISIONS
 from xformer.training.schedules import Schedule
 from xformer.tree import Module, flatten, flatten_parameters, is_array, is_frozen

@@ -14,7 +14,7 @@ from xformer import native, ops
 from xformer.errors import ShapeError
 from xformer.ops import linear
 from xformer.ops.linear import project_heads
-from xformer.ops.packed import PackedWeight
+from xformer.ops.weights import PackedWeight
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)

@@ -15,8 +15,7 @@ from tests.ops.numpy_cases import normal
 from tests.reference import native_levels
 from xformer import native, ops
 from xformer.ops import embedding, linear
-from xformer.ops.packed import PANEL, PackedWeight, _forward
-from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.weights import PANEL, PackedWeight, QuantizedWeight, packed_forward
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)
@@ -56,7 +55,9 @@ def test_products(dtype, depth, columns):
     for rows in (0, 1, 2, 3, 6, 43, 100):
         x = single(2 * rows, depth, seed=1)[::2]
         for bias in (None, single(columns, seed=2)):
-            expected, _ = _forward(x.astype("float64"), packed.panels, packed.scales, bias, columns=columns, save=False)
+            expected, _ = packed_forward(
+                x.astype("float64"), packed.panels, packed.scales, bias, columns=columns, save=False
+            )
             np.testing.assert_allclose(linear(x, packed, bias), expected, rtol=0.0, atol=4e-6 * depth)
 
 

@@ -11,9 +11,9 @@ from tests.reference import raises_line
 from xformer import ops, vjp
 from xformer.backends import from_host, to_host
 from xformer.errors import ConfigError
-from xformer.ops import quantized as definition
+from xformer.ops import weights as definition
 from xformer.ops.embedding import embedding
-from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.weights import QuantizedWeight
 
 
 def dequantized(weight):

@@ -9,7 +9,7 @@ import xformer as xf
 from tests.ops.numpy_cases import normal
 from xformer import native, ops
 from xformer.ops import linear
-from xformer.ops.quantized import QuantizedWeight, _forward
+from xformer.ops.weights import QuantizedWeight, quantized_forward
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)
@@ -37,7 +37,7 @@ def test_products(dtype, depth, columns):
     for rows in (0, 1, 3, 4, 6, 43, 100):
         x = single(2 * rows, depth, seed=1)[::2]
         for bias in (None, single(columns, seed=2)):
-            expected, _ = _forward(x.astype("float64"), weight.scales, weight.values, bias, save=False)
+            expected, _ = quantized_forward(x.astype("float64"), weight.scales, weight.values, bias, save=False)
             np.testing.assert_allclose(linear(x, weight, bias), expected, rtol=0.0, atol=4e-6 * depth)
 
 
