@@ -235,7 +235,7 @@ class Collector(Generic[Item]):
 
 _MAX_WORKERS = 256
 _pools: list[ThreadPoolExecutor] = []
-_IS_WORKER: ContextVar[bool] = ContextVar("is_worker", default=False)
+IS_WORKER: ContextVar[bool] = ContextVar("is_worker", default=False)  # inside a `parallel_map`
 _IS_SERIAL: ContextVar[bool] = ContextVar("is_serial", default=False)
 
 
@@ -283,7 +283,7 @@ def parallel_for(function: Callable[[Item], None], items: Sequence[Item]) -> Non
 
 def available_threads() -> int:
     """Return the number of threads of a `parallel_map`: 1 inside another one, else `num_threads()`."""
-    return 1 if _IS_WORKER.get() else num_threads()
+    return 1 if IS_WORKER.get() else num_threads()
 
 
 def _threads_for(items: Sequence[Any]) -> int:
@@ -294,7 +294,7 @@ def _run_part(
     function: Callable[[Item], Result], items: Sequence[Item], limit: int | None
 ) -> tuple[list[Result], Exception | None]:
     """Return the results up to the first error, and this error."""
-    _IS_WORKER.set(True)
+    IS_WORKER.set(True)
     results: list[Result] = []
     with contextlib.nullcontext() if limit is None else blas_threads(limit):
         try:

@@ -494,7 +494,7 @@ def blas(monkeypatch: Any) -> Any:
     def set_threads(count: int, native_count: int) -> list[Any]:
         for controller in controllers:
             controller.set_num_threads(count)
-        monkeypatch.setattr(library, "available_threads", lambda: native_count)
+        monkeypatch.setattr(library, "num_threads", lambda: native_count)
         return controllers
 
     yield set_threads

@@ -22,7 +22,7 @@ import numpy as np
 
 from xformer.environment import env_flag, env_value
 from xformer.errors import ConfigError, ShapeError
-from xformer.threads import available_threads, register_blas
+from xformer.threads import IS_WORKER, available_threads, num_threads, register_blas
 
 LIBRARY = Path(env_value("XFORMER_NATIVE_LIBRARY") or Path(__file__).with_name("libxformer.so"))
 _INVALID = "XFORMER_NATIVE is"
@@ -180,7 +180,8 @@ def call(
         IndexError: If an index is out of range.
         ShapeError: If an array does not fit.
     """
-    error = LIB.xf_call(OPERATIONS[name], arrays, i0, i1, i2, i3, n0, n1, n2, n3, available_threads())
+    threads = 1 if IS_WORKER.get() else num_threads()  # `available_threads`, without the call: this runs very often
+    error = LIB.xf_call(OPERATIONS[name], arrays, i0, i1, i2, i3, n0, n1, n2, n3, threads)
     if error is not None:
         raise_error(name, error)
     if _recorders and (recorder := _recorders.get(threading.get_ident())) is not None:

@@ -94,7 +94,8 @@ def train_step(
         if not all(hasattr(batch, "num_tokens") for batch in batches):
             raise ConfigError("num_tokens is None and a batch has no num_tokens; pass their number of tokens")
         num_tokens = sum(batch.num_tokens for batch in batches)
-    _check_tokens(num_tokens, batches)
+    if type(num_tokens) is not int or num_tokens < 1:
+        _check_tokens(num_tokens, batches)
     weight = loss_scale / num_tokens
     loss, grads = accumulate(value_and_grad(_Weighted(loss_fn)), model, batches, rng, weight)
     grad_norm = global_norm(grads)
