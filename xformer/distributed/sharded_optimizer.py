@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,43 +43,35 @@ class ShardedOptimizer:
     def gather_state(self, model: Any, state: Any) -> Any:
         """Return the state of all parameters, as the optimizer alone has it; a checkpoint contains it."""
         leaves, rebuild = flatten_parameters(model)
-        owners = self._owners(leaves)
-        own = iter(zip(*(tree or itertools.repeat(None) for tree in state[1:]), strict=False))
-        rows = [
-            next(own) if owner == self.communicator.rank else self._zeros(leaf)
-            for leaf, owner in zip(leaves, owners, strict=True)
-        ]
-        shared = iter(
-            self.communicator.share(
-                [entry for row in rows for entry in row if entry is not None],
-                [owner for row, owner in zip(rows, owners, strict=True) for entry in row if entry is not None],
-            )
-        )
-        rows = [tuple(None if entry is None else next(shared) for entry in row) for row in rows]
-        columns = zip(*rows, strict=True)
-        trees = [
-            None if tree is None else rebuild(column, keep=False)
-            for tree, column in zip(state[1:], columns, strict=True)
-        ]
-        return type(state)(state[0], *trees)
+        owners, rank = self._owners(leaves), self.communicator.rank
+
+        def gather(zeros: Any, own: Any) -> Any:
+            if zeros is None:
+                return None
+            mine = iter(own)
+            arrays = [next(mine) if owner == rank else zero for zero, owner in zip(zeros, owners, strict=True)]
+            kept = [array for array in arrays if array is not None]
+            owners_of_kept = [owner for array, owner in zip(arrays, owners, strict=True) if array is not None]
+            shared = iter(self.communicator.share(kept, owners_of_kept))
+            return rebuild([None if array is None else next(shared) for array in arrays], keep=False)
+
+        return type(state)(state[0], *map(gather, self._zeros(leaves), state[1:]))
 
     def shard_state(self, model: Any, state: Any) -> Any:
         """Return the part of the state of all parameters that this rank keeps."""
         leaves, _ = flatten_parameters(model)
-        columns = [iter(flatten(tree)[0]) for tree in state[1:]]
-        rows = [
-            tuple(
-                None if zero is None else next(column) for zero, column in zip(self._zeros(leaf), columns, strict=True)
-            )
-            for leaf in leaves
-        ]
-        own = list(zip(*self._own(rows, leaves), strict=True)) or [()] * len(columns)  # a rank may own nothing
-        trees = [None if tree is None else list(column) for tree, column in zip(state[1:], own, strict=True)]
-        return type(state)(state[0], *trees)
 
-    def _zeros(self, leaf: Array) -> tuple[Array | None, ...]:
-        """Return the statistics that the optimizer keeps for a parameter, before the first update."""
-        return tuple(None if tree is None else tree[0] for tree in self.optimizer.init([leaf])[1:])
+        def shard(zeros: Any, tree: Any) -> Any:
+            if zeros is None:
+                return None
+            arrays = iter(flatten(tree)[0])
+            return self._own([None if zero is None else next(arrays) for zero in zeros], leaves)
+
+        return type(state)(state[0], *map(shard, self._zeros(leaves), state[1:]))
+
+    def _zeros(self, leaves: list[Array]) -> list[Any]:
+        """Return, for each statistic, a list of its values for all parameters before the first update, or None."""
+        return list(self.optimizer.init(leaves)[1:])
 
     def _owners(self, leaves: Sequence[Array]) -> list[int]:
         """Return the owner of each parameter: the largest ones first, each to the rank with the fewest elements."""
