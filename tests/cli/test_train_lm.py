@@ -61,7 +61,10 @@ def test_the_default_model_is_one_of_transformers(xformer, tmp_path):
     assert xformer("train-lm", *options, "--out", tmp_path / "run").code == 0
     assert xformer("export", tmp_path / "run", tmp_path / "checkpoint").code == 0
     ids = [[9, 5, 12, 7, 7, 20]]
-    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")(torch.tensor(ids)).logits
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    settings = model.generation_config  # a run samples
+    assert (settings.do_sample, settings.temperature, settings.top_k) == (True, 0.8, 200)
+    expected = model(torch.tensor(ids)).logits
     logits = load(tmp_path / "run" / "model.safetensors")(ids)[:, :, 4:]
     np.testing.assert_allclose(logits, expected.detach().numpy()[:, :, 4:], rtol=0, atol=1e-4)
     options += ["--set", "model.norm_position=sandwich"]

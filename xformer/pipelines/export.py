@@ -21,7 +21,7 @@ from xformer.layers import lora
 from xformer.models import BaseModel, ImageEncoder, LanguageModel, Transformer, load
 from xformer.pipelines.loading import pipeline_class
 from xformer.pipelines.seq2seq import TextToText
-from xformer.pipelines.text_generation import TextGenerator
+from xformer.pipelines.text_generation import DEFAULT_SAMPLING, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.tokenizers import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, BaseTokenizer, load_tokenizer
 from xformer.tree import replace
@@ -83,8 +83,12 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
         tokenizers, model = Tokenizers.load(run).by_side(), load(run.model)
         save_pretrained(model, output)
         if (path := output / GENERATION_FILE).exists():
-            base = GenerationConfig().length_penalty_base  # of runs; transformers ignores it
-            write_json(path, {**read_json(path, "generation settings"), "length_penalty_base": base})
+            own: dict[str, Any] = {
+                "length_penalty_base": GenerationConfig().length_penalty_base
+            }  # transformers ignores it
+            if isinstance(model, LanguageModel):
+                own |= {"do_sample": True, "temperature": DEFAULT_SAMPLING.temperature, "top_k": DEFAULT_SAMPLING.top_k}
+            write_json(path, {**read_json(path, "generation settings"), **own})
         _write_tokenizers(tokenizers, model, output)
     return f"as a model of type {read_json(output / 'config.json', 'configuration')['model_type']}"
 
