@@ -1,8 +1,10 @@
-"""Language models with rotary positions whose checkpoints differ from those of Llama in names and values only."""
+"""`Decoder`: the table that reads and writes config.json of language models; and tensors with the names of Llama."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
@@ -12,16 +14,24 @@ from xformer.families.values import (
     SIZES,
     read_activation,
     read_fields,
-    read_heads,
-    read_rotary_decoder,
-    read_windows,
-    write_rotary_decoder,
+    read_output,
+    read_rope,
+    write_activation,
+    write_fields,
+    write_output,
+    write_rope,
     write_windows,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models.config import GATED
 
 # Prefixes of the names of tensors and of parameters of a layer
 LAYER, OURS = "model.layers.{i}.", "layers.{i}."
+HEADS = {"num_key_value_heads": "num_key_value_heads", "head_dim": "head_dim"}
+HEAD_DEFAULTS = {
+    "num_key_value_heads": lambda fields: fields["num_heads"],
+    "head_dim": lambda fields: fields["d_model"] // fields["num_heads"],
+}
 RMS_SIZES = {**SIZES, "norm_epsilon": "rms_norm_eps"}
 _NORMS = {
     "input_layernorm": "self_attention_residual.norm",
@@ -72,79 +82,131 @@ def interleaved_decoder(config: LanguageModelConfig, norms: Mapping[str, str] = 
     return decoder(norms, rotated=(config.features_per_head, config.features_per_head))
 
 
-def decoder_family(**description: Any) -> Family:
-    """Register a family of language models with Llama's names of embeddings and output matrix.
-
-    Args:
-        **description: Fields of `Family`.
-    """
-    return register(
-        Family(
-            model=LanguageModel,
-            prefix="model.",
-            tied={"lm_head.weight": "model.embed_tokens.weight"},
-            ignored=("*.rotary_emb.inv_freq",),
-            **description,
-        )
-    )
+def _same(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+    return values
 
 
-def simple_family(
-    model_type: str,
-    architecture: str,
-    keys: Mapping[str, str],
-    *,
-    tensors: Mapping[str, Layout] | Callable[[Any], Mapping[str, Layout]],
-    defaults: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-    activation: str | None = None,
-    theta: float = 10000.0,
-    fraction: float | None = None,
-    has_head_dim: bool = True,
-    has_window: bool = False,
-    skipped: Sequence[str] = (),
-    required: Mapping[str, Any] | None = None,
-) -> Family:
-    """Register a family whose config.json has a key for every field that is not the same in all of its models.
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """How the config.json of one type of language model describes it.
 
-    Args:
-        model_type: Value of model_type.
+    Attributes:
         architecture: Name of the class in transformers.
-        keys: {field: key}, as for `read_fields`. Heads of keys and values need none.
-        tensors: As in `Family`.
-        defaults: Values of absent keys.
-        fixed: Fields that are the same in all models.
-        activation: Default of hidden_act. None: the activation is gated, with SiLU.
-        theta: As for `read_rope`.
+        keys: {field: key, and after spaces other names of it in old files}, written and read. Fields that are not the
+            same in all models of the type are here or in `unwritten`.
+        unwritten: The same for keys that are only read, since transformers ignores them or writes their default.
+        defaults: Values of absent keys, or functions of the fields that are known by then.
+        fixed: Fields that are the same in all models, or functions of the others.
+        activation: A gated activation, for which hidden_act must be SiLU; or the key and the default of another one.
+            None: the field is fixed and has no key.
+        theta: As for `read_rope`; None without rotary positions.
         fraction: As for `read_rope`.
-        has_head_dim: Whether heads may have another size than hidden size / heads.
-        has_window: Whether sliding_window is that of all layers.
+        required: {key: its only value, or values, or a function of the fields}.
         skipped: Keys that may have any value.
-        required: The only values of keys.
+        written: {key: value, or function of the configuration} that are written, too.
+        output: Name of the tensor of the output matrix.
+        read: Function (reader, fields) -> further fields.
+        write: Function (configuration, values) -> values; it may change what the table gives.
     """
-    is_gated = activation is None
 
-    def read_config(reader: ConfigReader) -> LanguageModelConfig:
-        reader.skip(*skipped)
-        for key, value in (required or {}).items():
-            reader.require(key, value)
-        if is_gated:
+    architecture: str
+    keys: Mapping[str, str]
+    unwritten: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    activation: str | tuple[str, str] | None = "swiglu"
+    theta: float | None = None
+    fraction: float | None = None
+    required: Mapping[str, Any] = field(default_factory=dict)
+    skipped: str = ""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    output: str = "lm_head.weight"
+    read: Callable[[ConfigReader, dict[str, Any]], Mapping[str, Any]] = lambda reader, fields: {}
+    write: Callable[[LanguageModelConfig, dict[str, Any]], dict[str, Any]] = _same
+
+    def read_config(self, reader: ConfigReader) -> LanguageModelConfig:
+        """Translate config.json."""
+        reader.skip(*self.skipped.split())
+        fields: dict[str, Any] = {"scale_embeddings": False}
+        if self.activation in GATED:
             reader.require("hidden_act", "silu", "swish")
-        fields = read_fields(reader, keys, **defaults)
-        if not has_head_dim:
-            reader.require("head_dim", fields["d_model"] // fields["num_heads"])
-        windows = read_windows(reader, ["sliding_attention"] * fields["num_layers"]) if has_window else {}
-        return LanguageModelConfig(
-            **{**read_heads(reader, fields), **fields, **fixed, **windows},
-            activation="swiglu" if is_gated else read_activation(reader, "hidden_act", default=str(activation)),
-            **read_rotary_decoder(reader, theta=theta, fraction=fraction),
-        )
+            fields["activation"] = self.activation
+        fields |= read_fields(reader, {**self.keys, **self.unwritten}, **self.defaults)
+        for key, value in self.required.items():
+            reader.require(key, *_values(value, fields))
+        if isinstance(self.activation, tuple):
+            fields["activation"] = read_activation(reader, self.activation[0], default=self.activation[1])
+        fields |= {name: value(fields) if callable(value) else value for name, value in self.fixed.items()}
+        if self.theta is not None:
+            fields |= {"positions": "rotary", **read_rope(reader, theta=self.theta, fraction=self.fraction)}
+        return LanguageModelConfig(**{**fields, **read_output(reader, self.output), **self.read(reader, fields)})
+
+    def write_config(self, config: LanguageModelConfig, model_type: str) -> dict[str, Any]:
+        """Translate a configuration into the values of config.json.
+
+        Raises:
+            ConfigError: If the activation is gated, or not, unlike those of the type.
+        """
+        values = write_fields(config, self.keys)
+        if "num_key_value_heads" in values:
+            values["num_key_value_heads"] = config.num_key_value_heads or config.num_heads
+        if "head_dim" in values:
+            values["head_dim"] = config.features_per_head
+        if self.activation is not None:
+            key = self.activation[0] if isinstance(self.activation, tuple) else "hidden_act"
+            values[key] = write_activation(config, gated=key == "hidden_act" and self.activation in GATED)
+        if self.theta is not None:
+            values |= write_rope(config, writes_fraction=self.fraction is not None)
+        values |= {key: value(config) if callable(value) else value for key, value in self.written.items()}
+        replaced = "ForCausalLM|LMHeadModel"
+        architecture = self.architecture if config.has_output else re.sub(replaced, "Model", self.architecture)
+        values |= {"architectures": [architecture], "model_type": model_type, **write_output(config)}
+        return self.write(config, values)
+
+
+def with_windows(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with those of windows."""
+    return {**values, **write_windows(config)}
+
+
+def _values(value: Any, fields: dict[str, Any]) -> tuple[Any, ...]:
+    value = value(fields) if callable(value) else value
+    return value if isinstance(value, tuple) else (value,)
+
+
+def register_decoders(
+    types: Mapping[str, Decoder],
+    tensors: Mapping[str, Layout] | Callable[[Any], Mapping[str, Layout]],
+    *,
+    type_of: Callable[[LanguageModelConfig], str] | None = None,
+    prefix: str = "model.",
+    tied: Mapping[str, str] | None = None,
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",),
+) -> Family:
+    """Register a family of language models.
+
+    Args:
+        types: {model type: its table}.
+        tensors: As in `Family`.
+        type_of: Function that returns the model type of a configuration; None if there is one.
+        prefix: As in `Family`.
+        tied: As in `Family`; default: the embedding and the output matrix of Llama.
+        ignored: As in `Family`.
+    """
 
     def write_config(config: LanguageModelConfig) -> dict[str, Any]:
-        options = {"gated": is_gated, "writes_fraction": fraction is not None}
-        window = {"sliding_window": write_windows(config)["sliding_window"]} if has_window else {}
-        return {**write_rotary_decoder(config, model_type, architecture, keys, **options), **window}
+        model_type = next(iter(types)) if type_of is None else type_of(config)
+        return types[model_type].write_config(config, model_type)
 
-    return decoder_family(
-        model_types=(model_type,), read_config=read_config, write_config=write_config, tensors=tensors
+    return register(
+        Family(
+            model_types=tuple(types),
+            model=LanguageModel,
+            read_config=lambda reader: types[reader.model_type].read_config(reader),
+            write_config=write_config,
+            tensors=tensors,
+            prefix=prefix,
+            tied={"lm_head.weight": "model.embed_tokens.weight"} if tied is None else tied,
+            ignored=ignored,
+        )
     )

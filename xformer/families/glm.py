@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder_family, embedding_and_norms
+from xformer.families.decoder import HEADS, LAYER, OURS, RMS_SIZES, Decoder, embedding_and_norms, register_decoders
 from xformer.families.layouts import Layout, attention, fused, transposed
-from xformer.families.values import read_fields, read_rotary_decoder, write_rotary_decoder
 from xformer.models import LanguageModelConfig
 
-_FIELDS = {**RMS_SIZES, "attention_bias": "attention_bias"}
+_GLM = Decoder(
+    architecture="GlmForCausalLM",
+    keys={**RMS_SIZES, **HEADS, "attention_bias": "attention_bias"},
+    defaults={
+        "max_positions": 131072,
+        "norm_epsilon": 1.5625e-7,
+        "attention_bias": True,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+    },
+    fixed={"norm": "rms", "norm_position": "pre", "attention_output_bias": False, "feed_forward_bias": False},
+    theta=10000.0,
+    fraction=0.5,
+)
+_GLM4 = replace(_GLM, architecture="Glm4ForCausalLM", fixed={**_GLM.fixed, "norm_position": "sandwich"})
 _NORMS = {
     "input_layernorm": "self_attention_residual.norm",
     "post_self_attn_layernorm": "self_attention_residual.norm_after",
     "post_attention_layernorm": "feed_forward_residual.norm",
     "post_mlp_layernorm": "feed_forward_residual.norm_after",
 }
-
-
-def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.require("hidden_act", "silu", "swish")
-    return LanguageModelConfig(
-        **read_fields(reader, _FIELDS, max_positions=131072, norm_epsilon=1.5625e-7, attention_bias=True),
-        num_key_value_heads=reader.count("num_key_value_heads", default=2),
-        head_dim=reader.count("head_dim", default=128),
-        activation="swiglu",
-        norm="rms",
-        norm_position="sandwich" if reader.model_type == "glm4" else "pre",
-        attention_output_bias=False,
-        feed_forward_bias=False,
-        **read_rotary_decoder(reader, fraction=0.5),
-    )
-
-
-def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of `glm` or, with norms on both sides of sublayers, `glm4`."""
-    is_glm4 = config.norm_position == "sandwich"
-    model_type, architecture = ("glm4", "Glm4ForCausalLM") if is_glm4 else ("glm", "GlmForCausalLM")
-    return write_rotary_decoder(config, model_type, architecture, _FIELDS, gated=True, writes_fraction=True)
 
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
@@ -53,6 +43,8 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     }
 
 
-GLM = decoder_family(
-    model_types=("glm", "glm4"), read_config=_read_config, write_config=_write_config, tensors=_tensors
+register_decoders(
+    {"glm": _GLM, "glm4": _GLM4},
+    _tensors,
+    type_of=lambda config: "glm4" if config.norm_position == "sandwich" else "glm",
 )

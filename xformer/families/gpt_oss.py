@@ -6,54 +6,25 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder, decoder_family
+from xformer.families.decoder import HEADS, LAYER, OURS, RMS_SIZES, Decoder, decoder, register_decoders
 from xformer.families.layouts import Layout, same, stacked_experts, transposed
-from xformer.families.values import read_fields, read_rotary_decoder, read_windows, write_rotary_decoder, write_windows
+from xformer.families.values import read_windows, write_windows
 from xformer.models import LanguageModelConfig
 
-_FIELDS = {
-    **RMS_SIZES,
-    "num_experts": "num_local_experts num_experts",
-    "num_experts_per_token": "num_experts_per_tok experts_per_token",
-    "attention_bias": "attention_bias",
-    "num_key_value_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-}
 _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # as in ClampedFeedForward
 
 
-def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("output_router_logits", "router_aux_loss_coef", "initial_context_length")
-    reader.require("hidden_act", "silu", "swish")
-    for key, value in _CLAMPED.items():
-        reader.require(key, value)
+def _read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
     if not reader.values.get("rope_parameters") and not reader.values.get("rope_scaling"):
         raise CheckpointError(f"{reader.path} has no key 'rope_parameters'")
-    fields = read_fields(
-        reader, _FIELDS, max_positions=2048, norm_epsilon=1e-5, num_experts=128, num_experts_per_token=4,
-        attention_bias=True, num_key_value_heads=8, head_dim=64,
-    )  # fmt: skip
     types = ["full_attention" if i % 2 else "sliding_attention" for i in range(fields["num_layers"])]
-    return LanguageModelConfig(
-        **fields,
-        activation="swiglu_clamped",
-        norm="rms",
-        attention_sinks=True,
-        router_bias=True,
-        **read_windows(reader, types, default_window=128),
-        **read_rotary_decoder(reader, theta=150000.0),
-    )
+    return read_windows(reader, types, default_window=128)
 
 
-def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
+def _write(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
     if config.num_experts == 0:
         raise ConfigError("num_experts is 0; expected experts")
-    return {
-        **write_rotary_decoder(config, "gpt_oss", "GptOssForCausalLM", _FIELDS, gated=True),
-        "intermediate_size": config.expert_d_ff or config.d_ff,
-        **_CLAMPED,
-        **write_windows(config),
-    }
+    return {**values, "intermediate_size": config.expert_d_ff or config.d_ff, **write_windows(config)}
 
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
@@ -72,6 +43,35 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     return table
 
 
-GPT_OSS = decoder_family(
-    model_types=("gpt_oss",), read_config=_read_config, write_config=_write_config, tensors=_tensors
+register_decoders(
+    {
+        "gpt_oss": Decoder(
+            architecture="GptOssForCausalLM",
+            keys={
+                **RMS_SIZES,
+                **HEADS,
+                "num_experts": "num_local_experts num_experts",
+                "num_experts_per_token": "num_experts_per_tok experts_per_token",
+                "attention_bias": "attention_bias",
+            },
+            defaults={
+                "max_positions": 2048,
+                "norm_epsilon": 1e-5,
+                "num_experts": 128,
+                "num_experts_per_token": 4,
+                "attention_bias": True,
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+            },
+            fixed={"norm": "rms", "attention_sinks": True, "router_bias": True},
+            activation="swiglu_clamped",
+            theta=150000.0,
+            required=_CLAMPED,
+            skipped="output_router_logits router_aux_loss_coef initial_context_length",
+            written=_CLAMPED,
+            read=_read,
+            write=_write,
+        )
+    },
+    _tensors,
 )

@@ -1,39 +1,36 @@
-"""Llama and similar language models: Mistral, Ministral, Qwen 2 and 3, Phi 3, Seed-OSS, SmolLM 3 and Granite.
+"""Llama, and language models whose layers have its structure and, mostly, its names of tensors.
 
-Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); Abdin et al. (2024); ByteDance Seed team (2025);
-Bakouch et al. (2025); Granite team (2024).
+Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); ByteDance Seed team (2025); Bakouch et al. (2025);
+Granite team (2024); Abdin et al. (2024); Gunasekar et al. (2023); Li et al. (2023); Arcee (2025); Kyutai (2025); Baidu
+(2025); Parmar et al. (2024); Muralidharan et al. (2024); Bellagente et al. (2024); Lozhkov et al. (2024).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import LAYER, OURS, RMS_SIZES, decoder, decoder_family, embedding_and_norms
-from xformer.families.layouts import fused, linear
-from xformer.families.values import (
-    read_fields,
-    read_rotary_decoder,
-    read_windows,
-    write_fields,
-    write_rotary_decoder,
-    write_windows,
+from xformer.families.decoder import (
+    HEAD_DEFAULTS,
+    HEADS,
+    LAYER,
+    OURS,
+    RMS_SIZES,
+    Decoder,
+    decoder,
+    embedding_and_norms,
+    interleaved_decoder,
+    register_decoders,
 )
+from xformer.families.layouts import Layout, affine, attention, feed_forward, fused, linear, plus_one, same, transposed
+from xformer.families.values import SIZES, read_windows, write_fields, write_windows
 from xformer.models import LanguageModelConfig
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "ministral": "MinistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-}
-
-_WITH_FEED_FORWARD_BIAS = ("llama", "seed_oss", "smollm3", "granite")
+_BIASES = {"attention_bias": "attention_bias", "feed_forward_bias": "mlp_bias"}
+_NO_BIASES = {"attention_bias": False, "feed_forward_bias": False}
+_DEFAULTS = {**HEAD_DEFAULTS, "max_positions": 2048, "norm_epsilon": 1e-6, **_NO_BIASES}
 _SCALES = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -41,61 +38,40 @@ _SCALES = {
 }
 
 
-def _read_config(reader: ConfigReader) -> LanguageModelConfig:
-    reader.skip("auto_map", "max_window_layers")
-    reader.skip("use_sliding_window")
-    reader.require("hidden_act", "silu", "swish")
-    epsilon = 1e-5 if reader.model_type == "phi3" else 1e-6
-    fields = read_fields(reader, RMS_SIZES, max_positions=2048, norm_epsilon=epsilon)
-    num_heads = fields["num_heads"]
-    head_dim = 128 if reader.model_type in ("qwen3", "seed_oss") else fields["d_model"] // num_heads
-    has_bias = reader.flag("attention_bias", default=reader.model_type in ("qwen2", "seed_oss"))
-    has_output_bias = False if reader.model_type == "qwen2" else has_bias
-    if reader.model_type == "seed_oss":
-        has_output_bias = reader.flag("attention_out_bias", default=False)
-    return LanguageModelConfig(
-        **fields,
-        num_key_value_heads=reader.count("num_key_value_heads", default=num_heads),
-        head_dim=reader.count("head_dim", default=head_dim),
-        activation="swiglu",
-        norm="rms",
-        qk_norm=reader.model_type == "qwen3",
-        attention_bias=has_bias,
-        attention_output_bias=has_output_bias,
-        feed_forward_bias=reader.flag("mlp_bias", default=False),
-        **(_read_smollm3 if reader.model_type == "smollm3" else _read_windows)(reader, fields["num_layers"]),
-        **read_rotary_decoder(
-            reader,
-            theta=2e6 if reader.model_type == "smollm3" else 1e4,
-            fraction=1.0 if reader.model_type == "phi3" else None,
-        ),
-        **(_read_scales(reader) if reader.model_type == "granite" else {}),
-    )
+# --- Windows ----------------------------------------------------------------------------------------------------------
 
 
-def _read_scales(reader: ConfigReader) -> dict[str, Any]:
-    """Return the factors of Granite."""
-    fields = {field: reader.number(key, default=1.0) for field, key in _SCALES.items()}
-    return {**fields, "logits_scale": 1.0 / reader.number("logits_scaling", default=1.0)}
+def _read_no_windows(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    return read_windows(reader, ["sliding_attention"] * fields["num_layers"], has_window=False)
 
 
-def _read_windows(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
-    """Return the fields of windows: Qwen has them from layer max_window_layers on, the others in all layers."""
-    model_type = reader.model_type
-    is_qwen, is_mistral = model_type.startswith("qwen"), model_type in ("mistral", "ministral")
-    first = reader.count("max_window_layers", default=28, at_least=0) if is_qwen else 0
-    has_window = reader.flag("use_sliding_window", default=False) if is_qwen else is_mistral or model_type == "phi3"
-    return read_windows(
-        reader,
-        ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)],
-        default_window=4096 if is_qwen or is_mistral else None,
-        has_window=has_window,
-    )
+def _read_mistral(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    return read_windows(reader, ["sliding_attention"] * fields["num_layers"], default_window=4096)
 
 
-def _read_smollm3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
-    """Return the fields of the layers of SmolLM 3 without rotary positions, which may have windows."""
-    interval = reader.count("no_rope_layer_interval", default=4)
+def _read_qwen(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of windows: layers from max_window_layers on have one."""
+    first = reader.count("max_window_layers", default=28, at_least=0)
+    types = ["sliding_attention" if i >= first else "full_attention" for i in range(fields["num_layers"])]
+    has_window = reader.flag("use_sliding_window", default=False)
+    return read_windows(reader, types, default_window=4096, has_window=has_window)
+
+
+def _write_qwen(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+    windows = write_windows(config)
+    # Before transformers 4.53, layer_types was not known.
+    first = [*windows["layer_types"], "sliding_attention"].index("sliding_attention")
+    return {
+        **values,
+        **windows,
+        "use_sliding_window": windows["sliding_window"] is not None,
+        "max_window_layers": first,
+    }
+
+
+def _read_smollm3(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the layers without rotary positions, which may have windows."""
+    num_layers, interval = fields["num_layers"], reader.count("no_rope_layer_interval", default=4)
     default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
     has_rope = reader.counts("no_rope_layers", default=default, at_least=0)[:num_layers]  # the key means the opposite
     if len(has_rope) != num_layers:
@@ -107,31 +83,94 @@ def _read_smollm3(reader: ConfigReader, num_layers: int) -> dict[str, Any]:
     return {"layers_without_positions": [i for i, each in enumerate(has_rope) if not each], **windows}
 
 
-def _write_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into a config.json of one of these models, but not of Phi 3."""
-    model_type = _model_type(config)
-    values = write_rotary_decoder(config, model_type, _ARCHITECTURES[model_type], RMS_SIZES, gated=True)
-    if model_type in ("qwen3", *_WITH_FEED_FORWARD_BIAS):
-        values["attention_bias"] = config.attention_bias
-    if model_type in _WITH_FEED_FORWARD_BIAS:
-        values["mlp_bias"] = config.feed_forward_bias
-    if model_type == "seed_oss":
-        values["attention_out_bias"] = config.attention_output_bias
-    if model_type == "granite":
-        values |= {**write_fields(config, _SCALES), "logits_scaling": 1.0 / config.logits_scale}
-        values["attention_multiplier"] = config.attention_scale or config.features_per_head**-0.5
-    windows = write_windows(config)
-    layer_types = windows["layer_types"]
-    if model_type.startswith("qwen"):  # before transformers 4.53, layer_types was not known
-        first = [*layer_types, "sliding_attention"].index("sliding_attention")
-        windows |= {"use_sliding_window": windows["sliding_window"] is not None, "max_window_layers": first}
-    if model_type == "smollm3":
-        without = config.layers_without_positions
-        windows["no_rope_layers"] = [int(layer not in without) for layer in range(config.num_layers)]
-        windows["use_sliding_window"] = windows["sliding_window"] is not None
-    if model_type == "mistral":
-        del windows["layer_types"]
-    return values if model_type in ("llama", "seed_oss", "granite") else values | windows
+def _write_smollm3(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+    without, windows = config.layers_without_positions, write_windows(config)
+    return {
+        **values,
+        **windows,
+        "no_rope_layers": [int(layer not in without) for layer in range(config.num_layers)],
+        "use_sliding_window": windows["sliding_window"] is not None,
+    }
+
+
+def _read_window(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    return read_windows(reader, ["sliding_attention"] * fields["num_layers"])
+
+
+def _window_of(config: LanguageModelConfig) -> int | None:
+    window: int | None = write_windows(config)["sliding_window"]  # of all layers
+    return window
+
+
+# --- Llama, Mistral, Qwen, Seed, SmolLM, Granite ----------------------------------------------------------------------
+
+
+def _read_granite(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    scales = {field: reader.number(key, default=1.0) for field, key in _SCALES.items()}
+    scales["logits_scale"] = 1.0 / reader.number("logits_scaling", default=1.0)
+    return {**scales, **_read_no_windows(reader, fields)}
+
+
+def _write_granite(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+    values |= {**write_fields(config, _SCALES), "logits_scaling": 1.0 / config.logits_scale}
+    return {**values, "attention_multiplier": config.attention_scale or config.features_per_head**-0.5}
+
+
+_LLAMA = Decoder(
+    architecture="LlamaForCausalLM",
+    keys={**RMS_SIZES, **HEADS, **_BIASES},
+    defaults=_DEFAULTS,
+    fixed={"norm": "rms", "attention_output_bias": lambda fields: fields["attention_bias"]},
+    theta=10000.0,
+    skipped="auto_map max_window_layers use_sliding_window",
+    read=_read_no_windows,
+)
+_MISTRAL = replace(
+    _LLAMA,
+    architecture="MistralForCausalLM",
+    keys={**RMS_SIZES, **HEADS},
+    unwritten=_BIASES,
+    written={"sliding_window": _window_of},
+    read=_read_mistral,
+)
+_TYPES = {
+    "llama": _LLAMA,
+    "mistral": _MISTRAL,
+    "ministral": replace(
+        _MISTRAL,
+        architecture="MinistralForCausalLM",
+        written={},
+        write=lambda config, values: {**values, **write_windows(config)},
+    ),
+    "qwen2": replace(
+        _MISTRAL,
+        architecture="Qwen2ForCausalLM",
+        defaults={**_DEFAULTS, "attention_bias": True},
+        fixed={"norm": "rms", "attention_output_bias": False},
+        written={},
+        read=_read_qwen,
+        write=_write_qwen,
+    ),
+    "qwen3": replace(
+        _LLAMA,
+        architecture="Qwen3ForCausalLM",
+        keys={**RMS_SIZES, **HEADS, "attention_bias": "attention_bias"},
+        unwritten={"feed_forward_bias": "mlp_bias"},
+        defaults={**_DEFAULTS, "head_dim": 128},
+        fixed={**_LLAMA.fixed, "qk_norm": True},
+        read=_read_qwen,
+        write=_write_qwen,
+    ),
+    "seed_oss": replace(
+        _LLAMA,
+        architecture="SeedOssForCausalLM",
+        keys={**_LLAMA.keys, "attention_output_bias": "attention_out_bias"},
+        defaults={**_DEFAULTS, "head_dim": 128, "attention_bias": True, "attention_output_bias": False},
+        fixed={"norm": "rms"},
+    ),
+    "smollm3": replace(_LLAMA, architecture="SmolLM3ForCausalLM", theta=2e6, read=_read_smollm3, write=_write_smollm3),
+    "granite": replace(_LLAMA, architecture="GraniteForCausalLM", read=_read_granite, write=_write_granite),
+}
 
 
 def _has_scales(config: LanguageModelConfig) -> bool:
@@ -141,7 +180,7 @@ def _has_scales(config: LanguageModelConfig) -> bool:
     return scales != (1.0, 1.0, 1.0) or (config.attention_scale or head_scale) != head_scale
 
 
-def _model_type(config: LanguageModelConfig) -> str:
+def _type_of(config: LanguageModelConfig) -> str:
     """Return the model type with the norms, biases and window of a configuration."""
     bias, output_bias = config.attention_bias, config.attention_output_bias
     output_bias = bias if output_bias is None else output_bias
@@ -158,7 +197,7 @@ def _model_type(config: LanguageModelConfig) -> str:
     else:
         windows = {config.window_of(layer) for layer in range(config.num_layers)}
         model_type = "llama" if windows <= {None} else "ministral" if None in windows else "mistral"
-    if model_type not in _WITH_FEED_FORWARD_BIAS and config.feed_forward_bias:
+    if "feed_forward_bias" not in _TYPES[model_type].keys and config.feed_forward_bias:
         raise ConfigError(f"feed_forward_bias is True; {model_type} expects False")
     if model_type not in ("qwen2", "seed_oss") and output_bias != bias:
         raise ConfigError(f"attention_output_bias is {output_bias}; {model_type} expects {bias}")
@@ -167,35 +206,191 @@ def _model_type(config: LanguageModelConfig) -> str:
     return model_type
 
 
-def write_phi3_config(config: LanguageModelConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of Phi 3 or Phi 4 mini."""
+register_decoders(_TYPES, decoder(), type_of=_type_of)
+
+
+# --- Phi --------------------------------------------------------------------------------------------------------------
+
+
+def _write_phi3(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
     scaling = config.rope_scaling or {"rope_type": "longrope"}
     if scaling["rope_type"] != "longrope":
         raise ConfigError(f"rope_scaling has rope_type {scaling['rope_type']!r}; phi3 expects 'longrope'")
-    return {
-        **write_rotary_decoder(config, "phi3", "Phi3ForCausalLM", RMS_SIZES, gated=True, writes_fraction=True),
-        "original_max_position_embeddings": scaling.get("original_max_position_embeddings", config.max_positions),
-        "sliding_window": write_windows(config)["sliding_window"],  # of all layers
-    }
+    original = scaling.get("original_max_position_embeddings", config.max_positions)
+    return {**values, "original_max_position_embeddings": original}
 
 
-LLAMA = decoder_family(
-    model_types=tuple(_ARCHITECTURES), read_config=_read_config, write_config=_write_config, tensors=decoder()
-)
-
-PHI3 = decoder_family(
-    model_types=("phi3",),
-    read_config=_read_config,
-    write_config=write_phi3_config,
-    tensors={
+_PARTS = {"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")}
+register_decoders(
+    {
+        "phi3": replace(
+            _MISTRAL,
+            architecture="Phi3ForCausalLM",
+            defaults={**_DEFAULTS, "norm_epsilon": 1e-5},
+            fraction=1.0,
+            read=_read_window,
+            write=_write_phi3,
+        )
+    },
+    {
         **embedding_and_norms(),
         **linear(LAYER + "self_attn.o_proj", OURS + "self_attention.output"),
         **linear(LAYER + "mlp.down_proj", OURS + "feed_forward.down"),
-        LAYER + "self_attn.qkv_proj.weight": fused(
-            *(f"{OURS}self_attention.{part}.weight" for part in ("query", "key", "value")), transpose=True
-        ),
-        LAYER + "mlp.gate_up_proj.weight": fused(
-            *(f"{OURS}feed_forward.{part}.weight" for part in ("gate", "up")), transpose=True
-        ),
+        **{
+            f"{LAYER}{name}.weight": fused(
+                *(f"{OURS}{'feed_forward' if 'up' in parts else 'self_attention'}.{part}.weight" for part in parts),
+                transpose=True,
+            )
+            for name, parts in _PARTS.items()
+        },
     },
+)
+register_decoders(
+    {
+        "phi": Decoder(
+            architecture="PhiForCausalLM",
+            keys={**SIZES, **HEADS, "norm_epsilon": "layer_norm_eps", "qk_norm": "qk_layernorm"},
+            defaults={**HEAD_DEFAULTS, "max_positions": 2048, "norm_epsilon": 1e-5, "qk_norm": False},
+            fixed={"parallel_residual": True, "shared_norm": True, "output_bias": True},
+            activation=("hidden_act", "gelu_new"),
+            theta=10000.0,
+            fraction=0.5,
+        )
+    },
+    {
+        "model.embed_tokens.weight": same("embedding.weight"),
+        **attention(LAYER + "self_attn", OURS + "self_attention", "q_proj k_proj v_proj dense"),
+        **affine(LAYER + "self_attn.q_layernorm", OURS + "self_attention.query_norm"),
+        **affine(LAYER + "self_attn.k_layernorm", OURS + "self_attention.key_norm"),
+        **affine(LAYER + "input_layernorm", OURS + "residual.norm"),
+        **feed_forward(LAYER + "mlp", OURS + "feed_forward", "fc1 fc2"),
+        **affine("model.final_layernorm", "norm"),
+        "lm_head.weight": transposed("output.weight"),
+        "lm_head.bias": same("output_bias"),
+    },
+)
+
+
+# --- Arcee, Helium, ERNIE, Nemotron, StableLM, StarCoder 2 ------------------------------------------------------------
+
+_SMALL = Decoder(
+    architecture="ArceeForCausalLM",
+    keys={**RMS_SIZES, **HEADS, **_BIASES},
+    defaults={**_DEFAULTS, "max_positions": 4096, "norm_epsilon": 1e-5},
+    fixed={"norm": "rms"},
+    activation=("hidden_act", "relu2"),
+    theta=10000.0,
+)
+register_decoders({"arcee": _SMALL}, decoder())
+register_decoders(
+    {
+        "helium": replace(
+            _SMALL,
+            architecture="HeliumForCausalLM",
+            defaults={**_SMALL.defaults, "norm_epsilon": 1e-8},
+            fixed={"norm": "rms", "attention_output_bias": False},
+            activation="swiglu",
+            theta=1e5,
+        )
+    },
+    interleaved_decoder,
+)
+register_decoders(
+    {
+        "ernie4_5": replace(
+            _SMALL,
+            architecture="Ernie4_5ForCausalLM",
+            keys={**RMS_SIZES, **HEADS, "attention_bias": "use_bias", "feed_forward_bias": "use_bias"},
+            defaults={**_SMALL.defaults, "max_positions": 131072, "head_dim": 128},
+            activation="swiglu",
+            theta=5e5,
+            required={"compression_ratio": 1.0},
+        )
+    },
+    interleaved_decoder,
+)
+
+
+def _norm_plus_one(tensor: str, parameter: str) -> dict[str, Layout]:
+    """Return the layouts of a layer norm that multiplies by 1 + weight."""
+    return {f"{tensor}.weight": plus_one(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
+
+
+register_decoders(
+    {
+        "nemotron": replace(
+            _SMALL,
+            architecture="NemotronForCausalLM",
+            keys={**SIZES, **HEADS, "norm_epsilon": "norm_eps", **_BIASES},
+            fixed={},
+            fraction=0.5,
+        )
+    },
+    decoder(norm=_norm_plus_one, names="up_proj down_proj"),
+)
+
+
+def _stablelm_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    before = "residual" if config.shared_norm else "self_attention_residual"
+    return decoder({"input_layernorm": f"{before}.norm", "post_attention_layernorm": "feed_forward_residual.norm"})
+
+
+register_decoders(
+    {
+        "stablelm": Decoder(
+            architecture="StableLmForCausalLM",
+            keys={
+                **SIZES,
+                **HEADS,
+                "norm_epsilon": "layer_norm_eps",
+                "attention_bias": "use_qkv_bias",
+                "parallel_residual": "use_parallel_residual",
+                "shared_norm": "use_parallel_residual",
+            },
+            defaults={
+                **HEAD_DEFAULTS,
+                "num_key_value_heads": 32,
+                "max_positions": 4096,
+                "norm_epsilon": 1e-5,
+                "attention_bias": False,
+                "parallel_residual": False,
+                "shared_norm": False,
+            },
+            fixed={"attention_output_bias": False, "feed_forward_bias": False},
+            theta=10000.0,
+            fraction=0.25,
+            required={"qk_layernorm": False, "head_dim": HEAD_DEFAULTS["head_dim"]},
+        )
+    },
+    _stablelm_tensors,
+)
+register_decoders(
+    {
+        "starcoder2": Decoder(
+            architecture="Starcoder2ForCausalLM",
+            keys={
+                **SIZES,
+                **HEADS,
+                "norm_epsilon": "norm_epsilon",
+                "feed_forward_bias": "use_bias",
+                "attention_bias": "use_bias",
+            },
+            defaults={
+                "max_positions": 4096,
+                "num_key_value_heads": 2,
+                "head_dim": HEAD_DEFAULTS["head_dim"],
+                "norm_epsilon": 1e-5,
+                "feed_forward_bias": True,
+                "attention_bias": True,
+            },
+            activation=("hidden_act", "gelu_pytorch_tanh"),
+            theta=10000.0,
+            # hidden_act and norm_epsilon replace the first two.
+            skipped="activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
+            required={"scale_attn_weights": True, "norm_type": "layer_norm", "mlp_type": "default"},
+            written={"sliding_window": _window_of},
+            read=_read_window,
+        )
+    },
+    decoder(names="c_fc c_proj"),
 )

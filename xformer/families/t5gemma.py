@@ -6,9 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families import gemma
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
+from xformer.families.gemma import GEMMA2
 from xformer.families.layouts import Layout, attention, feed_forward, plus_one, same, transposed
 from xformer.families.values import read_decoder_ids, read_tied, write_output
 from xformer.models import LanguageModelConfig, ModelConfig, Transformer, TransformerConfig
@@ -52,7 +52,7 @@ def _read_side(reader: ConfigReader, side: str) -> LanguageModelConfig:
     section.values["tie_word_embeddings"] = True  # that of the whole model counts
     section.skip("is_decoder", "model_type")
     section.require("is_causal", side == "decoder")
-    config = gemma.read_config(section)
+    config = GEMMA2.read_config(section)
     section.finish()
     return config
 
@@ -65,7 +65,7 @@ def _write_config(config: TransformerConfig) -> dict[str, Any]:
         num_layers = getattr(config, f"num_{side}_layers")
         types = None if config.layer_types is None else config.layer_types[:num_layers]
         own = {"num_layers": num_layers, "layer_types": types, "vocab_size": getattr(config, vocab_size)}
-        values = gemma.write_config(LanguageModelConfig(**{**shared, **own}))
+        values = GEMMA2.write_config(LanguageModelConfig(**{**shared, **own}), "gemma2")
         del values["architectures"]
         values["sliding_window"] = values["sliding_window"] or 4096  # transformers needs it even if no layer does
         sides[side] = {**values, "model_type": "t5_gemma_module", "is_decoder": side == "decoder"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
@@ -68,13 +68,16 @@ def read_fields(reader: ConfigReader, keys: Mapping[str, str], **defaults: Any) 
     Args:
         reader: The configuration.
         keys: {field: key, and after spaces other names of it in old files}. The same table is for `write_fields`.
-        **defaults: Values of absent keys; a boolean or a float is also the type of the field. All others are counts.
+        **defaults: Values of absent keys, or functions of the fields before them; a boolean or a float is also the type
+            of the field. All others are counts.
     """
-    methods: dict[type, Callable[..., Any]] = {bool: reader.flag, float: reader.number, int: reader.count}
-    values = {}
+    methods: dict[type, Callable[..., Any]] = {bool: reader.flag, float: reader.number}
+    values: dict[str, Any] = {}
     for field, names in keys.items():
-        default = defaults.get(field, REQUIRED)
-        values[field] = methods[type(defaults.get(field, 0))](*names.split(), default=default)
+        given = defaults.get(field, REQUIRED)
+        default: Any = given(values) if type(given) is FunctionType else given
+        read: Callable[..., Any] = methods.get(type(default), reader.count)
+        values[field] = read(*names.split(), default=default)
     return values
 
 
@@ -261,71 +264,8 @@ def _is_bidirectional(config: Any) -> bool:
     return isinstance(config, LanguageModelConfig) and not config.causal
 
 
-def write_decoder(
-    config: LanguageModelConfig, model_type: str, architecture: str, keys: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the config.json keys that all language models share.
-
-    Args:
-        config: The configuration.
-        model_type: Value of model_type.
-        architecture: Name of the class in transformers.
-        keys: As for `write_fields`.
-    """
-    fields = write_fields(config, keys)
-    architecture = architecture if config.has_output else re.sub("ForCausalLM|LMHeadModel", "Model", architecture)
-    return {"architectures": [architecture], "model_type": model_type, **fields, **write_output(config)}
-
-
 def _write_special_ids(config: ModelConfig) -> dict[str, Any]:
     return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
-
-
-def read_heads(reader: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of heads of keys and values and their size; the defaults are those of the queries in fields."""
-    return {
-        "num_key_value_heads": reader.count("num_key_value_heads", default=fields["num_heads"]),
-        "head_dim": reader.count("head_dim", default=fields["d_model"] // fields["num_heads"]),
-    }
-
-
-def read_rotary_decoder(
-    reader: ConfigReader, *, theta: float = 10000.0, fraction: float | None = None
-) -> dict[str, Any]:
-    """Return the fields that most language models with rotary positions share; arguments are those of `read_rope`."""
-    rope = read_rope(reader, theta=theta, fraction=fraction)
-    return {"positions": "rotary", "scale_embeddings": False, **rope, **read_output(reader)}
-
-
-def write_rotary_decoder(
-    config: LanguageModelConfig,
-    model_type: str,
-    architecture: str,
-    keys: Mapping[str, str],
-    *,
-    gated: bool,
-    writes_fraction: bool = False,
-) -> dict[str, Any]:
-    """Return the config.json keys that most language models with rotary positions share.
-
-    Args:
-        config: The configuration.
-        model_type: Value of model_type.
-        architecture: Name of the class in transformers.
-        keys: As for `write_fields`.
-        gated: As for `write_activation`.
-        writes_fraction: As for `write_rope`.
-
-    Raises:
-        ConfigError: If the activation is not `gated`, or not, as expected.
-    """
-    return {
-        **write_decoder(config, model_type, architecture, keys),
-        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
-        "head_dim": config.features_per_head,
-        "hidden_act": write_activation(config, gated=gated),
-        **write_rope(config, writes_fraction=writes_fraction),
-    }
 
 
 def read_decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, Any]:

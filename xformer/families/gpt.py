@@ -1,0 +1,276 @@
+"""Language models before Llama: GPT-2, OPT, BLOOM, GPT-NeoX and Pythia, Falcon.
+
+Radford et al. (2019); Zhang et al. (2022); BigScience (2022); Black et al. (2022); Biderman et al. (2023);
+Almazrouei et al. (2023); Malartic et al. (2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.decoder import Decoder, register_decoders
+from xformer.families.layouts import (
+    Layout,
+    affine,
+    attention,
+    feed_forward,
+    fused,
+    fused_attention,
+    linear,
+    same,
+    skip_rows,
+    transposed,
+)
+from xformer.families.values import SIZES
+from xformer.models import LanguageModelConfig
+
+_OURS = "layers.{i}."
+_NAMES = "dense_h_to_4h dense_4h_to_h"
+
+
+def _four_times(fields: dict[str, Any]) -> int:
+    return 4 * int(fields["d_model"])
+
+
+_LAYER = "transformer.h.{i}."
+register_decoders(
+    {
+        "gpt2": Decoder(
+            architecture="GPT2LMHeadModel",
+            keys={
+                "vocab_size": "vocab_size",
+                "num_layers": "n_layer num_hidden_layers",
+                "d_model": "n_embd hidden_size",
+                "num_heads": "n_head num_attention_heads",
+                "max_positions": "n_positions max_position_embeddings",
+                "norm_epsilon": "layer_norm_epsilon",
+                "d_ff": "n_inner",
+            },
+            defaults={"norm_epsilon": 1e-5, "d_ff": _four_times},
+            fixed={"positions": "learned"},
+            activation=("activation_function", "gelu_new"),
+            required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+            skipped="n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation "
+            "summary_proj_to_labels",
+        )
+    },
+    {
+        "transformer.wte.weight": same("embedding.weight"),
+        "transformer.wpe.weight": same("input.positions.weight"),
+        # The matrices are those of Conv1D, (in_features, out_features) like ours.
+        **{
+            f"{_LAYER}attn.c_attn.{kind}": fused(*(f"{_OURS}self_attention.{part}.{kind}" for part in parts))
+            for parts in [("query", "key", "value")]
+            for kind in ("weight", "bias")
+        },
+        **affine(_LAYER + "attn.c_proj", _OURS + "self_attention.output"),
+        **affine(_LAYER + "ln_1", _OURS + "self_attention_residual.norm"),
+        **affine(_LAYER + "ln_2", _OURS + "feed_forward_residual.norm"),
+        **affine(_LAYER + "mlp.c_fc", _OURS + "feed_forward.up"),
+        **affine(_LAYER + "mlp.c_proj", _OURS + "feed_forward.down"),
+        **affine("transformer.ln_f", "norm"),
+        "lm_head.weight": transposed("output.weight"),
+    },
+    prefix="transformer.",
+    tied={"lm_head.weight": "transformer.wte.weight"},
+    ignored=("*.attn.bias", "*.attn.masked_bias"),
+)
+
+_OPT_LAYER = "model.decoder.layers.{i}."
+register_decoders(
+    {
+        "opt": Decoder(
+            architecture="OPTForCausalLM",
+            keys={**SIZES, "d_ff": "ffn_dim"},
+            fixed={"positions": "learned"},
+            activation=("activation_function", "relu"),
+            # Without projected embeddings and norms after the sublayers, which only the model of 350 M has
+            required={
+                "word_embed_proj_dim": lambda fields: fields["d_model"],
+                "do_layer_norm_before": True,
+                "_remove_final_layer_norm": False,
+                "enable_bias": True,
+                "layer_norm_elementwise_affine": True,
+            },
+            written={"word_embed_proj_dim": lambda config: config.d_model, "do_layer_norm_before": True},
+        )
+    },
+    {
+        "model.decoder.embed_tokens.weight": same("embedding.weight"),
+        "model.decoder.embed_positions.weight": skip_rows(2, "input.positions.weight"),
+        **attention(_OPT_LAYER + "self_attn", _OURS + "self_attention"),
+        **affine(_OPT_LAYER + "self_attn_layer_norm", _OURS + "self_attention_residual.norm"),
+        **affine(_OPT_LAYER + "final_layer_norm", _OURS + "feed_forward_residual.norm"),
+        **feed_forward(_OPT_LAYER[:-1], _OURS + "feed_forward", "fc1 fc2"),
+        **affine("model.decoder.final_layer_norm", "norm"),
+        "lm_head.weight": transposed("output.weight"),
+    },
+    tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
+    ignored=(),
+)
+
+
+def _layers(layer: str, attention: str, num_groups: int) -> dict[str, Layout]:
+    """Return the layouts of the layers of BLOOM, GPT-NeoX and Falcon, without those of the norms."""
+    return {
+        **fused_attention(f"{layer}{attention}.query_key_value", _OURS + "self_attention", num_groups),
+        **linear(f"{layer}{attention}.dense", _OURS + "self_attention.output"),
+        **feed_forward(layer + "mlp", _OURS + "feed_forward", _NAMES),
+    }
+
+
+def _norms(layer: str) -> dict[str, Layout]:
+    return {
+        **affine(layer + "input_layernorm", _OURS + "self_attention_residual.norm"),
+        **affine(layer + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
+    }
+
+
+register_decoders(
+    {
+        "bloom": Decoder(
+            architecture="BloomForCausalLM",
+            keys={
+                "vocab_size": "vocab_size",
+                "num_layers": "n_layer num_hidden_layers",
+                "d_model": "hidden_size n_embed",
+                "num_heads": "n_head num_attention_heads",
+                "max_positions": "seq_length",
+                "norm_epsilon": "layer_norm_epsilon",
+            },
+            defaults={"max_positions": 2048, "norm_epsilon": 1e-5},
+            fixed={"d_ff": _four_times, "activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
+            activation=None,
+            required={"apply_residual_connection_post_layernorm": False},
+            skipped="unk_token_id offset_alibi slow_but_exact attention_softmax_in_fp32 masked_softmax_fusion "
+            "skip_bias_add skip_bias_add_qkv",
+        )
+    },
+    lambda config: {
+        "transformer.word_embeddings.weight": same("embedding.weight"),
+        **affine("transformer.word_embeddings_layernorm", "input.norm"),
+        **_layers(_LAYER, "self_attention", config.num_heads),
+        **_norms(_LAYER),
+        **affine("transformer.ln_f", "norm"),
+        "lm_head.weight": transposed("output.weight"),
+    },
+    prefix="transformer.",
+    tied={"lm_head.weight": "transformer.word_embeddings.weight"},
+    ignored=(),
+)
+
+
+def _write_neox(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+    """Write the keys of rotary positions that this type has."""
+    for key in ("rope_theta", "rope_scaling", "partial_rotary_factor"):
+        del values[key]
+    return {**values, "rotary_pct": config.rotary_fraction, "rotary_emb_base": config.rope_theta}
+
+
+register_decoders(
+    {
+        "gpt_neox": Decoder(
+            architecture="GPTNeoXForCausalLM",
+            keys={
+                **SIZES,
+                "norm_epsilon": "layer_norm_eps",
+                "parallel_residual": "use_parallel_residual",
+                "attention_bias": "attention_bias",
+            },
+            defaults={"norm_epsilon": 1e-5, "parallel_residual": True, "attention_bias": True},
+            activation=("hidden_act", "gelu"),
+            theta=10000.0,
+            fraction=0.25,
+            output="embed_out.weight",
+            write=_write_neox,
+        )
+    },
+    lambda config: {
+        "gpt_neox.embed_in.weight": same("embedding.weight"),
+        **_layers("gpt_neox.layers.{i}.", "attention", config.num_heads),
+        **_norms("gpt_neox.layers.{i}."),
+        **affine("gpt_neox.final_layer_norm", "norm"),
+        "embed_out.weight": transposed("output.weight"),
+    },
+    prefix="gpt_neox.",
+    tied={"embed_out.weight": "gpt_neox.embed_in.weight"},
+    ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+)
+
+
+def _read_falcon(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    num_heads = fields["num_heads"]
+    is_new = reader.flag("new_decoder_architecture", default=False)  # of Falcon 40B
+    is_parallel = reader.flag("parallel_attn", default=True) or is_new
+    num_norms = reader.count("num_ln_in_parallel_attn", default=2)
+    num_groups = reader.count("num_kv_heads", "n_head_kv", default=num_heads)
+    is_multi_query = reader.flag("multi_query", default=True)
+    has_alibi = reader.flag("alibi", default=False)
+    return {
+        "num_key_value_heads": num_groups if is_new else 1 if is_multi_query else num_heads,
+        "parallel_residual": is_parallel,
+        "shared_norm": is_parallel and not (is_new and num_norms == 2),
+        "positions": "alibi" if has_alibi else "rotary",
+        "alibi_scale": (fields["d_model"] / num_heads) ** -0.5 if has_alibi else 1.0,
+    }
+
+
+def _write_falcon(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+    num_groups = config.num_key_value_heads or config.num_heads
+    has_two_norms = config.parallel_residual and not config.shared_norm
+    is_new = has_two_norms or num_groups not in (1, config.num_heads)
+    return {
+        **values,
+        "new_decoder_architecture": is_new,
+        "num_ln_in_parallel_attn": (2 if has_two_norms else 1) if is_new else None,
+        "parallel_attn": config.parallel_residual,
+        "multi_query": num_groups == 1,
+        "num_kv_heads": num_groups,
+        "alibi": config.positions == "alibi",
+    }
+
+
+def _falcon_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    before_attention = "residual" if config.shared_norm else "self_attention_residual"
+    has_two_norms = config.parallel_residual and not config.shared_norm
+    names = ("ln_attn", "ln_mlp") if has_two_norms else ("input_layernorm", "post_attention_layernorm")
+    return {
+        "transformer.word_embeddings.weight": same("embedding.weight"),
+        **_layers(_LAYER, "self_attention", config.num_key_value_heads or config.num_heads),
+        **affine(_LAYER + names[0], f"{_OURS}{before_attention}.norm"),
+        **affine(_LAYER + names[1], _OURS + "feed_forward_residual.norm"),
+        **affine("transformer.ln_f", "norm"),
+        "lm_head.weight": transposed("output.weight"),
+    }
+
+
+register_decoders(
+    {
+        "falcon": Decoder(
+            architecture="FalconForCausalLM",
+            keys={
+                "vocab_size": "vocab_size",
+                "num_layers": "num_hidden_layers n_layer",
+                "d_model": "hidden_size n_embed",
+                "num_heads": "num_attention_heads n_head",
+                "max_positions": "max_position_embeddings",
+                "norm_epsilon": "layer_norm_epsilon",
+                "attention_bias": "bias",
+                "d_ff": "ffn_hidden_size",
+            },
+            defaults={"max_positions": 2048, "norm_epsilon": 1e-5, "attention_bias": False, "d_ff": _four_times},
+            fixed={"feed_forward_bias": lambda fields: fields["attention_bias"]},
+            activation=("activation", "gelu"),
+            theta=10000.0,
+            required={"apply_residual_connection_post_layernorm": False},
+            skipped="auto_map ff_factor",  # ffn_hidden_size replaces the latter
+            read=_read_falcon,
+            write=_write_falcon,
+        )
+    },
+    _falcon_tensors,
+    prefix="transformer.",
+    tied={"lm_head.weight": "transformer.word_embeddings.weight"},
+    ignored=("*.inv_freq",),
+)
