@@ -140,13 +140,10 @@ def start_process(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[byt
 
     def start(*arguments: object) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "xformer", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-m", "xformer", *map(str, arguments)], cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )
+        )  # fmt: skip
         started.append(process)
         return process
 

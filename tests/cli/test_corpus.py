@@ -187,15 +187,6 @@ def test_a_corpus_goes_into_a_pipe_and_replaces_no_link(xformer, trained, tmp_pa
 
 
 @pytest.mark.usefixtures("threads")
-def test_settings_that_only_the_model_refuses(xformer, trained, text, tmp_path):
-    options = ["--model", trained, "--input", text / "test.en", "--corpus-out", tmp_path / "out"]
-    done = xformer("translate", *options, "--prefix", "東京")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "prefix '東京' has characters that the tokenizer does not know" in done.err
-    assert not [*(tmp_path / "out").glob("part-*")]
-
-
-@pytest.mark.usefixtures("threads")
 def test_summaries(xformer, request, tmp_path):
     run = request.getfixturevalue("summarizer_run")
     (tmp_path / "in").write_text("\n".join(DOCUMENTS))

@@ -78,18 +78,6 @@ def test_prompts_from_standard_input(xformer, run, generator):
     assert "--chat needs a prompt; add --prompt" in xformer("generate", "--model", run, "--chat").err
 
 
-def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
-    process = start_process("generate", "--context", "slide", "--model", run, "--input", "-", "--max-new-tokens", 20)
-    process.stdin.write(b"one hundred\n")
-    process.stdin.flush()
-    first = b""
-    while first.count(b"\n") < 1:  # it answers while the pipe is open
-        first += process.stdout.read1()
-    rest, errors = process.communicate(b"\nseven\n", timeout=60)
-    assert (process.returncode, errors) == (0, b"")
-    assert (first + rest).decode() == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20))
-
-
 def test_json(xformer, run, generator):
     options = ["--prompt", "one", "--prompt", "two", "--num-return-sequences", 2, "--max-new-tokens", 15, "--json"]
     lines = [
@@ -99,25 +87,19 @@ def test_json(xformer, run, generator):
     actual = generator.outputs(["one", "two"], num_return_sequences=2, max_new_tokens=15)
     assert lines == [
         {
-            "line": row + 1,
-            "prompt": ("one", "two")[row],
-            "rank": rank,
-            "log_probability": round(output.log_probability, 6),
-            "text": output.text,
+            "line": row + 1, "prompt": ("one", "two")[row], "rank": rank,
+            "log_probability": round(output.log_probability, 6), "text": output.text,
         }
         for row, outputs in enumerate(actual)
         for rank, output in enumerate(outputs, start=1)
-    ]
+    ]  # fmt: skip
 
 
 def test_options_of_decoding_reach_the_search(xformer, run, generator):
     settings = {
-        "num_beams": 3,
-        "num_return_sequences": 2,
-        "max_new_tokens": 6,
-        "no_repeat_ngram_size": 2,
+        "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6, "no_repeat_ngram_size": 2,
         "repetition_penalty": 1.3,
-    }
+    }  # fmt: skip
     options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     done = xformer("generate", "--model", run, "--prompt", "one", *options)
     assert done.out == blocks(["one", "one"], generator(["one"], **settings)[0])

@@ -20,14 +20,9 @@ def test_everything_about_a_run(xformer, trained):
     assert (done.code, done.err) == (0, "")
     total = Transformer.load(trained / "model.safetensors", xp=np).parameter_count()
     for words in (
-        f"Transformer; run of xformer {package.__version__} for translation",
-        "batch_tokens",
-        "source_embedding",
-        f"{total:,} in ",
-        "bpe, 100 tokens, cased",
-        "Validations (2)",
-        "train_pairs",
-    ):
+        f"Transformer; run of xformer {package.__version__} for translation", "batch_tokens", "source_embedding",
+        f"{total:,} in ", "bpe, 100 tokens, cased", "Validations (2)", "train_pairs",
+    ):  # fmt: skip
         assert words in done.out
     assert "learning_rate_factor" not in done.out  # the default
     assert sum("best" in line.split() for line in done.out.split("\n")) == 1

@@ -46,12 +46,9 @@ def test_the_package_is_a_program():
 def test_a_terminal_without_our_letters_is_no_error():
     program = "from xformer.cli import main\nmain.exit_code = lambda arguments: print('zwölf →')\nmain.run()"
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True,
         text=True,
-    )
+    )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "zw?lf ?\n", "")
 
 

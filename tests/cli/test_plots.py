@@ -33,13 +33,6 @@ def test_curves(figure, tmp_path):
     assert scores.get_xlabel() == "step"
 
 
-def test_label_smoothing_is_named_in_the_legend(figure, tmp_path):
-    for smoothing in (0.0, 0.1):
-        _plots.draw_curves(LOG, tmp_path / "curves.png", label_smoothing=smoothing)
-    labels = [each.axes[0].lines[0].get_label() for each in figure]
-    assert labels == ["training", "training (with label smoothing)"]
-
-
 def test_nothing_to_draw(tmp_path):
     with pytest.raises(ConfigError, match="nothing to plot"):
         _plots.draw_curves([], tmp_path / "curves.png")
@@ -52,18 +45,15 @@ def bench_run(suite="attention", lengths=(8,), **sizes):
             "sizes": {"batch": 1, "length": length, "heads": 2, "head_dim": 4, "dtype": "float32", **sizes},
             "implementations": [
                 {
-                    "name": f"xformer {name}",
-                    "seconds": ratio * length / 1e3,
-                    "seconds_quartiles": [0.5 * ratio * length / 1e3, 1.5 * ratio * length / 1e3],
-                    "ratio": ratio,
-                    "ratio_quartiles": [0.9 * ratio, 1.1 * ratio],
-                    "peak_bytes": peak,
+                    "name": f"xformer {name}", "seconds": ratio * length / 1e3,
+                    "seconds_quartiles": [0.5 * ratio * length / 1e3, 1.5 * ratio * length / 1e3], "ratio": ratio,
+                    "ratio_quartiles": [0.9 * ratio, 1.1 * ratio], "peak_bytes": peak,
                 }
                 for name, ratio, peak in (("numpy", 1.0, 2**20), ("dask.array", 2.0, None))
             ],
         }
         for length in lengths
-    ]
+    ]  # fmt: skip
     machine = {"threads": 2, "processor": "CPU", "versions": {"numpy": "2.4.6", "dask": "2026.8.0"}}
     return {"suite": suite, "machine": machine, "results": results}
 
@@ -82,11 +72,6 @@ def test_a_bar_for_each_library_and_a_panel_for_each_size(figure, tmp_path):
     assert second.get_title(loc="left") == "batch 1, length 16, 2 heads of 4 features"
     assert first.get_xlabel() == "milliseconds   (× time of numpy, quartiles)"
     assert first.axison
-
-
-def test_panels_that_are_not_needed_are_empty(figure, tmp_path):
-    bench_plot.draw_bars(bench_run(lengths=(1, 2, 3, 4)), tmp_path / "speed.png")
-    assert [axes.axison for axes in figure[0].axes] == [True] * 4 + [False] * 2
 
 
 def test_memory_is_plotted_as_memory(figure, tmp_path):

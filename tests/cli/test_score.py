@@ -68,15 +68,6 @@ def test_several_references(xformer, files):
     }
 
 
-def test_stems(xformer, files):
-    hypotheses = ["men play guitars", "two child", "dog"]
-    (files / "hyp").write_text("\n".join(hypotheses))
-    common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp", "--metric", "rouge")
-    for options, use_stemmer in ((["--stem"], True), ([], False)):
-        expected = rouge(hypotheses, REFERENCES, use_stemmer=use_stemmer)
-        assert rows(xformer(*common, *options).out) == {each.name: row(each) for each in expected}
-
-
 def test_the_tokenizer_of_bleu(xformer, files):
     hypotheses, references = CHINESE
     for name, lines in (("hyp.zh", hypotheses), ("ref.zh", references), ("ref.txt", references)):

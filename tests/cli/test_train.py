@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -22,44 +21,33 @@ SIZE = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num
 # --- A run ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_its_files_and_prints_the_next_command(xformer, train_options, tmp_path):
-    done = xformer("train", *train_options, "--out", tmp_path / "run", "--seed", 3)
-    assert (done.code, done.err) == (0, "")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "config.json",
-        "last.safetensors",
-        "log.jsonl",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
-    assert "training: 400 sentence pairs" in done.out
-    assert "validation after step 4" in done.out
-    assert "validation after step 6" in done.out
-    assert "ended after step 6: 6 steps" in done.out
-    assert f"translate --model {tmp_path / 'run'}" in done.out
-    assert [event["step"] for event in events(tmp_path / "run", "validation")] == [4, 6]
-
-
-def test_the_configuration_is_what_was_really_used(xformer, train_options, text, tmp_path, monkeypatch):
+def test_a_run_leaves_its_files_and_the_configuration_that_was_used(
+    xformer, train_options, text, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
-    options = ["--seed", 3, "--dtype", "float64", "--lowercase", "--vocab-size", 80, "--max-steps", 2]
-    assert xformer("train", *train_options, *options, "--out", tmp_path / "run").code == 0
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    run, options = tmp_path / "run", ["--seed", 3, "--dtype", "float64", "--lowercase", "--vocab-size", 80]
+    done = xformer("train", *train_options, *options, "--out", run)
+    assert (done.code, done.err) == (0, "")
+    names = ["config.json", "last.safetensors", "log.jsonl", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in run.iterdir()) == names
+    printed = ("training: 400 sentence pairs", "validation after step 4", "ended after step 6: 6 steps")
+    assert all(words in done.out for words in (*printed, f"translate --model {run}"))
+    assert [event["step"] for event in events(run, "validation")] == [4, 6]
+    config = json.loads((run / "config.json").read_text())
     assert (config["backend"], config["seed"]) == ("numpy", 3)
     assert config["recipe"]["model"] == SIZE
     tokenizer = {"vocab_size": 80, "model": "bpe", "joint": True, "lowercase": True}
     assert config["recipe"]["tokenizer"] == {**tokenizer, "unicode_form": "NFC", "documents": False, "language": "en"}
     assert (config["task"], config["recipe"]["task"]) == ("translation", "translation")
-    training = config["recipe"]["training"]
-    chosen = {"seed": 3, "dtype": "float64", "max_steps": 2, "data_parallel": 3}
-    assert {name: training[name] for name in chosen} == chosen
+    chosen = {"seed": 3, "dtype": "float64", "max_steps": 6, "data_parallel": 3}
+    assert {name: config["recipe"]["training"][name] for name in chosen} == chosen
     for name, file in (("source", "train.en"), ("valid_target", "valid.de")):
         content = (text / file).read_bytes()
         assert config["data"][name] == {"path": str(text / file), "sha256": hashlib.sha256(content).hexdigest()}
     assert config["counts"]["train_pairs"] == 400
-    arrays, _ = load_arrays(tmp_path / "run" / "model.safetensors")
+    arrays, _ = load_arrays(run / "model.safetensors")
     assert {array.dtype for array in arrays.values()} == {np.dtype("float64")}
-    assert Tokenizer.load(tmp_path / "run" / "tokenizer.json").lowercase
+    assert Tokenizer.load(run / "tokenizer.json").lowercase
 
 
 def test_the_target_language_or_an_option_chooses_the_tokenizer_of_bleu(xformer, refused, train_options, tmp_path):
@@ -198,21 +186,6 @@ def test_bad_recipes_and_options(refused, train_options, tmp_path, recipe, optio
     path = write(tmp_path / "recipe.toml", f"[training]\n{recipe}\n".encode("latin-1"))
     given = options_with(train_options, recipe=path, out=tmp_path / "run")
     assert message.format(recipe=path) in refused("train", *given, *options, untouched=tmp_path)
-
-
-def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options, tmp_path, monkeypatch):
-    real = importlib.import_module
-
-    def import_module(name, package=None):
-        if name == "xformer.backends.cupy_namespace":
-            raise ImportError(name)
-        return real(name, package)
-
-    monkeypatch.setattr("xformer.backends.namespaces.importlib.import_module", import_module)
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find_spec(name))
-    error = refused("train", *train_options, "--backend", "cupy", "--out", tmp_path / "run", untouched=tmp_path)
-    assert 'run: pip install "array-transformers[cuda]"' in error
 
 
 def test_out_that_holds_something(refused, train_options, trained, tmp_path):

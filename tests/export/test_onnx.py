@@ -27,75 +27,44 @@ LLAMA = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.1, 1.2],
-    "long_factor": [2.0, 3.0, 4.0],
-    "original_max_position_embeddings": 50,
-    "factor": 4.0,
-}
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2], "long_factor": [2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 50, "factor": 4.0,
+}  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}
+}  # fmt: skip
 
 TRANSLATORS = {
     "default": {},
-    "post": {"norm_position": "post", "positions": "learned", "max_positions": 80, "output_bias": True},
-    "sandwich": {"norm_position": "sandwich", "positions": "none", "activation": "gelu", "norm_bias": False},
     "t5": {
-        "norm": "rms",
-        "positions": "relative",
-        "activation": "geglu_tanh",
-        "attention_bias": False,
-        "scale_output": True,
-        "scale_embeddings": False,
+        "norm": "rms", "positions": "relative", "activation": "geglu_tanh", "attention_bias": False,
+        "scale_output": True, "scale_embeddings": False,
     },
     "alibi": {"positions": "alibi", "activation": "geglu", "norm": "max_scaled", "num_heads": 6},
     "rotary": {**LLAMA, "rope_scaling": LLAMA3, "tie_output": False, "share_embeddings": False, "qk_norm": True},
     "copy": {"copy": True, "num_key_value_heads": 1, "window": 4, "sinusoidal_layout": "halves"},
     "length": {"length_encoding": True, "scale_positions": True, "embedding_norm": True, "attention_softcap": 5.0},
     "no padding": {"pad_id": None, "sinusoidal_layout": "fairseq", "activation": "silu"},
-}
+}  # fmt: skip
 LANGUAGE_MODELS = {
-    "default": {},
-    "granite": {**LLAMA, "embedding_scale": 3.0, "residual_scale": 0.5, "logits_scale": 0.25, "attention_scale": 0.2},
-    "mixtral": {**LLAMA, "num_experts": 4, "num_experts_per_token": 2},
     "gpt_oss": {
-        **LLAMA,
-        "attention_sinks": True,
-        "activation": "swiglu_clamped",
-        "window": 5,
+        **LLAMA, "attention_sinks": True, "activation": "swiglu_clamped", "window": 5,
         "layer_types": ("sliding_attention", "full_attention"),
     },
-    "smollm3": {**LLAMA, "layers_without_positions": (1,)},
     "olmo2": {**LLAMA, "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
-    "gpt2": {"activation": "gelu_tanh", "positions": "learned", "max_positions": 90, "pad_id": 2},
-    "llama": {**LLAMA, "rope_scaling": YARN, "pad_id": None},
     "phi3": {**LLAMA, "rope_scaling": LONGROPE, "rotary_fraction": 1.0, "attention_scale": 0.3},
     "gptj": {
-        "positions": "rotary",
-        "parallel_residual": True,
-        "shared_norm": True,
-        "rotary_fraction": 0.5,
-        "head_dim": 8,
+        "positions": "rotary", "parallel_residual": True, "shared_norm": True, "rotary_fraction": 0.5, "head_dim": 8,
     },
-    "gpt_neox": {"positions": "rotary", "parallel_residual": True, "rotary_fraction": 0.25, "head_dim": 8},
     "gemma2": {
-        **LLAMA,
-        "norm_position": "sandwich",
-        "window": 5,
-        "layer_types": ("sliding_attention", "full_attention"),
-        "rope_local_theta": 100.0,
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-        "attention_softcap": 5.0,
+        **LLAMA, "norm_position": "sandwich", "window": 5, "layer_types": ("sliding_attention", "full_attention"),
+        "rope_local_theta": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "attention_softcap": 5.0,
         "logits_softcap": 10.0,
     },
     "bloom": {"positions": "alibi", "embedding_norm": True},
     "relative": {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 20},
-}
+}  # fmt: skip
 
 
 def random_model(config):
@@ -166,16 +135,10 @@ OTHERS = {
     "image": xf.ImageEncoderConfig(**SMALL, image_size=8, patch_size=4, num_layers=1, pooler="relu", num_labels=3),
     "encoder": xf.TransformerConfig(**{**TRANSLATOR, "num_decoder_layers": 0}),
     "speech": xf.SpeechTransformerConfig(
-        **SMALL,
-        source_vocab_size=5,
-        target_vocab_size=61,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        positions="learned",
-        max_source_positions=80,
-        max_positions=90,
+        **SMALL, source_vocab_size=5, target_vocab_size=61, num_encoder_layers=1, num_decoder_layers=1,
+        positions="learned", max_source_positions=80, max_positions=90,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHERS)

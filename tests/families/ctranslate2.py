@@ -12,13 +12,10 @@ DTYPES = ("<f4", "i1", "<i2", "<i4", "<f2")
 # Name in a layer of CTranslate2: names of transformers, whose tensors it concatenates by rows.
 LINEARS = {
     "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attention/linear_1": ("self_attn.out_proj",),
-    "attention/linear_0": ("encoder_attn.q_proj",),
+    "self_attention/linear_1": ("self_attn.out_proj",), "attention/linear_0": ("encoder_attn.q_proj",),
     "attention/linear_1": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "attention/linear_2": ("encoder_attn.out_proj",),
-    "ffn/linear_0": ("fc1",),
-    "ffn/linear_1": ("fc2",),
-}
+    "attention/linear_2": ("encoder_attn.out_proj",), "ffn/linear_0": ("fc1",), "ffn/linear_1": ("fc2",),
+}  # fmt: skip
 NORMS = {"self_attention": "self_attn_layer_norm", "attention": "encoder_attn_layer_norm", "ffn": "final_layer_norm"}
 SIZES = {"layers": 4, "attention_heads": 6, "ffn_dim": 1536}
 SPECIAL = {"pad_token_id": 50256, "bos_token_id": 50257, "eos_token_id": 50256, "decoder_start_token_id": 50257}
@@ -68,21 +65,14 @@ def convert(source, target):
         assert not tensors.pop(name).any()
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "model_type": "whisper",
-        "vocab_size": 51864,
-        "d_model": 384,
-        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in SIZES.items()},
-        **SPECIAL,
-    }
+        "model_type": "whisper", "vocab_size": 51864, "d_model": 384,
+        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in SIZES.items()}, **SPECIAL,
+    }  # fmt: skip
     (target / "config.json").write_text(json.dumps(config))
     settings = json.loads((source / "config.json").read_text())
     generation = {
-        **SPECIAL,
-        "suppress_tokens": settings["suppress_ids"],
-        "begin_suppress_tokens": settings["suppress_ids_begin"],
-        "is_multilingual": False,
-        "alignment_heads": settings["alignment_heads"],
-        "max_length": 448,
-    }
+        **SPECIAL, "suppress_tokens": settings["suppress_ids"], "begin_suppress_tokens": settings["suppress_ids_begin"],
+        "is_multilingual": False, "alignment_heads": settings["alignment_heads"], "max_length": 448,
+    }  # fmt: skip
     (target / "generation_config.json").write_text(json.dumps(generation))
     shutil.copy(source / "tokenizer.json", target)

@@ -166,13 +166,10 @@ def encoder_decoder(model) -> dict:
             forced_eos_token_id=None,
         )  # fmt: skip
     return {
-        "source": source,
-        "tokens": target,
-        "logits": outputs.logits,
+        "source": source, "tokens": target, "logits": outputs.logits,
         "encoder_hidden_states": torch.stack(outputs.encoder_hidden_states),
-        "hidden_states": torch.stack(outputs.decoder_hidden_states),
-        "greedy": greedy[:, 1:],
-    }
+        "hidden_states": torch.stack(outputs.decoder_hidden_states), "greedy": greedy[:, 1:],
+    }  # fmt: skip
 
 
 def speech(model) -> dict:
@@ -187,13 +184,10 @@ def speech(model) -> dict:
             logits = model(features[:1], decoder_input_ids=greedy).logits
             greedy = torch.cat([greedy, logits[:, -1:].argmax(dim=-1)], dim=1)
     return {
-        "source": frames,
-        "tokens": target,
-        "logits": outputs.logits,
+        "source": frames, "tokens": target, "logits": outputs.logits,
         "encoder_hidden_states": torch.stack(outputs.encoder_hidden_states),
-        "hidden_states": torch.stack(outputs.decoder_hidden_states),
-        "greedy": greedy[:, 1:],
-    }
+        "hidden_states": torch.stack(outputs.decoder_hidden_states), "greedy": greedy[:, 1:],
+    }  # fmt: skip
 
 
 def encoder(model) -> dict:

@@ -103,14 +103,10 @@ def test_adapters_of_a_quantized_model(tmp_path):
         ({"bias": "all"}, "has bias 'all'; expected 'none'"),
         ({"modules_to_save": ["lm_head"]}, r"has modules_to_save \['lm_head'\]; expected None"),
         ({"r": 0}, "has r 0; expected a positive number"),
-        ({"r": None}, "has r None; expected a positive number"),
         ({"lora_alpha": "6"}, "has lora_alpha '6'; expected a positive number"),
-        ({"lora_alpha": float("nan")}, "has lora_alpha nan; expected a positive number"),
         ({"rank_pattern": {"(": 3}}, r"has rank_pattern .*; expected regular expressions"),
-        ({"alpha_pattern": [3]}, r"has alpha_pattern \[3\]; expected regular expressions"),
         ({"kasa_config": {"beta": 1e-4}}, r"has kasa_config .*; expected None"),
         ({"init_lora_weights": "corda"}, "has init_lora_weights 'corda', which changes the weights of the base model"),
-        ({"init_lora_weights": "loftq"}, "has init_lora_weights 'loftq', which changes the weights of the base model"),
         ({"alora_invocation_tokens": [1]}, r"has alora_invocation_tokens \[1\]; expected None"),
         ({"r": 4}, r"has shapes \(3, \d+\) and \(\d+, 3\); expected \(4, "),
     ],
@@ -154,18 +150,6 @@ def test_adapters_of_another_model(tmp_path):
         xf.load_lora(xf.load_pretrained(DATA / "llama"), tmp_path / "nothing")
     with pytest.raises(ConfigError, match="the model has no adapters"):
         xf.save_lora(xf.load_pretrained(DATA / "llama"), tmp_path / "out")
-
-
-def test_adapters_of_other_sizes(tmp_path):
-    adapters, _ = write("llama", tmp_path)
-    for name, axis in (("lora_A", 1), ("lora_B", 0)):
-        tensors = load_file(adapters / "adapter_model.safetensors")
-        larger = {key: np.concatenate([x, x], axis=axis) if name in key else x for key, x in tensors.items()}
-        (tmp_path / name).mkdir()
-        save_file(larger, tmp_path / name / "adapter_model.safetensors")
-        shutil.copy(adapters / "adapter_config.json", tmp_path / name)
-        with pytest.raises(CheckpointError, match=r"has shapes .*; expected "):
-            xf.load_lora(xf.load_pretrained(DATA / "llama"), tmp_path / name)
 
 
 def test_other_trained_arrays_are_not_dropped(tmp_path):

@@ -45,18 +45,6 @@ def test_a_run_has_no_model_for_tasks_that_xformer_does_not_train(run, tokenizer
             pipeline.from_pretrained(run.path)
 
 
-def test_two_tokenizers_have_files_of_their_own(run, tokenizer):
-    run.start({}, {"source": tokenizer, "target": tokenizer})
-    assert set(run.read_config()["tokenizers"]) == {"source_tokenizer.json", "target_tokenizer.json"}
-
-
-def test_an_empty_directory_is_free(run, tokenizer):
-    run.path.mkdir()
-    (run.path / ".DS_Store").touch()  # hidden files do not count
-    run.start({}, {"joint": tokenizer})
-    assert run.config.exists()
-
-
 def test_directories_that_are_not_free(run, tmp_path):
     run.path.mkdir()
     (run.path / "letter").write_text("text")
@@ -73,11 +61,6 @@ def test_another_tokenizer_is_refused(run, tokenizer):
     Tokenizer.train(["one two three", "two three fivefive"], tokenizer.vocab_size).save(run.tokenizer("joint"))
     with pytest.raises(CheckpointError, match="is not the tokenizer that this run started with"):
         run.load_tokenizer("joint")
-
-
-def test_a_directory_without_a_configuration(run):
-    with pytest.raises(CheckpointError, match="does not exist; expected the directory of a run"):
-        run.read_config()
 
 
 def test_a_configuration_of_another_program_is_refused(tmp_path):

@@ -149,13 +149,11 @@ def test_masked_language_models_of_deberta_with_both_heads(legacy, tmp_path):
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.max(np.abs(expected)))
 
 
-@pytest.mark.parametrize("num_labels", [1, 3])
 @pytest.mark.parametrize(
-    "problem_type", [None, "single_label_classification", "multi_label_classification", "regression"]
+    ("problem_type", "num_labels"),
+    [(None, 1), (None, 3), ("multi_label_classification", 1), ("multi_label_classification", 3), ("regression", 3)],
 )
 def test_probabilities_of_texts_are_those_of_the_pipeline_of_transformers(problem_type, num_labels, tmp_path):
-    if problem_type == "single_label_classification" and num_labels == 1:
-        pytest.skip("transformers refuses it")
     values = {"num_labels": num_labels, "problem_type": problem_type}
     save("BertConfig", "BertForSequenceClassification", tmp_path, **BERT, **values)
     expected = transformers.pipeline("text-classification", str(tmp_path), top_k=None)(TEXTS)
@@ -166,7 +164,7 @@ def test_probabilities_of_texts_are_those_of_the_pipeline_of_transformers(proble
         check_predictions(each(TEXTS), expected)
 
 
-@pytest.mark.parametrize("problem_type", [None, "multi_label_classification", "regression"])
+@pytest.mark.parametrize("problem_type", [None, "regression"])
 def test_probabilities_of_images_are_those_of_the_pipeline_of_transformers(problem_type, tmp_path):
     image = pytest.importorskip("PIL.Image")
     save("ViTConfig", "ViTForImageClassification", tmp_path, **VIT, num_labels=3, problem_type=problem_type)

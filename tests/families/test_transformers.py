@@ -39,12 +39,9 @@ def load_in_transformers(directory, model_class, implementation="eager"):
     import transformers
 
     model, info = getattr(transformers, model_class).from_pretrained(
-        directory,
-        dtype=torch.float64,
-        attn_implementation=implementation,
-        experts_implementation="eager",
+        directory, dtype=torch.float64, attn_implementation=implementation, experts_implementation="eager",
         output_loading_info=True,
-    )
+    )  # fmt: skip
     missing = {name for name in info.pop("missing_keys") if not name.endswith("embed_positions.weight")}
     assert not missing
     assert not any(info.values()), info

@@ -283,17 +283,13 @@ def test_vectors_are_those_of_sentence_transformers(bert, pooling, include_promp
         "1_Pooling/config.json": {"word_embedding_dimension": 24, **pooling, "include_prompt": include_prompt},
         "sentence_bert_config.json": {"max_seq_length": 9, "do_lower_case": True},
         "config_sentence_transformers.json": {
-            "prompts": {"query": "The dog : ", "document": ""},
-            "default_prompt_name": "query",
+            "prompts": {"query": "The dog : ", "document": ""}, "default_prompt_name": "query",
         },
         "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "cls_token": "[CLS]",
-            "sep_token": "[SEP]",
-            "pad_token": "[PAD]",
-            "unk_token": "<unk>",
+            "tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]",
+            "pad_token": "[PAD]", "unk_token": "<unk>",
         },
-    }
+    }  # fmt: skip
     for name, values in files.items():
         (bert / name).write_text(json.dumps(values))
     theirs = library.SentenceTransformer(str(bert), device="cpu")
@@ -353,21 +349,15 @@ def test_pairs_are_cut_at_the_side_that_the_files_state(cross_encoder, module):
 # The fate of each key of sentence_bert_config.json; those that are followed are in the test above.
 FOLLOWED = {"max_seq_length", "do_lower_case", "processor_kwargs", "tokenizer_args"}
 REFUSED = {
-    "transformer_task": "fill-mask",
-    "config_kwargs": {"is_causal": False},
-    "config_args": {"is_causal": False},
+    "transformer_task": "fill-mask", "config_kwargs": {"is_causal": False}, "config_args": {"is_causal": False},
     "processing_kwargs": {"text": {"truncation": False}},
     "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
-    "query_expansion": {"length": 5},
-    "tokenizer_name_or_path": "other",
-}
+    "query_expansion": {"length": 5}, "tokenizer_name_or_path": "other",
+}  # fmt: skip
 NAMED = {
-    "query_length": 5,
-    "document_length": 5,
-    "model_kwargs": {"output_attentions": True},
-    "model_args": {"output_attentions": True},
-    "unknown": 1,
-}
+    "query_length": 5, "document_length": 5, "model_kwargs": {"output_attentions": True},
+    "model_args": {"output_attentions": True}, "unknown": 1,
+}  # fmt: skip
 NO_EFFECT = {"module_output_name", "unpad_inputs", "backend"}
 
 

@@ -3,8 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from xformer.errors import CheckpointError
-from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Tokenizers
 from xformer.runs.pairs import build_model
 from xformer.runs.recipe import Recipe
@@ -25,26 +23,6 @@ def test_separate_vocabularies_know_their_own_side():
     assert list(tokenizers.by_side()) == ["source", "target"]
     assert 3 in tokenizers.source.encode("zwei")
     assert 3 not in tokenizers.target.encode("zwei")
-
-
-def test_encode():
-    tokenizers = Tokenizers.train(CORPUS, vocab_size=60, joint=False)
-    pairs = tokenizers.encode(CORPUS)
-    assert [tokenizers.source.decode(ids) for ids in pairs.source] == CORPUS.source
-    assert [tokenizers.target.decode(ids) for ids in pairs.target] == CORPUS.target
-
-
-@pytest.mark.parametrize("joint", [True, False])
-def test_tokenizers_of_a_run_can_be_loaded(tmp_path, joint):
-    tokenizers = Tokenizers.train(CORPUS, vocab_size=60, joint=joint)
-    run = RunDirectory(tmp_path / "run")
-    run.start({}, tokenizers.by_side())
-    loaded = Tokenizers.load(run)
-    assert (loaded.source is loaded.target) == joint
-    assert loaded.encode(CORPUS) == tokenizers.encode(CORPUS)
-    next(path for path in run.path.iterdir() if "tokenizer" in path.name).unlink()
-    with pytest.raises(CheckpointError):
-        Tokenizers.load(run)
 
 
 @pytest.mark.parametrize("joint", [True, False])

@@ -87,16 +87,6 @@ def test_several_files_are_one_text(files, commanded, tmp_path):
     assert xf.resume(run.directory, max_steps=5, progress=False).reason == "5 steps"
 
 
-def test_progress_is_printed_unless_turned_off(tmp_path, capsys):
-    train(tmp_path / "quiet")
-    assert capsys.readouterr().out == ""
-    train(tmp_path / "loud", progress=True)
-    printed = capsys.readouterr().out
-    assert "training: 300 sentence pairs\n" in printed
-    assert "the best model (step " in printed
-    assert "next:" not in printed
-
-
 def test_a_run_in_memory_is_resumed_also_from_another_place(commanded, tmp_path):
     run = train(tmp_path / "run", max_steps=2)
     run.directory.rename(tmp_path / "moved")

@@ -90,12 +90,6 @@ def test_documents_are_split_into_sentences():
     assert tokenizers.source.decode(first) == "we try. it works."
 
 
-def test_dropping_everything_is_an_error(tokenizers):
-    corpus = ParallelCorpus(["a b c d"], ["A"])
-    with pytest.raises(DataError, match="all 1 lines have more than 3 tokens"):
-        encode(corpus, tokenizers, max_length=3, truncation="drop")
-
-
 def make_model(tokenizers, **settings):
     size = tokenizers.source.vocab_size
     sizes = {"d_model": 8, "num_heads": 2, "d_ff": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}

@@ -16,27 +16,14 @@ TABLES = {
 }
 
 
-def test_tables_make_a_recipe():
+def test_what_is_left_out_has_a_default():
+    assert Recipe.from_dict({}) == Recipe()
+    sizes = {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3, "num_decoder_layers": 3}
+    assert Recipe().model == sizes
     recipe = Recipe.from_dict(TABLES)
     assert recipe.tokenizer == TokenizerConfig(vocab_size=500, lowercase=True)
     assert recipe.training == TrainingConfig(batch_tokens=100, max_minutes=2, seed=7)
-    assert recipe.model["d_model"] == 32
-
-
-def test_what_is_left_out_has_a_default():
-    assert Recipe.from_dict({}) == Recipe()
-    assert Recipe().model == {
-        "d_model": 256,
-        "num_heads": 4,
-        "d_ff": 1024,
-        "num_encoder_layers": 3,
-        "num_decoder_layers": 3,
-    }
-    assert Recipe.from_dict(TABLES).model["num_decoder_layers"] == 3
-
-
-def test_a_recipe_survives_json():
-    recipe = Recipe.from_dict(TABLES)
+    assert recipe.model == {**sizes, "d_model": 32, "dropout": 0.3}
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
 
 

@@ -21,16 +21,9 @@ from xformer.training.interrupt import until_stopped
 from xformer.tree import flatten
 
 MODEL = TransformerConfig(
-    source_vocab_size=9,
-    target_vocab_size=9,
-    d_model=8,
-    num_heads=2,
-    d_ff=16,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    dropout=0.1,
-    share_embeddings=True,
-)
+    source_vocab_size=9, target_vocab_size=9, d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1,
+    num_decoder_layers=1, dropout=0.1, share_embeddings=True,
+)  # fmt: skip
 TRAIN = TokenPairs(
     [[4 + row % 5] * (1 + row % 6) for row in range(40)], [[4 + row % 5] * (1 + row % 4) for row in range(40)]
 )
@@ -96,7 +89,7 @@ def test_a_run_reports_logs_and_saves(tmp_path):
     assert arrays["source_embedding.weight"].tobytes() == trainer.model.source_embedding.weight.tobytes()
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch"])  # on jax, tests/training makes steps and fits a module
+@pytest.mark.parametrize("library", ["torch"])  # on jax, tests/training makes steps and fits a module
 def test_every_library_learns(tmp_path, library):
     pytest.importorskip(library)
     events = []
@@ -164,11 +157,10 @@ EVERYTHING = {
 @pytest.mark.parametrize(
     ("stop_at", "dtype", "changes"),
     [
-        (4, "float64", {}),
         (6, "float32", {"optimizer": "adamw", **EVERYTHING}),
         (4, "float32", {"optimizer": "sgd", "keep_checkpoints": 2, "average": "best", "grad_accumulation": 3}),
     ],
-    ids=["adam", "adamw", "sgd"],
+    ids=["adamw", "sgd"],
 )
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, stop_at, dtype, changes):
     config = dataclasses.replace(TRAINING, **changes)
@@ -375,16 +367,6 @@ def test_minutes_end_a_run_and_count_over_resumed_runs(tmp_path):
     trainer.run()
     assert trainer.loop.minutes > 0
     assert run_again(tmp_path, config) == ("the time limit (0.01 min)", [])
-
-
-def test_a_callback_may_end_training(tmp_path):
-    def goal(event, loop):
-        return "the goal is reached" if isinstance(event, Validation) and event.step == 8 else None
-
-    trainer = make(tmp_path)
-    trainer.loop.callbacks.append(goal)
-    assert trainer.run() == "the goal is reached"
-    assert trainer.loop.step == 8
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,8 @@ def chat(tmp_path_factory):
     template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}assistant :"
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     directory = checkpoint(
-        tmp_path_factory.mktemp("chat"),
-        "llama",
-        tokenizer_config=config,
-        generation_config={"eos_token_id": 2},
-    )
+        tmp_path_factory.mktemp("chat"), "llama", tokenizer_config=config, generation_config={"eos_token_id": 2},
+    )  # fmt: skip
     return TextGenerator.from_pretrained(directory, dtype="float64"), load_tokenizer(directory)
 
 
@@ -205,12 +202,9 @@ def make_encoders(tokenizer):
 @pytest.fixture(scope="module")
 def client(translator, generator, chat, byte_level):
     pipelines = {
-        "translator": translator,
-        "generator": generator,
-        "chat": chat[0],
-        "bytes": byte_level,
+        "translator": translator, "generator": generator, "chat": chat[0], "bytes": byte_level,
         **make_encoders(chat[1]),
-    }
+    }  # fmt: skip
     client = Client(pipelines, max_body=5_000, max_tokens=50, timeout=30.0)
     yield client
     client.close()
@@ -328,12 +322,8 @@ def test_values_that_other_clients_send_are_accepted(client):
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"model": "bytes", "prompt": "the"}),
-        ("/translate", {"text": TEXTS[0]}),
-    ],
-)
+    ("path", "body"), [("/v1/completions", {"model": "bytes", "prompt": "the"}), ("/translate", {"text": TEXTS[0]})],
+)  # fmt: skip
 def test_seeds_are_those_of_the_protocol(client, path, body):
     def send(seed):
         answer = client.post(path, **body, temperature=2.0, max_new_tokens=9, seed=seed)

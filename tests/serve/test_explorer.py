@@ -461,37 +461,6 @@ def test_attention_is_changed_by_hand(open_page: Any) -> None:
 
 
 @pytest.mark.slow
-def test_two_texts_are_compared(open_page: Any) -> None:
-    page = open_page(GREEDY)
-    page.click("#compare")
-    page.check("#own-text")
-    assert page.input_value("#text-b") == TEXT
-    page.fill("#text-b", "three")
-    page.select_option("#model-b", "translator")
-    page.click("#generate")
-    page.wait_for_selector(".column >> nth=1 >> .output .token")
-    sources = [tokens_of(page, f".side-{side} .token-row:first-child") for side in "ab"]
-    assert "".join(sources[1]) == "three</s>" != "".join(sources[0])
-    again = open_page()
-    again.goto(page.url)
-    again.reload()
-    again.wait_for_selector("#json:enabled")
-    assert (again.input_value("#text"), again.input_value("#text-b")) == (TEXT, "three")
-
-
-@pytest.mark.slow
-def test_training_curves_have_a_cursor(open_page: Any) -> None:
-    page = open_page(GREEDY)
-    page.click("[data-tab=training]")
-    chart = page.locator(".chart").first
-    chart.focus()
-    page.keyboard.press("Home")
-    assert re.match(
-        r"step 1: training \(with label smoothing\) [\d.]+, validation [\d.]+$", page.inner_text("#announcer")
-    )
-
-
-@pytest.mark.slow
 def test_the_page_fits_phones_and_both_color_schemes(open_page: Any) -> None:
     width = 390
     colors = []

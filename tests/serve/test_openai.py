@@ -446,13 +446,9 @@ def test_lm_eval(client, generator, directory):
 
     pytest.importorskip("transformers")
     model = api_models.LocalCompletionsAPI(
-        base_url=f"{client.base_url}completions",
-        model="llama",
-        tokenizer=str(directory),
-        tokenizer_backend="huggingface",
-        max_length=256,
-        eos_string="<|im_end|>",
-    )
+        base_url=f"{client.base_url}completions", model="llama", tokenizer=str(directory),
+        tokenizer_backend="huggingface", max_length=256, eos_string="<|im_end|>",
+    )  # fmt: skip
     pairs = [("the", " thin"), ("a", " thing in the"), ("", "in")]
     requests = [Instance("loglikelihood", {}, arguments=pair, idx=0) for pair in pairs]
     for (context, continuation), (value, is_greedy) in zip(pairs, model.loglikelihood(requests), strict=True):

@@ -770,11 +770,8 @@ def test_modules(tree, optimizer, dtype):
     before = copy.deepcopy(dict(tree.named_arrays()))
     parameters = dict(tree.named_parameters())
     for moved in (
-        pickle.loads(pickle.dumps(tree)),
-        copy.deepcopy(tree),
-        tree.to("numpy"),
-        tree.to("torch").to("numpy"),
-    ):
+        pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree), tree.to("numpy"), tree.to("torch").to("numpy"),
+    ):  # fmt: skip
         assert_same_arrays(moved, tree)
     moved = outcome(lambda: tree.to(dtype=dtype))
     assert moved is Refused or all(
@@ -814,20 +811,16 @@ ATTENTION = xf.MultiHeadAttention(8, 2, init=0)
 def test_calls_that_were_computed_once_are_refused():
     grouped = xf.MultiHeadAttention(8, 4, num_key_value_heads=2, init=0)
     for call in (
-        lambda: ATTENTION(1.5),
-        lambda: ATTENTION.weights(X, X[:, :2], mask=1.5, bias=1.5),
+        lambda: ATTENTION(1.5), lambda: ATTENTION.weights(X, X[:, :2], mask=1.5, bias=1.5),
         lambda: KVCache(X[None], X[None]).append(X[None, :1], X[None, :1]),
-        lambda: TRANSFORMERS[0]([[3]], source_mask=1.5),
-        lambda: grouped(X[:, :1], mask=1.5),
+        lambda: TRANSFORMERS[0]([[3]], source_mask=1.5), lambda: grouped(X[:, :1], mask=1.5),
         lambda: grouped(X[:, :1], bias=[1.5]),
         lambda: xf.generate(TRANSFORMERS[0], [[3], [4]], attention_mask=[[1], [1, 1]]),
-        lambda: TOKENIZERS[0].encode_batch(None),
-        lambda: text_generator(0).outputs(["a"], sequence_bias=[None]),
-        lambda: translator(0).outputs(["a"], prefix=3),
-        lambda: bleu([None], ["a"]),
+        lambda: TOKENIZERS[0].encode_batch(None), lambda: text_generator(0).outputs(["a"], sequence_bias=[None]),
+        lambda: translator(0).outputs(["a"], prefix=3), lambda: bleu([None], ["a"]),
         lambda: xf.LanguageModelConfig(vocab_size=9, num_layers=1, layer_types=1.5),
         lambda: xf.Encoder(xf.EncoderConfig(vocab_size=9, positions="relative", relative_buckets=2)),
-    ):
+    ):  # fmt: skip
         assert outcome(call) is Refused
 
 

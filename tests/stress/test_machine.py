@@ -50,17 +50,9 @@ def train_and_translate(files: Path, out: Path, **variables: str) -> tuple[list[
     )
     hypothesis = out / "valid.hyp"
     xformer(
-        "translate",
-        "--model",
-        out,
-        "--input",
-        files / "valid.source",
-        "--output",
-        hypothesis,
-        "--num-beams",
-        3,
+        "translate", "--model", out, "--input", files / "valid.source", "--output", hypothesis, "--num-beams", 3,
         **variables,
-    )
+    )  # fmt: skip
     events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (out / "model.safetensors", hypothesis)]
     return digests, [event["loss"] for event in events if "loss" in event]

@@ -95,15 +95,9 @@ def train(draw: random.Random, expected: dict[int, float]) -> None:
         return xp.sum(xf.cross_entropy(logits, batch[1][:, 1:]))
 
     _, history = xf.fit(
-        model,
-        loss,
-        pairs,
-        optimizer=xf.Adam(),
-        learning_rate=1e-3,
-        steps=12,
-        seed=seed,
+        model, loss, pairs, optimizer=xf.Adam(), learning_rate=1e-3, steps=12, seed=seed,
         num_tokens=lambda batch: batch[1].size,
-    )
+    )  # fmt: skip
     assert expected.setdefault(seed, history[-1].loss) == history[-1].loss
 
 

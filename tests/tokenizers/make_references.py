@@ -64,14 +64,9 @@ def train(path: Path, text: str, **options: object) -> None:
         if "normalization_rule_name" in options:
             del options["normalization_rule_tsv"]
         sentencepiece.SentencePieceTrainer.train(
-            input=str(corpus),
-            model_prefix=str(Path(directory) / "model"),
-            hard_vocab_limit=False,
-            character_coverage=1.0,
-            minloglevel=2,
-            num_threads=1,
-            **{"vocab_size": 160, **options},
-        )
+            input=str(corpus), model_prefix=str(Path(directory) / "model"), hard_vocab_limit=False,
+            character_coverage=1.0, minloglevel=2, num_threads=1, **{"vocab_size": 160, **options},
+        )  # fmt: skip
         shutil.copyfile(Path(directory) / "model.model", path)
 
 
@@ -156,13 +151,9 @@ def make_mbart(directory: Path) -> dict:
     ids, decoded = original(directory / "sentencepiece.bpe.model", PLAIN, 1, {0: 3})
     first = len(pieces(directory / "sentencepiece.bpe.model")) + 1  # ar_AR; de_DE and en_XX follow
     return {
-        "texts": PLAIN,
-        "languages": ["de_DE", "en_XX"],
-        "ids": [[*row, 2, first + 2] for row in ids],
-        "target_ids": [[*row, 2, first + 3] for row in ids],
-        "forced_bos_id": first + 3,
-        "decoded": decoded,
-    }
+        "texts": PLAIN, "languages": ["de_DE", "en_XX"], "ids": [[*row, 2, first + 2] for row in ids],
+        "target_ids": [[*row, 2, first + 3] for row in ids], "forced_bos_id": first + 3, "decoded": decoded,
+    }  # fmt: skip
 
 
 def save(tokenizer: tokenizers.Tokenizer, directory: Path, texts: list[str], **settings: object) -> dict:
@@ -239,13 +230,9 @@ def make_nllb(directory: Path) -> dict:
     write(directory / "tokenizer_config.json", {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", **settings})
     plain = result.pop("plain_ids")
     return {
-        "texts": TEXTS,
-        "languages": ["deu_Latn", "fra_Latn"],
-        "ids": [[size, *row, 2] for row in plain],
-        "target_ids": [[size + 2, *row, 2] for row in plain],
-        "forced_bos_id": size + 2,
-        "decoded": result["decoded"],
-    }
+        "texts": TEXTS, "languages": ["deu_Latn", "fra_Latn"], "ids": [[size, *row, 2] for row in plain],
+        "target_ids": [[size + 2, *row, 2] for row in plain], "forced_bos_id": size + 2, "decoded": result["decoded"],
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -51,17 +51,6 @@ def test_streamed_text_is_the_decoded_text(case):
             assert tokenizer.decode(ids[:prompt]) + text == tokenizer.decode(ids), (name, ids, prompt)
 
 
-def test_streaming_returns_whole_characters():
-    tokenizer = load_tokenizer(DATA / "byte_level")
-    stream = DecodeStream(tokenizer.decode)
-    texts = [stream.step(token) for token in tokenizer.encode("a 👨‍👩‍👧 ß")]
-    assert "".join(texts) == "a 👨‍👩‍👧 ß"
-    assert not any("\ufffd" in text for text in texts)
-    incomplete = tokenizer.encode("👨")[:-1]
-    assert [stream.step(token) for token in incomplete] == [""] * len(incomplete)
-    assert stream.finish() == tokenizer.decode(incomplete)
-
-
 @pytest.mark.parametrize("name", ["byte_level", "word_piece"])
 def test_pairs_and_special_tokens(name):
     tokenizer, reference = load_tokenizer(DATA / name), REFERENCES[name]

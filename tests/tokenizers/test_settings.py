@@ -23,12 +23,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABé中,.'<>|[] "
 
 def token(content, **attributes):
     return {
-        "content": content,
-        "lstrip": False,
-        "rstrip": False,
-        "single_word": False,
-        "normalized": False,
-    } | attributes
+        "content": content, "lstrip": False, "rstrip": False, "single_word": False, "normalized": False,
+    } | attributes  # fmt: skip
 
 
 def word_piece(directory):
@@ -76,8 +72,7 @@ def outputs(tokenizer, encode):
 
 MAP, ADDED, CONFIG = "special_tokens_map.json", "added_tokens.json", "tokenizer_config.json"
 FILES = {
-    "nothing": {},
-    "truncation_side": {CONFIG: {"truncation_side": "left"}},
+    "nothing": {}, "truncation_side": {CONFIG: {"truncation_side": "left"}},
     "clean_up_tokenization_spaces": {CONFIG: {"clean_up_tokenization_spaces": True}},
     "split_special_tokens": {CONFIG: {"split_special_tokens": True}},
     "extra_special_tokens": {CONFIG: {"extra_special_tokens": ["<y>", "<x>"]}},
@@ -85,26 +80,23 @@ FILES = {
     "additional_special_tokens": {CONFIG: {"additional_special_tokens": ["<y>"]}},
     "both lists": {CONFIG: {"additional_special_tokens": ["<y>"], "extra_special_tokens": ["<|im|>"]}},
     "model_specific_special_tokens": {CONFIG: {"model_specific_special_tokens": {"image_token": "<y>"}}},
-    "image_token": {CONFIG: {"image_token": "<y>"}},
-    "pad_token": {CONFIG: {"pad_token": "<y>"}},
+    "image_token": {CONFIG: {"image_token": "<y>"}}, "pad_token": {CONFIG: {"pad_token": "<y>"}},
     "pad_token with attributes": {CONFIG: {"pad_token": token("<y>", lstrip=True, __type="AddedToken")}},
     "added_tokens_decoder": {
-        CONFIG: {"added_tokens_decoder": {"92": token("<|im|>", rstrip=True), "91": token("<y>", special=True)}}
+        CONFIG: {"added_tokens_decoder": {"92": token("<|im|>", rstrip=True), "91": token("<y>", special=True)}},
     },
     "added_tokens_decoder of the vocabulary": {CONFIG: {"added_tokens_decoder": {"90": token("<x>")}}},
     "added_tokens_decoder and other files": {
         CONFIG: {"added_tokens_decoder": {"91": token("<y>")}},
-        MAP: {"additional_special_tokens": ["<|im|>"], "eos_token": "[SEP]"},
-        ADDED: {"<|im|>": 92},
+        MAP: {"additional_special_tokens": ["<|im|>"], "eos_token": "[SEP]"}, ADDED: {"<|im|>": 92},
     },
-    "added tokens": {ADDED: {"<y>": 92, "<|im|>": 91}},
-    "pad_token of the map": {MAP: {"pad_token": token("<y>")}},
+    "added tokens": {ADDED: {"<y>": 92, "<|im|>": 91}}, "pad_token of the map": {MAP: {"pad_token": token("<y>")}},
     "the map before the configuration": {CONFIG: {"pad_token": "<x>"}, MAP: {"pad_token": "<y>"}},
     "two lists": {CONFIG: {"additional_special_tokens": ["<y>"]}, MAP: {"extra_special_tokens": ["<|im|>"]}},
     "the same list": {CONFIG: {"extra_special_tokens": ["<y>"]}, MAP: {"extra_special_tokens": ["<|im|>", "<y>"]}},
     "a list of the map": {MAP: {"additional_special_tokens": ["<|im|>"]}},
     "do_lower_case of another class": {CONFIG: {"do_lower_case": False, "add_prefix_space": True}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
