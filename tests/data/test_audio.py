@@ -130,7 +130,7 @@ def test_spectrograms_equal_those_of_transformers(num_mel_bins, expected, mean):
     assert features.mean() == pytest.approx(mean, abs=1e-4)
 
 
-@pytest.mark.parametrize("samples", [np.zeros((2, 500)), np.zeros(500, int), np.zeros(200)])
-def test_other_samples_are_errors(samples):
-    with raises_line(DataError, "samples"):
-        log_mel_spectrogram(samples)
+def test_other_samples_are_errors():
+    for samples in (np.zeros((2, 500)), np.zeros(500, int), np.zeros(200)):
+        with raises_line(DataError, "samples"):
+            log_mel_spectrogram(samples)

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.checkpoints import DATA, copy, relative_error
+from tests.families.test_parity import check_round_trip
 from xformer.backends import from_host, resolve
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.families import load_pretrained, save_pretrained
@@ -25,7 +26,7 @@ def run(name, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_states_of_every_layer_and_heads_equal_those_of_transformers(name, monkeypatch):
+def test_states_of_every_layer_and_heads_equal_those_of_transformers(name, monkeypatch, tmp_path):
     outputs = []
     for cls in (EncoderLayer, ConvolutionEncoderLayer):
 
@@ -47,6 +48,7 @@ def test_states_of_every_layer_and_heads_equal_those_of_transformers(name, monke
         assert relative_error(logits[is_token], reference["logits"][is_token]) < 1e-10
     if model.classifier is not None:
         assert relative_error(model.class_logits(states, mask=is_token), reference["logits"]) < 1e-10
+    check_round_trip(name, model, tmp_path)
 
 
 def test_old_names_of_norms_are_read(tmp_path):

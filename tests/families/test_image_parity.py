@@ -5,6 +5,7 @@ import pytest
 
 import xformer as xf
 from tests.checkpoints import DATA, change_config, copy, relative_error
+from tests.families.test_parity import check_round_trip
 from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.families import load_pretrained, save_pretrained
@@ -20,7 +21,7 @@ def run(name, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_states_of_every_layer_and_heads_equal_those_of_transformers(name, monkeypatch):
+def test_states_of_every_layer_and_heads_equal_those_of_transformers(name, monkeypatch, tmp_path):
     inputs, outputs, call = [], [], EncoderLayer.__call__
 
     def record(layer, x, **options):
@@ -38,6 +39,7 @@ def test_states_of_every_layer_and_heads_equal_those_of_transformers(name, monke
         pooled = states[:, 0] if model.pooler is None else model.pooler(states)
         assert relative_error(states, reference["states"]) < 1e-10
         assert relative_error(pooled, reference["pooled"]) < 1e-10
+    check_round_trip(name, model, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["vit_classifier", "dinov2"])

@@ -8,6 +8,7 @@ import pytest
 
 import xformer as xf
 from tests.checkpoints import DATA, copy, relative_error
+from tests.families.test_parity import check_round_trip
 from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, DataError, ShapeError
 from xformer.families import load_pretrained, save_pretrained
@@ -21,7 +22,7 @@ def load(name, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_states_vectors_and_logits_equal_those_of_transformers(name, monkeypatch):
+def test_states_vectors_and_logits_equal_those_of_transformers(name, monkeypatch, tmp_path):
     states, call = [], EncoderLayer.__call__
 
     def record(layer, x, **options):
@@ -44,6 +45,7 @@ def test_states_vectors_and_logits_equal_those_of_transformers(name, monkeypatch
         assert relative_error(vectors(reference[key]), expected) < 1e-10
         unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
         assert relative_error(vectors(reference[key], normalize=True), unit) < 1e-10
+    check_round_trip(name, model, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "xp"), [

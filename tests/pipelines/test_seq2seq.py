@@ -195,18 +195,18 @@ def test_german_documents_have_their_own_rules():
     assert english.count(tokenizer.sep_id) > 1
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"batch_tokens": 0}, "batch_tokens is 0; expected an integer of at least 1"),
-    ({"length_unit": "letters"}, "length_unit is 'letters'; expected 'tokens' or 'words'"),
-    ({"target_length": [3, 0], "length_unit": "words"},
-     "target_length in words is 0; expected an integer of at least 1"),
-    ({"target_length": 2.5}, r"target_length in tokens is 2\.5; expected an integer"),
-    ({"sequence_bias": "word"}, "sequence_bias is the text 'word'; expected a list"),
-    ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens 9 is above max_new_tokens 8"),
-])  # fmt: skip
-def test_invalid_settings_raise(translator, settings, message):
-    with pytest.raises((ConfigError, DataError), match=message):
-        translator(LINES, **settings)
+def test_invalid_settings_raise(translator):
+    for settings, message in (
+        ({"batch_tokens": 0}, "batch_tokens is 0; expected an integer of at least 1"),
+        ({"length_unit": "letters"}, "length_unit is 'letters'; expected 'tokens' or 'words'"),
+        ({"target_length": [3, 0], "length_unit": "words"},
+         "target_length in words is 0; expected an integer of at least 1"),
+        ({"target_length": 2.5}, r"target_length in tokens is 2\.5; expected an integer"),
+        ({"sequence_bias": "word"}, "sequence_bias is the text 'word'; expected a list"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens 9 is above max_new_tokens 8"),
+    ):  # fmt: skip
+        with pytest.raises((ConfigError, DataError), match=message):
+            translator(LINES, **settings)
 
 
 def test_lists_have_one_entry_a_text(translator):

@@ -321,18 +321,15 @@ def test_compression_ratios_are_those_of_transformers():
     assert ratio([], 61) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_thresholds_are_errors(transcriber):
+    for options, message in (
         ({"temperature": ()}, r"temperature is \(\); expected at least one number"),
         ({"temperature": (0.0, "hot")}, "temperature is 'hot'; expected a number"),
         ({"no_speech_threshold": float("nan")}, "no_speech_threshold is nan; expected a number or None"),
         ({"compression_ratio_threshold": [2.4]}, r"compression_ratio_threshold is \[2.4\]; expected a number or None"),
-    ],
-)
-def test_wrong_thresholds_are_errors(transcriber, options, message):
-    with raises_line(ConfigError, message):
-        transcriber(NOISE, **options)
+    ):
+        with raises_line(ConfigError, message):
+            transcriber(NOISE, **options)
 
 
 def test_words_have_the_times_and_probabilities_of_a_teacher_forced_pass(transcriber, monkeypatch):
@@ -380,18 +377,15 @@ def test_silence_and_short_audio_are_transcribed(transcriber):
     assert transcriber(np.zeros(1)) == ""
 
 
-@pytest.mark.parametrize(
-    ("audio", "options", "error", "match"),
-    [
+def test_bad_input_is_refused_before_work_starts(transcriber):
+    for audio, options, error, match in (
         (NOISE[:10], {"timestamps": "word"}, ConfigError, "timestamps is 'word'; expected 'segments', 'words' or None"),
         (NOISE[:10], {"return_timestamps": True}, ConfigError, "unknown argument 'return_timestamps'; use timestamps="),
         (np.zeros(0), {"timestamps": "words"}, DataError, "the audio has no samples"),
         (np.asarray([0.0, np.nan]), {"timestamps": "words"}, DataError, "samples that are not finite"),
-    ],
-)
-def test_bad_input_is_refused_before_work_starts(transcriber, audio, options, error, match):
-    with raises_line(error, match):
-        transcriber(audio, **options)
+    ):
+        with raises_line(error, match):
+            transcriber(audio, **options)
 
 
 def test_wrong_settings_of_timestamps_are_refused(transcriber):

@@ -127,17 +127,14 @@ def test_timestamps_are_no_text(transcriber):
     assert transcriber(NOISE[:1000], language="en", suppress_tokens=[token for token in others if token != 4]) != ""
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
+def test_unknown_options_are_errors(transcriber):
+    for options, match in (
         ({"language": "fr"}, "language is 'fr'; "),
         ({"task": "summarize"}, "task is 'summarize'; expected 'transcribe' or 'translate'"),
         ({"batch_size": 0}, "batch_size is 0; expected an integer of at least 1"),
-    ],
-)
-def test_unknown_options_are_errors(transcriber, options, match):
-    with raises_line(ConfigError, match):
-        transcriber(NOISE, **options)
+    ):
+        with raises_line(ConfigError, match):
+            transcriber(NOISE, **options)
 
 
 def test_audio_that_cannot_be_read_is_an_error(transcriber):

@@ -21,16 +21,16 @@ def test_schedules_have_the_same_peak(name):
     assert rate(20) == pytest.approx(last, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear"])
-def test_falling_schedules_end_at_the_minimum(name):
-    settings = {"schedule": name, "warmup_steps": 10, "max_steps": 20}
-    rate = TrainingConfig(**settings, learning_rate=0.3, min_learning_rate=0.1).make_schedule(64)
-    assert rate(20) == pytest.approx(0.1)
-    with pytest.raises(ConfigError, match=r"min_learning_rate is 0\.4, above the peak of 0\.3; lower it"):
-        TrainingConfig(**settings, learning_rate=0.3, min_learning_rate=0.4)
-    config = TrainingConfig(**settings, min_learning_rate=0.4)
-    with pytest.raises(ConfigError, match=r"min_learning_rate is 0\.4, above the peak of 0\.0395; lower it"):
-        config.make_schedule(64)
+def test_falling_schedules_end_at_the_minimum():
+    for name in ("cosine", "linear"):
+        settings = {"schedule": name, "warmup_steps": 10, "max_steps": 20}
+        rate = TrainingConfig(**settings, learning_rate=0.3, min_learning_rate=0.1).make_schedule(64)
+        assert rate(20) == pytest.approx(0.1)
+        with pytest.raises(ConfigError, match=r"min_learning_rate is 0\.4, above the peak of 0\.3; lower it"):
+            TrainingConfig(**settings, learning_rate=0.3, min_learning_rate=0.4)
+        config = TrainingConfig(**settings, min_learning_rate=0.4)
+        with pytest.raises(ConfigError, match=r"min_learning_rate is 0\.4, above the peak of 0\.0395; lower it"):
+            config.make_schedule(64)
 
 
 def test_a_schedule_without_learning_rate_requires_the_size_of_the_model():
@@ -38,17 +38,14 @@ def test_a_schedule_without_learning_rate_requires_the_size_of_the_model():
         TrainingConfig().make_schedule(None)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_impossible_settings_raise():
+    for settings, message in (
         ({"schedule": "linear"}, "schedule 'linear' needs max_steps"),
         ({"min_learning_rate": 0.1}, "min_learning_rate is 0.1; schedule 'inverse_square_root' has none"),
         ({"optimizer": "sgd", "weight_decay": 0.1}, "weight_decay is 0.1; optimizer 'sgd' has none; choose 'adamw'"),
-    ],
-)
-def test_impossible_settings_raise(settings, message):
-    with raises_line(ConfigError, message):
-        TrainingConfig(**settings)
+    ):
+        with raises_line(ConfigError, message):
+            TrainingConfig(**settings)
 
 
 @pytest.mark.parametrize(

@@ -35,25 +35,25 @@ def test_a_file(tmp_path):
     assert read_tables(path)["model"] == {"d_model": 64}
 
 
-@pytest.mark.parametrize(("tables", "message"), [
-    ({"trainin": {}}, r"unknown key 'trainin' in here; did you mean 'training'"),
-    ({"training": {"max_updates": 3}}, r"unknown key 'max_updates' in .* of here; did you mean 'max_steps'"),
-    ({"model": {"d_model": 30}}, r"\[model\] of here: d_model 30 is not divisible by num_heads 4"),
-    ({"model": 3}, r"'model' in here is 3; expected a table \[model\]"),
-    ({"tokenizer": {"joint": 1}}, r"\[tokenizer\] of here: joint is 1; expected true or false"),
-    ({"training": {"seed": True}}, r"\[training\] of here: seed is True; expected an integer of at least 0"),
-    ({"training": {"max_grad_norm": 0}}, r"\[training\] of here: max_grad_norm is 0; expected a number above 0"),
-    ({"d_model": 3}, r"'d_model' in here is outside the tables; expected it under \[model\]"),
-    ({"task": "language_modeling", "context_length": 3}, r"'context_length' .* expected it under \[training\]"),
-    ({"training": {"optimizer": []}}, r"\[training\] of here: optimizer is \[\]; expected one of 'adam', 'adamw'"),
-    ({"training": {"optimizer": "sgd", "beta1": 0.5}},
-     r"\[training\] of here: beta1 is 0.5; optimizer 'sgd' has none; choose 'adam', 'adamw' or 'muon'"),
-    ({"training": {"schedule": "cosine", "max_steps": 9, "min_learning_rate": 0.1}},
-     r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00255"),
-])  # fmt: skip
-def test_mistakes_are_named_with_their_place(tables, message):
-    with pytest.raises(ConfigError, match=message):
-        Recipe.from_dict(tables, "here")
+def test_mistakes_are_named_with_their_place():
+    for tables, message in (
+        ({"trainin": {}}, r"unknown key 'trainin' in here; did you mean 'training'"),
+        ({"training": {"max_updates": 3}}, r"unknown key 'max_updates' in .* of here; did you mean 'max_steps'"),
+        ({"model": {"d_model": 30}}, r"\[model\] of here: d_model 30 is not divisible by num_heads 4"),
+        ({"model": 3}, r"'model' in here is 3; expected a table \[model\]"),
+        ({"tokenizer": {"joint": 1}}, r"\[tokenizer\] of here: joint is 1; expected true or false"),
+        ({"training": {"seed": True}}, r"\[training\] of here: seed is True; expected an integer of at least 0"),
+        ({"training": {"max_grad_norm": 0}}, r"\[training\] of here: max_grad_norm is 0; expected a number above 0"),
+        ({"d_model": 3}, r"'d_model' in here is outside the tables; expected it under \[model\]"),
+        ({"task": "language_modeling", "context_length": 3}, r"'context_length' .* expected it under \[training\]"),
+        ({"training": {"optimizer": []}}, r"\[training\] of here: optimizer is \[\]; expected one of 'adam', 'adamw'"),
+        ({"training": {"optimizer": "sgd", "beta1": 0.5}},
+         r"\[training\] of here: beta1 is 0.5; optimizer 'sgd' has none; choose 'adam', 'adamw' or 'muon'"),
+        ({"training": {"schedule": "cosine", "max_steps": 9, "min_learning_rate": 0.1}},
+         r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00255"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            Recipe.from_dict(tables, "here")
 
 
 def test_settings_out_of_range():
@@ -69,11 +69,11 @@ def test_settings_out_of_range():
             TrainingConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear"])
-def test_schedules_that_need_their_end(name):
-    with pytest.raises(ConfigError, match="needs max_steps"):
-        TrainingConfig(schedule=name)
-    assert TrainingConfig(schedule=name, max_steps=5).max_steps == 5
+def test_schedules_that_need_their_end():
+    for name in ("cosine", "linear"):
+        with pytest.raises(ConfigError, match="needs max_steps"):
+            TrainingConfig(schedule=name)
+        assert TrainingConfig(schedule=name, max_steps=5).max_steps == 5
 
 
 def test_averaging_needs_something_to_average():
@@ -144,19 +144,19 @@ def test_a_language_model_has_settings_of_its_own():
     assert Recipe.from_dict({**recipe.to_dict(), "model": learned}).model["max_positions"] == 32
 
 
-@pytest.mark.parametrize(("tables", "message"), [
-    ({"training": {"batch_tokens": 3}}, r"unknown key 'batch_tokens' in \[training\] of here"),
-    ({"training": {"batch_size": 0}}, r"batch_size is 0; expected at least 1"),
-    ({"training": {"valid_share": 1.0}}, r"valid_share is 1.0; expected a number in \(0, 1\)"),
-    ({"training": {"metric_for_best": "score"}}, r"metric_for_best is 'score'; expected one of 'loss'"),
-    ({"tokenizer": {"model": "words"}},
-     r"\[tokenizer\] of here: model is 'words'; expected one of 'bpe', 'characters'"),
-    ({"model": {"copy": True}}, r"unknown key 'copy' in \[model\] of here"),
-    ({"model": {"positions": "learned", "max_positions": 9}}, r"context_length is 128; expected at most 9, since"),
-])  # fmt: skip
-def test_what_a_language_model_does_not_have_is_refused(tables, message):
-    with pytest.raises(ConfigError, match=message):
-        Recipe.from_dict({"task": "language_modeling", **tables}, "here")
+def test_what_a_language_model_does_not_have_is_refused():
+    for tables, message in (
+        ({"training": {"batch_tokens": 3}}, r"unknown key 'batch_tokens' in \[training\] of here"),
+        ({"training": {"batch_size": 0}}, r"batch_size is 0; expected at least 1"),
+        ({"training": {"valid_share": 1.0}}, r"valid_share is 1.0; expected a number in \(0, 1\)"),
+        ({"training": {"metric_for_best": "score"}}, r"metric_for_best is 'score'; expected one of 'loss'"),
+        ({"tokenizer": {"model": "words"}},
+         r"\[tokenizer\] of here: model is 'words'; expected one of 'bpe', 'characters'"),
+        ({"model": {"copy": True}}, r"unknown key 'copy' in \[model\] of here"),
+        ({"model": {"positions": "learned", "max_positions": 9}}, r"context_length is 128; expected at most 9, since"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            Recipe.from_dict({"task": "language_modeling", **tables}, "here")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "recipes").glob("*.toml")), ids=lambda path: path.stem)

@@ -673,22 +673,22 @@ def limited(chat, translator):
     client.close()
 
 
-@pytest.mark.parametrize(("path", "body", "more"), [
-    ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "n": 4, "temperature": 1}, {"n": 5}),
-    ("/v1/completions", {"prompt": [IDS] * 20, "max_tokens": 1}, {"max_tokens": 2, "stream": True}),
-    ("/v1/completions", {"prompt": [IDS] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, {"max_tokens": 1}),
-    ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "stream": True}),
-    ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "ablations": OFF}),
-    ("/explore", {"model": "translator", "text": TEXTS[0], "max_length_ratio": 2.0},
-     {"max_length_ratio": 100.0, "stream": True}),
-])  # fmt: skip
-def test_the_tokens_of_a_request_are_limited(limited, path, body, more):
-    assert limited.post(path, **body)
-    message = limited.post(path, status=400, **{**body, **more})["error"]["message"]
-    numbers = re.search(r"takes (\d+) tokens \((\d+) texts, outputs or beams of up to (\d+)\)", message).groups()
-    total, rows, length = map(int, numbers)
-    assert rows * length == total > 200
-    assert "expected at most 200, the limit of this server" in message
+def test_the_tokens_of_a_request_are_limited(limited):
+    for path, body, more in (
+        ("/v1/completions", {"prompt": [IDS] * 5, "max_tokens": 1, "n": 4, "temperature": 1}, {"n": 5}),
+        ("/v1/completions", {"prompt": [IDS] * 20, "max_tokens": 1}, {"max_tokens": 2, "stream": True}),
+        ("/v1/completions", {"prompt": [IDS] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}, {"max_tokens": 1}),
+        ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "stream": True}),
+        ("/explore", {"text": "a man", "max_new_tokens": 9, "num_beams": 8}, {"num_beams": 32, "ablations": OFF}),
+        ("/explore", {"model": "translator", "text": TEXTS[0], "max_length_ratio": 2.0},
+         {"max_length_ratio": 100.0, "stream": True}),
+    ):  # fmt: skip
+        assert limited.post(path, **body)
+        message = limited.post(path, status=400, **{**body, **more})["error"]["message"]
+        numbers = re.search(r"takes (\d+) tokens \((\d+) texts, outputs or beams of up to (\d+)\)", message).groups()
+        total, rows, length = map(int, numbers)
+        assert rows * length == total > 200
+        assert "expected at most 200, the limit of this server" in message
 
 
 def test_openapi_has_the_limits_of_the_server(client):
