@@ -44,7 +44,7 @@ from xformer.generation.processors import (
     normalize,
     processor_of,
 )
-from xformer.generation.results import BeamHistory, CoveragePenalty, Hypothesis, UnscoredHypothesis, length_penalty
+from xformer.generation.results import BeamHistory, Hypothesis, UnscoredHypothesis, coverage_penalties, length_penalty
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
 from xformer.random import Rng
@@ -63,11 +63,13 @@ class Sources(NamedTuple):
     mask: Array | None
     lengths: list[int] | None
 
-    def of(self, index: int) -> Sources:
-        """Return one of the inputs."""
-        rows = slice(index, index + 1)
-        mask = None if self.mask is None else self.mask[rows, ...]
-        return Sources(self.ids[rows, ...], mask, None if self.lengths is None else self.lengths[rows])
+    def take(self, rows: Sequence[int]) -> Sources:
+        """Return some of the inputs, by their indices."""
+        xp = array_namespace(self.ids)
+        at = from_host(xp, list(rows), dtype="int64", device=device(self.ids))
+        mask = None if self.mask is None else xp.take(self.mask, at, axis=0)
+        lengths = None if self.lengths is None else [self.lengths[row] for row in rows]
+        return Sources(xp.take(self.ids, at, axis=0), mask, lengths)
 
 
 class NextTokens(NamedTuple):
@@ -125,7 +127,6 @@ class GenerationBatch:
         logits_processors: Applied in this order at each step.
         stopping_criteria: Checked after each step.
         uniforms: Uniform random numbers in [0, 1) by input, sample and position; None: nothing is sampled.
-        coverage_penalties: Returns the coverage penalty of hypotheses (results.py); None: not part of the score.
         beam_history: Receives the candidates of each step of beam search; None: they are not recorded.
         prefix_cache: Keys and values of prompt prefixes.
         draft_model: Proposes draft tokens; None: prompt lookup does if the config asks for it.
@@ -165,7 +166,6 @@ class GenerationBatch:
         if attention_mask is not None:
             inputs = _without_padding(inputs, attention_mask)
         max_length = model_config.max_positions if model_config.positions == "learned" else math.inf
-        self.coverage_penalties: CoveragePenalty | None = None
         self.sources: Sources | None = None
         if isinstance(model, Transformer):
             source, source_mask = _source_ids(model, inputs)
@@ -178,9 +178,6 @@ class GenerationBatch:
             self.prefixes = _check_prefixes(prefix, self.lengths, model, self.indices)
             self.start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
             self.sources = Sources(source, source_mask, conditions)
-            if config.coverage_penalty:
-                weight = config.coverage_penalty
-                self.coverage_penalties = CoveragePenalty(model, source, weight, conditions, source_mask)
         else:
             options: dict[str, Any] = {"prefix": prefix, "coverage_penalty": config.coverage_penalty or None}
             options |= {"target_lengths": target_lengths, "length_condition": length_condition}
@@ -208,7 +205,7 @@ class GenerationBatch:
     def of(self, index: int) -> GenerationBatch:
         """Return a batch with one of the inputs, whose rows keep its index."""
         batch = copy.copy(self)
-        batch.inputs, batch.sources = [index], None if self.sources is None else self.sources.of(index)
+        batch.inputs, batch.sources = [index], None if self.sources is None else self.sources.take([index])
         return batch
 
     @property
@@ -285,9 +282,12 @@ class GenerationBatch:
 
     def score(self, hypotheses: Sequence[UnscoredHypothesis]) -> list[Hypothesis]:
         """Score hypotheses."""
-        penalties = [0.0] * len(hypotheses)
-        if self.coverage_penalties is not None and hypotheses:
-            penalties = self.coverage_penalties(hypotheses)
+        penalties, weight = [0.0] * len(hypotheses), self.config.coverage_penalty
+        if weight and hypotheses and self.sources is not None:
+            sources = self.sources.take([self.inputs.index(each.input_index) for each in hypotheses])
+            # The last token predicts nothing unless eos follows.
+            targets = [[*self.start, *each.tokens][: len(each.tokens) + int(each.has_eos)] for each in hypotheses]
+            penalties = coverage_penalties(self.model, sources, targets, weight)
         return [
             Hypothesis(
                 each.tokens[len(each.tokens) - self.lengths.output_length(each.input_index, len(each.tokens)) :],

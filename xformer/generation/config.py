@@ -260,16 +260,12 @@ class GenerationConfig(Config):
 
 
 def _samples(
-    do_sample: bool | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
+    do_sample: Any = None, temperature: Any = None, top_k: Any = None, top_p: Any = None, min_p: Any = None
 ) -> bool:
     """Return whether settings ask for sampling that can draw another token than the most probable one."""
     if do_sample is None:
         do_sample = any((temperature, top_k, top_p not in (None, 1), min_p))
-    return do_sample and temperature != 0 and top_p != 0
+    return bool(do_sample and temperature != 0 and top_p != 0)
 
 
 def _token_ids(name: str, tokens: Any) -> tuple[int, ...]:
@@ -326,11 +322,9 @@ class LengthLimits:
     unit_ranges: list[LengthRange] | None = None
     near_targets: bool = False
 
-    def may_end(self, index: int, tokens: Sequence[int]) -> bool:
-        """Return whether output `index` has reached its minimum length."""
-        if len(tokens) < self.ranges[index].minimum:
-            return False
-        return self.unit_ranges is None or self._units(tokens) >= self.unit_ranges[index].minimum
+    def has_few_units(self, index: int, tokens: Sequence[int]) -> bool:
+        """Return whether output `index` is shorter than its limit in units of length_fn."""
+        return self.unit_ranges is not None and self._units(tokens) < self.unit_ranges[index].minimum
 
     def exceeds_units(self, index: int, tokens: Sequence[int]) -> bool:
         """Return whether output `index` is longer than its limit in units of length_fn."""

@@ -139,7 +139,9 @@ class _Group:
         for search in self.searches:
             search.advance(_take(logits, _rows(search.slots, rows_before)))
         _answer(self.searches)
-        self.searches = [search for search in self.searches if not search.is_done]
+        self.searches, num_before = [search for search in self.searches if not search.is_done], len(self.searches)
+        if 0 < len(self.searches) < num_before:
+            self.steps.cut_memory(max(search.batch.source_length for search in self.searches))
         if width > 1:
             dropped = np.full(self.num_slots, width)
             for search in self.searches:

@@ -307,9 +307,8 @@ class MinLength(SuppressTokens):
         """Return the changed logits."""
         is_short = rows.lengths < self.minima[rows.inputs]
         if self.lengths.unit_ranges is not None:
-            is_short |= [
-                not self.lengths.may_end(index, rows.history(row)) for row, index in enumerate(rows.inputs.tolist())
-            ]
+            has_few = self.lengths.has_few_units
+            is_short |= [has_few(index, rows.history(row)) for row, index in enumerate(rows.inputs.tolist())]
         return self.suppress(logits, is_short) if is_short.any() else logits
 
 

@@ -118,47 +118,33 @@ class BeamHistory:
             self.on_step(index, step, tokens)
 
 
-class CoveragePenalty:
-    """Coverage penalty of hypotheses, at most zero: beta * sum_i log(min(sum_j p_ij, 1)).
+def coverage_penalties(model: Any, sources: Any, targets: Sequence[Sequence[int]], weight: float) -> list[float]:
+    """Return the coverage penalty of each output, at most zero: weight * sum_i log(min(sum_j p_ij, 1)).
 
     i is a source token, j an output token, and p the attention of one teacher-forced pass, averaged over heads and
     layers.
 
     Args:
         model: Encoder-decoder.
-        source: Source ids (inputs, source length).
-        beta: Weight.
-        lengths: Output lengths for a length encoding, eos included; None without one.
-        source_mask: Boolean (inputs, 1, 1, source length), True = a token. Default: ids other than pad_id.
+        sources: `Sources` of the outputs.
+        targets: Inputs of the decoder for each output.
+        weight: Weight of the penalty.
     """
-
-    def __init__(
-        self, model: Any, source: Array, beta: float, lengths: Sequence[int] | None, source_mask: Array | None = None
-    ) -> None:
-        self.model, self.source, self.beta, self.lengths = model, source, beta, lengths
-        self.source_mask = source_mask
-
-    def __call__(self, hypotheses: Sequence[UnscoredHypothesis]) -> list[float]:
-        """Return the penalty of each hypothesis."""
-        config, xp = self.model.config, array_namespace(self.source)
-        rows = xp.from_host([each.input_index for each in hypotheses], dtype="int64", device=device(self.source))
-        source = xp.take(self.source, rows, axis=0)
-        # The last token predicts nothing unless eos follows.
-        targets = [[config.bos_id, *each.tokens][: len(each.tokens) + int(each.has_eos)] for each in hypotheses]
-        lengths = None if self.lengths is None else [self.lengths[each.input_index] for each in hypotheses]
-        options, mask = {}, padding_mask(source, config.source_padding_id)
-        if self.source_mask is not None:
-            mask = options["source_mask"] = xp.take(self.source_mask, rows, axis=0)
-        padded = pad(targets, config.pad_id)
-        weights = mean_attention(self.model.cross_attention_weights(source, padded, lengths=lengths, **options))
-        if mask is not None:  # padding has received enough attention
-            weights = xp.where(mask[:, 0, :, :], weights, 1.0)
-        is_token = xp.from_host(pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
-        received = to_host(xp.sum(xp.where(xp.expand_dims(is_token, axis=-1), weights, 0.0), axis=1)).tolist()
-        return [
-            self.beta * sum(math.log(max(min(attention, 1.0), _MIN_ATTENTION)) for attention in attentions)
-            for attentions in received
-        ]
+    config, xp, options = model.config, array_namespace(sources.ids), {}
+    mask = padding_mask(sources.ids, config.source_padding_id)
+    if sources.mask is not None:
+        mask = options["source_mask"] = sources.mask
+    padded = pad(targets, config.pad_id)
+    weights = model.cross_attention_weights(sources.ids, padded, lengths=sources.lengths, **options)
+    weights = mean_attention(weights)
+    if mask is not None:  # padding has received enough attention
+        weights = xp.where(mask[:, 0, :, :], weights, 1.0)
+    is_token = xp.from_host(pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
+    received = to_host(xp.sum(xp.where(xp.expand_dims(is_token, axis=-1), weights, 0.0), axis=1)).tolist()
+    return [
+        weight * sum(math.log(max(min(attention, 1.0), _MIN_ATTENTION)) for attention in attentions)
+        for attentions in received
+    ]
 
 
 def mean_attention(layers: Sequence[Array]) -> Array:

@@ -78,15 +78,14 @@ class DecodingSteps:
         model: Object with `decode_step(tokens, cache)`.
         cache: Cache with one row per input.
         max_length: Largest number of tokens of a row.
-        sources: Length of the source of each input; empty for a language model.
 
     Attributes:
         cache: The cache; another one once it has a fixed shape.
     """
 
-    def __init__(self, model: Any, cache: Any, max_length: int, sources: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, cache: Any, max_length: int) -> None:
         self.cache, self._model, self._max_length = cache, model, max_length
-        self._sources, self._lengths = np.asarray(sources, dtype=np.int64), np.zeros(0, dtype=np.int64)  # of the rows
+        self._lengths = np.zeros(0, dtype=np.int64)  # of the rows
         self._num_repeats = 0
         self._new_program: Any = None
         self._programs: dict[Any, Any] = {}  # of the shapes of the cache, by the number of new tokens and the options
@@ -148,8 +147,6 @@ class DecodingSteps:
     def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingSteps) -> None:
         """Replace rows and inputs by those of other steps of the model."""
         self._lengths[rows] = other._lengths
-        if self._sources.size:
-            self._sources[inputs] = other._sources
         self._max_length = max(self._max_length, other._max_length)
         self._is_fixed = True
         self._fit(1)
@@ -164,9 +161,14 @@ class DecodingSteps:
         if inputs is not None or len(rows) != len(self._lengths):
             self._forget()
         self._lengths = self._lengths[list(rows)]
-        if inputs is not None and self._sources.size:
-            self._sources = self._sources[list(inputs)]
         self.cache.reorder(rows, inputs)
+
+    def cut_memory(self, size: int) -> None:
+        """Keep the first `size` keys of the sources if there are many times as many."""
+        if self._is_fixed and self.cache.memory is not None and 4 * size < self.cache.memory.states.shape[1]:
+            self._fit(0)
+            self.cache.cut_memory(size)
+            self._forget()
 
     def release(self, rows: Any) -> None:
         """Mark rows as unused; anything that selects them in a NumPy array."""
@@ -198,12 +200,6 @@ class DecodingSteps:
             self.cache = self._model.to_static(self.cache, capacity)
             self._programs = {}
         self.cache.length = longest_row
-        if self._sources.size and self.cache.memory is not None:
-            is_used = np.any(np.reshape(self._lengths, (len(self._sources), -1)), axis=1)
-            used = int(self._sources[is_used].max())
-            if 4 * used < self.cache.memory.states.shape[1]:
-                self.cache.cut_memory(used)
-                self._forget()
 
     def _reuse(self) -> None:
         """Continue with programs of the pool, whose arrays and length become those of the cache."""
@@ -289,9 +285,8 @@ def _prefill(
         lengths = list(map(len, prompts))
         tokens = first.to_device([[*row, *[0] * (max(lengths) - len(row))] for row in prompts])
         cache = _encode(first.model, sources) if sources else first.model.init_cache(len(group))
-        lengths_of_sources = [int(each.ids.shape[1]) for each in sources for _ in range(each.ids.shape[0])]
         longest = len(first.start) + maximum + first.num_draft_tokens
-        steps = DecodingSteps(first.model, cache, longest, lengths_of_sources)
+        steps = DecodingSteps(first.model, cache, longest)
         if len(rows) == 1 and first.prefix_cache is not None and first.uses_prefix_cache:
             tokens = tokens[:, first.prefix_cache.prefill(first.model, prompts[0], cache, first.to_device) :]
         return steps, steps.prefill(tokens, lengths)
