@@ -66,7 +66,7 @@ class Sources(NamedTuple):
     def take(self, rows: Sequence[int]) -> Sources:
         """Return some of the inputs, by their indices."""
         xp = array_namespace(self.ids)
-        at = from_host(xp, list(rows), dtype="int64", device=device(self.ids))
+        at = xp.from_host(list(rows), dtype="int64", device=device(self.ids))
         mask = None if self.mask is None else xp.take(self.mask, at, axis=0)
         lengths = None if self.lengths is None else [self.lengths[row] for row in rows]
         return Sources(xp.take(self.ids, at, axis=0), mask, lengths)
