@@ -138,15 +138,15 @@ def _adam(
 _SWAP_LENGTH_AND_HEADS = (0, 2, 1, 3)  # (batch, length, heads, features) -> (batch, heads, length, features)
 
 
-def _contiguous_rows(x: Any) -> Any:
-    """Return an array whose last axis is contiguous or broadcast."""
-    if x is None or not x.ndim or x.shape[-1] == 1 or x.strides[-1] in (0, x.itemsize):
-        return x
-    return native.contiguous(x)
-
-
-def _contiguous_features(x: Any) -> Any:
-    return x if x.strides[-1] == x.itemsize else native.contiguous(x)
+def _readable(arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays with a contiguous last axis; that of masks and biases, after the first three, may be broadcast."""
+    readable = []
+    for i, x in enumerate(arrays):
+        is_readable = x is None or x.strides[-1:] == (x.itemsize,)
+        if i > 2 and not is_readable:
+            is_readable = x.ndim == 0 or x.shape[-1] == 1 or x.strides[-1] == 0
+        readable.append(x if is_readable else native.contiguous(x))
+    return readable
 
 
 def _empty_heads(shape: tuple[int, ...]) -> Any:
@@ -158,8 +158,7 @@ def _empty_heads(shape: tuple[int, ...]) -> Any:
 def _attention_forward(
     *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool
 ) -> tuple[Any, Any]:
-    query, key, value = map(_contiguous_features, arrays[:3])
-    masks = tuple(map(_contiguous_rows, arrays[3:]))
+    query, key, value, *masks = _readable(arrays)
     out = _empty_heads((*query.shape[:3], value.shape[3]))
     statistics = np.empty((2, *query.shape[:3]), np.float32) if save else None
     saved = query, key, value, *masks, out, statistics
@@ -173,7 +172,7 @@ def _attention_vjp(
     query, key, value = residuals[:3]
     dquery, dkey, dvalue = (_empty_heads(x.shape) for x in (query, key, value))
     dbias = native.zeros((*query.shape[:3], key.shape[2]), np.float32) if needs[4] else None
-    arrays = (*residuals, _contiguous_features(g), dquery, dkey, dvalue, dbias)
+    arrays = (*residuals, *_readable([g]), dquery, dkey, dvalue, dbias)
     native.call("attention_vjp", arrays, causal, n0=scale, n1=1.0 / keep_probability)
     return dquery, dkey, dvalue, None, dbias, None
 
@@ -293,7 +292,8 @@ def _embedding_vjp(g: Any, residuals: Any, needs: Any, *, scale: float) -> tuple
 def _matmul(x: Any, w: Any, bias: Any = None, relu: bool = False) -> Any:
     """Compute x @ w + bias for matrices in any memory layout, or its positive part."""
     out = np.empty((x.shape[0], w.shape[1]), np.float32)
-    native.call("matmul", (x, w, out, None if bias is None else native.contiguous(bias)))
+    bias = bias if bias is None or bias.flags.c_contiguous else native.contiguous(bias)
+    native.call("matmul", (x, w, out, bias))
     if relu:
         native.call("relu", (out, out))
     return out

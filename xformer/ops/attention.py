@@ -52,8 +52,8 @@ def attention_weights(
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     _operation.check_options({"scale": scale})
     causal = as_flag("causal", causal)
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "edit_scores": edit_scores}
-    weights = _weights(*four_axes[:2], mask, bias, causal=causal, **options)
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "softcap": softcap, "edit": edit_scores}
+    weights = _weights(*four_axes[:2], mask, bias, **options)
     weights = extra.cast_like(weights, query)
     if len(query.shape) == 4:
         return weights
@@ -61,15 +61,7 @@ def attention_weights(
 
 
 def _weights(
-    query: Array,
-    key: Array,
-    mask: Array | None,
-    bias: Array | None,
-    *,
-    causal: bool,
-    scale: float,
-    softcap: float | None = None,
-    edit_scores: Edit | None = None,
+    query: Array, key: Array, mask: Any, bias: Any, *, causal: bool, scale: float, softcap: Any = None, edit: Any = None
 ) -> Array:
     xp = array_namespace(query, key, bias)
     scores = xp.matmul(query * scale, xp.matrix_transpose(repeat_kv(key, query)))
@@ -77,26 +69,15 @@ def _weights(
         scores = xp.tanh(scores * (1.0 / softcap)) * softcap
     if bias is not None:
         scores = scores + bias
-    scores = scores if edit_scores is None else edit_scores(scores)
+    scores = scores if edit is None else edit(scores)
     if causal:
         visible = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
         mask = visible if mask is None else xp.logical_and(mask, visible)
     return softmax(scores, mask)
 
 
-def _forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    bias: Array | None,
-    dropout_mask: Array | None,
-    *,
-    causal: bool,
-    scale: float,
-    keep_probability: float,
-    save: bool,
-) -> tuple[Array, Any]:
+def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Array, Any]:
+    query, key, value, mask, bias, dropout_mask = arrays
     xp, weights = array_namespace(query, value), _weights(query, key, mask, bias, causal=causal, scale=scale)
     dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
     return xp.matmul(dropped, value), (query, key, value, weights, dropout_mask)
@@ -152,13 +133,13 @@ _operation = Operation(
     "-> (batch, heads, queries, value_dim)",
     *with_repeated_heads(_forward, _vjp),
     compute_in_float32=True,
-    conditions={"heads to be a multiple of kv_heads": lambda sizes: _is_multiple(sizes["heads"], sizes["kv_heads"])},
+    conditions={
+        "heads to be a multiple of kv_heads": lambda sizes: (
+            sizes["heads"] == sizes["kv_heads"] or (sizes["kv_heads"] > 0 and sizes["heads"] % sizes["kv_heads"] == 0)
+        )
+    },
     ranges={"scale": FINITE},
 )
-
-
-def _is_multiple(heads: int, kv_heads: int) -> bool:
-    return heads == kv_heads or (kv_heads > 0 and heads % kv_heads == 0)
 
 
 @check_arguments()
@@ -207,47 +188,32 @@ def attention(
         BackendError: If the arrays are on different devices.
     """
     array_namespace(query, key, value, mask, bias, dropout_mask)  # raises for arrays of several libraries
-    four_axes = _with_four_axes(query, key, value)
+    q, k, v = query, key, value
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4 or q.shape[0] != k.shape[0] or q.shape[1] < k.shape[1]:
+        q, k, v = _with_four_axes(q, k, v)
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     if keep_probability != 1.0:
         check_keep_probability(keep_probability)
     if type(causal) is not bool:
         causal = as_flag("causal", causal)
     if softcap is not None or edit_scores is not None or edit_weights is not None:
-        _operation.check(*four_axes, mask, bias, dropout_mask)
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "edit_scores": edit_scores}
-        weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, **options)
+        _operation.check(q, k, v, mask, bias, dropout_mask)
+        options: dict[str, Any] = {"causal": causal, "scale": scale, "softcap": softcap, "edit_scores": edit_scores}
+        weights = attention_weights(q, k, mask, bias, **options)
         weights = weights if edit_weights is None else edit_weights(weights)
         dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
-        y = array_namespace(dropped, value).matmul(dropped, repeat_kv(four_axes[2], four_axes[0]))
+        y = array_namespace(dropped, value).matmul(dropped, repeat_kv(v, q))
     else:
-        y = _attend(*four_axes, mask, bias, dropout_mask, causal, scale, keep_probability)
+        options = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+        heads, kv_heads = q.shape[1], k.shape[1]
+        is_grouped = q.shape[2] == 1 and heads > kv_heads > 0 and heads % kv_heads == 0 and dropout_mask is None
+        if is_grouped and not _depends_on_head(mask) and not _depends_on_head(bias):
+            # Query heads that share keys can be queries of one head; without a mask, a single query sees every key.
+            options["causal"] = False
+            y = _regroup(_operation(_regroup(q, kv_heads), k, v, mask, bias, None, **options), heads)
+        else:
+            y = _operation(q, k, v, mask, bias, dropout_mask, **options)
     return y if len(query.shape) == 4 else array_namespace(y).reshape(y, (*query.shape[:-1], value.shape[-1]))
-
-
-def _attend(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    bias: Array | None,
-    dropout_mask: Array | None,
-    causal: bool,
-    scale: float,
-    keep_probability: float,
-) -> Array:
-    options = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
-    is_grouped = query.shape[1] > key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0
-    if (
-        not (is_grouped and query.shape[2] == 1 and dropout_mask is None)
-        or _depends_on_head(mask)
-        or _depends_on_head(bias)
-    ):
-        return _operation(query, key, value, mask, bias, dropout_mask, **options)
-    # Query heads that share keys can be queries of one head; without a mask, a single query sees every key.
-    regrouped = _regroup(query, key.shape[1])
-    options["causal"] = False
-    return _regroup(_operation(regrouped, key, value, mask, bias, None, **options), query.shape[1])
 
 
 def _with_four_axes(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
