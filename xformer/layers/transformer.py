@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xformer.backends import Array, array_namespace, extra
@@ -324,13 +324,7 @@ class ParallelEncoderLayer(EncoderLayer):
 
     def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
         """Apply the layer; see `EncoderLayer`."""
-        attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
-        x = named(self, "residual_in", x)
-        before_attention, before_feed = self.self_attention_residual, self.feed_forward_residual
-        attended = self.self_attention(before_attention.norm(x), rng=attention_rng, **options)
-        fed = self.feed_forward(before_feed.norm(x), feed_rng)
-        x = before_attention.add(x, attended, attention_out_rng)
-        return named(self, "residual_out", before_feed.add(x, fed, feed_out_rng))
+        return _side_by_side(self, self.self_attention_residual, self.feed_forward_residual, x, rng, options)
 
 
 class SharedNormEncoderLayer(Module):
@@ -352,11 +346,18 @@ class SharedNormEncoderLayer(Module):
 
     def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
         """Apply the layer; arguments are those of `EncoderLayer`."""
-        attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
-        x = named(self, "residual_in", x)
-        y = self.residual.norm(x)
-        x = self.residual.add(x, self.self_attention(y, rng=attention_rng, **options), attention_out_rng)
-        return named(self, "residual_out", self.residual.add(x, self.feed_forward(y, feed_rng), feed_out_rng))
+        return _side_by_side(self, self.residual, self.residual, x, rng, options)
+
+
+def _side_by_side(layer: Any, first: Residual, second: Residual, x: Array, rng: Rng | None, options: Any) -> Array:
+    """Return the sum of x, the attention and the feed-forward network; one norm is computed once."""
+    attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
+    x = named(layer, "residual_in", x)
+    y = first.norm(x)
+    attended = layer.self_attention(y, rng=attention_rng, **options)
+    fed = layer.feed_forward(y if first is second else second.norm(x), feed_rng)
+    x = first.add(x, attended, attention_out_rng)
+    return named(layer, "residual_out", second.add(x, fed, feed_out_rng))
 
 
 class DecoderLayer(Module):
@@ -405,18 +406,12 @@ class DecoderLayer(Module):
         Returns:
             Array of the shape of `x`.
         """
-        self_rng, self_out_rng, cross_rng, cross_out_rng, feed_rng, feed_out_rng = split_rng(rng, 6)
-        x = named(self, "residual_in", x)
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, causal=causal, rng=self_rng, **options), self_out_rng
-        )
-        x = named(self, "residual_mid", x)
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, memory, mask=memory_mask, rng=cross_rng), cross_out_rng
-        )
-        x = named(self, "residual_cross", x)
-        x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
-        return named(self, "residual_out", x)
+        rngs = split_rng(rng, 6)
+
+        def cross(y: Array) -> Array:
+            return self.cross_attention(y, memory, mask=memory_mask, rng=rngs[2])
+
+        return self._apply(x, cross, rngs, causal=causal, **options)
 
     def decode_step(self, x: Array, cache: LayerCache, *, memory_mask: Array | None = None, **options: Any) -> Array:
         """Apply the layer to new tokens that follow those in the cache.
@@ -430,13 +425,17 @@ class DecoderLayer(Module):
         Returns:
             Array of the shape of `x`.
         """
+
+        def cross(y: Array) -> Array:
+            return self.cross_attention.attend(y, cache.cross_attention, mask=memory_mask)
+
+        return self._apply(x, cross, [None] * 6, causal=True, cache=cache.self_attention, **options)
+
+    def _apply(self, x: Array, cross: Sublayer, rngs: Sequence[Rng | None], **options: Any) -> Array:
+        """Apply the layer with a function for the cross-attention; `rngs` are those of sublayers and their outputs."""
         x = named(self, "residual_in", x)
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, causal=True, cache=cache.self_attention, **options)
-        )
-        x = named(self, "residual_mid", x)
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention.attend(y, cache.cross_attention, mask=memory_mask)
-        )
+        x = self.self_attention_residual(x, lambda y: self.self_attention(y, rng=rngs[0], **options), rngs[1])
+        x = self.cross_attention_residual(named(self, "residual_mid", x), cross, rngs[3])
         x = named(self, "residual_cross", x)
-        return named(self, "residual_out", self.feed_forward_residual(x, self.feed_forward))
+        x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, rngs[4]), rngs[5])
+        return named(self, "residual_out", x)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from xformer import hints
-from xformer.backends import Array, Device, DType, array_namespace, dtype_name, is_floating
+from xformer.backends import Array, Device, DType, array_namespace, dtype_name, extra, is_floating
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
-from xformer.layers import Initializer
+from xformer.layers import Embedding, Initializer
 from xformer.layers.adapters import check_no_adapters
+from xformer.layers.positions import RelativePositions, position_terms
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
@@ -118,21 +120,48 @@ class BaseModel(Module):
         layers: Sequence[Module],
         x: Array,
         *args: Array,
+        positions: Sequence[RelativePositions | None],
+        sizes: Array | None = None,
         rngs: Sequence[Rng | None],
-        options: Iterable[dict[str, Any]] | dict[str, Any],
+        **options: Any,
     ) -> Array:
-        """Apply layers in turn, with the same options or one each; recompute them if the configuration says so."""
-        each = [options] * len(layers) if isinstance(options, dict) else options
-        for layer, rng, keywords in zip(layers, rngs, each, strict=True):
+        """Apply layers in turn, and recompute them in the backward pass if the configuration says so.
+
+        Args:
+            layers: The layers.
+            x: Input of the first one, (batch, length, d_model).
+            *args: Further arguments of all layers.
+            positions: Relative positions of each layer, or of all.
+            sizes: As for `RelativePositions.terms`.
+            rngs: Source of the dropout of each layer.
+            **options: Keyword arguments of all layers.
+        """
+        terms: dict[int, dict[str, Any]] = {id(None): {}}  # of the positions, which layers share
+        length, like = x.shape[1], x
+        for layer, each, rng in zip(layers, itertools.cycle(positions), rngs, strict=False):
+            if id(each) not in terms:
+                terms[id(each)] = position_terms(each, length, length, like, sizes)._asdict()
             function: Any = type(layer).__call__
             # A block sees the activations of the first computation, and those are kept.
             function = remat(function) if self.config.rematerialize and not is_observing() else function
-            x = function(layer, x, *args, **keywords, rng=rng)
+            x = function(layer, x, *args, **options, **terms[id(each)], rng=rng)
         return x
 
-    def _softcap(self, logits: Array) -> Array:
-        """Limit logits smoothly if the configuration says so (Gemma 2)."""
-        cap = self.config.logits_softcap
+    def _positions_of(
+        self, num_layers: int, shared: RelativePositions | None, local: RelativePositions | None
+    ) -> list[RelativePositions | None]:
+        """Return the relative positions of each layer: the local ones, if there are any and the layer has a window."""
+        local = shared if local is None else local
+        return [shared if self.config.window_of(i) is None else local for i in range(num_layers)]
+
+    def _logits_of(self: Any, x: Array, table: Embedding) -> Array:
+        """Return the logits of states after the final norm, by the output projection, or the table if it is tied."""
+        c = self.config
+        x = extra.cast_like(x * c.d_model**-0.5, x) if c.scale_output else x
+        logits = table.unembed(x) if self.output is None else self.output(x)
+        logits = logits if self.output_bias is None else logits + self.output_bias
+        scale, cap = getattr(c, "logits_scale", 1.0), c.logits_softcap  # of Granite and Gemma 2
+        logits = logits if scale == 1.0 else extra.cast_like(logits * scale, logits)
         return logits if cap is None else array_namespace(logits).tanh(logits * (1.0 / cap)) * cap
 
     def with_config(self, **changes: Any) -> Self:

@@ -19,7 +19,7 @@ from xformer.layers import (
     SharedNormEncoderLayer,
 )
 from xformer.layers.normalization import Norm
-from xformer.layers.positions import RelativePositions, position_terms
+from xformer.layers.positions import RelativePositions
 from xformer.layers.transformer import Residual
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
@@ -187,17 +187,11 @@ class EncoderBase(BaseModel, init=False):
 
     def _encode(self, x: Array, mask: Array | None, rngs: Sequence[Rng | None], *, causal: bool = False) -> Array:
         """Apply the layers and the final norm to the output of `input`."""
-        c, length = self.config, x.shape[1]
+        c = self.config
         layers = self.layers * c.num_layers if c.share_layers else self.layers
-        terms = position_terms(self.positions, length, length, x)._asdict()
-        local = terms if self.local_positions is None else self.local_positions.terms(length, length, x)._asdict()
-        if self.distances is not None:
-            terms = local = {"distances": self.distances(length)}
-        options = [
-            {"mask": mask, "causal": causal, **(terms if c.window_of(i) is None else local)}
-            for i in range(c.num_layers)
-        ]
-        x = self._apply_layers(layers, x, options=options, rngs=rngs)
+        options: dict[str, Any] = {} if self.distances is None else {"distances": self.distances(x.shape[1])}
+        positions = self._positions_of(c.num_layers, self.positions, self.local_positions)
+        x = self._apply_layers(layers, x, positions=positions, rngs=rngs, mask=mask, causal=causal, **options)
         return named(self, "states", x if self.norm is None else self.norm(x))
 
     def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer import masks
-from xformer.backends import Array, array_namespace, device, extra
+from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, SharedNormEncoderLayer
 from xformer.layers.cache import DecodingCache, last_tokens
 from xformer.layers.normalization import Norm
-from xformer.layers.positions import RelativePositions, position_terms
+from xformer.layers.positions import RelativePositions
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import LanguageModelConfig
@@ -109,10 +109,8 @@ class LanguageModel(BaseModel, init=False):
         x = self.input(named(self, "embeddings", self.embedding(tokens)), positions, rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
         # Relative positions depend on distances, which are those within the document.
-        terms = [position_terms(p, ids.shape[1], ids.shape[1], x, lengths)._asdict() for p in self._all_positions]
-        causal = self.config.causal
-        options = [{"mask": mask, "causal": causal, **self._terms_of(i, terms)} for i in range(len(self.layers))]
-        return self._apply_layers(self.layers, x, options=options, rngs=layer_rngs)
+        options: dict[str, Any] = {"mask": mask, "causal": self.config.causal, "sizes": lengths}
+        return self._apply_layers(self.layers, x, positions=self._layer_positions, rngs=layer_rngs, **options)
 
     def readout(self, x: Array, *, norm: Callable[[Array], Array] | None = None) -> Array:
         """Compute the logits that the final norm and the output projection make of the residual stream.
@@ -161,11 +159,11 @@ class LanguageModel(BaseModel, init=False):
         self.check_generates()
         _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
         x = cache.embed(self.input, named(self, "embeddings", self.embedding(tokens)))
-        terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x, lengths)]
+        terms = cache.position_terms(self._all_positions, num_tokens, x, lengths)
+        options = {id(p): each._asdict() for p, each in zip(self._all_positions, terms, strict=True)}
         mask = cache.mask(num_tokens)
-        for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            options = self._terms_of(i, terms)
-            x = layer(x, mask=mask, causal=True, **options, cache=layer_cache.self_attention)
+        for layer, each, positions in zip(self.layers, cache.layers, self._layer_positions, strict=True):
+            x = layer(x, mask=mask, causal=True, **options.get(id(positions), {}), cache=each.self_attention)
         cache.advance(num_tokens, lengths)
         if all_logits:
             return self._logits(x)
@@ -183,11 +181,10 @@ class LanguageModel(BaseModel, init=False):
     def _all_positions(self) -> list[RelativePositions | None]:
         return [self.positions] if self.local_positions is None else [self.positions, self.local_positions]
 
-    def _terms_of(self, layer: int, terms: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the position terms of a layer: those of the local positions, if it has a window and there are any."""
-        if layer in self.config.layers_without_positions:
-            return {}
-        return terms[-1] if self.config.window_of(layer) is not None else terms[0]
+    @property
+    def _layer_positions(self) -> list[RelativePositions | None]:
+        positions = self._positions_of(len(self.layers), self.positions, self.local_positions)
+        return [None if i in self.config.layers_without_positions else each for i, each in enumerate(positions)]
 
     def _normalized(self, x: Array) -> Array:
         return named(self, "states", x if self.norm is None else self.norm(x))
@@ -213,9 +210,4 @@ class LanguageModel(BaseModel, init=False):
     def _unembed(self, x: Array) -> Array:
         """Return the logits of states."""
         self._check_output()
-        x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
-        logits = self.embedding.unembed(x) if self.output is None else self.output(x)
-        logits = logits if self.output_bias is None else logits + self.output_bias
-        scale = self.config.logits_scale
-        logits = logits if scale == 1.0 else extra.cast_like(logits * scale, logits)
-        return self._softcap(logits)
+        return self._logits_of(x, self.embedding)

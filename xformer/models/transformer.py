@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from xformer.backends import Array, array_namespace, extra
+from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import (
     CopyHead,
@@ -19,7 +19,7 @@ from xformer.layers import (
 from xformer.layers.cache import DecodingCache, Memory, check_memory, last_tokens
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
-from xformer.layers.positions import RelativePositions, position_terms, remaining_length
+from xformer.layers.positions import RelativePositions, remaining_length
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import TransformerConfig
@@ -224,16 +224,18 @@ class Transformer(BaseModel, init=False):
         """Apply the encoder to source vectors (batch, source length, d_model)."""
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.encoder))
         x = self.encoder_input(named(self, "source_embeddings", x), positions, rng=input_rng)
-        options = _with_positions(self.encoder_positions, x, mask=mask)
-        x = self._apply_layers(self.encoder, x, options=options, rngs=layer_rngs)
+        of_layers = _as_tuple(self.encoder_positions)
+        x = self._apply_layers(self.encoder, x, positions=of_layers, rngs=layer_rngs, mask=mask)
         x = x if self.encoder_norm is None else self.encoder_norm(x)
         return Memory(named(self, "memory", x), None, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))
         x, mask = self._decoder_inputs(target, memory, input_rng)
-        options = _with_positions(self.decoder_positions, x, mask=mask, memory_mask=memory.mask, causal=causal)
-        x = self._apply_layers(self.decoder, x, memory.states, options=options, rngs=layer_rngs)
+        options: dict[str, Any] = {"mask": mask, "memory_mask": memory.mask, "causal": causal}
+        x = self._apply_layers(
+            self.decoder, x, memory.states, positions=self._all_positions, rngs=layer_rngs, **options
+        )
         return self._logits(x, memory)
 
     def _decoder_inputs(self, target: Array, memory: Memory, rng: Rng | None) -> tuple[Array, Array | None]:
@@ -319,7 +321,7 @@ class Transformer(BaseModel, init=False):
     @property
     def _all_positions(self) -> Sequence[RelativePositions | None]:
         """Relative positions of the decoder: one for each layer, or one for all layers."""
-        return self.decoder_positions if isinstance(self.decoder_positions, tuple) else (self.decoder_positions,)
+        return _as_tuple(self.decoder_positions)
 
     # --- Inputs and outputs -------------------------------------------------------------------------------------------
 
@@ -365,9 +367,7 @@ class Transformer(BaseModel, init=False):
 
     def _unembed(self, x: Array) -> Array:
         """Return the logits of states after the final norm."""
-        x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
-        logits = self._target_table().unembed(x) if self.output is None else self.output(x)
-        return self._softcap(logits if self.output_bias is None else logits + self.output_bias)
+        return self._logits_of(x, self._target_table())
 
     def _logits(self, x: Array, memory: Memory) -> Array:
         """Return the logits of decoder states; with a copy head, log-probabilities."""
@@ -390,10 +390,5 @@ def _positions(make: LayerFactory, config: TransformerConfig, num_layers: int, *
     return tuple(shared if config.window_of(i) is None else local for i in range(num_layers))
 
 
-def _with_positions(positions: Positions, x: Array, **options: Any) -> dict[str, Any] | Iterable[dict[str, Any]]:
-    """Return the arguments of all layers for vectors (batch, length, d_model), or of each one if positions differ."""
-
-    def arguments(each: RelativePositions | None) -> dict[str, Any]:
-        return {**options, **position_terms(each, x.shape[1], x.shape[1], x)._asdict()}
-
-    return map(arguments, positions) if isinstance(positions, tuple) else arguments(positions)
+def _as_tuple(positions: Positions) -> tuple[RelativePositions | None, ...]:
+    return positions if isinstance(positions, tuple) else (positions,)
