@@ -97,10 +97,7 @@ class BaseTrainingConfig(FitConfig):
         choices=tuple(_OPTIMIZERS),
     )
     beta1: float = option(
-        "Decay rate of the mean of the gradients (adam, adamw, and muon except for weights).",
-        default=0.9,
-        at_least=0.0,
-        below=1.0,
+        "Decay rate of the mean of the gradients (adam, adamw, muon).", default=0.9, at_least=0.0, below=1.0
     )
     beta2: float = option(
         "Decay rate of the mean of the squared gradients (as beta1).", default=0.98, at_least=0.0, below=1.0
@@ -108,9 +105,7 @@ class BaseTrainingConfig(FitConfig):
     epsilon: float = option("Added to the denominator (as beta1).", default=1e-9, above=0.0)
     momentum: float = option("Decay rate of the velocity (sgd).", default=0.9, at_least=0.0, below=1.0)
     weight_decay: float | None = option(
-        "Weight decay of weights and embeddings (adamw and muon, default 0.01; adafactor, default 0).",
-        default=None,
-        at_least=0.0,
+        "Weight decay (adamw and muon, default 0.01; adafactor, default 0).", default=None, at_least=0.0
     )
     label_smoothing: float = option(
         "Label smoothing: probability mass given to all tokens.", default=0.1, at_least=0.0, below=1.0, panel="Loss"
@@ -119,9 +114,7 @@ class BaseTrainingConfig(FitConfig):
         "Weight of the squared logarithm of the softmax's denominator (PaLM: 1e-4).", default=0.0, at_least=0.0
     )
     load_balancing: float = option(
-        "Weight of the loss that balances the use of experts (Fedus et al., 2021), in models with experts.",
-        default=0.01,
-        at_least=0.0,
+        "Weight of the loss that balances the use of experts (Fedus et al., 2021).", default=0.01, at_least=0.0
     )
     validate_every: int = option(
         "Steps between validations, each of which saves the state.",
@@ -130,9 +123,7 @@ class BaseTrainingConfig(FitConfig):
         panel="Validation and checkpoints",
     )
     metric_for_best: str = option(
-        "Criterion for choosing the best checkpoint: score (BLEU for translation, ROUGE for summarization) or loss.",
-        default="score",
-        choices=("score", "loss"),
+        "Criterion of the best checkpoint: score (BLEU or ROUGE) or loss.", default="score", choices=("score", "loss")
     )
     keep_checkpoints: int = option("Number of models to keep in checkpoints/.", default=0, at_least=0)
     checkpoint_every: int | None = option(
@@ -155,8 +146,7 @@ class BaseTrainingConfig(FitConfig):
         "Exchange gradients between ranks during the backward pass, without jit; the bits stay the same.", default=False
     )
     shard_optimizer: bool = option(
-        "Keep the optimizer state of each parameter on one rank only (ZeRO stage 1); the bits stay the same.",
-        default=False,
+        "Keep the optimizer state of each parameter on one rank only (ZeRO stage 1).", default=False
     )
 
     def __post_init__(self) -> None:

@@ -61,6 +61,14 @@ class Step(Event):
 
 
 _ROWS = 10  # of the table of a history
+_COLUMNS = {
+    "step": ("step", ","),
+    "loss": ("loss", ".4f"),
+    "learning rate": ("learning_rate", ".2e"),
+    "gradient norm": ("grad_norm", ".3g"),
+    "tokens/s": ("tokens_per_second", ",.0f"),
+    "minutes": ("minutes", ".2f"),
+}
 
 
 class History(list[Step]):
@@ -77,20 +85,9 @@ class History(list[Step]):
         if not self:
             return tag("p", repr(self))
         indices = sorted({round(row * (len(self) - 1) / max(1, _ROWS - 1)) for row in range(_ROWS)})
-        header = ["step", "loss", "learning rate", "gradient norm", "tokens/s", "minutes"]
-        rows = [
-            [
-                f"{step.step:,}",
-                f"{step.loss:.4f}",
-                f"{step.learning_rate:.2e}",
-                f"{step.grad_norm:.3g}",
-                f"{step.tokens_per_second:,.0f}",
-                f"{step.minutes:.2f}",
-            ]
-            for step in (self[index] for index in indices)
-        ]
+        rows = [[format(getattr(self[i], name), spec) for name, spec in _COLUMNS.values()] for i in indices]
         losses = curve([step.step for step in self], [step.loss for step in self], "loss")
-        return losses + table(header, rows)
+        return losses + table([*_COLUMNS], rows)
 
 
 @dataclass(frozen=True, slots=True)

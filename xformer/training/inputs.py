@@ -24,11 +24,7 @@ class FitConfig(Config):
     """The options of `fit` that a recipe has, too."""
 
     max_grad_norm: float = option(
-        "Largest norm of the gradient (clipping by global norm); inf is no clipping.",
-        default=1.0,
-        above=0.0,
-        at_most=math.inf,
-        panel="Optimizer",
+        "Largest norm of the gradient; inf turns clipping off.", default=1.0, above=0.0, at_most=math.inf
     )
     grad_accumulation: int = option("Batches per step, computed one after the other.", default=1, at_least=1)
     save_every_minutes: float = option(
@@ -36,9 +32,7 @@ class FitConfig(Config):
     )
     seed: int = option("Seed of all random numbers.", default=0, at_least=0, panel="Computing")
     precision: str = option(
-        "Mixed precision: compute forward and backward in bfloat16 or float16; float32 turns it off.",
-        default="float32",
-        choices=PRECISIONS,
+        "Precision of forward and backward; float32 turns mixed precision off.", default="float32", choices=PRECISIONS
     )
     data_parallel: int | None = option(
         "Shards of each batch that are computed in parallel (default: on NumPy one per core, or 8 with several ranks); "
