@@ -61,3 +61,10 @@ def test_an_encoder_decoder_that_is_not_causal_is_refused(tmp_path):
             xf.load_pretrained(copy(name, tmp_path, is_causal=False))
     with pytest.raises(CheckpointError, match="has is_causal False; expected True"):
         xf.load_pretrained(copy("t5gemma", tmp_path, decoder={"is_causal": False}))
+
+
+@pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert", "deberta_v2", "vit", "dinov2"])
+def test_an_encoder_that_says_that_it_is_not_causal_is_accepted(name, tmp_path):
+    xf.load_pretrained(copy(name, tmp_path / "encoder", is_causal=False))
+    with pytest.raises(CheckpointError, match="has is_causal True; expected False"):
+        xf.load_pretrained(copy(name, tmp_path / "causal", is_causal=True))

@@ -18,6 +18,6 @@ __all__ = [
 ]
 
 _LANGUAGE_MODELS = ("cohere", "gemma", "glm", "gpt", "gpt_oss", "llama", "mixtral", "olmo")
-_ENCODERS = ("albert", "bert", "clip", "deberta", "dinov2", "electra", "modernbert", "mpnet", "vit")
+_ENCODERS = ("bert", "clip", "deberta", "dinov2", "modernbert", "vit")
 for _name in (*_LANGUAGE_MODELS, *_ENCODERS, "bart", "t5", "t5gemma", "whisper"):
     importlib.import_module(f"xformer.families.{_name}")  # registers its families

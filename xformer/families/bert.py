@@ -1,12 +1,14 @@
-"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT and DistilBERT, with their heads.
+"""BERT, ELECTRA, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, MPNet and DistilBERT, with their heads.
 
-Devlin et al. (2019); Liu et al. (2019); Conneau et al. (2020); Martin et al. (2020); Sanh et al. (2019).
+Without the heads of ELECTRA for replaced tokens and of ALBERT for the order of sentences.
+
+Devlin et al. (2019); Clark et al. (2020); Lan et al. (2020); Liu et al. (2019); Conneau et al. (2020); Martin et al.
+(2020); Song et al. (2020); Sanh et al. (2019).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from xformer.errors import ConfigError
@@ -29,13 +31,8 @@ from xformer.models import Encoder, EncoderConfig
 SIZES_AND_EPSILON = {**SIZES, "norm_epsilon": "layer_norm_eps"}
 BERT_FIELDS = {**SIZES_AND_EPSILON, "num_token_types": "type_vocab_size"}
 BERT_DEFAULTS: dict[str, Any] = {"norm_epsilon": 1e-12, "num_token_types": 2}
-_DISTIL_FIELDS = {
-    **SIZES,
-    "num_layers": "n_layers num_hidden_layers",
-    "d_model": "dim hidden_size",
-    "num_heads": "n_heads num_attention_heads",
-    "d_ff": "hidden_dim",
-}
+RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+_ABSOLUTE = {"position_embedding_type": "absolute"}
 # Fields that are the same in all types
 FIXED: dict[str, Any] = {
     "norm_position": "post",
@@ -67,6 +64,7 @@ def read_encoder(
         pad_id: Id of padding if config.json has none.
         **defaults: As for `read_fields`.
     """
+    reader.require("is_causal", False)
     name, *endings = pooler
     key, default = activation
     return {
@@ -80,23 +78,94 @@ def read_encoder(
     }
 
 
-def write_encoder(config: EncoderConfig, name: str, model_type: str, keys: Mapping[str, str]) -> dict[str, Any]:
+def write_encoder(
+    config: EncoderConfig, name: str, model_type: str, keys: Mapping[str, str], activation: str = "hidden_act"
+) -> dict[str, Any]:
     """Return the config.json keys that most encoders share; for the arguments, see `write_heads` and `write_fields`."""
-    heads, activation = write_heads(config, name, model_type), write_activation(config)
-    return {**heads, **write_fields(config, keys), "hidden_act": activation}
+    heads, function = write_heads(config, name, model_type), write_activation(config)
+    return {**heads, **write_fields(config, keys), activation: function}
 
 
-def _read_config(reader: ConfigReader) -> EncoderConfig:
-    reader.require("position_embedding_type", "absolute")
-    reader.skip("output_hidden_size", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
-    reader.skip("pooler_size_per_head", "pooler_type", "directionality")
-    pooler, masked_lm = ("tanh", "pooler.dense.weight"), "transform.dense.weight"
-    fields = read_encoder(reader, BERT_FIELDS, pooler=pooler, masked_lm=masked_lm, **BERT_DEFAULTS)
-    return EncoderConfig(**fields, masked_lm_activation=fields["activation"])
+def _read_electra(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    size = reader.count("embedding_size", default=128)
+    return {"embedding_dim": None if size == fields["d_model"] else size}
 
 
-def _write_config(config: EncoderConfig) -> dict[str, Any]:
-    return write_encoder(config, "Bert", "bert", BERT_FIELDS)
+def register_encoder(
+    name: str,
+    model_type: str,
+    keys: Mapping[str, str],
+    tensors: Mapping[str, Layout] | Callable[[EncoderConfig], Mapping[str, Layout]],
+    *,
+    pooler: tuple[str, ...],
+    masked_lm: str,
+    tied: Mapping[str, str],
+    defaults: Mapping[str, Any] = BERT_DEFAULTS,
+    activation: tuple[str, str] = ("hidden_act", "gelu"),
+    same_activation: bool = False,
+    unused_positions: int = 0,
+    pad_id: int | None = None,
+    required: Mapping[str, Any] = _ABSOLUTE,
+    skipped: str = "",
+    ignored: tuple[str, ...] = (),
+    read: Callable[[ConfigReader, dict[str, Any]], Mapping[str, Any]] = lambda reader, fields: {},
+    write: Callable[[EncoderConfig], Mapping[str, Any]] = lambda config: {},
+) -> Family:
+    """Register a family of encoders.
+
+    Args:
+        name: Prefix of the names of classes in transformers, e.g. "Bert".
+        model_type: Model type; in lower case, also the prefix of the tensors if `name` is not.
+        keys: As for `read_fields`.
+        tensors: As in `Family`.
+        pooler: As for `read_encoder`.
+        masked_lm: As for `read_encoder`.
+        tied: As in `Family`.
+        defaults: As for `read_fields`.
+        activation: As for `read_encoder`.
+        same_activation: Whether the head of masked tokens has the activation of the layers.
+        unused_positions: First rows of the table of positions that are not used.
+        pad_id: The only id of padding; None for any.
+        required: The only values of keys.
+        skipped: Keys that may have any value.
+        ignored: Further patterns of the names of constant tensors.
+        read: Function (reader, fields) -> further fields.
+        write: Function (configuration) -> further keys of config.json.
+    """
+
+    def read_config(reader: ConfigReader) -> EncoderConfig:
+        reader.skip(*skipped.split())
+        for key, value in required.items():
+            reader.require(key, value)
+        if pad_id is not None:
+            reader.require("pad_token_id", pad_id)
+        options: dict[str, Any] = {"activation": activation, "pad_id": pad_id or 0}
+        fields = read_encoder(reader, keys, pooler=pooler, masked_lm=masked_lm, **options, **defaults)
+        if same_activation:
+            fields["masked_lm_activation"] = fields["activation"]
+        fields["max_positions"] -= unused_positions
+        return EncoderConfig(**{**fields, **read(reader, fields)})
+
+    def write_config(config: EncoderConfig) -> dict[str, Any]:
+        if pad_id is not None and config.pad_id != pad_id:  # after which transformers counts positions
+            raise ConfigError(f"pad_id is {config.pad_id}; {model_type} expects {pad_id}")
+        values = {**write_encoder(config, name, model_type, keys, activation[0]), **write(config)}
+        return {**values, "max_position_embeddings": config.max_positions + unused_positions}
+
+    prefix = next(iter(tied.values())).split(".")[0]
+    return register(
+        Family(
+            model_types=(model_type,),
+            model=Encoder,
+            read_config=read_config,
+            write_config=write_config,
+            prefix=f"{prefix}.",
+            tied=tied,
+            ignored=("*.position_ids", *ignored),
+            renamed=RENAMED,
+            tensors=tensors,
+        )
+    )
 
 
 _OURS = "layers.{i}."
@@ -124,33 +193,96 @@ def encoder_tensors(
     }
 
 
-BERT = register(
-    Family(
-        model_types=("bert",),
-        model=Encoder,
-        read_config=_read_config,
-        write_config=_write_config,
-        prefix="bert.",
-        tied={
-            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-            "cls.predictions.decoder.bias": "cls.predictions.bias",
-        },
-        ignored=("*.position_ids", "cls.seq_relationship.*"),
-        renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-        tensors={
-            **encoder_tensors("bert."),
-            "bert.embeddings.position_embeddings.weight": same("input.positions.weight"),
-            **linear("bert.pooler.dense", "pooler.linear"),
-            **linear("cls.predictions.transform.dense", "masked_lm.linear"),
-            **affine("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
-            "cls.predictions.bias": same("masked_lm.bias"),
-            **linear("classifier", "classifier"),
-        },
-    )
+register_encoder(
+    "Bert",
+    "bert",
+    BERT_FIELDS,
+    {
+        **encoder_tensors("bert."),
+        "bert.embeddings.position_embeddings.weight": same("input.positions.weight"),
+        **linear("bert.pooler.dense", "pooler.linear"),
+        **linear("cls.predictions.transform.dense", "masked_lm.linear"),
+        **affine("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
+        "cls.predictions.bias": same("masked_lm.bias"),
+        **linear("classifier", "classifier"),
+    },
+    pooler=("tanh", "pooler.dense.weight"),
+    masked_lm="transform.dense.weight",
+    same_activation=True,
+    tied={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    skipped="output_hidden_size pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head "
+    "pooler_type directionality",
+    ignored=("cls.seq_relationship.*",),
+)
+register_encoder(
+    "Electra",
+    "electra",
+    BERT_FIELDS,
+    {
+        **encoder_tensors("electra."),
+        "electra.embeddings.position_embeddings.weight": same("input.positions.weight"),
+        **linear("electra.embeddings_project", "input.projection"),
+        **linear("generator_predictions.dense", "masked_lm.linear"),
+        **affine("generator_predictions.LayerNorm", "masked_lm.norm"),
+        "generator_lm_head.bias": same("masked_lm.bias"),
+        **linear("classifier.dense", "pooler.linear"),
+        **linear("classifier.out_proj", "classifier"),
+    },
+    pooler=("gelu", "classifier.dense.weight"),
+    masked_lm="generator_predictions.dense.weight",
+    defaults={**BERT_DEFAULTS, "max_positions": 512},
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    skipped="summary_type summary_use_proj summary_activation",
+    ignored=("discriminator_predictions.*",),
+    read=_read_electra,
+    write=lambda config: {"embedding_size": config.embedding_dim or config.d_model},
+)
+
+_ALBERT_LAYER, _OUR_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0.", "layers.0."
+register_encoder(
+    "Albert",
+    "albert",
+    BERT_FIELDS,
+    {
+        "albert.embeddings.word_embeddings.weight": same("embedding.weight"),
+        "albert.embeddings.token_type_embeddings.weight": same("token_types.weight"),
+        "albert.embeddings.position_embeddings.weight": same("input.positions.weight"),
+        **affine("albert.embeddings.LayerNorm", "input.norm"),
+        **linear("albert.encoder.embedding_hidden_mapping_in", "input.projection"),
+        **attention(_ALBERT_LAYER + "attention", _OUR_LAYER + "self_attention", "query key value dense"),
+        **affine(_ALBERT_LAYER + "attention.LayerNorm", _OUR_LAYER + "self_attention_residual.norm"),
+        **feed_forward(_ALBERT_LAYER[:-1], _OUR_LAYER + "feed_forward", "ffn ffn_output"),
+        **affine(_ALBERT_LAYER + "full_layer_layer_norm", _OUR_LAYER + "feed_forward_residual.norm"),
+        **linear("albert.pooler", "pooler.linear"),
+        **linear("predictions.dense", "masked_lm.linear"),
+        **affine("predictions.LayerNorm", "masked_lm.norm"),
+        "predictions.bias": same("masked_lm.bias"),
+        **linear("classifier", "classifier"),
+    },
+    pooler=("tanh", "pooler.weight"),
+    masked_lm="predictions.dense.weight",
+    activation=("hidden_act", "gelu_new"),
+    same_activation=True,
+    defaults={**BERT_DEFAULTS, "max_positions": 512},
+    tied={
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
+    required={**_ABSOLUTE, "num_hidden_groups": 1, "inner_group_num": 1},
+    skipped="down_scale_factor gap_size net_structure_type num_memory_blocks",
+    ignored=("sop_classifier.*",),
+    read=lambda reader, fields: {
+        "embedding_dim": reader.count("embedding_size", default=128),
+        "share_layers": True,
+    },
+    write=lambda config: {"embedding_size": config.embedding_dim},
 )
 
 
-def roberta_heads(prefix: str, config: EncoderConfig) -> dict[str, Layout]:
+def _roberta_heads(prefix: str, config: EncoderConfig) -> dict[str, Layout]:
     """Return the table of heads and positions of RoBERTa.
 
     With a classifier, its first layer takes the role of the pooler.
@@ -165,102 +297,79 @@ def roberta_heads(prefix: str, config: EncoderConfig) -> dict[str, Layout]:
     }
 
 
-def read_roberta(reader: ConfigReader, keys: Mapping[str, str] = BERT_FIELDS, **defaults: Any) -> dict[str, Any]:
-    """Return the fields of RoBERTa; arguments are those of `read_fields`."""
-    reader.require("pad_token_id", 1)
-    pooler = ("tanh", "pooler.dense.weight", "classifier.dense.weight")
-    fields = read_encoder(reader, keys, pooler=pooler, masked_lm="lm_head.dense.weight", pad_id=1, **defaults)
-    return {**fields, "max_positions": fields["max_positions"] - 2}
-
-
-def write_roberta(
-    config: EncoderConfig, name: str, model_type: str, keys: Mapping[str, str] = BERT_FIELDS
-) -> dict[str, Any]:
-    """Return the config.json keys of RoBERTa; arguments are those of `write_encoder`.
-
-    Raises:
-        ConfigError: Unless padding is 1, after which transformers counts positions.
-    """
-    if config.pad_id != 1:
-        raise ConfigError(f"pad_id is {config.pad_id}; {model_type} expects 1")
-    return {**write_encoder(config, name, model_type, keys), "max_position_embeddings": config.max_positions + 2}
-
-
-def _read_roberta_config(reader: ConfigReader) -> EncoderConfig:
-    reader.require("position_embedding_type", "absolute")
-    return EncoderConfig(**read_roberta(reader, **BERT_DEFAULTS))
-
-
-def _register_roberta(name: str, model_type: str) -> Family:
-    return register(
-        Family(
-            model_types=(model_type,),
-            model=Encoder,
-            read_config=_read_roberta_config,
-            write_config=functools.partial(write_roberta, name=name, model_type=model_type),
-            prefix="roberta.",
-            tied={
-                "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-                "lm_head.decoder.bias": "lm_head.bias",
-            },
-            ignored=("*.position_ids",),
-            renamed=BERT.renamed,
-            tensors=lambda config: {**encoder_tensors("roberta."), **roberta_heads("roberta.", config)},
-        )
-    )
-
-
-ROBERTA = _register_roberta("Roberta", "roberta")
-XLM_ROBERTA = _register_roberta("XLMRoberta", "xlm-roberta")
-CAMEMBERT = _register_roberta("Camembert", "camembert")
-
-
-def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of DistilBERT; the names of the tensors determine the heads."""
-    reader.skip("tie_weights_")  # of the first versions
-    reader.skip("sinusoidal_pos_embds")  # the file contains the positions either way
-    fields = read_encoder(
-        reader,
-        _DISTIL_FIELDS,
-        pooler=("relu", "pre_classifier.weight"),
-        masked_lm="vocab_transform.weight",
-        activation=("activation", "gelu"),
-    )
-    return EncoderConfig(**fields, norm_epsilon=1e-12, masked_lm_activation=fields["activation"])
-
-
-def write_distilbert_config(config: EncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of DistilBERT."""
+def _mpnet_tensors(config: EncoderConfig) -> dict[str, Layout]:
     return {
-        **write_heads(config, "DistilBert", "distilbert"),
-        **write_fields(config, _DISTIL_FIELDS),
-        "activation": write_activation(config),
+        **encoder_tensors("mpnet.", "attn.q attn.k attn.v attn.o", "LayerNorm"),
+        "mpnet.encoder.relative_attention_bias.weight": same("positions.weight"),
+        **_roberta_heads("mpnet.", config),
     }
 
 
-_DISTIL_LAYER = "distilbert.transformer.layer.{i}."
-DISTILBERT = register(
-    Family(
-        model_types=("distilbert",),
-        model=Encoder,
-        read_config=read_distilbert_config,
-        write_config=write_distilbert_config,
-        prefix="distilbert.",
-        tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-        ignored=("*.position_ids",),
-        tensors={
-            "distilbert.embeddings.word_embeddings.weight": same("embedding.weight"),
-            "distilbert.embeddings.position_embeddings.weight": same("input.positions.weight"),
-            **affine("distilbert.embeddings.LayerNorm", "input.norm"),
-            **attention(_DISTIL_LAYER + "attention", _OURS + "self_attention", "q_lin k_lin v_lin out_lin"),
-            **affine(_DISTIL_LAYER + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
-            **feed_forward(_DISTIL_LAYER + "ffn", _OURS + "feed_forward", "lin1 lin2"),
-            **affine(_DISTIL_LAYER + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
-            **linear("vocab_transform", "masked_lm.linear"),
-            **affine("vocab_layer_norm", "masked_lm.norm"),
-            "vocab_projector.bias": same("masked_lm.bias"),
-            **linear("pre_classifier", "pooler.linear"),
-            **linear("classifier", "classifier"),
-        },
+def _roberta(prefix: str) -> dict[str, Any]:
+    """Return arguments of `register_encoder` that RoBERTa and MPNet share."""
+    decoder = f"{prefix}.embeddings.word_embeddings.weight"
+    return {
+        "pooler": ("tanh", "pooler.dense.weight", "classifier.dense.weight"),
+        "masked_lm": "lm_head.dense.weight",
+        "unused_positions": 2,
+        "pad_id": 1,
+        "tied": {"lm_head.decoder.weight": decoder, "lm_head.decoder.bias": "lm_head.bias"},
+    }
+
+
+for _name, _type in {"Roberta": "roberta", "XLMRoberta": "xlm-roberta", "Camembert": "camembert"}.items():
+    register_encoder(
+        _name,
+        _type,
+        BERT_FIELDS,
+        lambda config: {**encoder_tensors("roberta."), **_roberta_heads("roberta.", config)},
+        **_roberta("roberta"),
     )
+register_encoder(
+    "MPNet",
+    "mpnet",
+    SIZES_AND_EPSILON,
+    _mpnet_tensors,
+    **_roberta("mpnet"),
+    defaults={"max_positions": 512, "norm_epsilon": 1e-12},
+    required={"relative_attention_num_buckets": 32},
+    read=lambda reader, fields: {"relative_bias": True},
+    write=lambda config: {"relative_attention_num_buckets": 32},
+)
+
+_DISTIL_LAYER = "distilbert.transformer.layer.{i}."
+register_encoder(
+    "DistilBert",
+    "distilbert",
+    {
+        **SIZES,
+        "num_layers": "n_layers num_hidden_layers",
+        "d_model": "dim hidden_size",
+        "num_heads": "n_heads num_attention_heads",
+        "d_ff": "hidden_dim",
+    },
+    {
+        "distilbert.embeddings.word_embeddings.weight": same("embedding.weight"),
+        "distilbert.embeddings.position_embeddings.weight": same("input.positions.weight"),
+        **affine("distilbert.embeddings.LayerNorm", "input.norm"),
+        **attention(_DISTIL_LAYER + "attention", _OURS + "self_attention", "q_lin k_lin v_lin out_lin"),
+        **affine(_DISTIL_LAYER + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
+        **feed_forward(_DISTIL_LAYER + "ffn", _OURS + "feed_forward", "lin1 lin2"),
+        **affine(_DISTIL_LAYER + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
+        **linear("vocab_transform", "masked_lm.linear"),
+        **affine("vocab_layer_norm", "masked_lm.norm"),
+        "vocab_projector.bias": same("masked_lm.bias"),
+        **linear("pre_classifier", "pooler.linear"),
+        **linear("classifier", "classifier"),
+    },
+    pooler=("relu", "pre_classifier.weight"),
+    masked_lm="vocab_transform.weight",
+    activation=("activation", "gelu"),
+    same_activation=True,
+    defaults={},
+    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    required={},
+    # Of the first versions; and the file contains the positions either way.
+    skipped="tie_weights_ sinusoidal_pos_embds",
+    read=lambda reader, fields: {"norm_epsilon": 1e-12},
 )

@@ -25,6 +25,7 @@ _DEFAULTS = {field: value for field, value in DEFAULTS.items() if field != "d_ff
 
 
 def _read_config(reader: ConfigReader) -> ImageEncoderConfig:
+    reader.require("is_causal", False)
     reader.skip("layerscale_value", "use_mask_token")  # initialization and training only
     reader.skip("out_features", "out_indices", "stage_names", "apply_layernorm", "reshape_hidden_states")  # backbones
     fields = read_fields(reader, _FIELDS, **_DEFAULTS, norm_epsilon=1e-6, attention_bias=True)

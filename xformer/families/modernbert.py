@@ -39,6 +39,7 @@ _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 
 def _read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("decoder_bias", True)
+    reader.require("is_causal", False)
     reader.skip("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "reference_compile")
     reader.skip("repad_logits_with_grad", "initializer_cutoff_factor", "cls_token_id", "position_embedding_type")
     reader.skip("layer_norm_eps")  # norm_eps replaces it

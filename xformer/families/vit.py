@@ -31,6 +31,7 @@ DEFAULTS = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072, "nu
 
 def _read_config(reader: ConfigReader) -> ImageEncoderConfig:
     reader.skip("encoder_stride")  # masked image modeling only
+    reader.require("is_causal", False)
     reader.require("pooler_act", "tanh")
     fields = read_fields(reader, FIELDS, **DEFAULTS, norm_epsilon=1e-12, attention_bias=True)
     reader.require("pooler_output_size", fields["d_model"])
