@@ -126,7 +126,8 @@ def _adam(
         for (p, g, m, v), rate in zip(slots(arrays), weight_decay, strict=True):
             if not p.flags.c_contiguous:
                 p, g, m, v = p.T, g.T, m.T, v.T
-            native.call("adam", (p, native.contiguous(g), m, v, numbers), n0=1.0 - settings.learning_rate * rate)
+            g = g if g.flags.c_contiguous else native.contiguous(g)
+            native.call("adam", (p, g, m, v, numbers), n0=1.0 - settings.learning_rate * rate)
     return updated(arrays), None
 
 
@@ -447,14 +448,10 @@ _ARRAYS = 11  # of one call
 _TWO = np.asarray(2.0, np.float32)
 
 
-def _contiguous(x: Any) -> Any:
-    """Return the elements in the order of the memory, which needs no copy of Fortran order."""
-    return x.T if x.flags.f_contiguous else native.contiguous(x)
-
-
 def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
     """Sum blocks in float32, and their sums in float64."""
-    packed = list(map(_contiguous, arrays))
+    # In the order of the memory: Fortran order needs no copy.
+    packed = [x.T if x.flags.f_contiguous else x if x.flags.c_contiguous else native.contiguous(x) for x in arrays]
     counts = [-(-x.size // _BLOCK) for x in packed]
     sums, total = np.empty(sum(counts), np.float64), np.empty((), np.float64)
     start = 0
