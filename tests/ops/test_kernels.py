@@ -14,8 +14,8 @@ from xformer.backends import resolve
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.kernels import numpy as flash
 from xformer.ops import Kernel, attention, checks, dropout, gelu, operation, relu, softmax
-from xformer.ops.adam import adam
 from xformer.ops.operation import OPERATIONS
+from xformer.ops.optimizers import adam
 from xformer.threads import parallel_map
 
 FLOATS = ("float32", "float64")

@@ -11,7 +11,7 @@ from tests.conftest import TOLERANCES, assert_close
 from tests.ops.numpy_cases import HEAD_DIM, LABELS, LENGTHS, MASKS, heads, make_mask, normal
 from xformer import ops, vjp
 from xformer.backends import array_namespace, dtype_name, from_host, is_floating, resolve
-from xformer.ops.adam import adam
+from xformer.ops.optimizers import adam
 
 torch = pytest.importorskip("torch", reason="these are its kernels")
 XP = resolve("torch")

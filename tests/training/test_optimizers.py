@@ -14,8 +14,7 @@ from tests.reference import few_on_jax, raises_line, small_model
 from xformer import value_and_grad
 from xformer.backends import Array, array_namespace, dtype_name, from_host, is_floating, to_host
 from xformer.errors import ConfigError, ShapeError
-from xformer.ops.adam import adam
-from xformer.ops.muon import orthogonalize
+from xformer.ops.optimizers import adam, orthogonalize
 from xformer.training import SGD, Adafactor, Adam, AdamW, Muon, load_parameters, save_parameters, train_step
 from xformer.tree import Module, flatten, map_arrays
 

@@ -16,10 +16,10 @@ import numpy as np
 from xformer import native
 from xformer.backends import dtype_name
 from xformer.ops.activations import CUBIC, SCALE
-from xformer.ops.adam import Settings, slots, updated, writable
 from xformer.ops.blocks import num_columns
 from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
+from xformer.ops.optimizers import Settings, slots, updated, writable
 from xformer.ops.weights import GROUP, QUANTIZED_DTYPES
 
 

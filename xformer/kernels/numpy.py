@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from xformer.ops.adam import forward as adam_forward
-from xformer.ops.adam import slots, updated
 from xformer.ops.attention import with_repeated_heads
 from xformer.ops.experts import sliced_forward, sliced_vjp
 from xformer.ops.operation import Kernel
+from xformer.ops.optimizers import adam_forward, slots, updated
 from xformer.threads import parallel_for
 
 # --- adam -------------------------------------------------------------------------------------------------------------

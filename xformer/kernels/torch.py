@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from xformer.backends import array_namespace
-from xformer.ops.adam import Settings, slots, updated, writable
 from xformer.ops.attention import causal_mask, with_repeated_heads
 from xformer.ops.experts import sliced_forward, sliced_vjp
 from xformer.ops.linear import affine_functions, as_rows
 from xformer.ops.operation import Kernel
+from xformer.ops.optimizers import Settings, slots, updated, writable
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 WIDE_FLOATS = ("float32", "float64")

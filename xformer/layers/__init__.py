@@ -3,7 +3,7 @@
 from xformer.layers.adapters import LoraWeight, lora, merge_lora
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.cache import KVCache, LayerCache
-from xformer.layers.convolution import AudioEmbedding, Conv1d
+from xformer.layers.convolution import AudioEmbedding, Conv1d, PatchEmbedding
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
 from xformer.layers.experts import MixtureOfExperts, RecordedRouting, load_balancing_loss, record_routing
@@ -11,7 +11,6 @@ from xformer.layers.family_attention import DisentangledAttention, FamilyAttenti
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
 from xformer.layers.normalization import Identity, LayerNorm, MaxScaledLayerNorm, RMSNorm
-from xformer.layers.patches import PatchEmbedding
 from xformer.layers.pointer_generator import CopyHead
 from xformer.layers.positions import (
     ALiBi,

@@ -13,11 +13,9 @@ from xformer.models.config import (
     TransformerConfig,
 )
 from xformer.models.encoder import AttentionPooler, Encoder, MaskedLMHead, Pooler
-from xformer.models.image_encoder import ImageEncoder
-from xformer.models.image_text_encoder import ImageTextEncoder
+from xformer.models.image_encoder import ImageEncoder, ImageTextEncoder
 from xformer.models.language_model import LanguageModel
-from xformer.models.speech import SpeechTransformer
-from xformer.models.transformer import Transformer
+from xformer.models.transformer import SpeechTransformer, Transformer
 
 __all__ = [
     "AttentionPooler",

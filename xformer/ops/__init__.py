@@ -5,25 +5,20 @@
 
 from xformer.backends.namespaces import on_load as _on_load
 from xformer.ops.activations import activation, gelu, gelu_tanh, quick_gelu, relu, relu_squared, silu
-from xformer.ops.adafactor import adafactor
-from xformer.ops.adam import adam
 from xformer.ops.attention import attention, attention_weights
 from xformer.ops.blocks import BlockWeight
-from xformer.ops.cast import cast
 from xformer.ops.cross_entropy import cross_entropy
 from xformer.ops.decoding import logsumexp, top_k
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
 from xformer.ops.experts import apply_experts
 from xformer.ops.linear import linear, project_heads
-from xformer.ops.muon import muon
 from xformer.ops.norms import layer_norm, rms_norm
 from xformer.ops.operation import Kernel, Operation, explain, register
 from xformer.ops.operation import load_with_library as _load_with_library
+from xformer.ops.optimizers import adafactor, adam, cast, muon, sgd, squared_norm
 from xformer.ops.rotate import rotate
-from xformer.ops.sgd import sgd
 from xformer.ops.softmax import softmax
-from xformer.ops.squared_norm import squared_norm
 from xformer.ops.weights import PackedWeight, QuantizedWeight
 
 __all__ = [

@@ -17,10 +17,7 @@ import numpy as np
 from xformer.backends import Array, assign
 from xformer.config import Config, option
 from xformer.errors import ConfigError, ShapeError, add_absent_methods
-from xformer.ops.adafactor import adafactor, zero_factors
-from xformer.ops.adam import adam, zero_moment
-from xformer.ops.muon import muon
-from xformer.ops.sgd import sgd
+from xformer.ops.optimizers import adafactor, adam, muon, sgd, zero_factors, zero_moment
 from xformer.threads import blas_threads, parallel_map
 from xformer.training.data_parallel import is_numpy
 from xformer.tree import Module, check_same_count, flatten, flatten_parameters, is_array, map_parameters

@@ -13,7 +13,7 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.errors import BackendError, ConfigError
-from xformer.ops.cast import cast
+from xformer.ops.optimizers import cast
 from xformer.tree import flatten_parameters
 
 PRECISIONS = ("float32", "bfloat16", "float16")

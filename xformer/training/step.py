@@ -14,8 +14,7 @@ import numpy as np
 from xformer import tracing
 from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError, DataError
-from xformer.ops.grad_scale import cast_number
-from xformer.ops.squared_norm import squared_norm
+from xformer.ops.optimizers import cast_number, squared_norm
 from xformer.random import Rng, split_rng
 from xformer.tree import flatten_parameters, is_array, map_arrays
 

@@ -21,8 +21,8 @@ from xformer.backends.cupy import CupyLibrary
 from xformer.backends.numpy import NumpyLibrary
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.ops import checks, gelu, layer_norm, linear
-from xformer.ops.adam import Settings
 from xformer.ops.operation import OPERATIONS, kernels_of
+from xformer.ops.optimizers import Settings
 from xformer.training import Adam, AdamW, Batch, TokenPairs
 from xformer.training.precision import autocast
 from xformer.training.step import clip_scale, global_norm, train_step

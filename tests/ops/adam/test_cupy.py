@@ -14,7 +14,7 @@ from xformer.backends import to_host
 from xformer.errors import ShapeError
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.kernels.cupy import optimizer
-from xformer.ops.adam import Settings, adam
+from xformer.ops.optimizers import Settings, adam
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
 SETTINGS = {"learning_rate": 0.01, "step": 3, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9, "donate": True}

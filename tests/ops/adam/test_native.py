@@ -8,7 +8,7 @@ import pytest
 from tests.ops.native_cases import SPECIAL, assert_selected, kernels, needs_library, single  # noqa: F401
 from tests.ops.numpy_cases import assert_close, memory_orders
 from xformer import ops
-from xformer.ops.adam import adam
+from xformer.ops.optimizers import adam
 
 pytestmark = needs_library
 SETTINGS = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-9}

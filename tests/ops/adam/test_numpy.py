@@ -7,7 +7,7 @@ import pytest
 
 from tests.ops.numpy_cases import memory_orders, normal
 from xformer import ops
-from xformer.ops.adam import adam
+from xformer.ops.optimizers import adam
 
 pytestmark = pytest.mark.usefixtures("no_native")
 SETTINGS = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}

@@ -21,8 +21,8 @@ from xformer.kernels.cupy.launch import (
     is_compatible_dtype,
     why_not,
 )
-from xformer.ops.adam import Settings, Slot, slots, updated, writable
 from xformer.ops.operation import Kernel
+from xformer.ops.optimizers import Settings, Slot, slots, updated, writable
 from xformer.tree import is_array
 
 BLOCK_ELEMENTS = 8192
