@@ -45,20 +45,6 @@ def test_libraries_are_compared_in_json(xformer):
     assert result["sizes"]["causal"] is True
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("suite", "options", "name"),
-    [
-        ("attention", ["--layer"], "multi-head attention 1x2x5x4 forward"),
-        ("memory", ["--causal"], "attention 1x2x5x4 causal forward + backward"),
-    ],
-)
-def test_every_suite(xformer, suite, options, name):
-    done = xformer("bench", suite, *TINY, "--length", "5", *options)
-    assert (done.code, done.err) == (0, "")
-    assert any(line.startswith(name) for line in done.out.splitlines())
-
-
 def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypatch):
     measure = bench.interleaved_benchmark
 

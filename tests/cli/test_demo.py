@@ -118,15 +118,3 @@ def test_the_recipe_of_the_demo_is_a_recipe(monkeypatch):
     recipe = demo.demo_recipe(60.0, 7)
     assert (recipe.training.seed, recipe.training.max_minutes) == (7, 1.0)
     TransformerConfig(source_vocab_size=128, target_vocab_size=128, **recipe.model)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "clear"),
-    [
-        (["▁two", "▁hundred", "▁thirty-", "nine"], True),
-        (["▁two", "▁hundred", "▁fif", "ty-f", "our"], False),
-        (["▁thirty-", "nine"], False),
-    ],
-)
-def test_the_plot_shows_a_crossing(tokens, clear):
-    assert demo._shows_crossing(tokens) == clear

@@ -19,15 +19,6 @@ def pipe(monkeypatch):
         yield sink
 
 
-def test_a_pipe_is_a_stream_and_a_file_is_not(pipe, tmp_path, monkeypatch):
-    assert _io.is_stream("-")
-    assert not _io.is_stream("some file")
-    (tmp_path / "text").write_text("one\n")
-    with (tmp_path / "text").open("rb") as file:
-        monkeypatch.setattr(sys, "stdin", file)
-        assert not _io.is_stream("-")
-
-
 def test_lines_that_have_arrived_make_a_chunk(pipe):
     chunks = _io.read_chunks("-")
     pipe.write(b"one\ntwo\nthr")
@@ -65,23 +56,6 @@ def test_a_stream_without_line_ends_is_refused_early():
     with pytest.raises(DataError, match="standard input line 1 has more than 100000 characters"):
         next(_io._read_arriving(stream))
     assert stream.tell() < 500_000
-
-
-def test_output_to_a_pipe_goes_through(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with _io.open_output(str(tmp_path / "pipe")) as write:
-        write(["one", "zwölf"])
-        assert os.read(reader, 100) == "one\nzwölf\n".encode()
-    os.close(reader)
-
-
-def test_an_output_file_appears_when_it_is_complete(tmp_path):
-    with _io.open_output(str(tmp_path / "out")) as write:
-        write(["one"])
-        assert not (tmp_path / "out").exists()
-        write(["two"])
-    assert (tmp_path / "out").read_bytes() == b"one\ntwo\n"
 
 
 def test_a_terminal_is_recognized(pipe, monkeypatch):

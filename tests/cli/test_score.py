@@ -52,22 +52,6 @@ def test_all_measures(xformer, files):
     assert rows(some.out) == {name: expected[name] for name in ("TER", "ROUGE-1", "ROUGE-2", "ROUGE-L")}
 
 
-def test_several_references(xformer, files):
-    both = [REFERENCES, OTHERS]
-    done = xformer(
-        *("score", "--reference", files / "ref", "--reference", files / "other", "--hypothesis", files / "hyp"),
-        *("--metric", "all", "--json"),
-    )
-    values = json.loads(done.out)
-    scores = [bleu(HYPOTHESES, both), chrf(HYPOTHESES, both), ter(HYPOTHESES, both), *rouge(HYPOTHESES, both)]
-    assert values == {
-        **{each.name: {"score": each.value, "signature": each.signature} for each in scores},
-        "lines": 3,
-        "references": 2,
-        "blank_hypotheses": 0,
-    }
-
-
 def test_the_tokenizer_of_bleu(xformer, files):
     hypotheses, references = CHINESE
     for name, lines in (("hyp.zh", hypotheses), ("ref.zh", references), ("ref.txt", references)):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.families import ctranslate2, torch_files
+from tests.families import ctranslate2
 from xformer.data.audio import log_mel_spectrogram
 from xformer.families import load_pretrained
 from xformer.pipelines.timestamps import align
@@ -174,39 +174,3 @@ def test_tutorial_shows_the_attention_of_minilm(capsys):
     for ours, stored in zip(computed, shown, strict=True):
         assert ours["tokens"] == stored["tokens"]
         np.testing.assert_allclose(ours["weights"], stored["weights"], atol=2e-3)
-
-
-ENCODER_DECODER = {"num_encoder_layers": 3, "num_decoder_layers": 3, "num_heads": 8, "norm_position": "post",
-                   "output_bias": True, "tie_output": False, "pad_id": 1, "bos_id": 2, "eos_id": 3}  # fmt: skip
-TAJIK = "<unk> <pad> <bos> <eos> _ - ~ абвгдежзийклмнопрстуфхчшъьэюяёғқҳҷӣӯ"
-PERSIAN = "<unk> <pad> <bos> <eos> \u0647 _ - آئابتثجحخدذرزسشصضطظعغفقلمنوي\u0651\u0652\u0654پچژکگی\u200c"
-
-
-def characters(text):
-    """Return a vocabulary written as special tokens and characters, with _ for the space."""
-    return [token for part in text.split() for token in ([part] if part.startswith("<") else part.replace("_", " "))]
-
-
-def test_a_transliterator_of_torch_writes_the_example_of_its_authors():
-    directory = extract("tg2fa_translit", "tg2fa_translit")
-    source, target = characters(TAJIK), characters(PERSIAN)
-    config = xf.TransformerConfig(source_vocab_size=len(source), target_vocab_size=len(target), d_model=64, d_ff=64,
-                                  positions="sinusoidal", final_norm=True, **ENCODER_DECODER)  # fmt: skip
-    tensors = torch_files.read_tensors(directory / "model_2.9.zip")["model_state_dict"]
-    model = torch_files.load_model(config, tensors, torch_files.TG2FA)
-    ids = [2, *map(source.index, "то ғами фардо нахӯрем"), 3]
-    ((output,),) = xf.generate(model, [ids], max_new_tokens=30)
-    assert "".join(target[token] for token in output.tokens) == "تا غم فردا نخوریم"
-
-
-def test_a_generator_of_molecules_has_the_logits_of_torch():
-    directory = extract("annalog", "annalog/ckpt_and_vocab")
-    config = xf.TransformerConfig(source_vocab_size=59, target_vocab_size=59, d_model=256, d_ff=512,
-                                  positions="learned", max_positions=102, final_norm=False,
-                                  **ENCODER_DECODER)  # fmt: skip
-    tensors = torch_files.read_tensors(directory / "Lev_extended.pt")
-    model = torch_files.load_model(config, tensors, torch_files.ANNALOG)
-    logits = model([[2, 5, 7, 9, 11, 6, 5, 3]], [[2, 5, 7, 9, 8]])[0]
-    # Values of the authors' modules in float64; the largest logit is 42.2.
-    expected = [4.7422, -11.52233, 4.20614, -6.34368, -13.31316]
-    np.testing.assert_allclose(logits[range(5), [5, 7, 9, 8, 3]], expected, atol=1e-5 * 42.2)

@@ -9,7 +9,7 @@ from xformer.data.demo_tasks import numbers_task
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig, generate
-from xformer.generation.batch import GenerationBatch, uniform_streams
+from xformer.generation.batch import GenerationBatch
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Embedder, Summarizer, Tokenizers, Transcriber, Translator, seq2seq
 from xformer.tokenizers import Tokenizer
@@ -158,25 +158,6 @@ def test_separators_are_never_generated():
     assert all(summarizer.tokenizers.target.sep_id not in output.tokens for (output,) in outputs)
 
 
-def test_samples_of_a_longer_list_can_be_drawn_in_parts(translator, monkeypatch):
-    """Random numbers belong to the index of a text. Tokens may differ: rounding depends on the batch."""
-    streams = {}
-
-    def record(rng, indices, samples, lengths):
-        numbers = uniform_streams(rng, indices, samples, lengths)
-        streams.update(zip(indices, numbers, strict=True))
-        return numbers
-
-    monkeypatch.setattr("xformer.generation.batch.uniform_streams", record)
-    encoded, settings = translator.token_ids(LINES), {"temperature": 1.5, "max_new_tokens": 10}
-    list(translator.batches_of_ids(encoded, **settings))
-    full = dict(streams)
-    streams.clear()
-    list(translator.batches_of_ids(encoded[2:], first_index=2, **settings))
-    assert sorted(full) == [0, 1, 2, 3, 4]
-    assert streams == {index: full[index] for index in (2, 3, 4)}
-
-
 def test_documents_are_truncated_as_in_training():
     full = make(Summarizer, separator=True)
     summarizer = Summarizer(full.model, full.tokenizers, max_source_tokens=5)
@@ -213,13 +194,6 @@ def test_lists_have_one_entry_a_text(translator):
     for settings in ({"prefix": ["a"]}, {"target_length": [3]}, {"sequence_bias": [["a"]]}):
         with pytest.raises(DataError, match=r"has 1 entries for 5 texts; expected one for each, or one for all"):
             translator(LINES, **settings)
-
-
-def test_a_document_is_seen_as_its_sentences():
-    summarizer = make(Summarizer, separator=True)
-    (ids,) = summarizer.token_ids(["One two. Three four."])
-    assert ids.count(summarizer.tokenizers.source.sep_id) == 1
-    assert isinstance(summarizer(["One two. Three four."], max_new_tokens=5)[0], str)
 
 
 def test_a_model_without_a_decoder_is_refused():

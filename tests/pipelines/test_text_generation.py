@@ -261,20 +261,6 @@ def test_streamed_subwords_keep_their_spaces():
     assert len(texts) > 5
 
 
-def test_incomplete_characters_are_streamed_once_they_are_complete(generator, monkeypatch):
-    """As with a tokenizer of bytes: here every character takes two tokens."""
-    decode = generator.tokenizer.decode
-
-    def decode_pairs(tokens):
-        text = decode(tokens)
-        return text[: len(text) // 2 * 2] + "\ufffd" * (len(text) % 2)
-
-    expected = generator(["the "], max_new_tokens=9, seed=1)[0]
-    monkeypatch.setattr(generator.tokenizer, "decode", decode_pairs)
-    texts = list(generator.stream("the ", max_new_tokens=9, seed=1))
-    assert texts == [expected[:2], expected[2:4], expected[4:6], expected[6:8], "\ufffd"]
-
-
 def test_streaming_decodes_a_short_suffix_at_each_step(generator, monkeypatch):
     decode, lengths = generator.tokenizer.decode, []
     monkeypatch.setattr(generator.tokenizer, "decode", lambda tokens: lengths.append(len(tokens)) or decode(tokens))

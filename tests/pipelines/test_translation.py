@@ -67,21 +67,6 @@ def test_batches_are_sorted_by_length_and_complete(translator):
         assert len(batch) == 1 or longest * len(batch) <= 30
 
 
-def test_truncated_outputs_are_marked(translator):
-    """Each output ends at a further end token, unless it has the maximum length before."""
-    outputs = [output for (output,) in translator.outputs(LINES, max_new_tokens=30)]
-    stop = outputs[0].tokens[2]
-    first = outputs[0].tokens.index(stop)
-    ((ended,),) = translator.outputs(LINES[:1], max_new_tokens=30, stop_token_ids=[stop])
-    assert (ended.tokens, ended.finished) == (outputs[0].tokens[:first], True)
-    assert ended.text == translator.tokenizers.target.decode(ended.tokens)
-    for row, limit in ((0, 1), (0, 2), (1, 1)):
-        ((cut,),) = translator.outputs(LINES[row : row + 1], max_new_tokens=limit)
-        assert (cut.tokens, cut.finished) == (outputs[row].tokens[:limit], len(outputs[row].tokens) <= limit)
-        assert cut.text == translator.tokenizers.target.decode(cut.tokens)
-        assert cut.score == pytest.approx(cut.log_probability)
-
-
 def test_cores_share_the_batches(translator, monkeypatch):
     expected = translator(LINES, batch_tokens=20, max_new_tokens=10)
     for threads in ("1", "3"):
