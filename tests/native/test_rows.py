@@ -14,6 +14,7 @@ import pytest
 from tests.reference import native_levels
 from xformer import native
 from xformer.errors import ShapeError
+from xformer.native import library
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the library was not compiled")
 
@@ -71,6 +72,7 @@ _SCRIPT = """
 import sys
 from tests.native.test_rows import digest
 from xformer import native
+from xformer.native import library
 from xformer.threads import set_num_threads
 assert native.level() == sys.argv[1], native.WHY_NOT
 set_num_threads(int(sys.argv[2]))
@@ -118,9 +120,26 @@ def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
     arrays, integers, numbers = CALLS[name]
     for i, x in enumerate(arrays):
         for kind, other in misfits(x).items():
-            if kind not in ALLOWED.get((name, i), ()):
+            is_copied = kind == "strided" and not library._OUTPUTS[name] >> i & 1
+            if kind not in ALLOWED.get((name, i), ()) and not is_copied:
                 with pytest.raises(ShapeError):
                     native.call(name, (*arrays[:i], other, *arrays[i + 1 :]), *integers, **numbers)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_inputs_that_are_not_contiguous_are_copied(name: str) -> None:
+    arrays, integers, numbers = CALLS[name]
+    is_output = [library._OUTPUTS[name] >> i & 1 for i in range(len(arrays))]
+    results = []
+    for is_strided in (False, True):
+        given = [
+            np.repeat(x, 2, axis=-1)[..., ::2] if is_strided and not output and x.dtype != np.int64 else x.copy()
+            for x, output in zip(arrays, is_output, strict=True)
+        ]
+        native.call(name, tuple(given), *integers, **numbers)
+        results.append([x for x, output in zip(given, is_output, strict=True) if output])
+    for actual, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(("name", "i"), sorted(OPTIONAL))

@@ -101,12 +101,6 @@ class Library(ModuleType):
         kernel = operation.select(self, arrays, options, dtype, save=False)
         return kernel.forward(*arrays, save=False, **options)[0]
 
-    def select(
-        self, operation: Any, arrays: tuple[Any, ...], options: dict[str, Any], dtype: str, *, save: bool
-    ) -> Any:
-        """Return the kernel of an operation for a call whose arrays were checked."""
-        return operation.select(self, arrays, options, dtype, save=save)
-
     def check_range(self, array: Array, size: int, check: Callable[[Array], None]) -> None:
         """Let `check(array)` raise an error unless all values are in [0, size), where reading them is cheap.
 

@@ -23,25 +23,13 @@ from xformer.ops.optimizers import Settings, slots, updated, writable
 from xformer.ops.weights import GROUP, QUANTIZED_DTYPES
 
 
-def why_not(*arrays: Any, save: bool = False, **options: Any) -> str | None:
-    """Return why native kernels take no such arrays, or None."""
-    for array in arrays:
-        if array is None:
-            continue
-        if type(array) is not np.ndarray:
-            return f"an array is a {type(array).__name__}"
-        if not array.flags.aligned:
-            return "an array is not aligned in memory"
-    return None
-
-
 def native_kernel(
     operation: str, forward: Callable[..., Any], vjp: Callable[..., Any] | None, **options: Any
 ) -> Kernel:
     """Return a kernel for float32 arrays; the options are fields of `Kernel`."""
     defaults: dict[str, Any] = {
         "dtypes": ("float32",),
-        "why_not": why_not,
+        "needs_plain_arrays": True,
         "disabled_by": "no-native",
         "is_recordable": True,
     }
@@ -50,7 +38,8 @@ def native_kernel(
 
 def rows_of(x: Any) -> Any:
     """Return an array (..., features) as a contiguous matrix (rows, features)."""
-    return native.contiguous(x).reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    x = x if x.flags.c_contiguous else native.contiguous(x)
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
@@ -71,13 +60,13 @@ _COEFFICIENTS = np.asarray(
 
 def _gelu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     y, slope = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype) if save else None
-    native.call("gelu", (native.contiguous(x), _COEFFICIENTS, y, slope), n0=_P)
+    native.call("gelu", (x, _COEFFICIENTS, y, slope), n0=_P)
     return y, slope
 
 
 def _logistic_unit_forward(x: Any, *, save: bool, scale: float, cubic: float) -> tuple[Any, Any]:
     y, slope = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype) if save else None
-    native.call("logistic_unit", (native.contiguous(x), y, slope), n0=scale, n1=cubic)
+    native.call("logistic_unit", (x, y, slope), n0=scale, n1=cubic)
     return y, slope
 
 
@@ -89,13 +78,13 @@ def _activation_vjp(g: Any, slope: Any, needs: Any) -> tuple[Any, ...]:
 
 def _relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     y = np.empty(x.shape, x.dtype)
-    native.call("relu", (native.contiguous(x), y))
+    native.call("relu", (x, y))
     return y, y
 
 
 def _relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     dx = np.empty(g.shape, g.dtype)
-    native.call("relu_vjp", (native.contiguous(g), y, dx))
+    native.call("relu_vjp", (g, y, dx))
     return (dx,)
 
 
@@ -112,7 +101,7 @@ def _adam_why_not(grad_scale: Any, *arrays: Any, **options: Any) -> str | None:
             p.f_contiguous and m.f_contiguous and v.f_contiguous
         ):
             return "arrays are not contiguous, or differ in memory order"
-    return why_not(*arrays)
+    return None
 
 
 def _adam(
@@ -126,7 +115,6 @@ def _adam(
         for (p, g, m, v), rate in zip(slots(arrays), weight_decay, strict=True):
             if not p.flags.c_contiguous:
                 p, g, m, v = p.T, g.T, m.T, v.T
-            g = g if g.flags.c_contiguous else native.contiguous(g)
             native.call("adam", (p, g, m, v, numbers), n0=1.0 - settings.learning_rate * rate)
     return updated(arrays), None
 
@@ -197,12 +185,12 @@ def _dequantize(blocks: Any, *, save: bool) -> tuple[Any, Any]:
 
 
 def _block_linear_why_not(x: Any, blocks: Any, bias: Any, **options: Any) -> str | None:
-    return _blocks_why_not(blocks) or why_not(x, bias)
+    return _blocks_why_not(blocks)
 
 
 def _block_linear(x: Any, blocks: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
     out = np.empty((x.shape[0], blocks.shape[0]), np.float32)
-    native.call("matmul_blocks", (x, blocks, out, None if bias is None else native.contiguous(bias)))
+    native.call("matmul_blocks", (x, blocks, out, bias))
     return out, None
 
 
@@ -224,7 +212,7 @@ def _cross_entropy_vjp(
 ) -> tuple[Any, ...]:
     rows, ids, statistics, shape = residuals
     dlogits = np.empty(rows.shape, rows.dtype)
-    arrays = rows, ids, native.contiguous(g), statistics, dlogits
+    arrays = rows, ids, g, statistics, dlogits
     native.call("cross_entropy_vjp", arrays, pad_id, n0=label_smoothing, n1=z_loss)
     return dlogits.reshape(shape), None
 
@@ -251,7 +239,7 @@ def _top_k(x: Any, *, k: int, save: bool) -> tuple[Any, Any]:
 
 
 def _why_not_top_k(x: Any, *, k: int, save: bool) -> str | None:
-    return why_not(x) if 1 <= k <= min(_MAX_K, x.shape[-1]) else f"k is {k}; expected 1 to {_MAX_K}"
+    return None if 1 <= k <= min(_MAX_K, x.shape[-1]) else f"k is {k}; expected 1 to {_MAX_K}"
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
@@ -259,7 +247,7 @@ def _why_not_top_k(x: Any, *, k: int, save: bool) -> str | None:
 
 def _dropout_forward(x: Any, mask: Any, *, keep_probability: float, save: bool) -> tuple[Any, Any]:
     y = np.empty(x.shape, x.dtype)
-    native.call("dropout", (native.contiguous(x), native.contiguous(mask), y), n0=1.0 / keep_probability)
+    native.call("dropout", (x, mask, y), n0=1.0 / keep_probability)
     return y, mask
 
 
@@ -293,7 +281,6 @@ def _embedding_vjp(g: Any, residuals: Any, needs: Any, *, scale: float) -> tuple
 def _matmul(x: Any, w: Any, bias: Any = None, relu: bool = False) -> Any:
     """Compute x @ w + bias for matrices in any memory layout, or its positive part."""
     out = np.empty((x.shape[0], w.shape[1]), np.float32)
-    bias = bias if bias is None or bias.flags.c_contiguous else native.contiguous(bias)
     native.call("matmul", (x, w, out, bias))
     if relu:
         native.call("relu", (out, out))
@@ -323,8 +310,8 @@ _AFFINE = affine_functions(
     _transposed_product,
     _parameter_cotangents,
     _relu_vjp,
-    rows_of=lambda x, shape: x if x.ndim == 2 else native.contiguous(x).reshape(shape),
-    cotangent_rows_of=lambda g, shape: native.contiguous(g).reshape(shape),
+    rows_of=lambda x, shape: x if x.ndim == 2 else (x if x.flags.c_contiguous else native.contiguous(x)).reshape(shape),
+    cotangent_rows_of=lambda g, shape: (g if g.flags.c_contiguous else native.contiguous(g)).reshape(shape),
 )
 
 
@@ -334,9 +321,8 @@ _BLOCK_ELEMENTS, _MAX_BLOCKS = 32_768, 16  # blocks of rows, whose sums for the 
 
 
 def _norm(x: Any, weight: Any, bias: Any = None, *, epsilon: float, save: bool, centered: bool) -> tuple[Any, Any]:
-    rows, weight = rows_of(x), native.contiguous(weight)
+    rows = rows_of(x)
     y, statistics = np.empty(rows.shape, x.dtype), np.empty((2, len(rows)), x.dtype)
-    bias = None if bias is None else native.contiguous(bias)
     native.call("norm", (rows, weight, bias, y, statistics), centered, n0=epsilon)
     return y.reshape(x.shape), (rows, weight, statistics)
 
@@ -364,12 +350,11 @@ def _packed_why_not(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int
         return f"panels of dtype {panels.dtype} (compiled for float32, int8 and bfloat16)"
     if not panels.flags.c_contiguous:
         return "the panels are not contiguous"
-    return why_not(x, panels, scales, bias)
+    return None
 
 
 def _packed_forward(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int, save: bool) -> tuple[Any, Any]:
     out = np.empty((x.shape[0], columns), np.float32)
-    bias, scales = (None if array is None else native.contiguous(array) for array in (bias, scales))
     if panels.dtype.name == "int8":
         _multiply_rounded(x, panels, scales, bias, out)
     elif scales is None and x.shape[0] >= _MIN_BLAS_ROWS:
@@ -386,7 +371,7 @@ def _multiply_rounded(x: Any, panels: Any, scales: Any, bias: Any, out: Any) -> 
     groups = -(-x.shape[1] // GROUP)
     rounded = np.empty((x.shape[0], groups * GROUP), np.uint8)
     scales_of_x = np.empty((x.shape[0], groups), np.float32)
-    native.call("round_rows", (native.contiguous(x), rounded, scales_of_x))
+    native.call("round_rows", (x, rounded, scales_of_x))
     native.call("matmul_rounded", (rounded, scales_of_x, panels, out, bias, scales))
 
 
@@ -396,14 +381,13 @@ def _multiply_rounded(x: Any, panels: Any, scales: Any, bias: Any, out: Any) -> 
 def _quantized_why_not(x: Any, scales: Any, values: Any, bias: Any, **options: Any) -> str | None:
     if dtype_name(values.dtype) not in QUANTIZED_DTYPES:
         return f"dtype {values.dtype} (compiled for int8 and bfloat16)"
-    return why_not(x, scales, values, bias)
+    return None
 
 
 def _quantized_forward(x: Any, scales: Any, values: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
     out = np.empty((x.shape[0], values.shape[0]), np.float32)
     weight = values.T if values.dtype == np.int8 else values.view(np.uint16).T
-    bias = None if bias is None else native.contiguous(bias)
-    native.call("matmul", (x, weight, out, bias, native.contiguous(scales)))
+    native.call("matmul", (x, weight, out, bias, scales))
     return out, None
 
 
@@ -412,8 +396,8 @@ def _quantized_forward(x: Any, scales: Any, values: Any, bias: Any, *, save: boo
 
 def _rotate(x: Any, cosine: Any, sine: Any, *, is_inverse: bool) -> Any:
     y, shape = np.empty(x.shape, x.dtype), (math.prod(x.shape[:-2]), *x.shape[-2:])
-    arrays = native.contiguous(x).reshape(shape), native.contiguous(cosine), native.contiguous(sine), y.reshape(shape)
-    native.call("rotate", arrays, is_inverse)
+    x = x if x.flags.c_contiguous else native.contiguous(x)
+    native.call("rotate", (x.reshape(shape), cosine, sine, y.reshape(shape)), is_inverse)
     return y
 
 
@@ -431,13 +415,13 @@ def _rotate_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
 def _softmax_forward(x: Any, mask: Any, *, save: bool) -> tuple[Any, Any]:
     y = np.empty(x.shape, x.dtype)
     mask = None if mask is None else np.broadcast_to(mask, x.shape)
-    native.call("softmax", (native.contiguous(x), mask, y))
+    native.call("softmax", (x if x.flags.c_contiguous else native.contiguous(x), mask, y))
     return y, y
 
 
 def _softmax_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     dx = np.empty(g.shape, g.dtype)
-    native.call("softmax_vjp", (native.contiguous(g), y, dx))
+    native.call("softmax_vjp", (g, y, dx))
     return dx, None
 
 
@@ -450,8 +434,7 @@ _TWO = np.asarray(2.0, np.float32)
 
 def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
     """Sum blocks in float32, and their sums in float64."""
-    # In the order of the memory: Fortran order needs no copy.
-    packed = [x.T if x.flags.f_contiguous else x if x.flags.c_contiguous else native.contiguous(x) for x in arrays]
+    packed = [x.T if x.flags.f_contiguous else x for x in arrays]  # the order of the memory, which needs no copy
     counts = [-(-x.size // _BLOCK) for x in packed]
     sums, total = np.empty(sum(counts), np.float64), np.empty((), np.float64)
     start = 0

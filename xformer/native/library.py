@@ -22,7 +22,7 @@ import numpy as np
 
 from xformer.environment import env_flag, env_value
 from xformer.errors import ConfigError, ShapeError
-from xformer.threads import IS_WORKER, available_threads, num_threads, register_blas
+from xformer.threads import IS_WORKER, num_threads, register_blas
 
 LIBRARY = Path(env_value("XFORMER_NATIVE_LIBRARY") or Path(__file__).with_name("libxformer.so"))
 _INVALID = "XFORMER_NATIVE is"
@@ -162,7 +162,7 @@ def call(
     n2: float = 0.0,
     n3: float = 0.0,
 ) -> None:
-    """Run an operation, which writes into its output arrays.
+    """Run an operation, which writes into its output arrays; inputs that must be contiguous are copied if necessary.
 
     Args:
         name: Name of the operation.
@@ -180,10 +180,16 @@ def call(
         IndexError: If an index is out of range.
         ShapeError: If an array does not fit.
     """
-    threads = 1 if IS_WORKER.get() else num_threads()  # `available_threads`, without the call: this runs very often
+    threads = 1 if IS_WORKER.get() else num_threads()
     error = LIB.xf_call(OPERATIONS[name], arrays, i0, i1, i2, i3, n0, n1, n2, n3, threads)
     if error is not None:
-        raise_error(name, error)
+        if b"contiguous" not in error:
+            raise_error(name, error)
+        written = _OUTPUTS[name]
+        arrays = tuple([x if x is None or written >> i & 1 else contiguous(x) for i, x in enumerate(arrays)])
+        error = LIB.xf_call(OPERATIONS[name], arrays, i0, i1, i2, i3, n0, n1, n2, n3, threads)
+        if error is not None:
+            raise_error(name, error)
     if _recorders and (recorder := _recorders.get(threading.get_ident())) is not None:
         outputs = tuple(array for i, array in enumerate(arrays) if _OUTPUTS[name] >> i & 1 and array is not None)
         recorder(name, arrays, (i0, i1, i2, i3, n0, n1, n2, n3), outputs)
@@ -235,7 +241,7 @@ class Program:
         Raises:
             IndexError: If an index is out of range.
         """
-        error = LIB.xf_run(self._handle, available_threads())
+        error = LIB.xf_run(self._handle, 1 if IS_WORKER.get() else num_threads())
         if error is not None:
             raise_error("the program", error)
 

@@ -121,11 +121,12 @@ class Signature:
         """
         arguments = self._by_count.get(len(arrays)) or self.arguments(operation, len(arrays))
         sizes: dict[str, Any] = {}
-        common = None
+        common, is_numpy = None, True
         for argument, array in zip(arguments, arrays, strict=True):
             name, names, more, kind, is_optional, is_broadcast, bound, _ = argument
             if array is None and is_optional:
                 continue
+            is_numpy = is_numpy and type(array) is np.ndarray
             try:
                 shape, dtype = array.shape, array.dtype
                 known = _DTYPES.get(type(dtype))
@@ -165,7 +166,7 @@ class Signature:
                     f"{each.name} {tuple(x.shape)}" for each, x in zip(arguments, arrays, strict=True) if x is not None
                 )
                 raise ShapeError(f"{operation} got {', '.join(shapes)}; expected {condition} in {self.text}")
-        if type(arrays[0]) is not np.ndarray:
+        if not is_numpy:
             check_same_device(arrays)
         return common or ""
 
@@ -224,8 +225,10 @@ def _kind_and_name(dtype: Any) -> tuple[str, str]:
 
 
 def _broadcasts(shape: Any, target: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(shape), reversed(target), strict=False)
-    return len(shape) <= len(target) and all(size in (1, full) for size, full in pairs)
+    for size, full in zip(reversed(shape), reversed(target), strict=False):
+        if size not in (1, full):
+            return False
+    return len(shape) <= len(target)
 
 
 def _check_range(operation: str, name: str, bound: str, size: int, array: Any) -> None:
@@ -267,6 +270,8 @@ class Kernel(NamedTuple):
             has no derivative.
         dtypes: Names of the floating dtypes that it takes, one for all floating arrays of a call. None: any, also
             mixed.
+        needs_plain_arrays: Whether all arrays must be of the class np.ndarray itself and aligned in memory, as the
+            native library reads them.
         why_not: `why_not(*arrays, save, **options)` returns None if the kernel can run a call, else the reason in
             words. It need not check what the signature of the operation, or `dtypes`, rules out.
         disabled_by: Value of XFORMER_KERNELS that switches the kernel off, "no-native" or "no-cudnn". "portable"
@@ -283,6 +288,7 @@ class Kernel(NamedTuple):
     forward: Callable[..., tuple[Any, Any]]
     vjp: Callable[..., Any] | None
     dtypes: Sequence[str] | None = None
+    needs_plain_arrays: bool = False
     why_not: Callable[..., str | None] | None = None
     disabled_by: str = ""
     tolerance: float = 1e-4
@@ -292,6 +298,12 @@ class Kernel(NamedTuple):
         """Return None if the kernel can run a call, else the reason; `dtype` is that of all floating arrays, or ""."""
         if self.dtypes is not None and dtype not in self.dtypes:
             return f"{f'dtype {dtype}' if dtype else 'mixed dtypes'} (the kernel takes {' or '.join(self.dtypes)})"
+        if self.needs_plain_arrays:
+            for array in arrays:
+                if array is not None and type(array) is not np.ndarray:
+                    return f"an array is a {type(array).__name__}"
+                if array is not None and not array.flags.aligned:
+                    return "an array is not aligned in memory"
         reason = None if self.why_not is None else self.why_not(*arrays, save=save, **options)
         return "the kernel has no derivative" if reason is None and save and self.vjp is None else reason
 
@@ -355,19 +367,24 @@ class Operation:
                 raise ConfigError(f"{self.name} got {name} {value!r}; expected {expected}")
 
     def select(
-        self, library: Library, arrays: tuple[Any, ...], options: dict[str, Any], dtype: str, *, save: bool
+        self, xp: Namespace, arrays: tuple[Any, ...], options: dict[str, Any], dtype: str, *, save: bool
     ) -> Kernel:
-        """Return the first kernel that can run a call on arrays of a library, else the definition."""
-        kernels = library.kernels.get(self.name)
+        """Return the first kernel that can run a call on arrays of a library, else the definition.
+
+        A trace selects itself: the definition, or a kernel that also records what it computes.
+        """
+        if not isinstance(xp, Library):
+            return xp.select(self, arrays, options, dtype, save=save)
+        kernels = xp.kernels.get(self.name)
         if kernels is None:
-            kernels = self.enable_kernels(library)
+            kernels = self.enable_kernels(xp)
         for kernel in kernels:
             if kernel.refusal(arrays, options, dtype, save=save) is None:
                 break
         else:
-            kernel = self.portable(library, arrays)
+            kernel = self.portable(xp, arrays)
         if _SELECTIONS.blocks and (selections := _SELECTIONS.items()) is not None:
-            selections.append(self._selection(kernel, library, arrays, options, dtype, save))
+            selections.append(self._selection(kernel, xp, arrays, options, dtype, save))
         return kernel
 
     def enable_kernels(self, library: Library) -> list[Kernel]:
@@ -425,7 +442,7 @@ def _upcast_forward(
     arrays = _upcast(xp, arrays)
     kernel = _operation.definition
     if not _without_kernels:
-        kernel = xp.select(_operation, arrays, options, _operation.check(*arrays), save=save)
+        kernel = _operation.select(xp, arrays, options, _operation.check(*arrays), save=save)
     output, residuals = kernel.forward(*arrays, save=save, **options)
     if isinstance(output, tuple):
         return tuple(xp.astype(y, _dtype) for y in output), (kernel.vjp, residuals)

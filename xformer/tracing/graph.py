@@ -343,7 +343,7 @@ class GraphTrace:
 
     def select(self, operation: Any, arrays: Any, options: dict[str, Any], dtype: str, *, save: bool) -> Any:
         """Return a kernel of an operation that also appends what it computes, or the definition."""
-        kernel = self.base.select(operation, self.unwrap_traced(arrays), options, dtype, save=save)
+        kernel = operation.select(self.base, self.unwrap_traced(arrays), options, dtype, save=save)
         return traced_kernel(kernel) if kernel.backend else operation.portable(self, arrays)
 
     def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -324,7 +324,7 @@ class GradTrace:
 
     def apply(self, operation: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Compute an operation of `xformer.ops` below the trace, and append one record for the whole operation."""
-        values: Any = []
+        values: list[Any] = []
         parents: list[int] = []
         for array in arrays:
             is_own = type(array) is Tracer and array._namespace is self and not self.is_closed
@@ -332,20 +332,22 @@ class GradTrace:
             parents.append(array._index if is_own else -1)
         if max(parents) < 0:
             return self.wrap(operation(*values, **options))
-        for index, value in enumerate(values):
-            if parents[index] < 0 and value is not None:
-                value = self.keep(arrays[index])
-            values[index] = np.asarray(value) if isinstance(value, np.generic) else value
+        needs = []
+        for index, parent in enumerate(parents):
+            needs.append(parent >= 0)
+            if parent < 0 and values[index] is not None:
+                values[index] = self.keep(arrays[index])
+            if isinstance(values[index], np.generic):
+                values[index] = np.asarray(values[index])
         dtype = operation.signature.check(operation.name, values)
-        kernel = self.base.select(operation, values, options, dtype, save=True)
+        kernel = operation.select(self.base, values, options, dtype, save=True)
         if kernel.vjp is None:  # raise before computing, since such operations may work in place
             raise DifferentiationError(
                 f"{operation.name} has no derivative; call it outside the differentiated function"
             )
         output, residuals = kernel.forward(*values, save=True, **options)
-        needs = tuple([parent >= 0 for parent in parents])
         record = self.record_outputs if isinstance(output, tuple) else self.record
-        return record(output, _pull, parents, (kernel.vjp, residuals, needs, options))
+        return record(output, _pull, parents, (kernel.vjp, residuals, tuple(needs), options))
 
     def select(self, operation: Any, arrays: Any, options: dict[str, Any], dtype: str, *, save: bool) -> Any:
         """Return the definition of an operation, which can be differentiated again, for arrays of this trace."""
