@@ -110,8 +110,7 @@ def train(
     The input is checked before anything is written to `out`.
     """
     texts = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
-    options: dict[str, Any] = {"callbacks": callbacks, "loggers": loggers, "progress": progress}
-    return _start(PairsTask, recipe, settings, texts, out, xp, distributed, **options)
+    return _start(PairsTask, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
 
 
 def train_lm(
@@ -165,9 +164,8 @@ def train_lm(
             raise ConfigError(f"{name} is given without {other}; expected both, or neither")
         if name in texts and "valid_share" in settings:
             raise ConfigError(f"{name} and valid_share are both given; expected only one of them")
-    options: dict[str, Any] = {"callbacks": callbacks, "loggers": loggers, "progress": progress}
     task_type = TextTask if "text" in texts else ChatTask
-    return _start(task_type, recipe, settings, texts, out, xp, distributed, **options)
+    return _start(task_type, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
 
 
 def resume(
@@ -223,7 +221,7 @@ def resume(
         _check_agreement(ranks, resumed)
         if ranks.rank == 0 and resumed != config:
             write_json(directory.config, resumed)
-        return _train(task, directory, ranks, callbacks=callbacks, loggers=loggers, progress=progress, resumed=True)
+        return _train(task, directory, ranks, callbacks, loggers, progress, is_resumed=True)
 
 
 def _start(
@@ -234,9 +232,9 @@ def _start(
     out: str | os.PathLike[str],
     xp: Any,
     distributed: str | None,
-    *,
+    callbacks: Sequence[Callback],
     loggers: Sequence[str],
-    **options: Any,
+    progress: bool,
 ) -> TrainedRun:
     """Train in a new run directory, after checking everything."""
     run = RunDirectory(out)
@@ -259,18 +257,18 @@ def _start(
                 run.start(config, task.tokenizers())
                 files.keep()
         with _lock(run, ranks):
-            return _train(task, run, ranks, loggers=loggers, **options)
+            return _train(task, run, ranks, callbacks, loggers, progress)
 
 
 def _train(
     task: Task,
     run: RunDirectory,
     ranks: Communicator,
-    *,
     callbacks: Sequence[Callback],
     loggers: Sequence[str],
     progress: bool,
-    resumed: bool = False,
+    *,
+    is_resumed: bool = False,
 ) -> TrainedRun:
     """Train in a run directory that is locked, and print the progress and the result on rank 0."""
     console = make_console(quiet=ranks.rank > 0 or not progress)
@@ -284,7 +282,7 @@ def _train(
     names = dict.fromkeys(loggers) if ranks.rank == 0 else ()
     callbacks = [shown, *callbacks, *(_make_logger(name, task, run) for name in names)]
     trainer = Trainer(task, run, callbacks=callbacks, communicator=ranks)
-    if resumed and not run.last.exists():
+    if is_resumed and not run.last.exists():
         console.print("nothing was saved yet; starting from the first step")
     with shown:
         reason = trainer.run()

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from xformer.config import Config, check_keys, field_names
-from xformer.errors import CheckpointError, ConfigError, describe_type
-from xformer.families import load_pretrained
+from xformer.errors import ConfigError, describe_type
 from xformer.families.checkpoint import check_exists, is_public
 from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, sha256
-from xformer.models import BaseModel, LanguageModelConfig, TransformerConfig
+from xformer.models import LanguageModelConfig, TransformerConfig
 from xformer.runs.config import (
     BaseTrainingConfig,
     ChatTrainingConfig,
@@ -232,11 +231,6 @@ class InitialModel:
         self.run = None if is_public(path) else RunDirectory(path)
         self.pretrained = path if self.run is None else self.run.pretrained_files()
 
-    def check_task(self, task: str) -> None:
-        """Raise ConfigError if the directory is a run of another task."""
-        if self.run is not None:
-            self.run.read_config_for(task)
-
     def tables(self) -> dict[str, Any]:
         """Return the tables [model] and [tokenizer] of a run; {} for a public or fine-tuned checkpoint."""
         if self.run is None or self.pretrained is not None:
@@ -249,26 +243,6 @@ class InitialModel:
         gguf = None if self.run else find_gguf(self.path)
         files = [self.run.model] if self.run else sorted(self.path.glob("*.safetensors")) if gguf is None else [gguf]
         return {path.name: sha256(path) for path in files}
-
-    def load(self, model_class: type[BaseModel], settings: dict[str, Any], *, xp: Any, dtype: str) -> Any:
-        """Load the model.
-
-        Args:
-            model_class: Class that the task trains.
-            settings: Fields of `MODEL_SETTINGS` that replace those of the model.
-            xp: Array library.
-            dtype: Dtype of the parameters.
-
-        Raises:
-            CheckpointError: If a file is damaged, or the model is of another class.
-        """
-        model = load_pretrained(self.path, xp=xp, dtype=dtype)
-        if type(model) is not model_class:
-            raise CheckpointError(
-                f"the model of {self.path} is of class {type(model).__name__}; expected {model_class.__name__}"
-            )
-        changes = {name: value for name, value in settings.items() if name in MODEL_SETTINGS}
-        return model.with_config(**changes)
 
 
 def check_init_settings(tables: dict[str, Any], name: str) -> None:
@@ -316,7 +290,8 @@ def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequen
     if init is not None:
         check_init_settings(overrides if isinstance(source, Recipe) else tables, name)
         initial = InitialModel(Path(os.path.abspath(init)))
-        initial.check_task(task)
+        if initial.run is not None:
+            initial.run.read_config_for(task)  # raises an error for a run of another task
         tables["init"] = {**tables["init"], "path": str(initial.path)}
         for table, values in initial.tables().items():
             tables[table] = {**values, **tables.get(table, {})}

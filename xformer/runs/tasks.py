@@ -15,7 +15,8 @@ from xformer.backends import Array, array_namespace, device
 from xformer.data.packing import TextChunks
 from xformer.data.token_rows import TokenWriter
 from xformer.distributed import Communicator
-from xformer.errors import DataError
+from xformer.errors import CheckpointError, DataError
+from xformer.families import load_pretrained
 from xformer.families.run_directory import RunDirectory
 from xformer.layers import lora
 from xformer.models import BaseModel, LanguageModel, LanguageModelConfig
@@ -24,7 +25,7 @@ from xformer.pipelines.base import check_vocabulary
 from xformer.random import Rng
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
-from xformer.runs.recipe import InitialModel, Recipe, check_training, error_context
+from xformer.runs.recipe import MODEL_SETTINGS, InitialModel, Recipe, check_training, error_context
 from xformer.text.corpus import TextPart
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from xformer.training.loggers import Rows
@@ -287,9 +288,14 @@ def language_model(recipe: Recipe, tokenizer: BaseTokenizer, xp: Any) -> Languag
 
 
 def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -> Any:
-    """Return the model that a run starts from; raise ConfigError if the recipe does not fit it."""
-    initial = InitialModel(Path(str(recipe.init.path)))
-    model = initial.load(model_class, recipe.model, xp=xp, dtype=recipe.training.dtype)
+    """Return the model that a run starts from; raise an error if it is of another class, or does not fit the recipe."""
+    path = Path(str(recipe.init.path))
+    model = load_pretrained(path, xp=xp, dtype=recipe.training.dtype)
+    if type(model) is not model_class:
+        raise CheckpointError(
+            f"the model of {path} is of class {type(model).__name__}; expected {model_class.__name__}"
+        )
+    model = model.with_config(**{name: value for name, value in recipe.model.items() if name in MODEL_SETTINGS})
     with error_context("[training]"):
         check_training(model.config, recipe.training)
     return model if recipe.init.lora is None else lora(model, recipe.init.lora, seed=recipe.training.seed)

@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 
 from xformer.config import check_count
+from xformer.html import table
 from xformer.text.extras import library_errors, require
 from xformer.training.events import Checkpoint, End, Event, Step, Validation
 from xformer.training.fit import LOG_EVERY, TrainingLoop
@@ -231,10 +232,8 @@ class MLflow(_RunLogger):
     def write_table(self, step: int, name: str, rows: Rows) -> None:
         """Write a table as an HTML artifact."""
         columns = list(rows[0])
-        lines = [columns, *([row[column] for column in columns] for row in rows)]
-        cells = ("".join(f"<td>{escape(text)}</td>" for text in line) for line in lines)
-        table = "".join(f"<tr>{line}</tr>\n" for line in cells)
-        self._client.log_text(self.run_id, f'<meta charset="utf-8">\n<table>\n{table}</table>\n', f"{name}/{step}.html")
+        content = table(columns, ([row[column] for column in columns] for row in rows))
+        self._client.log_text(self.run_id, f'<meta charset="utf-8">\n{content}\n', f"{name}/{step}.html")
 
     def write_figure(self, step: int, name: str, figure: Any) -> None:
         """Write a figure as a PNG artifact."""
