@@ -53,10 +53,10 @@ def trained(model, optimizer=Adam()):  # noqa: B008 - it is frozen
 )
 def test_a_state_comes_back_to_the_bit(files, optimizer):
     model, state = trained(make_model(), optimizer)
-    files.save_state(model, state, {"step": 7, "epoch": 1})
+    files.save_state(model, state, "Adam", {"step": 7, "epoch": 1})
     fresh = make_model()
-    loaded, loaded_state, progress = files.load_state(fresh, optimizer.init(fresh))
-    assert progress == {"step": 7, "epoch": 1}
+    loaded, loaded_state, progress = files.load_state(fresh, optimizer.init(fresh), "Adam")
+    assert (progress["step"], progress["epoch"]) == (7, 1)
     assert type(loaded_state) is type(state)
     assert loaded_state.step == 7
     for one, other in ((loaded, model), *zip(loaded_state[1:], state[1:], strict=True)):
@@ -68,38 +68,38 @@ def test_a_state_comes_back_to_the_bit(files, optimizer):
 
 def test_a_state_of_another_optimizer_is_refused(files):
     model, state = trained(make_model(), SGD())
-    files.save_state(model, state, {"step": 7})
+    files.save_state(model, state, "Adam", {"step": 7})
     with pytest.raises(CheckpointError, match="is not the training state of this run"):
-        files.load_state(model, Adam().init(model))
+        files.load_state(model, Adam().init(model), "Adam")
 
 
 def test_a_state_of_another_model_is_refused(files):
     model, state = trained(make_model())
-    files.save_state(model, state, {"step": 7})
+    files.save_state(model, state, "Adam", {"step": 7})
     other = make_model(d_model=16)
     with pytest.raises(CheckpointError, match="is not the training state of this run"):
-        files.load_state(other, Adam().init(other))
+        files.load_state(other, Adam().init(other), "Adam")
 
 
 def test_other_files_are_no_states(files):
     model, state = trained(make_model())
     files.directory.mkdir()
     with pytest.raises(CheckpointError, match="cannot read"):
-        files.load_state(model, state)
+        files.load_state(model, state, "Adam")
     files.state.write_bytes(b"something else")
     with pytest.raises(CheckpointError, match="is not a valid safetensors file"):
-        files.load_state(model, state)
+        files.load_state(model, state, "Adam")
     model.save(files.state)
     with pytest.raises(CheckpointError, match="is not the training state"):
-        files.load_state(model, state)
+        files.load_state(model, state, "Adam")
     save_arrays(files.state, {}, {"format": "xformer-training-state", "progress": "{"})
     with pytest.raises(CheckpointError, match="is not the training state"):
-        files.load_state(model, state)
+        files.load_state(model, state, "Adam")
 
 
 def test_a_full_disk_leaves_the_old_state(files, monkeypatch):
     model, state = trained(make_model())
-    files.save_state(model, state, {"step": 7})
+    files.save_state(model, state, "Adam", {"step": 7})
     before = files.state.read_bytes()
 
     def fsync(descriptor):
@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_the_old_state(files, monkeypatch):
 
     monkeypatch.setattr("xformer.io.os.fsync", fsync)
     with pytest.raises(CheckpointError, match="No space left"):
-        files.save_state(*trained(model), {"step": 8})
+        files.save_state(*trained(model), "Adam", {"step": 8})
     assert files.state.read_bytes() == before
 
 

@@ -20,7 +20,7 @@ from xformer.errors import ConfigError, ShapeError, add_absent_methods
 from xformer.ops.optimizers import adafactor, adam, muon, sgd, zero_factors, zero_moment
 from xformer.threads import blas_threads, parallel_map
 from xformer.training.data_parallel import is_numpy
-from xformer.tree import Module, check_same_count, flatten, flatten_parameters, is_array, map_parameters
+from xformer.tree import Module, check_same_count, flatten, flatten_parameters, is_array
 
 
 class Optimizer(Protocol):
@@ -63,8 +63,8 @@ class Settings(NamedTuple):
     donate: bool
 
 
-Slots = list[tuple[Any, Any]]
-"""The parameters and their gradients."""
+Rows = Sequence[Any]
+"""A tuple for each parameter: itself, its gradient, and its statistics in the order of the state."""
 
 
 class _Optimizer(Config):
@@ -89,11 +89,17 @@ class _Optimizer(Config):
                     f"the parameters {other} and {name} are the same array, which an update would replace by two; keep "
                     "a shared module or array in one field, and use it in several places of __call__"
                 )
-        return self._init(model)
+        leaves, rebuild = flatten_parameters(model)
+        columns = _columns([self._zeros(leaf) for leaf in leaves], len(self._state._fields) - 1)
+        return self._state(0, *(rebuild(column, keep=False) for column in columns))
 
-    def _init(self, model: Any) -> Any:
-        """Return the state before the first update."""
-        raise NotImplementedError
+    def _keeps(self, parameter: Array) -> tuple[bool, ...]:
+        """Return which statistics are kept for a parameter; all by default."""
+        return (True,) * (len(self._state._fields) - 1)
+
+    def _zeros(self, parameter: Array) -> tuple[Any, ...]:
+        """Return the statistics of a parameter before the first update, None where none is kept."""
+        return tuple(zero_moment(parameter) if keeps else None for keeps in self._keeps(parameter))
 
     def update(
         self,
@@ -117,19 +123,34 @@ class _Optimizer(Config):
         if not is_finite and not is_array(learning_rate):
             raise ConfigError(f"learning_rate is {learning_rate!r}; expected a finite number")
         step = assign(step, step + 1) if donate and is_array(step) else step + 1
-        slots = list(zip(leaves, gradients, strict=True))
-        settings = Settings(learning_rate, grad_scale, donate)
-        parameters, state = self._update(slots, state._replace(step=step), settings)
-        return rebuild(parameters), state
+        trees = [flatten(tree) for tree in state[1:]]
+        columns = [
+            arrays if len(arrays) == len(leaves) else self._spread(i, arrays, leaves)
+            for i, (arrays, _) in enumerate(trees)
+        ]
+        rows = list(zip(leaves, gradients, *columns, strict=True))
+        updated = self._update(rows, step, Settings(learning_rate, grad_scale, donate))
+        parameters, *columns = _columns(updated, len(state))
+        new = []
+        for (arrays, build), column in zip(trees, columns, strict=True):
+            is_whole = len(arrays) == len(leaves)
+            new.append(build(column if is_whole else [x for x in column if x is not None]))
+        return rebuild(parameters), self._state(step, *new)
 
-    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
-        """Return the new parameters and state; the step is counted."""
+    def _spread(self, number: int, arrays: Sequence[Array], parameters: Sequence[Array]) -> Sequence[Any]:
+        """Return a statistic of each parameter, None where none is kept."""
+        keeps, values = [self._keeps(parameter)[number] for parameter in parameters], iter(arrays)
+        check_same_count([keep for keep in keeps if keep], arrays)
+        return [next(values) if keep else None for keep in keeps]
+
+    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
+        """Return the new parameter and statistics of each row; the update is number `step`, counted from 1."""
         raise NotImplementedError
 
-    def _decays(self, parameters: Sequence[Array]) -> list[float]:
+    def _decays(self, rows: Rows) -> list[float]:
         """Return the weight decay of each parameter: that of the optimizer for two or more axes, or for all."""
         rate, everywhere = getattr(self, "weight_decay", 0.0), getattr(self, "decay_all", False)
-        return [rate if everywhere or len(parameter.shape) > 1 else 0.0 for parameter in parameters]
+        return [rate if everywhere or len(row[0].shape) > 1 else 0.0 for row in rows]
 
 
 def _check_shapes(name: str, leaves: Sequence[Array], arrays: Sequence[Array]) -> None:
@@ -165,24 +186,9 @@ class Adam(_Optimizer):
     beta2: float = option("Decay rate of the mean of the squared gradients.", default=0.98, at_least=0.0, below=1.0)
     epsilon: float = option("Added to the denominator.", default=1e-9, at_least=0.0)
 
-    def _init(self, model: Any) -> AdamState:
-        return AdamState(0, map_parameters(zero_moment, model), map_parameters(zero_moment, model))
-
-    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
-        (exp_avg, with_exp_avg), (exp_avg_sq, with_exp_avg_sq) = flatten(state.exp_avg), flatten(state.exp_avg_sq)
-        check_same_count(slots, exp_avg, exp_avg_sq)
-        leaves, gradients = _columns(slots, 2)
-        updated = adam(
-            list(zip(leaves, gradients, exp_avg, exp_avg_sq, strict=True)),
-            **settings._asdict(),
-            step=state.step,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
-            weight_decay=self._decays(leaves),
-        )
-        parameters, exp_avg, exp_avg_sq = _columns(updated, 3)
-        return parameters, AdamState(state.step, with_exp_avg(exp_avg), with_exp_avg_sq(exp_avg_sq))
+    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
+        options: Any = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, **settings._asdict()}
+        return adam(rows, step=step, weight_decay=self._decays(rows), **options)
 
 
 class AdamW(Adam):
@@ -212,42 +218,28 @@ class Muon(AdamW):
     num_iterations: int = option("Newton-Schulz iterations of an update.", default=5, at_least=1)
     max_aspect_ratio: float = option("Largest ratio of the sides of a weight.", default=8.0, at_least=1.0)
 
-    def _init(self, model: Any) -> AdamState:
-        exp_avg_sq = map_parameters(lambda leaf: None if self._is_weight(leaf) else zero_moment(leaf), model)
-        return AdamState(0, map_parameters(zero_moment, model), exp_avg_sq)
-
-    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
-        exp_avg, with_exp_avg = flatten(state.exp_avg)
-        _check_shapes("mean of gradients", [leaf for leaf, _ in slots], exp_avg)
-        is_weight = [self._is_weight(leaf) for leaf, _ in slots]
-        weights = [index for index, each in enumerate(is_weight) if each]
-        others = [slot for slot, each in zip(slots, is_weight, strict=True) if not each]
-        means = [mean for mean, each in zip(exp_avg, is_weight, strict=True) if not each]
-        updated, adam_state = super()._update(others, state._replace(exp_avg=means), settings)
-
-        def update_weight(index: int) -> tuple[Any, Any]:
-            return muon(
-                *slots[index],
-                exp_avg[index],
-                settings.grad_scale,
-                learning_rate=settings.learning_rate,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay,
-                num_iterations=self.num_iterations,
-            )
-
-        if slots and is_numpy(slots):
-            with blas_threads(1):
-                updated_weights = iter(parallel_map(update_weight, weights))
-        else:
-            updated_weights = iter([update_weight(index) for index in weights])
-        updated_others = zip(updated, adam_state.exp_avg, strict=True)
-        parameters, exp_avg = _columns([next(updated_weights if each else updated_others) for each in is_weight], 2)
-        return parameters, adam_state._replace(exp_avg=with_exp_avg(exp_avg))
-
-    def _is_weight(self, parameter: Array) -> bool:
+    def _keeps(self, parameter: Array) -> tuple[bool, ...]:
         shape = parameter.shape
-        return len(shape) == 2 and 0 < max(shape) <= self.max_aspect_ratio * min(shape)
+        is_weight = len(shape) == 2 and 0 < max(shape) <= self.max_aspect_ratio * min(shape)
+        return True, not is_weight
+
+    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
+        _check_shapes("mean of gradients", [row[0] for row in rows], [row[2] for row in rows])
+        weights, others = [row for row in rows if row[3] is None], [row for row in rows if row[3] is not None]
+
+        options: Any = {"learning_rate": settings.learning_rate, "grad_scale": settings.grad_scale}
+        options |= {name: getattr(self, name) for name in ("momentum", "weight_decay", "num_iterations")}
+
+        def update_weight(row: tuple[Any, ...]) -> tuple[Any, ...]:
+            return *muon(*row[:3], **options), None
+
+        if weights and is_numpy(weights[0]):
+            with blas_threads(1):
+                updated = parallel_map(update_weight, weights)
+        else:
+            updated = list(map(update_weight, weights))
+        of_weights, of_others = iter(updated), iter(super()._update(others, step, settings))
+        return [next(of_weights if row[3] is None else of_others) for row in rows]
 
 
 class SGDState(NamedTuple):
@@ -267,25 +259,20 @@ class SGD(_Optimizer):
     )
     nesterov: bool = option("Use Nesterov's momentum (Sutskever et al., 2013).", default=False)
 
-    def _init(self, model: Any) -> SGDState:
-        return SGDState(0, map_parameters(zero_moment, model) if self.momentum else None)
+    def init(self, model: Any) -> SGDState:
+        """Return the state before the first update."""
+        state: SGDState = super().init(model)
+        return state if self.momentum else state._replace(velocity=None)
 
-    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
-        old, with_velocity = flatten(state.velocity)
-        velocities = [None] * len(slots) if state.velocity is None else old
-        if state.velocity is not None:
-            _check_shapes("velocity", [leaf for leaf, _ in slots], old)
-        options: Any = {
-            "learning_rate": settings.learning_rate,
-            "momentum": self.momentum,
-            "nesterov": self.nesterov,
-        }
-        updated = [
-            sgd(*slot, velocity, settings.grad_scale, **options)
-            for slot, velocity in zip(slots, velocities, strict=True)
-        ]
-        parameters, new = _columns(updated, 2)
-        return parameters, SGDState(state.step, None if state.velocity is None else with_velocity(new))
+    def _keeps(self, parameter: Array) -> tuple[bool, ...]:
+        return (bool(self.momentum),)
+
+    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
+        if self.momentum:
+            _check_shapes("velocity", [row[0] for row in rows], [row[2] for row in rows])
+        options: Any = {"learning_rate": settings.learning_rate, "grad_scale": settings.grad_scale}
+        options |= {"momentum": self.momentum, "nesterov": self.nesterov}
+        return [sgd(*row, **options) for row in rows]
 
 
 class AdafactorState(NamedTuple):
@@ -325,35 +312,27 @@ class Adafactor(_Optimizer):
     weight_decay: float = option("Weight decay, as in AdamW.", default=0.0, at_least=0.0)
     decay_all: bool = option("Decay every parameter, as in AdamW.", default=False)
 
-    def _init(self, model: Any) -> AdafactorState:
-        leaves, rebuild = flatten_parameters(model)
-        columns = _columns([zero_factors(leaf) for leaf in leaves], 3)
-        return AdafactorState(0, *(rebuild(column, keep=False) for column in columns))
+    def _keeps(self, parameter: Array) -> tuple[bool, ...]:
+        is_matrix = len(parameter.shape) > 1
+        return is_matrix, is_matrix, not is_matrix
 
-    def _update(self, slots: Slots, state: Any, settings: Settings) -> tuple[Sequence[Array], Any]:
-        step, leaves = state.step, [leaf for leaf, _ in slots]
-        learning_rate, grad_scale, _ = settings
-        trees = [flatten(tree) for tree in state[1:]]
-        rows, cols, others = (iter(means) for means, _ in trees)
-        factors = [
-            (None, None, next(others)) if len(leaf.shape) < 2 else (next(rows), next(cols), None) for leaf in leaves
-        ]
-        decays = self._decays(leaves)
+    def _zeros(self, parameter: Array) -> tuple[Any, ...]:
+        return zero_factors(parameter)
+
+    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
+        learning_rate = settings.learning_rate
         options: Any = {
+            "grad_scale": settings.grad_scale,
             "step_size": min(learning_rate, 1.0 / math.sqrt(step)) if self.relative_step else learning_rate,
             "beta2": 1.0 - math.pow(step, self.beta2_decay),
             "epsilon": self.epsilon,
             "min_scale": self.min_scale if self.scale_parameter else None,
             "clip_threshold": self.clip_threshold,
         }
-        updated = [
-            adafactor(leaf, grad, row, column, variance, grad_scale, **options, decay=1.0 - learning_rate * decay)
-            for (leaf, grad), (row, column, variance), decay in zip(slots, factors, decays, strict=True)
+        return [
+            adafactor(*row, **options, decay=1.0 - learning_rate * decay)
+            for row, decay in zip(rows, self._decays(rows), strict=True)
         ]
-        parameters, *columns = _columns(updated, 4)
-        kept = ([mean for mean in column if mean is not None] for column in columns)
-        new = (rebuild(means) for (_, rebuild), means in zip(trees, kept, strict=True))
-        return parameters, AdafactorState(step, *new)
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[Any]:
