@@ -6,20 +6,21 @@ Also with learned magnitudes (Liu et al., 2024, "DoRA: Weight-decomposed low-ran
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from numbers import Real
 from typing import Any, TypeVar
 
 from xformer.backends import Array, array_namespace, device, extra, is_half_precision
 from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, check_arguments, describe_type, nearest_hint
+from xformer.layers.embedding import Embedding
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
 from xformer.ops.linear import linear
 from xformer.ops.weights import InferenceWeight, QuantizedWeight, inference_weights
 from xformer.random import Rng
 from xformer.tracing.grad import stop_gradient
-from xformer.tree import Module, freeze, map_named_modules, unfreeze, with_fields, with_frozen
+from xformer.tree import Module, freeze, map_named_modules, unfreeze, walk, with_fields, with_frozen
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
@@ -183,18 +184,10 @@ def linear_maps(model: Any) -> dict[str, Linear]:
     Raises:
         ConfigError: If the model is packed or has adapters.
     """
-    layers: dict[str, Linear] = {}
     check_no_adapters(model)
-
-    def find(name: str, module: Module) -> Module:
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, InferenceWeight) and weight.is_packed:
-            raise ConfigError("the model is packed for inference; use lora(model.unpack())")
-        if isinstance(module, Linear):
-            layers[name] = module
-        return module
-
-    map_named_modules(find, model)
+    if any(weight.is_packed for weight in inference_weights(model)):
+        raise ConfigError("the model is packed for inference; use lora(model.unpack())")
+    layers = {name: module for name, module in walk(model) if isinstance(module, Linear)}
     if not layers:
         raise ConfigError(f"model is {describe_type(model)}; expected a Module with linear maps")
     return layers
@@ -219,12 +212,19 @@ def with_adapters(model: AnyModule, weights: dict[str, LoraWeight]) -> AnyModule
         model: A model.
         weights: Weights with adapters, by the dotted names of the linear maps.
     """
+    return map_weights(freeze(model), lambda name, _, weight: weights.get(name, weight))
 
-    def convert(name: str, module: Module) -> Module:
-        return with_fields(module, weight=weights[name]) if name in weights else module
 
-    adapted: AnyModule = map_named_modules(convert, freeze(model))
-    return adapted
+def map_weights(model: AnyModule, convert: Callable[[str, Module, Any], Any]) -> AnyModule:
+    """Return a model whose linear maps and embeddings have the weights convert(name, layer, weight)."""
+
+    def change(name: str, module: Module) -> Module:
+        if not isinstance(module, Linear | Embedding):
+            return module
+        return with_fields(module, weight=convert(name, module, module.weight))
+
+    changed: AnyModule = map_named_modules(change, model)
+    return changed
 
 
 def has_adapters(model: Any) -> bool:
@@ -244,14 +244,7 @@ def adapters_of(model: Any) -> dict[str, LoraWeight]:
     Raises:
         ConfigError: If the model has none.
     """
-    found: dict[str, LoraWeight] = {}
-
-    def find(name: str, module: Module) -> Module:
-        if isinstance(module, LoraWeight):
-            found[name.removesuffix(".weight")] = module
-        return module
-
-    map_named_modules(find, model)
+    found = {name.removesuffix(".weight"): x for name, x in walk(model) if isinstance(x, LoraWeight)}
     if not found:
         raise ConfigError("the model has no adapters; use xformer.lora(model) first")
     return found
@@ -265,8 +258,7 @@ def merge_lora(model: AnyModule) -> AnyModule:
     """
     adapters = adapters_of(model)
 
-    def convert(name: str, module: Module) -> Module:
-        return with_fields(module, weight=adapters[name].merged()) if name in adapters else module
+    def merged(name: str, _: Module, weight: Any) -> Any:
+        return adapters[name].merged() if name in adapters else weight
 
-    merged: AnyModule = unfreeze(map_named_modules(convert, model))
-    return merged
+    return unfreeze(map_weights(model, merged))

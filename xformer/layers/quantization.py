@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from xformer import native
 from xformer.backends import Array, array_namespace, dtype_name
 from xformer.errors import ConfigError
-from xformer.layers.adapters import check_no_adapters
+from xformer.layers.adapters import check_no_adapters, map_weights
 from xformer.layers.embedding import Embedding
 from xformer.layers.linear import Linear
 from xformer.ops.weights import (
@@ -20,7 +20,7 @@ from xformer.ops.weights import (
     inference_weights,
     quantized_dtype,
 )
-from xformer.tree import Module, map_modules, walk, with_fields
+from xformer.tree import Module, walk
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
@@ -50,7 +50,7 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
     if current is not None:
         raise ConfigError(f"the model is quantized to {current}; quantize the original model to {dtype}")
 
-    return _with_weights(module.to(dtype="float32"), lambda layer, weight: _quantized(layer, weight, dtype))
+    return map_weights(module.to(dtype="float32"), lambda _, layer, weight: _quantized(layer, weight, dtype))
 
 
 def _quantized(layer: Module, weight: Any, dtype: str) -> QuantizedWeight:
@@ -73,12 +73,12 @@ def pack(module: AnyModule) -> AnyModule:
     if not native.is_available():
         return module
 
-    def convert(layer: Module, weight: Any) -> Any:
+    def convert(_: str, layer: Module, weight: Any) -> Any:
         array = weight.elements if isinstance(weight, InferenceWeight) else weight
         is_float = array_namespace(array).name == "numpy" and dtype_name(weight.dtype) == "float32"
         return weight if _is_packed(weight) or not is_float else _packed(layer, weight)
 
-    return _with_weights(module, convert)
+    return map_weights(module, convert)
 
 
 def _packed(layer: Module, weight: Any) -> PackedWeight:
@@ -122,16 +122,4 @@ def unpack(module: AnyModule) -> AnyModule:
     """Return a module with the weights that `pack` got; those in the blocks of a GGUF file become float32."""
     if not is_packed(module):
         return module
-    return _with_weights(module, lambda layer, weight: weight.unpack() if _is_packed(weight) else weight)
-
-
-def _with_weights(module: AnyModule, convert: Callable[[Module, Any], Any]) -> AnyModule:
-    """Return a module whose linear maps and embeddings have the weights convert(layer, weight)."""
-
-    def change(layer: Module) -> Module:
-        if not isinstance(layer, Linear | Embedding):
-            return layer
-        return with_fields(layer, weight=convert(layer, layer.weight))
-
-    changed: AnyModule = map_modules(change, module)
-    return changed
+    return map_weights(module, lambda _, layer, weight: weight.unpack() if _is_packed(weight) else weight)
