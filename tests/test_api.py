@@ -48,6 +48,13 @@ def bounds(value: Any) -> dict[str, str]:
     }
 
 
+def own_names(cls: type) -> set[str]:
+    """Return the names that a class defines, or its private bases for it."""
+    bases = cls.__mro__[1:]
+    private = {key for base in bases if base.__name__.startswith("_") for key in vars(base)}
+    return {*vars(cls)} | private.difference(*(dir(base) for base in bases if not base.__name__.startswith("_")))
+
+
 def lines_of(module_name: str) -> list[str]:
     """Return a line for each public name of a module, and for each public method of its classes."""
     module = importlib.import_module(module_name)
@@ -57,7 +64,7 @@ def lines_of(module_name: str) -> list[str]:
         value, path = getattr(module, name), f"{module_name}.{name}"
         lines.append(f"{path}{signature(value)}" if callable(value) else path)
         if inspect.isclass(value) and value.__module__.startswith("xformer"):
-            for key in sorted(key for key in vars(value) if hasattr(value, key) and not key.startswith("_")):
+            for key in sorted(key for key in own_names(value) if hasattr(value, key) and not key.startswith("_")):
                 member = getattr(value, key, None)
                 text = signature(member) if inspect.isroutine(member) else bounds(value).get(key, "")
                 lines.append(f"{path}.{key}{text}")

@@ -32,12 +32,8 @@ def _check_layers(name: str, layers: Any, num_layers: int) -> None:
         )
 
 
-class ModelConfig(Config):
-    """Fields that all models have. The defaults are those of the original Transformer, with pre-norm.
-
-    Raises:
-        ConfigError: For unknown fields and invalid values, naming the field.
-    """
+class _AttentionFields(Config):
+    """Sizes of the model and of its attention."""
 
     d_model: int = option("Features of a token.", default=512, at_least=1)
     num_heads: int = option("Attention heads; must divide d_model.", default=8, at_least=1)
@@ -64,6 +60,32 @@ class ModelConfig(Config):
     attention_sinks: bool = option(
         "Add a learned logit per head to the denominator of the softmax (gpt-oss).", default=False
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer_types is not None:
+            if unknown := set(self.layer_types) - set(LAYER_TYPES):
+                raise ConfigError(f"layer_types has {min(unknown)!r}; expected 'sliding_attention' or 'full_attention'")
+            if (length := len(self.layer_types)) != self._num_layers:
+                raise ConfigError(f"layer_types has {length} entries; expected {self._num_layers}, one for each layer")
+        check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads, self.head_dim)
+
+    @property
+    def _num_layers(self) -> int:
+        """Number of layers, of the larger stack of an encoder-decoder."""
+        return max(getattr(self, name, 0) for name in ("num_layers", "num_encoder_layers", "num_decoder_layers"))
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a layer, counted from 0; None if it sees all tokens."""
+        return self.window if self.layer_types is None or self.layer_types[layer] == "sliding_attention" else None
+
+    @property
+    def features_per_head(self) -> int:
+        """Features of a head: head_dim, or d_model / num_heads."""
+        return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
+
+
+class _DropoutFields(Config):
     dropout: float = option(
         "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
         default=0.1,
@@ -72,6 +94,11 @@ class ModelConfig(Config):
     )
     attention_dropout: float = option("Dropout on the attention weights.", default=0.0, at_least=0, below=1)
     activation_dropout: float = option("Dropout inside the feed-forward network.", default=0.0, at_least=0, below=1)
+
+
+class _FeedForwardFields(_AttentionFields):
+    """The feed-forward network and its experts."""
+
     activation: str = option("Activation of the feed-forward network.", default="relu", choices=(*ACTIVATIONS, *GATED))
     num_experts: int = option(
         "Experts of the feed-forward network (Shazeer et al., 2017); 0 for a network without.", default=0, at_least=0
@@ -86,6 +113,27 @@ class ModelConfig(Config):
         at_least=1,
     )
     dense_layers: tuple[int, ...] = option("Indices of the layers, from 0, that have no experts.", default=())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_layers("dense_layers", self.dense_layers, self._num_layers)
+        for field in dataclasses.fields(self) if self.num_experts == 0 else ():
+            if field.name in _EXPERT_FIELDS and (value := getattr(self, field.name)) != field.default:
+                raise ConfigError(f"{field.name} is {value} and num_experts 0; expected a number of experts")
+        if 0 < self.num_experts < self.num_experts_per_token:
+            raise ConfigError(
+                f"num_experts_per_token is {self.num_experts_per_token}; expected at most num_experts, "
+                f"{self.num_experts}"
+            )
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, has experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
+
+
+class _NormFields(Config):
+    """Norms and residual connections."""
+
     norm: str = option("Normalization.", default="layer", choices=tuple(NORMS))
     norm_position: str = option(
         "Norm before the sublayer, with a final norm (Xiong et al., 2020); after the residual connection, as in the "
@@ -106,6 +154,16 @@ class ModelConfig(Config):
         "Normalize the output of the last layer; default unless norm_position is post.", default=None
     )
     norm_epsilon: float = option("Added to the variance by norms.", default=1e-5, above=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parallel_residual and self.norm_position != "pre":
+            raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
+        if self.shared_norm and not self.parallel_residual:
+            raise ConfigError("shared_norm is true and parallel_residual false; expected both, or no shared norm")
+
+
+class _BiasFields(Config):
     attention_bias: bool = option("Add biases to the projections of queries, keys and values.", default=True)
     key_bias: bool | None = option(
         "Add a bias to the projection of keys; default as attention_bias. It changes no attention weight.", default=None
@@ -115,6 +173,9 @@ class ModelConfig(Config):
     )
     feed_forward_bias: bool = option("Add biases in the feed-forward network.", default=True)
     norm_bias: bool = option("Add a bias to layer norms.", default=True)
+
+
+class _PositionFields(_AttentionFields):
     positions: str = option(
         "Positional encoding: the paper's, learned, or relative (rotary, alibi, T5's).",
         default="sinusoidal",
@@ -138,6 +199,25 @@ class ModelConfig(Config):
         "Base of the wavelengths in layers with a window; default rope_theta with its scaling.", default=None, above=0
     )
     rotary_fraction: float = option("Fraction of a head's features that is rotated.", default=1.0, above=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        features, rotated = self.features_per_head, int(self.features_per_head * self.rotary_fraction)
+        if self.positions == "rotary" and (features % 2 or features > _MAX_ROTARY):
+            name = "d_model / num_heads" if self.head_dim is None else "head_dim"
+            raise ConfigError(
+                f"{name} is {features}; positions 'rotary' expects an even number of at most {_MAX_ROTARY}"
+            )
+        if self.positions == "rotary" and rotated % 2:
+            raise ConfigError(
+                f"rotary_fraction is {self.rotary_fraction} and rotates {rotated} of {features} features; "
+                "expected an even number"
+            )
+
+
+class _EmbeddingFields(Config):
+    """Embeddings and the output projection."""
+
     scale_embeddings: bool = option("Multiply embeddings by sqrt(d_model) (Vaswani et al., 2017, 3.4).", default=True)
     scale_positions: bool = option(
         "Scale the sum of embedding and position instead of the embedding alone.", default=False
@@ -150,6 +230,25 @@ class ModelConfig(Config):
     )
     output_bias: bool = option("Add a bias to the logits.", default=False)
     logits_softcap: float | None = option("Limit of the logits, as for scores (Gemma 2).", default=None, above=0)
+
+
+class ModelConfig(
+    _EmbeddingFields,
+    _PositionFields,
+    _BiasFields,
+    _NormFields,
+    _FeedForwardFields,
+    _DropoutFields,
+    _AttentionFields,
+):
+    """Fields that all models have. The defaults are those of the original Transformer, with pre-norm.
+
+    The fields of each part are those of a base class, the last one first.
+
+    Raises:
+        ConfigError: For unknown fields and invalid values, naming the field.
+    """
+
     rematerialize: bool = option(
         "Recompute layers in the backward pass (Chen et al., 2016): less memory, a third more time.", default=False
     )
@@ -164,56 +263,8 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        num_layers = max(getattr(self, name, 0) for name in ("num_layers", "num_encoder_layers", "num_decoder_layers"))
-        if self.layer_types is not None:
-            if unknown := set(self.layer_types) - set(LAYER_TYPES):
-                raise ConfigError(f"layer_types has {min(unknown)!r}; expected 'sliding_attention' or 'full_attention'")
-            if (length := len(self.layer_types)) != num_layers:
-                raise ConfigError(f"layer_types has {length} entries; expected {num_layers}, one for each layer")
-        self._check_experts(num_layers)
-        if self.parallel_residual and self.norm_position != "pre":
-            raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
-        if self.shared_norm and not self.parallel_residual:
-            raise ConfigError("shared_norm is true and parallel_residual false; expected both, or no shared norm")
-        check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads, self.head_dim)
-        features, rotated = self.features_per_head, int(self.features_per_head * self.rotary_fraction)
-        if self.positions == "rotary" and (features % 2 or features > _MAX_ROTARY):
-            name = "d_model / num_heads" if self.head_dim is None else "head_dim"
-            raise ConfigError(
-                f"{name} is {features}; positions 'rotary' expects an even number of at most {_MAX_ROTARY}"
-            )
-        if self.positions == "rotary" and rotated % 2:
-            raise ConfigError(
-                f"rotary_fraction is {self.rotary_fraction} and rotates {rotated} of {features} features; "
-                "expected an even number"
-            )
-
-    def _check_experts(self, num_layers: int) -> None:
-        """Raise ConfigError for fields of experts that do not fit together."""
-        _check_layers("dense_layers", self.dense_layers, num_layers)
-        for field in dataclasses.fields(self) if self.num_experts == 0 else ():
-            if field.name in _EXPERT_FIELDS and (value := getattr(self, field.name)) != field.default:
-                raise ConfigError(f"{field.name} is {value} and num_experts 0; expected a number of experts")
-        if 0 < self.num_experts < self.num_experts_per_token:
-            raise ConfigError(
-                f"num_experts_per_token is {self.num_experts_per_token}; expected at most num_experts, "
-                f"{self.num_experts}"
-            )
         if self.num_experts and self.rematerialize:  # a loss of the recorded routing would have no gradient
             raise ConfigError("rematerialize is true; a model with experts expects false")
-
-    def has_experts(self, layer: int) -> bool:
-        """Return whether a layer, counted from 0, has experts."""
-        return self.num_experts > 0 and layer not in self.dense_layers
-
-    def window_of(self, layer: int) -> int | None:
-        """Return the window of a layer, counted from 0; None if it sees all tokens."""
-        return self.window if self.layer_types is None or self.layer_types[layer] == "sliding_attention" else None
-
-    @property
-    def features_per_head(self) -> int:
-        """Features of a head: head_dim, or d_model / num_heads."""
-        return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def padding_id(self) -> int | None:
