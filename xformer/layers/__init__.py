@@ -6,8 +6,16 @@ from xformer.layers.cache import KVCache, LayerCache
 from xformer.layers.convolution import AudioEmbedding, Conv1d, PatchEmbedding
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
-from xformer.layers.experts import MixtureOfExperts, RecordedRouting, load_balancing_loss, record_routing
 from xformer.layers.family_attention import DisentangledAttention, FamilyAttention
+from xformer.layers.feed_forward import (
+    ClampedFeedForward,
+    FeedForward,
+    GatedFeedForward,
+    MixtureOfExperts,
+    RecordedRouting,
+    load_balancing_loss,
+    record_routing,
+)
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
 from xformer.layers.normalization import Identity, LayerNorm, MaxScaledLayerNorm, RMSNorm
@@ -24,12 +32,9 @@ from xformer.layers.positions import (
 )
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.layers.transformer import (
-    ClampedFeedForward,
     ConvolutionEncoderLayer,
     DecoderLayer,
     EncoderLayer,
-    FeedForward,
-    GatedFeedForward,
     OutputNorm,
     ParallelEncoderLayer,
     PostNorm,

@@ -1,4 +1,7 @@
-"""Mixture of experts (Shazeer et al., 2017) and its load-balancing loss (Fedus et al., 2021)."""
+"""Feed-forward networks (Vaswani et al., 2017, section 3.3), and mixtures of them.
+
+A mixture of experts (Shazeer et al., 2017) has a load-balancing loss (Fedus et al., 2021).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import Any, NamedTuple
 from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_half_precision, to_library_of
 from xformer.config import as_flag, check_count
 from xformer.errors import ConfigError, ShapeError
+from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
-from xformer.layers.transformer import FeedForward
 from xformer.ops.activations import activation as activation_named
 from xformer.ops.activations import logistic
 from xformer.ops.decoding import top_k
@@ -25,6 +28,108 @@ from xformer.threads import Collector
 from xformer.tracing.activations import named
 from xformer.tracing.grad import stop_gradient
 from xformer.tree import Module, with_fields
+
+
+class FeedForward(Module):
+    """Two linear maps with an activation in between, `down(activation(up(x)))` (Vaswani et al., 2017, section 3.3).
+
+    Args:
+        d_model: Features of the input and output.
+        d_ff: Features in between.
+        activation: "relu", "gelu", "gelu_tanh", "silu", "relu_squared" or "quick_gelu".
+        bias: Add learned biases.
+        dropout: Dropout rate on the activations, as in torch's Transformer layers; the paper has none here.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
+
+    Raises:
+        ConfigError: For an unknown activation.
+    """
+
+    __activations__ = ("hidden", "output")
+
+    up: Linear
+    down: Linear
+    dropout: Dropout
+    activation: str
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "relu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        init: Init = None,
+    ):
+        init = initializer(init)
+        self.up = Linear(d_model, d_ff, bias=bias, init=init)
+        self.down = Linear(d_ff, d_model, bias=bias, init=init)
+        self.dropout = Dropout(dropout)
+        activation_named(activation)  # an unknown name raises here, not at the first call
+        self.activation = activation
+
+    def __call__(self, x: Array, rng: Rng | None = None) -> Array:
+        """Apply the network to each position.
+
+        Args:
+            x: Array of shape (..., d_model).
+            rng: Draws dropout; None switches it off.
+
+        Returns:
+            Array of shape (..., d_model).
+        """
+        hidden = named(self, "hidden", self.hidden(x))
+        return named(self, "output", self.down(self.dropout(hidden, rng)))
+
+    def hidden(self, x: Array) -> Array:
+        """Return the features in between, (..., d_ff)."""
+        return self.up(x, self.activation)
+
+
+class GatedFeedForward(FeedForward):
+    """Gated linear unit, `down(activation(gate(x)) * up(x))` (Shazeer, 2020).
+
+    "silu" gives SwiGLU, "gelu" GEGLU. The layer has three matrices; with two thirds of the d_ff of a `FeedForward` it
+    has as many parameters. Arguments are those of `FeedForward`; the default activation is "silu".
+    """
+
+    gate: Linear
+
+    def __init__(self, d_model: int, d_ff: int, *, activation: str = "silu", init: Init = None, **options: Any):
+        init = initializer(init)
+        self.gate = Linear(d_model, d_ff, bias=options.get("bias", True), init=init)
+        super().__init__(d_model, d_ff, activation=activation, init=init, **options)
+
+    def hidden(self, x: Array) -> Array:
+        """Return the features in between, (..., d_ff)."""
+        return self.gate(x, self.activation) * self.up(x)
+
+
+_LIMIT, _SLOPE = 7.0, 1.702
+
+
+class ClampedFeedForward(GatedFeedForward):
+    """SwiGLU with clamped inputs, `down(g sigmoid(1.702 g) (u + 1))` (OpenAI, 2025, "gpt-oss").
+
+    Here g = min(gate(x), 7) and u = clip(up(x), -7, 7). Arguments are those of `GatedFeedForward`.
+
+    Raises:
+        ConfigError: For activations other than "silu".
+    """
+
+    def __init__(self, d_model: int, d_ff: int, *, activation: str = "silu", init: Init = None, **options: Any):
+        if activation != "silu":
+            raise ConfigError(f"activation is {activation!r}; ClampedFeedForward expects 'silu'")
+        super().__init__(d_model, d_ff, init=init, **options)
+
+    def hidden(self, x: Array) -> Array:
+        """Return the features in between."""
+        gate, up = self.gate(x), self.up(x)
+        xp = array_namespace(gate, up)
+        gate, up = xp.clip(gate, max=_LIMIT), xp.clip(up, min=-_LIMIT, max=_LIMIT)
+        activation = activation_named(self.activation)
+        return extra.cast_like(activation(gate * _SLOPE) * (up + 1.0) * (1.0 / _SLOPE), gate)
 
 
 class RecordedRouting(NamedTuple):
