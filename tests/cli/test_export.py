@@ -22,13 +22,6 @@ def exported(trained, tmp_path_factory):
     return out
 
 
-def test_a_checkpoint_translates_as_its_run_does(xformer, trained, exported, text, tmp_path):
-    for name, model in (("run", trained), ("checkpoint", exported)):
-        options = ("--input", text / "valid.en", "--output", tmp_path / name, "--num-beams", 2)
-        assert xformer("translate", "--model", model, *options).code == 0
-    assert (tmp_path / "checkpoint").read_text() == (tmp_path / "run").read_text()
-
-
 def test_a_checkpoint_has_the_scores_of_its_run(trained, exported, text):
     """The base of the length penalty is that of the run."""
     lines, options = (text / "valid.en").read_text().splitlines()[:8], {"num_beams": 3, "length_penalty": 2.0}

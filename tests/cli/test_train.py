@@ -87,17 +87,6 @@ def test_a_precision_that_a_library_lacks(refused, train_options, tmp_path):
     assert "precision is 'bfloat16', but array_api_strict cannot compute in it" in error
 
 
-def test_separate_vocabularies(xformer, train_options, text, tmp_path):
-    recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text() + "\n")
-    recipe.write_text(recipe.read_text().replace("vocab_size = 100", "vocab_size = 90\njoint = false"))
-    assert xformer("train", *train_options, "--recipe", recipe, "--out", tmp_path / "run").code == 0
-    run = RunDirectory(tmp_path / "run")
-    source, target = run.load_tokenizer("source"), run.load_tokenizer("target")
-    assert not run.tokenizer("joint").exists()
-    assert 3 in source.encode("ü")
-    assert 3 not in target.encode("ü")
-
-
 def test_without_limits_a_run_ends_after_half_an_hour(xformer, train_options, text, tmp_path, monkeypatch):
     recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text().replace("max_steps = 6", ""))
     monkeypatch.setattr("xformer.runs.trainer.Trainer.run", lambda self: "stopped by a test")

@@ -43,20 +43,6 @@ def test_no_input_gives_no_output(xformer, trained):
     assert xformer("translate", "--model", trained, stdin=b"") == (0, "", "")
 
 
-def test_line_ends_of_other_systems(xformer, trained, translator):
-    done = xformer("translate", "--model", trained, stdin=b"\xef\xbb\xbfone hundred\r\nseven\r\n")
-    assert done.out == expected(translator, ["one hundred", "seven"])
-
-
-def test_translations_that_reach_the_limit_are_counted(xformer, trained, translator, text):
-    lines = read(text / "test.en")
-    done = xformer("translate", "--model", trained, "--max-new-tokens", 1, "--input", text / "test.en")
-    assert (done.code, done.out) == (0, expected(translator, lines, max_new_tokens=1))
-    cut = sum(not each[0].finished for each in translator.outputs(lines, max_new_tokens=1) if each)
-    assert cut > 1
-    assert f"note: {cut} outputs reached the length limit" in done.err
-
-
 def test_quantized_weights(xformer, trained, monkeypatch):
     translator, loaded = Translator.from_pretrained(trained, quantize="int8"), []
     load = Translator.from_pretrained

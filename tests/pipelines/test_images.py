@@ -70,14 +70,6 @@ def test_images_are_read_batch_by_batch(vit, monkeypatch):
     assert sorted(sizes) == [1, 2, 2]
 
 
-def test_classifiers_of_images_run_on_other_libraries(vit):
-    pytest.importorskip("torch")
-    expected = xf.ImageClassifier.from_pretrained(vit)(PICTURES)
-    for actual, each in zip(xf.ImageClassifier.from_pretrained(vit, xp="torch")(PICTURES), expected, strict=True):
-        assert actual.label == each.label
-        assert actual.probability == pytest.approx(each.probability, rel=1e-4)
-
-
 def test_models_and_images_that_do_not_fit_are_refused(vit, tmp_path):
     classifier = xf.ImageClassifier.from_pretrained(vit)
     with raises_line(DataError, "images is .*; expected a list of images"):

@@ -43,14 +43,6 @@ def test_settings_of_the_search_reach_it(translator):
     assert [output.score for output in found] == [hypothesis.score for hypothesis in expected]
 
 
-def test_several_outputs_are_lists(translator):
-    lists = translator([LINES[0], " ", LINES[1]], num_beams=3, num_return_sequences=2, max_new_tokens=10)
-    assert [len(texts) for texts in lists] == [2, 1, 2]
-    assert lists[1] == [""]
-    best = translator([LINES[0], " ", LINES[1]], num_beams=3, max_new_tokens=10)
-    assert [texts[0] for texts in lists] == best
-
-
 def test_outputs_begin_with_their_prefix(translator):
     prefixes = ["zwei", "drei", "eins", "zwei", "vier"]
     tokenizer = translator.tokenizers.target

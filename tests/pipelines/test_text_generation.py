@@ -52,14 +52,6 @@ def test_a_continuation_has_the_maximum_length_and_excludes_the_prompt(generator
     assert len(generator(["t"])[0]) == 500
 
 
-def test_top_k_1_is_greedy_search_within_the_context(generator):
-    prompt = generator.tokenizer.encode_text("the ")
-    ((expected,),) = search(generator.model, [prompt], max_new_tokens=8, suppress_tokens=range(4), special_tokens=False)
-    ((output,),) = generator.outputs(["the "], max_new_tokens=8, top_k=1)
-    assert output.tokens == expected.tokens
-    assert output.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
-
-
 def test_a_long_text_continues_from_its_later_half(generator):
     """By hand: the most probable token each time, given the last 6 to 11 tokens."""
     ids = generator.tokenizer.encode_text("the cat sat on the mat")
@@ -118,21 +110,6 @@ def test_samples_of_a_prompt_share_its_prefill(monkeypatch, size, has_draft_mode
         found = sorted(output.text for each in outputs for output in each)
         assert found == sorted(output.text for output in expected)
         assert sum(rows * tokens for rows, tokens in read if tokens > 8) == size
-
-
-def test_beam_search_finds_more_probable_text(generator):
-    ((greedy,),) = generator.outputs(["the"], max_new_tokens=6, top_k=1)
-    (beams,) = generator.outputs(["the"], max_new_tokens=6, num_beams=4, num_return_sequences=2)
-    assert len(beams) == 2
-    prompt = generator.token_ids(["the"])[0]
-    logits = generator.model([[*prompt, *greedy.tokens]])[0, len(prompt) - 1 : -1]
-    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    assert beams[0].log_probability >= log_probs[range(6), greedy.tokens].sum() - 1e-9
-    assert beams[0].log_probability >= beams[1].log_probability
-    with raises_line(
-        ConfigError, r"prompt 2 has 8 tokens and max_new_tokens is 6; the context of the model has 12, so 2 do not fit"
-    ):
-        generator(["the", "the cat "], max_new_tokens=6, num_beams=4)
 
 
 def ending(context_length=12):

@@ -634,19 +634,6 @@ def test_prompts_without_tokens_are_refused(client):
         assert error["param"] in body
 
 
-def test_a_target_length_replaces_the_limits_of_a_checkpoint(translator):
-    limited = copy.copy(translator)
-    limited.defaults = GenerationConfig(max_new_tokens=4, min_new_tokens=2)
-    client = Client({"limited": limited})
-    try:
-        (output,) = client.post("/explore", text=TEXTS[0], target_length=8)["outputs"]
-        assert 7 <= len(output["tokens"]) <= 9
-        error = client.post("/translate", status=400, text="a", target_length=8, max_new_tokens=9)["error"]
-        assert error["message"].endswith("expected one or the other: omit max_new_tokens")
-    finally:
-        client.close()
-
-
 @pytest.mark.parametrize("kind", ["translator", "generator"])
 def test_the_default_length_of_a_checkpoint_is_cut_to_the_limit(translator, generator, kind):
     pipeline = copy.copy({"translator": translator, "generator": generator}[kind])
