@@ -40,7 +40,7 @@ def test_a_library_without_a_device(monkeypatch):
     def zeros(size, dtype):
         raise RuntimeError("CUDA driver\nis insufficient")
 
-    library = types.SimpleNamespace(__name__="numpy", float32=None, zeros=zeros)
+    library = types.SimpleNamespace(float32=None, zeros=zeros, configure=lambda **options: None)
     monkeypatch.setattr(backend, "resolve", lambda name: library)
     with pytest.raises(BackendError, match="'cupy' is installed but cannot compute here: CUDA driver is insufficient"):
         backend.open_backend("cupy")
