@@ -170,18 +170,9 @@ def _attn_mask(query: Any, key: Any, mask: Any, bias: Any, causal: bool) -> tupl
 
 
 def _attention_forward(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    bias: Any,
-    dropout_mask: Any,
-    *,
-    causal: bool,
-    scale: float,
-    keep_probability: float,
-    save: bool,
+    *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool
 ) -> tuple[Any, Any]:
+    query, key, value, mask, bias, _ = arrays
     attn_mask, is_causal = _attn_mask(query, key, mask, bias, causal)
     if not save:
         return torch.nn.functional.scaled_dot_product_attention(

@@ -348,8 +348,8 @@ class Rotary(Module):
         scaling = tuple((key, tuple(x) if isinstance(x, list) else x) for key, x in (self.scaling or {}).items())
 
         def rows(function: str, num_positions: int) -> Array:
-            arguments = function, _table_rows(end), self.features, self.base, scaling, num_positions, name
-            table = _rotary_table, arguments
+            wavelengths = self.features, self.base, scaling, num_positions
+            table = _rotary_table, (function, _table_rows(end), wavelengths, name)
             return xp.rows_of_table(table, slice(start, end), like.dtype, device(like))
 
         if self.scaling is None or self.scaling.get("rope_type") != "longrope":
@@ -364,16 +364,9 @@ class Rotary(Module):
 
 
 @_cached
-def _rotary_table(
-    function: str,
-    rows: int,
-    features: int,
-    base: float,
-    scaling: tuple[tuple[str, Any], ...],
-    num_positions: int,
-    dtype: str,
-) -> Array:
+def _rotary_table(function: str, rows: int, wavelengths: tuple[Any, ...], dtype: str) -> Array:
     """Compute cosines or sines of rotary positions on the host in float64 and round them once."""
+    features, base, scaling, num_positions = wavelengths
     frequencies, magnitude = rope_frequencies(features, base, dict(scaling) or None, num_positions)
     angle = np.arange(rows, dtype=np.float64)[:, None] * frequencies
     return (magnitude * getattr(np, function)(angle)).astype(dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from xformer.config import Config, check_heads, option
@@ -14,10 +13,6 @@ from xformer.ops.activations import ACTIVATIONS
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
 # Gated activations and the function of their gate (Shazeer, 2020).
 GATED = {"swiglu": "silu", "swiglu_clamped": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
-_EXPERT_FIELDS = (
-    *("num_experts_per_token", "router_bias", "normalize_expert_weights", "expert_d_ff", "shared_expert_d_ff"),
-    "dense_layers",
-)
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 LAYER_TYPES = ("sliding_attention", "full_attention")
 _MAX_LAYERS = 10_000  # far above any model: making a model makes objects for each
@@ -117,9 +112,10 @@ class _FeedForwardFields(_AttentionFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_layers("dense_layers", self.dense_layers, self._num_layers)
-        for field in dataclasses.fields(self) if self.num_experts == 0 else ():
-            if field.name in _EXPERT_FIELDS and (value := getattr(self, field.name)) != field.default:
-                raise ConfigError(f"{field.name} is {value} and num_experts 0; expected a number of experts")
+        for name in _FeedForwardFields.__annotations__ if self.num_experts == 0 else ():
+            value, default = getattr(self, name), getattr(_FeedForwardFields, name)
+            if name not in ("activation", "num_experts") and value != default:
+                raise ConfigError(f"{name} is {value} and num_experts 0; expected a number of experts")
         if 0 < self.num_experts < self.num_experts_per_token:
             raise ConfigError(
                 f"num_experts_per_token is {self.num_experts_per_token}; expected at most num_experts, "

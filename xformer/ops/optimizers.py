@@ -80,12 +80,7 @@ def writable(arrays: Sequence[Array], donate: bool) -> Sequence[Array]:
 
 
 def adam_forward(
-    grad_scale: Array | None,
-    *arrays: Array,
-    settings: Settings,
-    weight_decay: Sequence[float],
-    donate: bool,
-    save: bool,
+    grad_scale: Any, *arrays: Array, settings: Settings, weight_decay: Sequence[float], donate: bool, save: bool
 ) -> tuple[Any, Any]:
     """Return new arrays for all except the gradients."""
     xp = array_namespace(*arrays)
