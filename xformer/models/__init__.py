@@ -18,24 +18,8 @@ from xformer.models.language_model import LanguageModel
 from xformer.models.transformer import SpeechTransformer, Transformer
 
 __all__ = [
-    "AttentionPooler",
-    "BaseModel",
-    "DecodingCache",
-    "Encoder",
-    "EncoderConfig",
-    "ImageEncoder",
-    "ImageEncoderConfig",
-    "ImageTextEncoder",
-    "ImageTextEncoderConfig",
-    "LanguageModel",
-    "LanguageModelConfig",
-    "MaskedLMHead",
-    "ModelConfig",
-    "Pooler",
-    "SpeechTransformer",
-    "SpeechTransformerConfig",
-    "Transformer",
-    "TransformerConfig",
-    "attention_maps",
+    "AttentionPooler", "BaseModel", "DecodingCache", "Encoder", "EncoderConfig", "ImageEncoder", "ImageEncoderConfig",
+    "ImageTextEncoder", "ImageTextEncoderConfig", "LanguageModel", "LanguageModelConfig", "MaskedLMHead", "ModelConfig",
+    "Pooler", "SpeechTransformer", "SpeechTransformerConfig", "Transformer", "TransformerConfig", "attention_maps",
     "load",
-]
+]  # fmt: skip
