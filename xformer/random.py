@@ -129,5 +129,7 @@ def split_rng(rng: Rng | None, count: int) -> Sequence[Rng | None]:
     Raises:
         ConfigError: If rng is neither an Rng nor None.
     """
+    if rng is None:
+        return (None,) * count
     check_rng(rng)
-    return (None,) * count if rng is None else rng.split(count)
+    return rng.split(count)

@@ -518,8 +518,10 @@ def check_array(x: Any, name: str, *axes: str | int) -> tuple[int, ...]:
     if not is_array(x):
         raise ShapeError(f"{name} is {describe_type(x)}; expected an array, e.g. xp.asarray(...)")
     shape = tuple(x.shape)
-    sizes = zip(shape, axes, strict=False)
-    if axes and (len(shape) != len(axes) or any(size != axis for size, axis in sizes if not isinstance(axis, str))):
+    fits = not axes or len(shape) == len(axes)
+    for size, axis in zip(shape, axes, strict=False):  # a loop, as every layer checks its arguments
+        fits = fits and (size == axis or isinstance(axis, str))
+    if not fits:
         raise ShapeError(f"{name} has shape {shape}; expected ({', '.join(map(str, axes))})")
     return shape
 

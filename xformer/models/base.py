@@ -25,7 +25,7 @@ from xformer.ops.weights import inference_weights, quantized_dtype
 from xformer.random import Rng
 from xformer.tracing import remat
 from xformer.tracing.activations import is_observing
-from xformer.tree import Module, replace, with_fields
+from xformer.tree import Module, is_array, replace, walk, with_fields
 
 _MODELS: dict[str, type[BaseModel]] = {}
 
@@ -83,7 +83,7 @@ class BaseModel(Module):
     @property
     def _parameter(self) -> Array:
         """A parameter of the library, floating dtype and device of the model."""
-        return next(array for _, array in self.named_parameters())
+        return next(node for _, node in walk(self) if is_array(node) and is_floating(node.dtype))
 
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters, also in those that `quantize` rounded to integers."""
