@@ -32,16 +32,7 @@ from xformer.training.checkpoint import (
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
-from xformer.training.inputs import (
-    Batches,
-    BatchStream,
-    FitConfig,
-    check_inputs,
-    check_run_dir,
-    rate_of,
-    steps_of_one_pass,
-    tokens_of,
-)
+from xformer.training.inputs import Batches, BatchStream, FitConfig, check_inputs, rate_of, steps_of_one_pass, tokens_of
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.jitted_step import JittedStep
 from xformer.training.optimizers import Optimizer
@@ -109,10 +100,7 @@ class TrainingLoop:
         jit: bool = False,
         **options: Any,
     ) -> None:
-        check_inputs(model, loss_fn, batches, optimizer, learning_rate, callbacks)
-        check_run_dir(run_dir, model)
-        if num_tokens is not None and not callable(num_tokens):
-            raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
+        check_inputs(model, loss_fn, batches, optimizer, learning_rate, callbacks, num_tokens, run_dir)
         self.config = config = FitConfig(**options)
         check_precision(config.precision, model)
         self._sharded = optimizer if isinstance(optimizer, ShardedOptimizer) else None

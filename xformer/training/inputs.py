@@ -116,7 +116,16 @@ def tokens_of(batches: Sequence[Any], count_tokens: Callable[[Any], int], step: 
     return num_tokens
 
 
-def check_inputs(model: Any, loss_fn: Any, batches: Any, optimizer: Any, learning_rate: Any, callbacks: Any) -> None:
+def check_inputs(
+    model: Any,
+    loss_fn: Any,
+    batches: Any,
+    optimizer: Any,
+    learning_rate: Any,
+    callbacks: Any,
+    num_tokens: Any,
+    run_dir: Any,
+) -> None:
     """Raise ConfigError for arguments of `fit` that are not what they should be."""
     _check_model(model)
     if not callable(loss_fn):
@@ -138,6 +147,12 @@ def check_inputs(model: Any, loss_fn: Any, batches: Any, optimizer: Any, learnin
         raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ConfigError("callbacks is not a list of functions (event, loop); put a single callback in brackets")
+    if num_tokens is not None and not callable(num_tokens):
+        raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
+    if run_dir is not None and (not isinstance(run_dir, str | os.PathLike) or "\0" in os.fspath(run_dir)):
+        raise ConfigError(f"run_dir is {run_dir!r}; expected the path of a directory")
+    if run_dir is not None and not isinstance(model, Module):
+        raise ConfigError(f"model is {describe_type(model)}; run_dir requires a Module")
 
 
 def _check_model(model: Any) -> None:
@@ -163,11 +178,3 @@ def check_batches(name: str, batches: Any, argument: str) -> None:
         raise ConfigError(f"{name} is {describe_type(batches)}; expected an iterable of batches: pass [batch] for one")
     if not callable(batches) and not isinstance(batches, Iterable):
         raise ConfigError(f"{name} is {batches!r}; expected an iterable, or a function of {argument}")
-
-
-def check_run_dir(path: Any, model: Any) -> None:
-    """Raise ConfigError unless `run_dir` is None, or a path for what belongs to a Module."""
-    if path is not None and (not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path)):
-        raise ConfigError(f"run_dir is {path!r}; expected the path of a directory")
-    if path is not None and not isinstance(model, Module):
-        raise ConfigError(f"model is {describe_type(model)}; run_dir requires a Module")
