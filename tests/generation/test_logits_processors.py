@@ -19,11 +19,11 @@ from xformer.generation.config import GenerationConfig, LengthLimits, LengthRang
 from xformer.generation.processors import (
     FrequencyPenalty,
     LogitBias,
-    MinLength,
     NoRepeatNGram,
     RepetitionPenalty,
     SequenceBias,
     SuppressTokens,
+    below_minimum,
     processor_of,
     token_alternatives,
 )
@@ -51,7 +51,7 @@ def test_tokens_are_masked_in_all_rows(xp):
 
 def test_eos_is_masked_below_the_minimum_length(xp):
     lengths = LengthLimits([LengthRange(0, 9), LengthRange(2, 9)])
-    masked = to_host(apply(MinLength(lengths, [2]), [[4], [4]], from_host(xp, LOGITS)))
+    masked = to_host(apply(SuppressTokens([2], below_minimum(lengths)), [[4], [4]], from_host(xp, LOGITS)))
     np.testing.assert_array_equal(masked, [LOGITS[0], [0.0, 4.0, -INFINITY, 2.0]])
 
 
@@ -100,7 +100,7 @@ PROCESSORS = {
     "frequency": lambda: FrequencyPenalty(0.5, 0.25),
     "n-grams": lambda: NoRepeatNGram(2),
     "suppressed": lambda: SuppressTokens([1]),
-    "minimum": lambda: MinLength(LengthLimits([LengthRange(3, 9)] * 2), [2]),
+    "minimum": lambda: SuppressTokens([2], below_minimum(LengthLimits([LengthRange(3, 9)] * 2))),
     "bias": lambda: LogitBias({1: 2.0}),
     "phrases": lambda: SequenceBias([[[(1, 3)]], []], 1.5),
 }

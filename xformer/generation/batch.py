@@ -27,7 +27,6 @@ from xformer.generation.processors import (
     FrequencyPenalty,
     LogitBias,
     LogitsProcessor,
-    MinLength,
     NoRepeatNGram,
     Phrase,
     Processor,
@@ -36,8 +35,9 @@ from xformer.generation.processors import (
     SequenceBias,
     StoppingCriteria,
     StopTokens,
-    SuppressAtBegin,
     SuppressTokens,
+    at_begin,
+    below_minimum,
     check_sequence_bias,
     criterion_of,
     limit_to_zero,
@@ -339,13 +339,13 @@ def build_logits_processors(
     if config.suppress_tokens:
         processors.append(SuppressTokens(config.suppress_tokens))
     if config.begin_suppress_tokens:
-        processors.append(SuppressAtBegin(config.begin_suppress_tokens))
+        processors.append(SuppressTokens(config.begin_suppress_tokens, at_begin))
     has_minimum = lengths.unit_ranges is not None or any(
         limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, batch.prefixes, strict=True)
     )
     # If every other token is suppressed, outputs may end.
     if has_minimum and len(end_ids.union(suppressed, config.suppress_tokens)) < batch.model.vocab_size:
-        processors.append(MinLength(lengths, end_ids))
+        processors.append(SuppressTokens(end_ids, below_minimum(lengths)))
     if config.no_repeat_ngram_size:
         processors.append(NoRepeatNGram(config.no_repeat_ngram_size))
     processors += user_processors

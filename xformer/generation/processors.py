@@ -260,10 +260,15 @@ def count_tokens(tokens: Array, is_counted: Array, logits: Array) -> Array:
 
 
 class SuppressTokens:
-    """Mask tokens, in all rows as a logits processor; the mask (1, vocabulary) is made once."""
+    """Mask tokens; the mask (1, vocabulary) is made once.
 
-    def __init__(self, tokens: Iterable[int]) -> None:
-        self.tokens = sorted(tokens)
+    Args:
+        tokens: Token ids.
+        selects: Function of rows that returns in which of them, as booleans (rows,) of NumPy. Default: in all.
+    """
+
+    def __init__(self, tokens: Iterable[int], selects: Callable[[Rows], Any] | None = None) -> None:
+        self.tokens, self.selects = sorted(tokens), selects
         self._mask: Any = None
 
     def mask(self, logits: Array) -> Any:
@@ -274,42 +279,33 @@ class SuppressTokens:
             self._mask = array_namespace(logits).from_host(mask, device=device(logits))
         return self._mask
 
-    def suppress(self, logits: Array, rows: Any = None) -> Array:
-        """Mask the tokens in all rows, or in those that a boolean array (rows,) of NumPy selects."""
+    def __call__(self, logits: Array, rows: Rows) -> Array:
+        """Return the changed logits."""
         xp, mask = array_namespace(logits), self.mask(logits)
-        if rows is not None and not rows.all():
-            mask = mask & xp.from_host(rows[:, None], device=device(logits))
+        if self.selects is not None and not (selected := self.selects(rows)).all():
+            if not selected.any():
+                return logits
+            mask = mask & xp.from_host(selected[:, None], device=device(logits))
         return xp.where(mask, -math.inf, logits)
 
-    def __call__(self, logits: Array, rows: Rows) -> Array:
-        """Return the changed logits."""
-        return self.suppress(logits)
+
+def at_begin(rows: Rows) -> Any:
+    """Return which rows are at the first position after the prompt or prefix."""
+    return rows.lengths == rows.starts
 
 
-class SuppressAtBegin(SuppressTokens):
-    """Mask tokens at the first position after the prompt or prefix."""
+def below_minimum(lengths: LengthLimits) -> Callable[[Rows], Any]:
+    """Return a function that returns which rows are shorter than their minimum length."""
+    minima = np.asarray([limits.minimum for limits in lengths.ranges])
 
-    def __call__(self, logits: Array, rows: Rows) -> Array:
-        """Return the changed logits."""
-        is_first = rows.lengths == rows.starts
-        return self.suppress(logits, is_first) if is_first.any() else logits
+    def selects(rows: Rows) -> Any:
+        is_short = rows.lengths < minima[rows.inputs]
+        if lengths.unit_ranges is not None:
+            few = [lengths.has_few_units(index, rows.history(row)) for row, index in enumerate(rows.inputs.tolist())]
+            is_short |= few
+        return is_short
 
-
-class MinLength(SuppressTokens):
-    """Mask the tokens that end an output in rows that are shorter than their minimum length."""
-
-    def __init__(self, lengths: LengthLimits, end_ids: Iterable[int]) -> None:
-        super().__init__(end_ids)
-        self.lengths = lengths
-        self.minima = np.asarray([limits.minimum for limits in lengths.ranges])
-
-    def __call__(self, logits: Array, rows: Rows) -> Array:
-        """Return the changed logits."""
-        is_short = rows.lengths < self.minima[rows.inputs]
-        if self.lengths.unit_ranges is not None:
-            has_few = self.lengths.has_few_units
-            is_short |= [has_few(index, rows.history(row)) for row, index in enumerate(rows.inputs.tolist())]
-        return self.suppress(logits, is_short) if is_short.any() else logits
+    return selects
 
 
 class StopTokens(SuppressTokens):
@@ -323,7 +319,7 @@ class StopTokens(SuppressTokens):
         """Return the changed logits."""
         xp, is_eos = array_namespace(logits), self.eos.mask(logits)
         ends = xp.where(self.mask(logits) | is_eos, logits, -math.inf)
-        return xp.where(is_eos, xp.max(ends, axis=-1, keepdims=True), self.suppress(logits))
+        return xp.where(is_eos, xp.max(ends, axis=-1, keepdims=True), super().__call__(logits, rows))
 
 
 class LogitBias:

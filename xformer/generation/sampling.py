@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -208,7 +208,7 @@ def assisted_search(
         logits: First logits, (1, vocabulary).
     """
     config, (index,) = batch.config, batch.inputs
-    drafter: Drafter = PromptLookup(config.draft_length, config.max_matching_ngram_size)
+    drafter: PromptLookup | DraftModel = PromptLookup(config.draft_length, config.max_matching_ngram_size)
     if batch.draft_model is not None:
         drafter = DraftModel(batch.draft_model, config.draft_length)
     search = greedy_or_sample(batch, logits)  # which has one row and one token per step
@@ -234,18 +234,6 @@ def assisted_search(
             answer = logits[:, kept - 1, :]
     finally:
         drafter.close()
-
-
-class Drafter(Protocol):
-    """Proposes the next tokens of one output."""
-
-    def __call__(self, tokens: Sequence[int]) -> list[int]:
-        """Return draft tokens, any number, for what follows the prompt and the output so far."""
-        ...
-
-    def close(self) -> None:
-        """Free what the output needed."""
-        ...
 
 
 class PromptLookup:

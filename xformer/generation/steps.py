@@ -91,7 +91,6 @@ class DecodingSteps:
         self._programs: dict[Any, Any] = {}  # of the shapes of the cache, by the number of new tokens and the options
         self._used: tuple[Hashable, DecodingCache, dict[Any, Any]] | None = None  # the last programs and their arrays
         self._is_fixed = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
-        self._can_trace = True
 
     def prefill(self, tokens: Array, lengths: Sequence[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
@@ -129,7 +128,7 @@ class DecodingSteps:
             self._reuse()
         if program := self._programs.get((num_tokens, *options)):
             return program.run((tokens,))
-        if self._can_trace and self._new_program is not None and self._num_repeats > _MIN_REPEATS:
+        if self._new_program is not None and self._num_repeats > _MIN_REPEATS:
             return self._trace(tokens, options)
         return self._model.decode_step(tokens, self.cache, **options)
 
@@ -138,11 +137,9 @@ class DecodingSteps:
         self._is_fixed = True
         self._fit(0)
         self._lengths = np.maximum(0, self._lengths - counts)
-        lengths = self.cache.lengths
-        lengths = array_namespace(lengths).from_host(
-            self._lengths.tolist(), dtype=lengths.dtype, device=device(lengths)
-        )
-        self.cache.lengths = assign(self.cache.lengths, lengths)
+        old, lengths = self.cache.lengths, self._lengths.tolist()
+        lengths = array_namespace(old).from_host(lengths, dtype=old.dtype, device=device(old))
+        self.cache.lengths = assign(old, lengths)
 
     def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingSteps) -> None:
         """Replace rows and inputs by those of other steps of the model."""
@@ -230,7 +227,7 @@ class DecodingSteps:
             arguments = (self._model, tokens, self.cache)
             program = self._new_program(type(self._model).decode_step, arguments, options, (tokens,))
         except JitError:  # a model of the user that reads values on the host
-            self._can_trace = False
+            self._new_program = None
             assign(self.cache.lengths, lengths)  # part of the step was made
             return self._model.decode_step(tokens, self.cache, **options)
         logits, program.result = program.result, None
