@@ -97,6 +97,18 @@ def test_d_model_must_be_divisible_by_num_heads():
         MultiHeadAttention(10, 0, init=Initializer("numpy"))
 
 
+def test_biases_are_chosen_by_name():
+    layer = MultiHeadAttention(8, 2, bias=("query", "output"), init=0)
+    has_bias = [name for name, _ in layer.named_parameters() if name.endswith("bias")]
+    assert has_bias == ["query.bias", "output.bias"]
+    with raises_line(
+        ConfigError, r"bias is \['queries'\]; expected True, False, or names out of query, key, value, output"
+    ):
+        MultiHeadAttention(8, 2, bias=["queries"], init=0)
+    with raises_line(ConfigError, "unknown argument 'sinks'; use xformer.layers.FamilyAttention"):
+        MultiHeadAttention(8, 2, sinks=True, init=0)
+
+
 def test_shapes_that_do_not_fit_are_refused(layer):
     x = normal(0, BATCH, QUERIES, D_MODEL)
     with raises_line(ShapeError, r"x of shape \(4, 12\); expected \(batch, length, in_features\)"):

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import normal, raises_line, weighted_sum
+from tests.reference import normal, weighted_sum
 from xformer import Initializer, value_and_grad
 from xformer.backends import dtype_name, from_host, to_host
-from xformer.errors import ConfigError
 from xformer.layers import LayerNorm, MaxScaledLayerNorm, RMSNorm
-from xformer.layers.normalization import norm_named
 from xformer.tree import replace
 
 
@@ -57,8 +55,3 @@ def test_half_precision_gradients_are_those_of_float32(kind):
         _, (_, dx) = value_and_grad(lambda inputs, g=g_array: weighted_sum(inputs[0](inputs[1]), g))(inputs)
         actual[dtype] = to_host(dx).astype("float64")
     np.testing.assert_allclose(actual["bfloat16"], actual["float32"], atol=0.02 * np.abs(actual["float32"]).max())
-
-
-def test_an_unknown_norm_is_refused():
-    with raises_line(ConfigError, "norm is 'batch'; expected one of layer, max_scaled, rms"):
-        norm_named("batch")

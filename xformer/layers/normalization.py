@@ -11,7 +11,6 @@ from typing import Protocol
 
 from xformer.backends import Array, array_namespace
 from xformer.config import as_flag
-from xformer.errors import ConfigError
 from xformer.layers.initializer import Initializer, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.ops.norms import layer_norm, rms_norm
@@ -103,14 +102,3 @@ class Identity(Module):
 
 
 NORMS: dict[str, Callable[..., Norm]] = {"layer": LayerNorm, "max_scaled": MaxScaledLayerNorm, "rms": RMSNorm}
-
-
-def norm_named(name: str) -> Callable[..., Norm]:
-    """Return the norm class of a name.
-
-    Raises:
-        ConfigError: For an unknown name.
-    """
-    if not isinstance(name, str) or name not in NORMS:
-        raise ConfigError(f"norm is {name!r}; expected one of {', '.join(NORMS)}")
-    return NORMS[name]

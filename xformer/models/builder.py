@@ -35,7 +35,7 @@ from xformer.layers import (
     SharedNormEncoderLayer,
     Sinusoidal,
 )
-from xformer.layers.normalization import Norm, RMSNorm, norm_named
+from xformer.layers.normalization import NORMS, Norm, RMSNorm
 from xformer.layers.positions import RelativePositions
 from xformer.layers.transformer import Residual
 from xformer.models.config import GATED, EncoderConfig, LanguageModelConfig, ModelConfig
@@ -56,7 +56,7 @@ class LayerFactory:
     def norm(self, features: int | None = None, *, init: Initializer | None = None) -> Norm:
         """Make a norm of a number of features, by default d_model."""
         c = self.config
-        cls = norm_named(c.norm)
+        cls = NORMS[c.norm]
         options: dict[str, Any] = {} if cls is RMSNorm else {"bias": c.norm_bias}
         return cls(c.d_model if features is None else features, epsilon=c.norm_epsilon, **options, init=self.init)
 
