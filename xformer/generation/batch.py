@@ -258,7 +258,8 @@ class GenerationBatch:
 
     def process(self, logits: Array, rows: Rows) -> Array:
         """Apply the logits processors, in float32 or wider."""
-        logits = self.xp.astype(logits, accumulation_dtype(self.xp, logits.dtype), copy=False)
+        xp = array_namespace(logits)
+        logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
         for processor in self.logits_processors:
             logits = processor(logits, rows)
         return logits
