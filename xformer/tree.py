@@ -38,7 +38,7 @@ from xformer.backends import (
     resolve,
     to_host,
 )
-from xformer.backends.namespaces import load_imported, loaded_libraries, on_load
+from xformer.backends.library import load_imported, loaded_libraries, on_load
 from xformer.errors import ConfigError, ShapeError, add_absent_methods, check_arguments, describe_type, nearest_hint
 from xformer.html import Markup, details, tag
 

@@ -23,10 +23,10 @@ from xformer.backends import (
     from_host,
     is_floating,
     is_integer,
-    namespaces,
     resolve,
     to_host,
 )
+from xformer.backends import library as libraries
 from xformer.errors import BackendError, DataError
 
 
@@ -82,7 +82,7 @@ def test_libraries_that_are_not_installed(monkeypatch, name, how):
     def missing(module):
         raise ModuleNotFoundError(f"No module named {module!r}")
 
-    monkeypatch.setattr(namespaces, "_LIBRARIES", {})
+    monkeypatch.setattr(libraries, "_LIBRARIES", {})
     monkeypatch.setattr(importlib, "import_module", missing)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with raises_line(BackendError, f"backend '{name}' is not installed; run: {how}$"):
@@ -93,7 +93,7 @@ def test_a_library_that_is_installed_but_broken(monkeypatch):
     def broken(module):
         raise ImportError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(namespaces, "_LIBRARIES", {})
+    monkeypatch.setattr(libraries, "_LIBRARIES", {})
     monkeypatch.setattr(importlib, "import_module", broken)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     with raises_line(BackendError, "backend 'cupy' is installed but cannot be imported: libcuda.so.1"):

@@ -20,10 +20,10 @@ from xformer.backends import (
     dtype_name,
     from_host,
     is_floating,
-    namespaces,
     resolve,
     to_host,
 )
+from xformer.backends import library as libraries
 from xformer.backends.cupy import CupyLibrary
 from xformer.backends.numpy import NumpyLibrary
 from xformer.kernels.cupy import elementwise as cupy_elementwise
@@ -78,7 +78,7 @@ def stand_in(monkeypatch):
     ours = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(ours)
     library = CupyLibrary("cupy", ours)
-    monkeypatch.setitem(namespaces.NAMESPACE_OF_TYPE, Array, library)
+    monkeypatch.setitem(libraries.NAMESPACE_OF_TYPE, Array, library)
     for name in ("erf", "rows_of_table"):  # which import CuPy
         monkeypatch.setattr(CupyLibrary, name, getattr(NumpyLibrary, name))
     monkeypatch.setitem(sys.modules, "xformer.backends.cupy_namespace", ours)

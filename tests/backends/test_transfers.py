@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from xformer.backends import Library, from_host, namespaces, resolve, to_host, to_host_together
+from xformer.backends import Library, from_host, resolve, to_host, to_host_together
+from xformer.backends import library as libraries
 
 READS = ("__array__", "__bool__", "__complex__", "__dlpack__", "__float__", "__index__", "__int__", "asnumpy", "item")
 ONE_API = 14  # DLPack's number of a kind of device
@@ -89,8 +90,8 @@ def transfers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(xp, "asarray", copy)
     library = Library(request.param, xp)
-    monkeypatch.setitem(namespaces._LIBRARIES, request.param, library)
-    monkeypatch.setitem(namespaces.NAMESPACE_OF_TYPE, cls, library)
+    monkeypatch.setitem(libraries._LIBRARIES, request.param, library)
+    monkeypatch.setitem(libraries.NAMESPACE_OF_TYPE, cls, library)
     counted.xp = library
     return counted
 

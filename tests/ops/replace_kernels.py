@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from xformer.backends.namespaces import loaded_libraries
+from xformer.backends.library import loaded_libraries
 from xformer.ops.operation import OPERATIONS, kernels_of, load_kernels
 
 

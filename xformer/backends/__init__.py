@@ -17,8 +17,7 @@ from xformer.backends.arrays import (
     to_library_of,
 )
 from xformer.backends.dtypes import accumulation_dtype, dtype_name, is_floating, is_half_precision, is_integer
-from xformer.backends.library import Library
-from xformer.backends.namespaces import BACKENDS, array_namespace, resolve, resolve_known
+from xformer.backends.library import BACKENDS, Library, array_namespace, resolve, resolve_known
 
 __all__ = [
     "BACKENDS",

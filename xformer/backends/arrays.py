@@ -11,7 +11,7 @@ import numpy as np
 
 from xformer.backends.array_types import Array, Device, DType, Namespace
 from xformer.backends.dtypes import is_floating
-from xformer.backends.namespaces import array_namespace, resolve
+from xformer.backends.library import array_namespace, resolve
 from xformer.errors import BackendError
 
 
@@ -90,9 +90,9 @@ def to_host_together(*arrays: Array) -> list[Any]:
 def check_same_device(arrays: Sequence[Array | None]) -> None:
     """Raise BackendError if arrays are on different devices; None is ignored."""
     devices = [device(array) for array in arrays if array is not None]
-    if all(other == devices[0] for other in devices):
+    if devices == devices[:1] * len(devices):
         return
-    names = {str(other): other for other in devices if other is not None}
+    names = dict.fromkeys(str(other) for other in devices if other is not None)
     if len(names) > 1:
         raise BackendError(
             f"arrays on different devices were mixed: {', '.join(names)}; move one over with model.to(device=...)"

@@ -7,7 +7,7 @@ A library has its own version or uses the portable definition, and a trace provi
 from __future__ import annotations
 
 from xformer.backends.array_types import Array
-from xformer.backends.namespaces import array_namespace
+from xformer.backends.library import array_namespace
 from xformer.errors import ShapeError
 
 NAMES = ("erf", "scatter_add", "top_k")

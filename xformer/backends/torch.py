@@ -12,8 +12,7 @@ from xformer.backends import portable
 from xformer.backends.array_types import Device, DType
 from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.dtypes import dtype_name
-from xformer.backends.library import KEPT_BYTES, RANDOM_BITS, Library, Table, compute
-from xformer.backends.namespaces import NAMESPACE_OF_TYPE
+from xformer.backends.library import KEPT_BYTES, NAMESPACE_OF_TYPE, RANDOM_BITS, Library, Table, compute
 from xformer.backends.portable import compute_in_float32
 
 

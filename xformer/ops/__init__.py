@@ -3,7 +3,7 @@
 `explain(lambda: model(x))` lists which kernel runs each operation, and why others do not.
 """
 
-from xformer.backends.namespaces import on_load as _on_load
+from xformer.backends.library import on_load as _on_load
 from xformer.ops.activations import activation, gelu, gelu_tanh, quick_gelu, relu, relu_squared, silu
 from xformer.ops.attention import attention, attention_weights
 from xformer.ops.blocks import BlockWeight

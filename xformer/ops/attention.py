@@ -17,6 +17,7 @@ from xformer.ops.softmax import softmax, softmax_cotangent
 Forward = Callable[..., tuple[Any, Any]]
 Vjp = Callable[..., tuple[Any, ...]]
 Edit = Callable[[Array], Array]
+_SCALAR: tuple[int, ...] = ()  # the shape of a number
 
 
 def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -> Array:
@@ -189,7 +190,8 @@ def attention(
     """
     array_namespace(query, key, value, mask, bias, dropout_mask)  # raises for arrays of several libraries
     q, k, v = query, key, value
-    if not len(q.shape) == len(k.shape) == len(v.shape) == 4 or q.shape[0] != k.shape[0] or q.shape[1] < k.shape[1]:
+    shape, keys, values = getattr(q, "shape", _SCALAR), getattr(k, "shape", _SCALAR), getattr(v, "shape", _SCALAR)
+    if not len(shape) == len(keys) == len(values) == 4 or shape[0] != keys[0] or shape[1] < keys[1]:
         q, k, v = _with_four_axes(q, k, v)
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     if keep_probability != 1.0:

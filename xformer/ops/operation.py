@@ -29,7 +29,7 @@ import numpy as np
 
 from xformer import native
 from xformer.backends import Library, Namespace, array_namespace, check_same_device, dtype_name, is_half_precision
-from xformer.backends.namespaces import loaded_libraries
+from xformer.backends.library import loaded_libraries
 from xformer.environment import clear_cache, env_flag, env_value
 from xformer.errors import ConfigError, DataError, ShapeError, describe_type, nearest_hint
 from xformer.ops.checks import checked, guarded
@@ -270,8 +270,6 @@ class Kernel(NamedTuple):
             has no derivative.
         dtypes: Names of the floating dtypes that it takes, one for all floating arrays of a call. None: any, also
             mixed.
-        needs_plain_arrays: Whether all arrays must be of the class np.ndarray itself and aligned in memory, as the
-            native library reads them.
         why_not: `why_not(*arrays, save, **options)` returns None if the kernel can run a call, else the reason in
             words. It need not check what the signature of the operation, or `dtypes`, rules out.
         disabled_by: Value of XFORMER_KERNELS that switches the kernel off, "no-native" or "no-cudnn". "portable"
@@ -280,6 +278,8 @@ class Kernel(NamedTuple):
             float64; infinity: it is not compared.
         is_recordable: Whether `jit` records the calls of the native library that the kernel makes, which must be all
             that it computes. Any other kernel is one call of a program.
+        needs_plain_arrays: Whether all arrays must be of the class np.ndarray itself and aligned in memory, as the
+            native library reads them.
     """
 
     name: str
@@ -288,11 +288,11 @@ class Kernel(NamedTuple):
     forward: Callable[..., tuple[Any, Any]]
     vjp: Callable[..., Any] | None
     dtypes: Sequence[str] | None = None
-    needs_plain_arrays: bool = False
     why_not: Callable[..., str | None] | None = None
     disabled_by: str = ""
     tolerance: float = 1e-4
     is_recordable: bool = False
+    needs_plain_arrays: bool = False
 
     def refusal(self, arrays: tuple[Any, ...], options: dict[str, Any], dtype: str, *, save: bool) -> str | None:
         """Return None if the kernel can run a call, else the reason; `dtype` is that of all floating arrays, or ""."""

@@ -8,6 +8,7 @@ higher orders work), and append a record. See README.md in this folder.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,8 @@ from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import CREATE, PLAIN, WRITE, WRITES_OUTER, InnerArray, Tracer
+from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer
+from xformer.tree import is_array
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -100,14 +102,16 @@ class GradTrace:
         function = base_function(self.base, name)
         rule = RULES.get(_RULE_OF_OPERATOR.get(name, name))
         if rule is not None:
-            return bind_rule(self, name, function, rule)
-        if name in SEQUENCE_RULES:
-            return bind_sequence(self, name, function, SEQUENCE_RULES[name])
-        if name == "unstack":
-            return bind_unstack(self, function)
-        if not callable(function) or isinstance(function, type):
+            call = bind_rule(self, name, function, rule)
+        elif name in SEQUENCE_RULES:
+            call = bind_sequence(self, name, function, SEQUENCE_RULES[name])
+        elif name == "unstack":
+            call = bind_unstack(self, function)
+        elif not callable(function) or isinstance(function, type):
             return function  # dtypes, constants
-        return bind_without_rule(self, name, function)
+        else:
+            call = bind_without_rule(self, name, function)
+        return functools.wraps(function)(call) if hasattr(function, "__name__") else call
 
     # --- wrapping and unwrapping ------------------------------------------------------------------------------------
 
@@ -123,7 +127,7 @@ class GradTrace:
             return type(value)(*map(self.wrap, value))
         if isinstance(value, (tuple, list)):
             return type(value)(map(self.wrap, value))
-        return Tracer(self.unwrap(value), self, -1) if _is_array(value) else value
+        return Tracer(self.unwrap(value), self, -1) if is_array(value) else value
 
     def unwrap(self, value: Any) -> Any:
         """Return a value for the base namespace: arrays of the trace are unwrapped, also inside tuples and lists.
@@ -144,13 +148,13 @@ class GradTrace:
             if trace.trace_level == self.trace_level:
                 raise DifferentiationError("remat(f) closes over a traced array; pass it to f as an argument")
         elif cls is tuple or cls is list:
-            return cls([self.unwrap(item) for item in value])
+            return cls(value if WITHOUT_ARRAYS.issuperset(map(type, value)) else [self.unwrap(item) for item in value])
         # A constant. An enclosing trace has its own arrays, and its rules expect no others.
         return self.base.plain(value) if self.trace_level > 1 else value
 
     def plain(self, value: Any) -> Any:
         """Return a plain array, or one of an outer trace, as a constant of this trace with the same memory."""
-        if not _is_array(value) or (type(value) is Tracer and value._namespace is self):
+        if not is_array(value) or (type(value) is Tracer and value._namespace is self):
             return value
         constant = Tracer(self.unwrap(value), self, -1)
         constant._origin = PLAIN
@@ -160,9 +164,9 @@ class GradTrace:
         """Unwrap a value that the backward pass needs, whatever is written into plain and outer arrays until then."""
         cls = type(value)
         if cls is tuple or cls is list:
-            return cls([self.keep(item) for item in value])
+            return cls(value if WITHOUT_ARRAYS.issuperset(map(type, value)) else [self.keep(item) for item in value])
         is_own = cls is Tracer and value._namespace is self
-        if (is_own and value._origin is not PLAIN) or not _is_array(value) or isinstance(value, np.generic):
+        if (is_own and value._origin is not PLAIN) or not is_array(value) or isinstance(value, np.generic):
             return self.unwrap(value)
         return self.keep_outer(self.unwrap(value) if cls is Tracer else value)
 
@@ -201,8 +205,10 @@ class GradTrace:
     def depends(self, value: Any) -> bool:
         """Return whether a value, or an item of it, depends on the inputs of the trace."""
         if type(value) is Tracer:
-            return self.position(value) >= 0
-        return isinstance(value, (tuple, list)) and any(map(self.depends, value))
+            return value._index >= 0 and value._namespace is self
+        if not isinstance(value, (tuple, list)) or WITHOUT_ARRAYS.issuperset(map(type, value)):
+            return False
+        return any(map(self.depends, value))
 
     def stacked(self, value: Any) -> Any:
         """Return a nested list or tuple with an item that depends on the inputs as one array, anything else as it is.
@@ -212,7 +218,7 @@ class GradTrace:
         if not isinstance(value, (tuple, list)) or not self.depends(value):
             return value
         items = map(self.stacked, value)
-        return self.stack([item if _is_array(item) else self.asarray(item) for item in items])
+        return self.stack([item if is_array(item) else self.asarray(item) for item in items])
 
     # --- values and items of arrays -----------------------------------------------------------------------------------
 
@@ -406,11 +412,6 @@ def _value_of(x: Any) -> Any:
     while type(x) is Tracer:
         x = x._value
     return x
-
-
-def _is_array(value: Any) -> bool:
-    # Scalar types such as numpy.float32 also have both attributes.
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
 
 
 # --- opening and closing -------------------------------------------------------------------------------------------

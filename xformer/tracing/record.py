@@ -30,21 +30,15 @@ _VIEWS = {
 
 def bind_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     """Return the traced version of a function with a rule."""
-    general = innermost(trace, name, _any_arrays(trace, name, function, rule))
-    if trace.trace_level > 1:
-        return _named(function, general)
-    if rule.positions == (0,):
-        return _named(function, _one_array(trace, name, function, rule, general))
-    if rule.positions == (0, 1):
-        return _named(function, _two_arrays(trace, function, rule, general))
-    return _named(function, general)
+    general = functools.cache(lambda: innermost(trace, name, _any_arrays(trace, name, function, rule)))
+    if trace.trace_level == 1 and rule.positions == (0,):
+        return _one_array(trace, name, function, rule, general)
+    if trace.trace_level == 1 and rule.positions == (0, 1):
+        return _two_arrays(trace, function, rule, general)
+    return general()
 
 
-def _named(function: Function, call: Function) -> Function:
-    return functools.wraps(function)(call) if hasattr(function, "__name__") else call
-
-
-def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: Function) -> Function:
+def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: Callable[[], Function]) -> Function:
     """Return the fast path for f(x) and f(x, axis=0), where x is a tracked array of this trace."""
     tape, floating, ((select, pull),) = trace.tape, trace.floating, rule.steps
     is_view = name in _VIEWS
@@ -60,7 +54,7 @@ def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: F
 
     def call(x: Any, /, *static: Any, **keywords: Any) -> Any:
         if type(x) is not Tracer or x._namespace is not trace or x._index < 0:
-            return general(x, *static, **keywords)
+            return general()(x, *static, **keywords)
         if static or keywords or is_view:
             return with_static(x, static, keywords)
         value = x._value
@@ -73,7 +67,7 @@ def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: F
     return call
 
 
-def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -> Function:
+def _two_arrays(trace: Any, function: Function, rule: Rule, general: Callable[[], Function]) -> Function:
     """Return the fast path for f(a, b), each an array of this trace, a plain array or a scalar."""
     tape, floating, (first, second) = trace.tape, trace.floating, rule.steps
     select_first, pull_first, select_second, pull_second, pull_both = *first, *second, rule.pull_all
@@ -85,13 +79,13 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
         if type(a) is Tracer and a._namespace is trace:
             x, i = a._value, a._index
         elif type(a) in (list, tuple):
-            return general(a, b, *static, **keywords)
+            return general()(a, b, *static, **keywords)
         if type(b) is Tracer and b._namespace is trace:
             y, j = b._value, b._index
         elif type(b) in (list, tuple):
-            return general(a, b, *static, **keywords)
+            return general()(a, b, *static, **keywords)
         if type(x) is Tracer or type(y) is Tracer or static or keywords:
-            return general(a, b, *static, **keywords)
+            return general()(a, b, *static, **keywords)
         output = function(x, y)
         pull: Pull
         parents: tuple[int, ...]
@@ -119,9 +113,8 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
 
 def _unwrap_static(trace: Any, name: str, arguments: Any) -> Any:
     """Unwrap positional or keyword arguments that have no derivative."""
-    if not arguments:
-        return arguments
-    if trace.depends(tuple(arguments.values()) if isinstance(arguments, dict) else arguments):
+    values = tuple(arguments.values()) if isinstance(arguments, dict) else arguments
+    if trace.depends(values):
         hint = "by keyword; pass arrays by position" if isinstance(arguments, dict) else "as an argument without a rule"
         raise DifferentiationError(f"{name} got a traced array {hint}, or use stop_gradient(x)")
     if isinstance(arguments, dict):
@@ -149,7 +142,7 @@ def _as_view(source: Any, result: Any, name: str, args: tuple[Any, ...], keyword
 
 def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     """Return the function for calls of any kind."""
-    positions, kept = rule.positions, {i for i, keeps in zip(rule.positions, rule.keeps, strict=True) if keeps}
+    positions, kept = rule.positions, rule.kept
 
     def call(*args: Any, **keywords: Any) -> Any:
         keywords = _unwrap_static(trace, name, keywords)
@@ -185,7 +178,7 @@ def bind_sequence(trace: Any, name: str, function: Function, formula: Function) 
             return trace.wrap(output)
         return trace.record(output, pull, parents, ([tuple(value.shape) for value in values], keywords))
 
-    return _named(function, innermost(trace, name, call, has_list=True))
+    return innermost(trace, name, call, has_list=True)
 
 
 def bind_unstack(trace: Any, function: Function) -> Function:
@@ -204,7 +197,7 @@ def bind_unstack(trace: Any, function: Function) -> Function:
         before = (slice(None),) * (axis % x.ndim)
         return tuple([_as_view(x, y, "getitem", ((*before, i, ...),), {}) for i, y in enumerate(results)])
 
-    return _named(function, innermost(trace, "unstack", call))
+    return innermost(trace, "unstack", call)
 
 
 def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
@@ -220,7 +213,7 @@ def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
         unwrapped = {key: trace.unwrap(value) for key, value in keywords.items()}
         return trace.wrap(function(*map(trace.unwrap, args), **unwrapped))
 
-    return _named(function, innermost(trace, name, call))
+    return innermost(trace, name, call)
 
 
 def innermost(trace: Any, name: str, call: Function, *, has_list: bool = False) -> Function:

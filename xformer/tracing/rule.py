@@ -51,6 +51,7 @@ class Rule:
     Attributes:
         positions: Positions of those inputs among the positional arguments.
         keeps: Whether a formula needs the values of each input.
+        kept: Positions of the inputs whose values a formula needs.
     """
 
     def __init__(self, formulas: Sequence[Formula], positions: Sequence[int]) -> None:
@@ -59,6 +60,7 @@ class Rule:
         self.steps = tuple(_compile(formula, inputs) for formula in formulas)
         names = {name for formula in formulas for name in inspect.signature(formula).parameters}
         self.keeps = tuple(name in names for name in inputs[: len(formulas)])
+        self.kept = {i for i, keeps in zip(self.positions, self.keeps, strict=True) if keeps}
         self.pull_all = _pull_both(*self.steps) if len(formulas) == 2 else self.steps[0].pull
 
     def plan(self, parents: Sequence[int], pool: tuple[Any, ...], static: tuple[Any, ...], keywords: Any) -> Any:

@@ -13,13 +13,14 @@ from typing import Any
 
 from xformer import hints
 from xformer.backends.arrays import CHECKED_CLASSES, check_class
-from xformer.backends.namespaces import NAMESPACE_OF_TYPE, TRACED
+from xformer.backends.library import NAMESPACE_OF_TYPE, TRACED
 from xformer.errors import BackendError, DifferentiationError, ShapeError
 
 _WITH_XP = " with xp = array_namespace(x)"
 WRITE = "an assignment to a NumPy array (y += x) got a traced array"
 CREATE = "create y with xp.zeros, where xp = array_namespace(x)"
 WRITES_OUTER = "an array of an enclosing function was written in a differentiated one; return the new values instead"
+WITHOUT_ARRAYS = frozenset({bool, int, float, str, type(None), type(...)})  # classes of most static arguments
 PLAIN = object()  # the origin of arrays whose memory belongs to a plain array
 NUMBER = object()  # the origin of immutable numbers, such as numpy.float64, whose value is stored as an array
 

@@ -15,8 +15,9 @@ from tests.ops._cupy.cuda_cases import normal
 from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
 from tests.reference import small_model, translation_loss
 from xformer import Rng, ops, training, value_and_grad
-from xformer.backends import Library, array_namespace, namespaces, resolve, to_host
+from xformer.backends import Library, array_namespace, resolve, to_host
 from xformer.backends import cupy as cupy_backend
+from xformer.backends import library as libraries
 from xformer.backends.cupy import CupyLibrary
 from xformer.backends.numpy import NumpyLibrary
 from xformer.kernels.cupy import launch as cuda_launch
@@ -87,7 +88,7 @@ def device_array(host, dtype):
 
 @pytest.fixture
 def watching(cuda_host, monkeypatch):
-    monkeypatch.setitem(namespaces.NAMESPACE_OF_TYPE, Watched, Namespace(cuda_host.xp))
+    monkeypatch.setitem(libraries.NAMESPACE_OF_TYPE, Watched, Namespace(cuda_host.xp))
     return cuda_host
 
 
@@ -215,7 +216,7 @@ def test_a_training_step_copies_nothing_from_the_host(cuda_host, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(cupy_backend, "_TABLES", {})
-    monkeypatch.setitem(namespaces._LIBRARIES, "cupy", resolve("numpy"))  # it is not imported
+    monkeypatch.setitem(libraries._LIBRARIES, "cupy", resolve("numpy"))  # it is not imported
     for name in ("random_mask", "_random_mask"):
         monkeypatch.setattr(NumpyLibrary, name, getattr(CupyLibrary, name), raising=False)
     monkeypatch.setattr(

@@ -113,7 +113,6 @@ def test_infinities_and_nan_propagate():
         (single(3, 4), single(4, 6), np.empty((6, 3), np.float32).T),
         (single(3, 4), single(4, 6).astype("float64"), np.empty((3, 6), np.float32)),
         (single(3, 4), single(4, 6), np.empty((3, 6), np.float32), single(5)),
-        (single(3, 4), single(4, 6), np.empty((3, 6), np.float32), None, single(12)[::2]),
         (single(4), single(4, 6), np.empty(6, np.float32)),
     ],
 )

@@ -28,7 +28,7 @@ defvjp("from_dlpack", lambda g, *, device=None, copy=None: g)
 
 
 def _permute_dims(xp: Any, g: Any, axes: Any = None) -> Any:
-    axes = tuple(axis % g.ndim for axis in axes)
+    axes = [axis % g.ndim for axis in axes]
     return xp.permute_dims(g, tuple(sorted(range(len(axes)), key=axes.__getitem__)))
 
 
