@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.text.test_metrics import CHINESE
-from xformer.cli.score import HELP
+from xformer.cli import score
 from xformer.text import bleu, chrf, rouge, ter
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_the_examples_of_the_help_run(xformer, files, monkeypatch):
     monkeypatch.chdir(files)
     for name in ("test.en", "out.en", "a", "b", "out", "titles", "test.zh", "out.zh"):
         shutil.copy(files / "ref", files / name)
-    examples = re.findall(r"xformer score (-.*)", HELP.replace("\\\n", " "))
+    examples = re.findall(r"xformer score (-.*)", str(score.__doc__).replace("\\\n", " "))
     assert len(examples) == 6
     for example in examples:
         done = xformer("score", *shlex.split(example), stdin=(files / "ref").read_bytes())

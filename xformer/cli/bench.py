@@ -1,4 +1,26 @@
-"""`xformer bench`: measure the speed and memory of parts of a model on this machine."""
+r"""`xformer bench`: measure the speed and memory of parts of a model on this machine.
+
+Measure speed and memory on this machine, on one array library or interleaved on several.
+
+\b
+Attention            xformer bench attention
+Compare libraries    xformer bench attention --backend numpy --backend torch \
+                       --backend mlx --backend dpnp --plot speed.png
+One size             xformer bench attention --batch 4 --length 1024 \
+                       --causal --backward
+On a GPU             xformer bench attention --backend cupy --dtype bfloat16
+Plot and JSON        xformer bench attention --plot speed.png --out speed.json
+
+\b
+attention   softmax(QK')V, or the multi-head layer with --layer
+memory      attention forward and backward, up to 16,384 tokens; memory
+            should grow with the length, not with its square
+
+Each library runs in its own process, and the processes take turns, so that other load affects all of them.
+Times are medians with quartiles. A ratio is the median, over the rounds, of a library's time divided by the time of
+the first one: above 1, the first one is faster. "of GEMM" is relative to the fastest matrix product measured here.
+Memory is the peak beyond the inputs. Results are compared before anything is timed. Run nothing else meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +46,6 @@ from xformer.io import write_json
 from xformer.runs.console import progress_bar
 from xformer.text.extras import require
 from xformer.threads import num_threads
-
-HELP = """Measure speed and memory on this machine, on one array library or interleaved on several.
-
-\b
-Attention            xformer bench attention
-Compare libraries    xformer bench attention --backend numpy --backend torch \\
-                       --backend mlx --backend dpnp --plot speed.png
-One size             xformer bench attention --batch 4 --length 1024 \\
-                       --causal --backward
-On a GPU             xformer bench attention --backend cupy --dtype bfloat16
-Plot and JSON        xformer bench attention --plot speed.png --out speed.json
-
-\b
-attention   softmax(QK')V, or the multi-head layer with --layer
-memory      attention forward and backward, up to 16,384 tokens; memory
-            should grow with the length, not with its square
-
-Each library runs in its own process, and the processes take turns, so that other load affects all of them. \
-Times are medians with quartiles. A ratio is the median, over the rounds, of a library's time divided by the time of \
-the first one: above 1, the first one is faster. "of GEMM" is relative to the fastest matrix product measured here. \
-Memory is the peak beyond the inputs. Results are compared before anything is timed. Run nothing else meanwhile.
-"""
 
 
 class BenchOptions(Config):

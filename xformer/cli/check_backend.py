@@ -1,4 +1,15 @@
-"""`xformer check-backend`: run small Transformers on an array library, and compare them with NumPy."""
+r"""`xformer check-backend`: run small Transformers on an array library, and compare them with NumPy.
+
+Check whether Transformers run, train and decode on an array library.
+
+Everything is compared with NumPy. A check that fails names the line of xformer and the error of the library. The exit
+code is 0 if all checks pass except those of dtypes, which are optional, and 1 otherwise.
+
+\b
+  xformer check-backend dpnp
+  xformer check-backend mlx.core --group forward --group gradients
+  xformer check-backend torch --json > torch.json
+"""
 
 from __future__ import annotations
 
@@ -11,16 +22,6 @@ from xformer import testing
 from xformer.cli._options import value_option
 from xformer.errors import BackendError, ConfigError
 
-HELP = """Check whether Transformers run, train and decode on an array library.
-
-Everything is compared with NumPy. A check that fails names the line of xformer and the error of the library. The exit \
-code is 0 if all checks pass except those of dtypes, which are optional, and 1 otherwise.
-
-\b
-  xformer check-backend dpnp
-  xformer check-backend mlx.core --group forward --group gradients
-  xformer check-backend torch --json > torch.json
-"""
 _GROUP_HELP = "Group of checks to run; may be repeated. Default: all."
 _LIMIT_HELP = "End a check after this time, as a failure. Default: never."
 

@@ -1,4 +1,16 @@
-"""`xformer demo`: train a small translator on made-up text and show what it learned."""
+r"""`xformer demo`: train a small translator on made-up text and show what it learned.
+
+Train a small translator of English number words to German and show what it learned, in about a minute on
+two cores.
+
+\b
+  xformer demo                 for at most 90 seconds
+  xformer demo --seconds 30    for a first look
+
+German puts the units before the tens ("forty-two" is "zweiundvierzig"), so attention has to learn a crossing
+alignment; a plot of it is written to DIR (attention.png). DIR is a training run like any other: translate with it,
+or inspect it.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +36,6 @@ from xformer.text import bleu, exact_match
 from xformer.training import Event, Start, Validation
 from xformer.training.fit import TrainingLoop
 
-HELP = """Train a small translator of English number words to German and show what it learned, in about a minute on \
-two cores.
-
-\b
-  xformer demo                 for at most 90 seconds
-  xformer demo --seconds 30    for a first look
-
-German puts the units before the tens ("forty-two" is "zweiundvierzig"), so attention has to learn a crossing \
-alignment; a plot of it is written to DIR (attention.png). DIR is a training run like any other: translate with it, \
-or inspect it.
-"""
 PICTURE, MARK = "attention.png", "demo"
 _SAMPLES = 6
 _PERFECT = 99.99  # BLEU

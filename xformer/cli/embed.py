@@ -1,4 +1,15 @@
-"""`xformer embed`: compute vectors of texts."""
+r"""`xformer embed`: compute vectors of texts.
+
+Compute a vector for each line of a file with a public encoder such as all-MiniLM-L6-v2, and write them as a
+NumPy array of shape (lines, features).
+
+\b
+  xformer embed --model all-MiniLM-L6-v2 --input texts.txt --output vectors.npy
+  xformer embed --model all-MiniLM-L6-v2 --input all.txt --output vectors.npy --corpus-out parts --workers 4
+
+The dot product of two rows is the similarity of their texts if the checkpoint normalizes its vectors. With
+--corpus-out, several workers process chunks of the input, and the same command resumes after an interruption.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +26,6 @@ from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
 from xformer.io import is_device
 from xformer.pipelines import ChunkOutput, Embedder
-
-HELP = """Compute a vector for each line of a file with a public encoder such as all-MiniLM-L6-v2, and write them as a \
-NumPy array of shape (lines, features).
-
-\b
-  xformer embed --model all-MiniLM-L6-v2 --input texts.txt --output vectors.npy
-  xformer embed --model all-MiniLM-L6-v2 --input all.txt --output vectors.npy --corpus-out parts --workers 4
-
-The dot product of two rows is the similarity of their texts if the checkpoint normalizes its vectors. With \
---corpus-out, several workers process chunks of the input, and the same command resumes after an interruption.
-"""
 
 
 @config_options(CorpusOptions, names=field_names(CorpusOptions))

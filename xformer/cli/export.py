@@ -1,4 +1,36 @@
-"""`xformer export`: write the model of a run in the format of another library."""
+r"""`xformer export`: write the model of a run in the format of another library.
+
+Write the best model of a run, and its tokenizer, in the format of another library.
+
+\b
+  xformer export run checkpoint
+  xformer translate --model checkpoint --input test.de
+  xformer export run adapters --format peft
+  xformer export run onnx --format onnx
+  xformer export run ct2 --format ctranslate2 --quantization int8
+  xformer export run page --format web
+  xformer export SmolLM2-135M-Instruct.gguf checkpoint
+
+huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or
+Marian models with post-norm; language models become Llama, GPT-NeoX or GPT-2 models. If no family computes the
+same, the error names the nearest one and the fields of the configuration that differ. A run that started from a
+public checkpoint (--init) is written in the format of that checkpoint. RUN may also be a public checkpoint that
+generates text, such as a GGUF file.
+
+peft: the adapters of a run with --lora, as adapter_config.json and adapter_model.safetensors for peft.PeftModel.
+
+onnx: encoder.onnx, decoder.onnx and step.onnx, or model.onnx and step.onnx for language models, for onnxruntime and
+the browser. RUN may also be a public checkpoint. Needs the extra "onnx". docs/how-to/export-onnx.md has a decoding
+loop.
+
+ctranslate2: model.bin for ctranslate2.Translator or ctranslate2.Generator, with the weights in float32, int8, int16,
+float16 or bfloat16. RUN may also be a public checkpoint. Needs the extra "ctranslate2".
+docs/how-to/export-ctranslate2.md has an example.
+
+web: a page that generates text in the browser and shows attention, alternatives and what each layer would predict;
+any static host serves it. RUN may also be a public checkpoint. Needs the extra "onnx" and two npm packages:
+npm install onnxruntime-web @huggingface/tokenizers. docs/how-to/export-web.md describes the page.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +44,6 @@ from xformer.errors import ConfigError
 from xformer.pipelines.export import FORMATS, export_run
 from xformer.runs.console import make_console
 
-HELP = """Write the best model of a run, and its tokenizer, in the format of another library.
-
-\b
-  xformer export run checkpoint
-  xformer translate --model checkpoint --input test.de
-  xformer export run adapters --format peft
-  xformer export run onnx --format onnx
-  xformer export run ct2 --format ctranslate2 --quantization int8
-  xformer export run page --format web
-  xformer export SmolLM2-135M-Instruct.gguf checkpoint
-
-huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or \
-Marian models with post-norm; language models become Llama, GPT-NeoX or GPT-2 models. If no family computes the \
-same, the error names the nearest one and the fields of the configuration that differ. A run that started from a \
-public checkpoint (--init) is written in the format of that checkpoint. RUN may also be a public checkpoint that \
-generates text, such as a GGUF file.
-
-peft: the adapters of a run with --lora, as adapter_config.json and adapter_model.safetensors for peft.PeftModel.
-
-onnx: encoder.onnx, decoder.onnx and step.onnx, or model.onnx and step.onnx for language models, for onnxruntime and \
-the browser. RUN may also be a public checkpoint. Needs the extra "onnx". docs/how-to/export-onnx.md has a decoding \
-loop.
-
-ctranslate2: model.bin for ctranslate2.Translator or ctranslate2.Generator, with the weights in float32, int8, int16, \
-float16 or bfloat16. RUN may also be a public checkpoint. Needs the extra "ctranslate2". \
-docs/how-to/export-ctranslate2.md has an example.
-
-web: a page that generates text in the browser and shows attention, alternatives and what each layer would predict; \
-any static host serves it. RUN may also be a public checkpoint. Needs the extra "onnx" and two npm packages: \
-npm install onnxruntime-web @huggingface/tokenizers. docs/how-to/export-web.md describes the page.
-"""
 _TYPE_HELP = "Type of the weights: float32 or int8 for onnx and web (default int8); ctranslate2 has more types."
 _RUNTIME_HELP = "Directory in which the npm packages of web are installed; default the current one."
 

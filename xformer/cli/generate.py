@@ -1,4 +1,34 @@
-"""`xformer generate`: continue prompts with a language model."""
+r"""`xformer generate`: continue prompts with a language model.
+
+Continue prompts with a public language model (a directory in the Hugging Face format, or a GGUF file) or
+with the best model of a run of train-lm, and print prompt and continuation.
+
+\b
+A sample          xformer generate --model run
+From a prompt     xformer generate --model run --prompt "ROMEO:" --seed 1
+Three per prompt  xformer generate --model run --prompt "ROMEO:" --prompt "JULIET:" --num-return-sequences 3
+From a pipe       echo "ROMEO:" | xformer generate --model run
+Prompts from a file, one per line, as lines of JSON
+                  xformer generate --model run --input prompts.txt --json --output out.jsonl
+
+\b
+Many prompts in resumable chunks, on four processes
+                  xformer generate --model run --input prompts.txt --json --corpus-out texts.d --workers 4
+
+\b
+An answer of an instruction model
+                  xformer generate --model SmolLM2-135M-Instruct --chat --prompt "What is the capital of France?"
+A conversation    xformer generate --model SmolLM2-135M-Instruct --chat
+
+Prompts are read from standard input, one per line, if neither --prompt nor --input is given and it is not a
+terminal. Without a prompt, and for an empty line of the input, generation starts as on a new line. By default at
+most 500 tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200
+most probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token,
+and --num-beams turns sampling off. Each run samples the same texts; another --seed gives others. With --chat, each
+prompt starts a new conversation; only messages that are typed on a terminal continue one. On a terminal the text
+appears as it is generated. Several texts are separated by a line of dashes. Texts that do not fit into the context
+of the model are refused; with --context slide, its first half is dropped when it is full.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +51,6 @@ from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, Prompt, TextGenerator
 from xformer.runs.console import make_console
 
-HELP = """Continue prompts with a public language model (a directory in the Hugging Face format, or a GGUF file) or \
-with the best model of a run of train-lm, and print prompt and continuation.
-
-\b
-A sample          xformer generate --model run
-From a prompt     xformer generate --model run --prompt "ROMEO:" --seed 1
-Three per prompt  xformer generate --model run --prompt "ROMEO:" --prompt "JULIET:" --num-return-sequences 3
-From a pipe       echo "ROMEO:" | xformer generate --model run
-Prompts from a file, one per line, as lines of JSON
-                  xformer generate --model run --input prompts.txt --json --output out.jsonl
-
-Many prompts in resumable chunks, on four processes
-                  xformer generate --model run --input prompts.txt --json --corpus-out texts.d --workers 4
-
-An answer of an instruction model
-                  xformer generate --model SmolLM2-135M-Instruct --chat --prompt "What is the capital of France?"
-A conversation    xformer generate --model SmolLM2-135M-Instruct --chat
-
-Prompts are read from standard input, one per line, if neither --prompt nor --input is given and it is not a \
-terminal. Without a prompt, and for an empty line of the input, generation starts as on a new line. By default at \
-most 500 tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 \
-most probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token, \
-and --num-beams turns sampling off. Each run samples the same texts; another --seed gives others. With --chat, each \
-prompt starts a new conversation; only messages that are typed on a terminal continue one. On a terminal the text \
-appears as it is generated. Several texts are separated by a line of dashes. Texts that do not fit into the context \
-of the model are refused; with --context slide, its first half is dropped when it is full.
-"""
 _NO_PROMPT = "--chat needs a prompt; add --prompt or --input, or write to standard input"
 _SEPARATOR = "-" * 15
 _END_OF_INPUT = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"

@@ -1,4 +1,18 @@
-"""`xformer inspect`: show a training run, a public checkpoint, a GGUF file, or the machine and its libraries."""
+r"""`xformer inspect`: show a training run, a public checkpoint, a GGUF file, or the machine and its libraries.
+
+Show a training run, a public checkpoint or a GGUF file, without reading its weights: the model and its
+size, the tokenizer, the generation settings, and the settings of model and training that differ from the defaults;
+or, with --environment, the machine, the installed libraries and whether the native library is used.
+
+\b
+A run           xformer inspect run
+Its curves      xformer inspect run --plot curves.png
+A checkpoint    xformer inspect all-MiniLM-L6-v2
+A GGUF file     xformer inspect model.gguf
+Every tensor    xformer inspect run --tensors
+For a program   xformer inspect run --json
+This machine    xformer inspect --environment
+"""
 
 from __future__ import annotations
 
@@ -30,19 +44,6 @@ from xformer.runs.console import format_number, make_console, plural
 from xformer.runs.recipe import TASKS
 from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
 
-HELP = """Show a training run, a public checkpoint or a GGUF file, without reading its weights: the model and its \
-size, the tokenizer, the generation settings, and the settings of model and training that differ from the defaults; \
-or, with --environment, the machine, the installed libraries and whether the native library is used.
-
-\b
-A run           xformer inspect run
-Its curves      xformer inspect run --plot curves.png
-A checkpoint    xformer inspect all-MiniLM-L6-v2
-A GGUF file     xformer inspect model.gguf
-Every tensor    xformer inspect run --tensors
-For a program   xformer inspect run --json
-This machine    xformer inspect --environment
-"""
 _PLOT_HELP = "Plot loss and score of a run against steps."
 _MAX_ROWS = 20  # of the table of validations
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 _REQUIRED = ("typer", "rich")
-# The list of --help. Each command is the function of its name in the module of its name.
+# The list of --help. Each command is the function of its name in the module of its name, whose docstring is its help.
 COMMANDS = {
     "demo": "Train a small translator on made-up text, in a minute.",
     "train": "Train a translator or summarizer on parallel text.",
@@ -192,9 +192,18 @@ def _make_app(arguments: Sequence[str]) -> Any:
         if name == chosen:
             function = name.replace("-", "_")
             module = importlib.import_module(f"xformer.cli.{'train' if name in ('train-lm', 'resume') else function}")
-            command, description = getattr(module, function), getattr(module, f"{function.upper()}_HELP", module.HELP)
+            command = getattr(module, function)
+            description = getattr(module, f"{function.upper()}_HELP", getattr(module, "HELP", "")) or _help(module)
         app.command(name, help=description)(command)
     return app
+
+
+def _help(module: Any) -> str:
+    """Return the paragraphs of a docstring but the first; a backslash and b before one keep its lines."""
+    _, *paragraphs = (module.__doc__ or "").rstrip().split("\n\n")
+    return "\n\n".join(
+        each.replace("\\b", "\b", 1) if each.startswith("\\b") else " ".join(each.split()) for each in paragraphs
+    )
 
 
 def _message(error: Exception) -> str | None:

@@ -1,4 +1,11 @@
-"""`xformer rerank`: order documents by a query."""
+r"""`xformer rerank`: order documents by a query.
+
+Rank the lines of a file by their relevance to a query, with a public cross-encoder such as
+ms-marco-MiniLM-L6-v2. Each output line has a score, the number of the line and its text, best first.
+
+\b
+  xformer rerank --model ms-marco-MiniLM-L6-v2 --query "Where do pandas live?" --input passages.txt --top-k 5
+"""
 
 from __future__ import annotations
 
@@ -15,13 +22,6 @@ from xformer.cli._options import (
     value_option,
 )
 from xformer.pipelines import Reranker
-
-HELP = """Rank the lines of a file by their relevance to a query, with a public cross-encoder such as \
-ms-marco-MiniLM-L6-v2. Each output line has a score, the number of the line and its text, best first.
-
-\b
-  xformer rerank --model ms-marco-MiniLM-L6-v2 --query "Where do pandas live?" --input passages.txt --top-k 5
-"""
 
 
 @config_options()

@@ -1,4 +1,30 @@
-"""`xformer score`: score translations and summaries."""
+r"""`xformer score`: score translations and summaries.
+
+Score translations or summaries; each score comes with a signature of its settings.
+
+\b
+A translation       xformer score --reference test.en --hypothesis out.en
+From a pipe         xformer translate --model run --input test.de | \
+                      xformer score --reference test.en
+Several references  xformer score --reference a --reference b --hypothesis out
+Summaries           xformer score --reference titles --hypothesis out \
+                      --metric rouge
+Chinese             xformer score --reference test.zh --hypothesis out.zh \
+                      --tokenize zh
+All metrics         xformer score --reference test.en --hypothesis out.en \
+                      --metric all --json
+
+\b
+bleu    n-grams of words shared with a reference (sacreBLEU)
+chrf    n-grams of characters, better for inflected languages (sacreBLEU)
+ter     edits per 100 words of a reference; lower is better (sacreBLEU)
+rouge   ROUGE-1, ROUGE-2, ROUGE-L: F1 of words, pairs of words and the
+        longest common subsequence, for summaries (rouge-score)
+
+Scores range from 0 to 100 and higher is better, except for TER. Scores are comparable only if their signatures are
+the same. Blank hypotheses count as empty answers and are reported. With several references, BLEU, chrF and TER use
+all of them, as sacreBLEU does, and ROUGE takes the best one for each line.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +42,6 @@ from xformer.errors import ConfigError, DataError
 from xformer.runs.console import make_console
 from xformer.text import Score, bleu, chrf, read_lines, rouge, ter
 from xformer.text.metrics import bleu_tokenizer
-
-HELP = """Score translations or summaries; each score comes with a signature of its settings.
-
-\b
-A translation       xformer score --reference test.en --hypothesis out.en
-From a pipe         xformer translate --model run --input test.de | \\
-                      xformer score --reference test.en
-Several references  xformer score --reference a --reference b --hypothesis out
-Summaries           xformer score --reference titles --hypothesis out \\
-                      --metric rouge
-Chinese             xformer score --reference test.zh --hypothesis out.zh \\
-                      --tokenize zh
-All metrics         xformer score --reference test.en --hypothesis out.en \\
-                      --metric all --json
-
-\b
-bleu    n-grams of words shared with a reference (sacreBLEU)
-chrf    n-grams of characters, better for inflected languages (sacreBLEU)
-ter     edits per 100 words of a reference; lower is better (sacreBLEU)
-rouge   ROUGE-1, ROUGE-2, ROUGE-L: F1 of words, pairs of words and the
-        longest common subsequence, for summaries (rouge-score)
-
-Scores range from 0 to 100 and higher is better, except for TER. Scores are comparable only if their signatures are \
-the same. Blank hypotheses count as empty answers and are reported. With several references, BLEU, chrF and TER use \
-all of them, as sacreBLEU does, and ROUGE takes the best one for each line.
-"""
-
 
 _METRIC_HELP = "bleu, chrf, ter, rouge or all; repeatable (default: bleu and chrf)."
 _TOKENIZE_HELP = (

@@ -1,4 +1,30 @@
-"""`xformer serve`: serve models to the browser and to programs."""
+r"""`xformer serve`: serve models to the browser and to programs.
+
+Serve models on this machine: a page in the browser to explore them, and an HTTP API. Needs the extra
+serve: pip install "array-transformers\[cli,serve]".
+
+\b
+Explore a run         xformer serve --model run
+Compare two models    xformer serve --model run --model other
+Name a model          xformer serve --model run --name translator
+Another port          xformer serve --model run --port 9000
+With a draft model    xformer serve --model SmolLM2-1.7B --draft-model SmolLM2-135M
+On the local network  xformer serve --model run --host 0.0.0.0 --token SECRET
+
+\b
+Translate:
+  curl localhost:8000/translate -H 'Content-Type: application/json' \
+    -d '{"text": "Ein Mann schläft .", "num_beams": 4}'
+Answer a chat:
+  curl localhost:8000/v1/chat/completions \
+    -H 'Content-Type: application/json' \
+    -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+
+Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /classify, /explore, /attention,
+/layers, /runs; http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed
+together. Only this machine can connect, unless --host and --token are passed. Ctrl-C waits for running
+requests and stops.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +46,6 @@ from xformer.runs.console import make_console
 from xformer.serve.config import ServeConfig, check_ids
 from xformer.text.extras import require
 
-HELP = """Serve models on this machine: a page in the browser to explore them, and an HTTP API. Needs the extra \
-serve: pip install "array-transformers\\[cli,serve]".
-
-\b
-Explore a run         xformer serve --model run
-Compare two models    xformer serve --model run --model other
-Name a model          xformer serve --model run --name translator
-Another port          xformer serve --model run --port 9000
-With a draft model    xformer serve --model SmolLM2-1.7B --draft-model SmolLM2-135M
-On the local network  xformer serve --model run --host 0.0.0.0 --token SECRET
-
-\b
-Translate:
-  curl localhost:8000/translate -H 'Content-Type: application/json' \\
-    -d '{"text": "Ein Mann schläft .", "num_beams": 4}'
-Answer a chat:
-  curl localhost:8000/v1/chat/completions \\
-    -H 'Content-Type: application/json' \\
-    -d '{"messages": [{"role": "user", "content": "Hello"}]}'
-
-Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /classify, /explore, /attention, \
-/layers, /runs; http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed \
-together. Only this machine can connect, unless --host and --token are passed. Ctrl-C waits for running \
-requests and stops.
-"""
 _NAME_HELP = "Id of a model in requests; repeatable, one for each --model in the same order."
 _SECONDS_TO_STOP = 20
 _BACKLOG = 256  # connections

@@ -1,4 +1,19 @@
-"""`xformer transcribe`: write the text of spoken audio."""
+r"""`xformer transcribe`: write the text of spoken audio.
+
+Write the text of WAV files with a public speech model such as whisper-tiny, one line per file, or subtitles.
+
+\b
+One file        xformer transcribe --model whisper-tiny speech.wav
+Into English    xformer transcribe --model whisper-small --task translate rede.wav
+Several files   xformer transcribe --model whisper-tiny --output texts.txt *.wav
+Subtitles       xformer transcribe --model whisper-tiny --format srt --output speech.srt speech.wav
+Times of words  xformer transcribe --model whisper-tiny --format json --timestamps words speech.wav
+Noisy speech    xformer transcribe --model whisper-tiny --temperature 0 --temperature 0.4 --temperature 0.8 speech.wav
+
+Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. For txt, audio is split at pauses into
+windows of at most 30 seconds, which several cores transcribe at a time. With times, a window begins where the last
+segment before it ends. json is one object per line, one for each file.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +34,6 @@ from xformer.generation import GenerationConfig
 from xformer.pipelines import Transcriber
 from xformer.pipelines.transcription import TASKS, TIMESTAMPS
 from xformer.text.corpus import one_line
-
-HELP = """Write the text of WAV files with a public speech model such as whisper-tiny, one line per file, or subtitles.
-
-\b
-One file        xformer transcribe --model whisper-tiny speech.wav
-Into English    xformer transcribe --model whisper-small --task translate rede.wav
-Several files   xformer transcribe --model whisper-tiny --output texts.txt *.wav
-Subtitles       xformer transcribe --model whisper-tiny --format srt --output speech.srt speech.wav
-Times of words  xformer transcribe --model whisper-tiny --format json --timestamps words speech.wav
-Noisy speech    xformer transcribe --model whisper-tiny --temperature 0 --temperature 0.4 --temperature 0.8 speech.wav
-
-Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. For txt, audio is split at pauses into \
-windows of at most 30 seconds, which several cores transcribe at a time. With times, a window begins where the last \
-segment before it ends. json is one object per line, one for each file.
-"""
 
 
 class SpeechOptions(Config):

@@ -1,4 +1,27 @@
-"""`xformer translate`: translate lines of text."""
+r"""`xformer translate`: translate lines of text.
+
+Translate text with a public checkpoint (a directory in the Hugging Face format) or with the best model of a
+training run: one line in, one line out, in the same order.
+
+\b
+A file         xformer translate --model run --input test.de --output out.en
+Beam search    xformer translate --model run --input test.de --output out.en \
+                 --num-beams 5 --length-penalty 0.6
+A pipe         head -3 test.de | xformer translate --model run
+Interactively  xformer translate --model run
+A large file   xformer translate --model run --input news.de --corpus-out news.en.d --workers 4
+On a cluster   xformer translate --model run --input news.de --corpus-out news.en.d \
+                 --scheduler tcp://10.0.0.1:8786
+A public model of many languages
+               xformer translate --model nllb-200 --input test.de \
+                 --source-language deu_Latn --target-language eng_Latn
+
+Lines from a terminal or a pipe are translated as they arrive. Blank lines stay blank, and a line break inside an
+output becomes a space. An output file appears when it is complete; a pipe or a device gets the lines at once. With
+--corpus-out, several workers process chunks of the input, and the same command resumes after an interruption. With
+--num-return-sequences above 1, or with --align, each output is a line of JSON with the number of its source line,
+rank, score, text, and the alignment of its tokens.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +45,6 @@ from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check
 from xformer.runs.console import make_console, plural
 from xformer.text import MAX_CHARACTERS
 from xformer.text.corpus import one_line
-
-HELP = """Translate text with a public checkpoint (a directory in the Hugging Face format) or with the best model of a \
-training run: one line in, one line out, in the same order.
-
-\b
-A file         xformer translate --model run --input test.de --output out.en
-Beam search    xformer translate --model run --input test.de --output out.en \\
-                 --num-beams 5 --length-penalty 0.6
-A pipe         head -3 test.de | xformer translate --model run
-Interactively  xformer translate --model run
-A large file   xformer translate --model run --input news.de --corpus-out news.en.d --workers 4
-On a cluster   xformer translate --model run --input news.de --corpus-out news.en.d \\
-                 --scheduler tcp://10.0.0.1:8786
-A public model of many languages
-               xformer translate --model nllb-200 --input test.de \\
-                 --source-language deu_Latn --target-language eng_Latn
-
-Lines from a terminal or a pipe are translated as they arrive. Blank lines stay blank, and a line break inside an \
-output becomes a space. An output file appears when it is complete; a pipe or a device gets the lines at once. With \
---corpus-out, several workers process chunks of the input, and the same command resumes after an interruption. With \
---num-return-sequences above 1, or with --align, each output is a line of JSON with the number of its source line, \
-rank, score, text, and the alignment of its tokens.
-"""
 
 
 class LineOptions(TextOptions):
