@@ -7,15 +7,8 @@ from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.peft import load_lora, save_lora
 
 __all__ = [
-    "FAMILIES",
-    "Family",
-    "family_of",
-    "load_lora",
-    "load_pretrained",
-    "register",
-    "save_lora",
-    "save_pretrained",
-]
+    "FAMILIES", "Family", "family_of", "load_lora", "load_pretrained", "register", "save_lora", "save_pretrained",
+]  # fmt: skip
 
 _LANGUAGE_MODELS = ("cohere", "gemma", "glm", "gpt", "gpt_oss", "llama", "mixtral", "olmo")
 _ENCODERS = ("bert", "clip", "deberta", "dinov2", "modernbert", "vit")

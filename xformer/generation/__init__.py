@@ -16,24 +16,7 @@ from xformer.generation.processors import (
 from xformer.generation.results import BeamCandidate, BeamHistory, Hypothesis, alignments, length_penalty
 
 __all__ = [
-    "BeamCandidate",
-    "BeamHistory",
-    "GenerationConfig",
-    "Grammar",
-    "Hypothesis",
-    "LogitsProcessor",
-    "PrefixCache",
-    "PretrainedGeneration",
-    "Rows",
-    "StopSequences",
-    "StoppingCriteria",
-    "TokenAlternatives",
-    "TokenRecord",
-    "alignments",
-    "default_max_length",
-    "generate",
-    "length_penalty",
-    "read_generation",
-    "stream",
-    "token_bytes",
-]
+    "BeamCandidate", "BeamHistory", "GenerationConfig", "Grammar", "Hypothesis", "LogitsProcessor", "PrefixCache",
+    "PretrainedGeneration", "Rows", "StopSequences", "StoppingCriteria", "TokenAlternatives", "TokenRecord",
+    "alignments", "default_max_length", "generate", "length_penalty", "read_generation", "stream", "token_bytes",
+]  # fmt: skip

@@ -15,17 +15,7 @@ from xformer.interpret.logits import LogitAttribution, direct_logit_attribution,
 from xformer.interpret.patching import activation_patching, attribution_patching, feed_forward_ablation, head_ablation
 
 __all__ = [
-    "LogitAttribution",
-    "activation_patching",
-    "attention_entropy",
-    "attention_rollout",
-    "attribution_patching",
-    "direct_logit_attribution",
-    "duplicate_token_scores",
-    "feed_forward_ablation",
-    "head_ablation",
-    "induction_scores",
-    "logit_difference",
-    "logit_lens",
-    "previous_token_scores",
-]
+    "LogitAttribution", "activation_patching", "attention_entropy", "attention_rollout", "attribution_patching",
+    "direct_logit_attribution", "duplicate_token_scores", "feed_forward_ablation", "head_ablation", "induction_scores",
+    "logit_difference", "logit_lens", "previous_token_scores",
+]  # fmt: skip

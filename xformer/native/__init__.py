@@ -15,15 +15,6 @@ from xformer.native.library import (
 )
 
 __all__ = [
-    "CACHE_LINE",
-    "WHY_NOT",
-    "Program",
-    "aligned_empty",
-    "call",
-    "can_copy",
-    "contiguous",
-    "is_available",
-    "level",
-    "record",
-    "zeros",
-]
+    "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "call", "can_copy", "contiguous", "is_available", "level",
+    "record", "zeros",
+]  # fmt: skip

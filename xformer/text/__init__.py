@@ -8,18 +8,6 @@ from xformer.text.normalize import normalize_text
 from xformer.text.sentences import split_sentences
 
 __all__ = [
-    "MAX_CHARACTERS",
-    "ParallelCorpus",
-    "Score",
-    "bleu",
-    "chrf",
-    "exact_match",
-    "iter_lines",
-    "normalize_text",
-    "read_lines",
-    "read_parallel",
-    "read_text",
-    "rouge",
-    "split_sentences",
-    "ter",
-]
+    "MAX_CHARACTERS", "ParallelCorpus", "Score", "bleu", "chrf", "exact_match", "iter_lines", "normalize_text",
+    "read_lines", "read_parallel", "read_text", "rouge", "split_sentences", "ter",
+]  # fmt: skip

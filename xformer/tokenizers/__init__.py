@@ -8,15 +8,6 @@ from xformer.tokenizers.pretrained import PretrainedTokenizer
 from xformer.tokenizers.streaming import DecodeStream
 
 __all__ = [
-    "BOS_ID",
-    "EOS_ID",
-    "PAD_ID",
-    "SEPARATOR",
-    "SPECIAL_TOKENS",
-    "UNK_ID",
-    "BaseTokenizer",
-    "DecodeStream",
-    "PretrainedTokenizer",
-    "Tokenizer",
-    "load_tokenizer",
-]
+    "BOS_ID", "EOS_ID", "PAD_ID", "SEPARATOR", "SPECIAL_TOKENS", "UNK_ID", "BaseTokenizer", "DecodeStream",
+    "PretrainedTokenizer", "Tokenizer", "load_tokenizer",
+]  # fmt: skip

@@ -6,14 +6,6 @@ from xformer.tracing.jit import jit
 from xformer.tracing.rule import decomposition, defvjp, defvjp_sequence, not_differentiable
 
 __all__ = [
-    "decomposition",
-    "defvjp",
-    "defvjp_sequence",
-    "grad",
-    "jit",
-    "not_differentiable",
-    "remat",
-    "stop_gradient",
-    "value_and_grad",
-    "vjp",
-]
+    "decomposition", "defvjp", "defvjp_sequence", "grad", "jit", "not_differentiable", "remat", "stop_gradient",
+    "value_and_grad", "vjp",
+]  # fmt: skip
