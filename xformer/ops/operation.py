@@ -373,18 +373,18 @@ class Operation:
 
         A trace selects itself: the definition, or a kernel that also records what it computes.
         """
-        if not isinstance(xp, Library):
+        if xp.is_trace and not isinstance(xp, Library):  # for torch.compile, a Library is a plain module
             return xp.select(self, arrays, options, dtype, save=save)
         kernels = xp.kernels.get(self.name)
         if kernels is None:
-            kernels = self.enable_kernels(xp)
+            kernels = self.enable_kernels(xp.library)
         for kernel in kernels:
             if kernel.refusal(arrays, options, dtype, save=save) is None:
                 break
         else:
             kernel = self.portable(xp, arrays)
         if _SELECTIONS.blocks and (selections := _SELECTIONS.items()) is not None:
-            selections.append(self._selection(kernel, xp, arrays, options, dtype, save))
+            selections.append(self._selection(kernel, xp.library, arrays, options, dtype, save))
         return kernel
 
     def enable_kernels(self, library: Library) -> list[Kernel]:
