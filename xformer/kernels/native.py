@@ -127,17 +127,6 @@ def _adam(
 _SWAP_LENGTH_AND_HEADS = (0, 2, 1, 3)  # (batch, length, heads, features) -> (batch, heads, length, features)
 
 
-def _readable(arrays: Sequence[Any]) -> list[Any]:
-    """Return arrays with a contiguous last axis; that of masks and biases, after the first three, may be broadcast."""
-    readable = []
-    for i, x in enumerate(arrays):
-        is_readable = x is None or x.strides[-1:] == (x.itemsize,)
-        if i > 2 and not is_readable:
-            is_readable = x.ndim == 0 or x.shape[-1] == 1 or x.strides[-1] == 0
-        readable.append(x if is_readable else native.contiguous(x))
-    return readable
-
-
 def _empty_heads(shape: tuple[int, ...]) -> Any:
     """Allocate (batch, heads, length, features) in the memory order (batch, length, heads, features)."""
     batch, heads, length, features = shape
@@ -147,10 +136,10 @@ def _empty_heads(shape: tuple[int, ...]) -> Any:
 def _attention_forward(
     *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool
 ) -> tuple[Any, Any]:
-    query, key, value, *masks = _readable(arrays)
+    query, _, value, *_ = arrays
     out = _empty_heads((*query.shape[:3], value.shape[3]))
     statistics = np.empty((2, *query.shape[:3]), np.float32) if save else None
-    saved = query, key, value, *masks, out, statistics
+    saved = *arrays, out, statistics
     native.call("attention", saved, causal, n0=scale, n1=1.0 / keep_probability)
     return out, saved
 
@@ -161,7 +150,7 @@ def _attention_vjp(
     query, key, value = residuals[:3]
     dquery, dkey, dvalue = (_empty_heads(x.shape) for x in (query, key, value))
     dbias = native.zeros((*query.shape[:3], key.shape[2]), np.float32) if needs[4] else None
-    arrays = (*residuals, *_readable([g]), dquery, dkey, dvalue, dbias)
+    arrays = (*residuals, g, dquery, dkey, dvalue, dbias)
     native.call("attention_vjp", arrays, causal, n0=scale, n1=1.0 / keep_probability)
     return dquery, dkey, dvalue, None, dbias, None
 
