@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -40,6 +42,36 @@ def few_on_jax(names: str, cases: Iterable[tuple[Any, ...]], on_jax: Iterable[tu
     parameters = [pytest.param(*library.values, *case, marks=library.marks) for case in cases for library in libraries]
     parameters += [pytest.param("jax", *case) for case in on_jax]
     return pytest.mark.parametrize(f"xp,{names}", parameters, indirect=["xp"])
+
+
+def each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test for every row of a table, as one test: for tables of many short cases.
+
+    Rows are as in `pytest.mark.parametrize`. A failure has a note with its row; rows that skip are left out.
+    """
+    keys, table = [name.strip() for name in names.split(",")], list(rows)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**fixtures: Any) -> None:
+            skipped = []
+            for number, row in enumerate(table):
+                try:
+                    test(**fixtures, **dict(zip(keys, row if len(keys) > 1 else (row,), strict=True)))
+                except pytest.skip.Exception as skip:
+                    skipped.append(skip)
+                except BaseException as error:
+                    error.add_note(f"row {number}: {names} = {row!r}")
+                    raise
+            if len(skipped) == len(table):
+                raise skipped[0]
+
+        signature = inspect.signature(test)
+        others = [parameter for name, parameter in signature.parameters.items() if name not in keys]
+        run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 SMALL = {

@@ -59,15 +59,13 @@ def difference(function: Callable[[tuple[Any, ...]], Any], inputs: tuple[Any, ..
     return float(after - before) / (2.0 * STEP)
 
 
-def check(function: Callable[..., Any], inputs: tuple[Any, ...], *, second_order: bool = True) -> None:
+def check(function: Callable[..., Any], inputs: tuple[Any, ...], *, note: str = "") -> None:
     """Compare first and second derivatives of `function(xp, *inputs)` with differences of the order below."""
     first = scalar(function)
     along = directions(inputs, seed=2)
     expected = difference(first, inputs, along)
     actual = float(inner(gradient(first, inputs), along))
-    np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    if not second_order:
-        return
+    np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=note)
 
     def slope(inputs: tuple[Any, ...]) -> Any:
         return inner(value_and_grad(first)(inputs)[1], along)
@@ -75,4 +73,4 @@ def check(function: Callable[..., Any], inputs: tuple[Any, ...], *, second_order
     across = directions(inputs, seed=3)
     expected = difference(slope, inputs, across)
     actual = float(inner(gradient(slope, inputs), across))
-    np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=note)

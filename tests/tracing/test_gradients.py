@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tracing.cases import ROWS, Row
+from tests.tracing.cases import ROWS
 from tests.tracing.gradcheck import check
 from xformer import ops
 from xformer.backends import array_namespace, extra, resolve
@@ -24,9 +24,11 @@ WITHOUT_ARRAYS = {"get_array_api_strict_flags", "reset_array_api_strict_flags", 
 COMPLEX = {"imag"}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_derivatives_match_differences(row: Row):
-    check(row.function, row.inputs)
+@pytest.mark.parametrize("name", sorted({row.name for row in ROWS}))
+def test_derivatives_match_differences(name: str):
+    for row in ROWS:
+        if row.name == name:
+            check(row.function, row.inputs, note=str(row))
 
 
 WITHOUT_DERIVATIVE = {

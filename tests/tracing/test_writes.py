@@ -10,7 +10,7 @@ import pytest
 
 import xformer as xf
 from tests.conftest import library_or_skip
-from tests.reference import raises_line
+from tests.reference import each, raises_line
 from xformer.backends import array_namespace, to_host
 from xformer.errors import DifferentiationError, JitError, XformerError
 
@@ -58,46 +58,12 @@ def a_slice(xp, x, m):
     return y * y
 
 
-def a_helper(xp, x, m):
-    h, bias = x * x, m[0, 0] * x
-    add(h, bias)
-    return h * bias
-
-
-def two_names(xp, x, m):
-    y = x + 1.0
-    z = y
-    z *= x
-    return y * z
-
-
-def a_list(xp, x, m):
-    h = x * 1.5
-    items = [h]
-    items[0] *= 3
-    return h * x
-
-
-def a_dict(xp, x, m):
-    h, d = x * 1.0, {}
-    d["k"] = h
-    d["k"] += x * x
-    return h * d["k"]
-
-
 def an_attribute(xp, x, m):
     box = Box(x * x)
     h = box.h
     box.add(x)
     box.h *= 2.0
     return h * box.h
-
-
-def a_tail(xp, x, m):
-    y = x * x
-    row = y[1:]
-    row += 1.0
-    return y * row[0]
 
 
 def a_reshaped_view(xp, x, m):
@@ -129,27 +95,11 @@ def a_permuted_view_of_a_view(xp, x, m):
     return y * y
 
 
-def an_expanded_view(xp, x, m):
-    y = x * x
-    column = xp.expand_dims(y, axis=-1)
-    column += 1.0
-    y *= x
-    return xp.squeeze(column, axis=-1) * y
-
-
 def a_moved_axis(xp, x, m):
     y = m * 1.0
     v = xp.moveaxis(y, 0, -1)
     v[0] = x[1:]
     return y * y
-
-
-def unstacked_rows(xp, x, m):
-    y = m * m
-    first, _, last = xp.unstack(y)
-    first += last
-    last *= 0.5
-    return y
 
 
 def rows_from_iteration(xp, x, m):
@@ -179,13 +129,6 @@ def a_zero_dimensional_view(xp, x, m):
     v = y[..., 1]
     v += x[0]
     return y * v
-
-
-def a_reshaped_element(xp, x, m):
-    y = x * 1.0
-    v = xp.reshape(y[2:3], ())
-    v *= x[0]
-    return y * y
 
 
 def repeated_indices(xp, x, m):
@@ -254,16 +197,6 @@ def the_same_array_on_both_sides(xp, x, m):
     return h
 
 
-def a_chain_of_aliases(xp, x, m):
-    a = x * x
-    b = a[1:]
-    c = b[1:]
-    c += 1.0
-    b *= 2.0
-    a -= x
-    return a * a, b * 1.0, c * 1.0
-
-
 def reuse_before_and_after(xp, x, m):
     h = x * x
     first = xp.sin(h)
@@ -271,14 +204,6 @@ def reuse_before_and_after(xp, x, m):
     second = xp.sin(h)
     h *= second
     return h * first
-
-
-def written_operand_of_a_product(xp, x, m):
-    h, g = x * x, x + 1.0
-    product = h * g
-    h *= 0.0
-    g += 5.0
-    return product * product
 
 
 def written_input_of_exp(xp, x, m):
@@ -307,44 +232,12 @@ def written_operands_of_a_matrix_product(xp, x, m):
     return y * y
 
 
-def a_list_of_arrays(xp, x, m):
-    states = [x * (0.3 * i + 0.2) for i in range(3)]
-    total = xp.zeros_like(x)
-    for state in states:
-        total += state * state
-        state -= total
-    return total * states[0] * states[2]
-
-
 def an_accumulator(xp, x, m):
     total = xp.zeros_like(x)
     for i in range(4):
         total += x * float(i)
         total *= x
     return total
-
-
-def a_loss(xp, x, m):
-    total = 0.0
-    for i in range(3):
-        total += xp.sum(m[i] * m[i])
-        total *= 1.5
-    return total
-
-
-def a_sum_with_another_name(xp, x, m):
-    total = xp.sum(x * x)
-    before = total
-    total += xp.sum(x)
-    return total * before
-
-
-def an_element_with_another_name(xp, x, m):
-    y = x * x
-    s = y[0]
-    r = s
-    s += x[1]
-    return y * s * r
 
 
 def a_zero_dimensional_array(xp, x, m):
@@ -355,42 +248,6 @@ def a_zero_dimensional_array(xp, x, m):
     return total * r
 
 
-def a_closure(xp, x, m):
-    h = x * x
-
-    def shift(value: Any) -> None:
-        h[...] = h + value
-        h[0] *= 2.0
-
-    shift(x)
-    shift(1.0)
-    return h * h
-
-
-def nested_containers(xp, x, m):
-    h = x * x
-    tree = {"a": [h, (x * 2.0, [h])]}
-    tree["a"][1][1][0] += 1.0
-    tree["a"][0] *= x
-    return h * tree["a"][1][0]
-
-
-def a_swap_of_names(xp, x, m):
-    a, b = x * x, x + 1.0
-    a, b = b, a
-    a += b
-    b *= a
-    return a * b
-
-
-def rebound_names(xp, x, m):
-    h = x * x
-    r = h
-    h = h + 1.0
-    h *= 2.0
-    return h * r
-
-
 def assigned_values(xp, x, m):
     y = xp.zeros_like(m)
     y[0] = x[:3]
@@ -398,14 +255,6 @@ def assigned_values(xp, x, m):
     y[:, 0] += y[0]
     y[2, 2] = y[0, 0] * y[1, 1]
     return y * y
-
-
-def assigned_then_written_source(xp, x, m):
-    source, y = x * x, xp.zeros_like(x)
-    y[...] = source
-    source += 1.0
-    y *= x
-    return y * source
 
 
 def a_recurrence(xp, x, m):
@@ -460,14 +309,6 @@ def asarray_and_its_copy(xp, x, m):
     same += 1.0
     other *= 2.0
     return y * other
-
-
-def plain_in_a_product(xp, x, m):
-    w, t = plain(x, np.zeros(4)), 0.0
-    for k in range(3):
-        w[:] = k + 1
-        t = t + xp.sum(x * x * w)
-    return t
 
 
 def plain_in_where(xp, x, m):
@@ -535,20 +376,7 @@ def a_view_of_plain(xp, x, m):
     return t * x
 
 
-def plain_in_stack(xp, x, m):
-    w = plain(x, np.ones(4))
-    y = xp.stack([x * x, w])
-    w *= 0.0
-    return y * x
-
-
 # Only on NumPy: torch has no negative steps, and refuses sources that overlap.
-
-
-def shifted(xp, x, m):
-    y = x * x
-    y[1:] = y[:-1]
-    return y * x
 
 
 def shifted_in_place(xp, x, m):
@@ -568,13 +396,6 @@ def transposed_in_place(xp, x, m):
     y = m * 1.0
     y[...] = y.T
     y += y.T
-    return y * m
-
-
-def a_row_is_subtracted(xp, x, m):
-    y = m * m
-    y -= y[0]
-    y *= y[..., -1:]
     return y * m
 
 
@@ -600,38 +421,56 @@ def a_view_with_a_negative_step(xp, x, m):
     return y * y
 
 
-def permuted_indices(xp, x, m):
-    y = x * x
-    y[[0, 1, 2]] = y[[2, 0, 1]]
-    y[[1, 2]] = y[:2]
-    return y * x
-
-
 def plain(x: Any, value: Any) -> Any:
     """Return a plain array of the library of x."""
     return array_namespace(x).library.asarray(value)
 
 
 CASES = (
-    *(alias, a_slice, a_helper, two_names, a_list, a_dict, an_attribute, a_tail, a_reshaped_view, reshaped_by_a_copy),
-    *(a_transposed_view, a_permuted_view_of_a_view, an_expanded_view, a_moved_axis, unstacked_rows),
-    *(rows_from_iteration, columns_by_index, an_element, a_zero_dimensional_view, a_reshaped_element),
+    *(alias, a_slice, an_attribute, a_reshaped_view, reshaped_by_a_copy),
+    *(
+        a_transposed_view,
+        a_permuted_view_of_a_view,
+        a_moved_axis,
+    ),
+    *(
+        rows_from_iteration,
+        columns_by_index,
+        an_element,
+        a_zero_dimensional_view,
+    ),
     *(repeated_indices, indexed_copies, a_mask_outside, broadcast_operand, broadcast_before_the_write),
-    *(powers_and_quotients, remainders, matrix_product, the_same_array_on_both_sides, a_chain_of_aliases),
-    *(reuse_before_and_after, written_operand_of_a_product, written_input_of_exp, an_exponential_that_is_written),
-    *(written_operands_of_a_matrix_product, a_list_of_arrays, an_accumulator, a_loss, a_sum_with_another_name),
-    *(an_element_with_another_name, a_zero_dimensional_array, a_closure, nested_containers, a_swap_of_names),
-    *(rebound_names, assigned_values, assigned_then_written_source, a_recurrence, single_precision, integers, booleans),
-    *(clip_without_bounds, asarray_and_its_copy, plain_in_a_product, plain_in_where, plain_in_take),
+    *(
+        powers_and_quotients,
+        remainders,
+        matrix_product,
+        the_same_array_on_both_sides,
+    ),
+    *(reuse_before_and_after, written_input_of_exp, an_exponential_that_is_written),
+    *(
+        written_operands_of_a_matrix_product,
+        an_accumulator,
+    ),
+    *(a_zero_dimensional_array,),
+    *(assigned_values, a_recurrence, single_precision, integers, booleans),
+    *(clip_without_bounds, asarray_and_its_copy, plain_in_where, plain_in_take),
     *(plain_in_a_matrix_product, plain_as_a_value, plain_on_either_side, plain_as_a_key, a_view_of_plain),
-    plain_in_stack,
 )
 NUMPY_CASES = (
-    *(shifted, shifted_in_place, reversed_in_place, transposed_in_place, a_row_is_subtracted, swapped_rows),
-    *(a_flipped_view, a_view_with_a_negative_step, permuted_indices),
+    *(shifted_in_place, reversed_in_place, transposed_in_place, swapped_rows),
+    *(
+        a_flipped_view,
+        a_view_with_a_negative_step,
+    ),
 )
 # JAX arrays are immutable: in-place operators rebind the name, and nothing else is written.
-JAX_CASES = (alias, two_names, a_dict, a_loss, powers_and_quotients, the_same_array_on_both_sides, rebound_names)
+JAX_CASES = (
+    alias,
+    an_attribute,
+    an_accumulator,
+    powers_and_quotients,
+    the_same_array_on_both_sides,
+)
 
 
 def summed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -701,19 +540,23 @@ def check(function: Callable[..., Any], xp: Any, mode: str) -> None:
             assert host(arg).tolist() == host(original).tolist()
 
 
-ON_LIBRARIES = [
-    *(pytest.param(name, case, id=f"{name}-{case.__name__}") for name in ("numpy", "torch") for case in CASES),
-    *(pytest.param("numpy", case, id=f"numpy-{case.__name__}") for case in NUMPY_CASES),
-    *(pytest.param("jax", case, id=f"jax-{case.__name__}") for case in JAX_CASES),
-]
+MODES = {
+    "numpy": ("grad", "vjp", "jit", "grad of jit", "jit of grad"),
+    "torch": ("grad", "jit", "jit of grad"),
+    "jax": ("grad", "jit"),  # compiling takes long
+}
+CASES_OF = {"numpy": CASES + NUMPY_CASES, "torch": CASES, "jax": JAX_CASES}
 
 
-@pytest.mark.parametrize("mode", ["grad", "vjp", "jit", "grad of jit", "jit of grad"])
-@pytest.mark.parametrize(("library", "case"), ON_LIBRARIES)
-def test_writes(library, case, mode):
-    if library == "jax" and mode in ("vjp", "jit of grad", "grad of jit"):
-        pytest.skip("compiling takes long")
-    check(case, library_or_skip(library), mode)
+@pytest.mark.parametrize(("library", "mode"), [(library, mode) for library, modes in MODES.items() for mode in modes])
+def test_writes(library, mode):
+    xp = library_or_skip(library)
+    for case in CASES_OF[library]:
+        try:
+            check(case, xp, mode)
+        except BaseException as error:
+            error.add_note(case.__name__)
+            raise
 
 
 def test_single_precision():
@@ -723,49 +566,6 @@ def test_single_precision():
     np.testing.assert_allclose(slope, 32 * X * (1 + 32 * X**2), rtol=1e-6)
 
 
-WORKED_OUT: dict[str, tuple[Callable[[Any, Any], Any], list[float], list[float]]] = {
-    "alias": (lambda xp, x: alias(xp, x, x), [1.0, 2.0, 3.0], [16.0, 100.0, 324.0]),  # the sum is 440
-    "slice": (lambda xp, x: do(lambda y: add(y[::2], 10), x * 1.0), [1.0, 2.0, 3.0], [11.0, 2.0, 13.0]),
-    "shift": (
-        lambda xp, x: assigned(x * 1.0, slice(1, None), slice(0, -1)),
-        [0.0, 1, 2, 3, 4, 5],
-        [0.0, 0, 1, 2, 3, 4],
-    ),
-    "reverse": (lambda xp, x: assigned(x * 1.0, ..., slice(None, None, -1)), [0.0, 1, 2], [2.0, 1, 0]),
-}
-
-
-def assigned(y: Any, key: Any, source: Any) -> Any:
-    y[key] = y[source]
-    return y
-
-
-@pytest.mark.parametrize(("function", "x", "expected"), WORKED_OUT.values(), ids=WORKED_OUT)
-def test_numbers_that_were_worked_out(function, x, expected):
-    def outputs(x):
-        return function(array_namespace(x), x)
-
-    jitted, value_and_grad = xf.jit(outputs), xf.value_and_grad(lambda x: array_namespace(x).sum(outputs(x)))
-    for _ in range(2):
-        assert jitted(np.asarray(x)).tolist() == expected
-    assert float(value_and_grad(np.asarray(x))[0]) == sum(expected)
-
-
-def test_a_plain_array_that_is_reused():
-    def function(x):
-        xp, w, t = array_namespace(x), np.zeros(4), 0.0
-        for k in range(3):
-            w[:] = k + 1
-            t = t + xp.sum(x * x * w)
-        return t
-
-    x = np.asarray([1.0, 2.0, 3.0, 4.0])
-    np.testing.assert_allclose(xf.grad(function)(x), [12.0, 24.0, 36.0, 48.0], rtol=1e-9)
-    jitted = xf.jit(xf.grad(function))
-    for factor in (1.0, 2.0, 0.5):
-        np.testing.assert_allclose(jitted(factor * x), 12.0 * factor * x, rtol=1e-9)
-
-
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 ERRORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -773,10 +573,7 @@ ERRORS: dict[str, Callable[[Any, Any], Any]] = {
     "integers += 0.5": lambda xp, x: add(xp.argsort(x), 0.5),
     "integers /= 2": lambda xp, x: divide(xp.argsort(x), 2),
     "booleans += floats": lambda xp, x: add(x > 0.5, x),
-    "booleans += 1": lambda xp, x: add(x > 0.5, 1),
     "a larger shape": lambda xp, x: add(x * 1.0, xp.stack([x, x])),
-    "another shape": lambda xp, x: add(x * 1.0, x[:2]),
-    "a row of another shape": lambda xp, x: add(xp.stack([x, x])[0], xp.stack([x, x])),
     "a broadcast array": lambda xp, x: add(xp.broadcast_to(x * 1.0, (2, 4)), 1.0),
     "a broadcast constant": lambda xp, x: add(xp.broadcast_to(xp.ones_like(x), (2, 4)), x),
     "a key out of range": lambda xp, x: add((x * 1.0)[7], 1.0),
@@ -795,8 +592,8 @@ def divide(a: Any, b: Any) -> Any:
     return a
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("name", ERRORS)
+@each("name", ERRORS)
+@each("library", ["numpy", "torch"])
 def test_errors_of_the_library_are_raised(library, name):
     xp, write = library_or_skip(library), ERRORS[name]
     if library == "torch" and name == "a product of another shape":
@@ -816,17 +613,15 @@ def test_errors_of_the_library_are_raised(library, name):
 
 WRITES_OF_ARGUMENTS: dict[str, Callable[[Any, Any], Any]] = {
     "in place": lambda xp, x: add(x, 1.0),
-    "a product": lambda xp, x: power(x, 2),
     "a view": lambda xp, x: add(x[1:], 1.0),
     "a row": lambda xp, x: [add(row, 1.0) for row in xp.reshape(x, (2, 2))],
     "an element": lambda xp, x: x.__setitem__(0, 2.0),
-    "a list": lambda xp, x: (lambda items: add(items[0], x))([x]),
     "the same array": lambda xp, x: add(xp.asarray(x), x),
     "a view of a view": lambda xp, x: add(xp.flip(xp.reshape(x, (2, 2)))[0], 1.0),
 }
 
 
-@pytest.mark.parametrize("write", WRITES_OF_ARGUMENTS.values(), ids=WRITES_OF_ARGUMENTS)
+@each("write", WRITES_OF_ARGUMENTS.values())
 def test_what_is_written_into_an_argument_is_there_after_the_call(write):
     def function(x):
         write(array_namespace(x), x)
@@ -856,19 +651,16 @@ def test_what_is_written_into_an_argument_is_there_after_the_call(write):
 
 OUTSIDE: dict[str, tuple[Any, Callable[[Any, Any, Any], Any]]] = {
     "product": (np.asarray([1.0, 2.0, 3.0, 4.0]), lambda xp, x, w: x * x * w),
-    "reflected": (np.asarray([1.0, 2.0, 3.0, 4.0]), lambda xp, x, w: w - x),
     "where": (np.asarray([True, False, True, False]), lambda xp, x, w: xp.where(w, x * x, x)),
     "take": (np.asarray([0, 1, 1]), lambda xp, x, w: xp.take(x * x, w)),
-    "index": (np.asarray([0, 1, 1]), lambda xp, x, w: (x * x)[w]),
     "matmul": (np.eye(4), lambda xp, x, w: w @ (x * x)),
     "value": (np.asarray([1.0, 2.0]), lambda xp, x, w: do(lambda y: y.__setitem__(slice(0, 2), w), x * x)),
     "in place": (np.asarray([1.0, 2.0]), lambda xp, x, w: do(lambda y: add(y[1:3], w), x * x)),
-    "concat": (np.asarray([1.0, 2.0]), lambda xp, x, w: xp.concat([w, x * x])),
     "large": (np.ones((4, 5000)), lambda xp, x, w: x @ w),
 }
 
 
-@pytest.mark.parametrize(("value", "use"), OUTSIDE.values(), ids=OUTSIDE)
+@each("value, use", OUTSIDE.values())
 def test_an_array_outside_that_is_written_between_the_calls(value, use):
     """The program sees the new values, or one of the write and the call is an error; the old result is wrong."""
 
@@ -914,7 +706,7 @@ DONATED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] 
 }
 
 
-@pytest.mark.parametrize(("write", "read"), DONATED.values(), ids=DONATED)
+@each("write, read", DONATED.values())
 def test_a_donated_array_that_is_another_argument(write, read):
     def function(a, b):
         write(a, b)
@@ -932,35 +724,6 @@ def test_a_donated_array_that_is_another_argument(write, read):
                 break
             np.testing.assert_allclose(actual, expected, rtol=1e-12)
             np.testing.assert_allclose(jitted, eager, rtol=1e-12)
-
-
-def test_a_donated_matrix_that_is_transposed():
-    def function(a):
-        a[...] = a.T
-        return a * 1.0
-
-    eager, jitted, call = M.copy(), M.copy(), xf.jit(function, donate_argnums=0)
-    for _ in range(3):
-        assert call(jitted).tolist() == function(eager).tolist()
-        assert jitted.tolist() == eager.tolist()
-
-
-@pytest.mark.parametrize("name", ["imag", "real", "conj"])
-def test_parts_of_real_arrays_in_a_program(name):
-    def function(x):
-        xp = array_namespace(x)
-        return getattr(xp, name)(x * 2.0) + x
-
-    jitted = xf.jit(function)
-    for factor in (1.0, 2.0, 3.0):
-        assert jitted(factor * X).tolist() == function(factor * X).tolist()
-
-
-def test_arrays_are_writable_after_the_derivative():
-    w = np.ones(4)
-    xf.grad(lambda x: array_namespace(x).sum(x * w * x))(X)
-    w += 1.0
-    assert w.tolist() == [2.0] * 4
 
 
 # --- new arrays and views ---------------------------------------------------------------------------------------------
@@ -1014,7 +777,7 @@ FROM_MATRICES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("function", FROM_MATRICES.values(), ids=FROM_MATRICES)
+@each("function", FROM_MATRICES.values())
 def test_what_is_new_in_the_library_is_new_in_a_trace(library, function):
     xp = library_or_skip(library)
 
