@@ -44,7 +44,7 @@ def few_on_jax(names: str, cases: Iterable[tuple[Any, ...]], on_jax: Iterable[tu
     return pytest.mark.parametrize(f"xp,{names}", parameters, indirect=["xp"])
 
 
-def each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def for_each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test for every row of a table, as one test: for tables of many short cases.
 
     Rows are as in `pytest.mark.parametrize`. A failure has a note with its row; rows that skip are left out.

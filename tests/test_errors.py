@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import errors
 from xformer.errors import ConfigError, OutOfMemoryError, how_to_install, is_out_of_memory, out_of_memory
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-@pytest.mark.parametrize(("package", "extra"), errors._EXTRAS.items())
+@for_each("package, extra", errors._EXTRAS.items())
 def test_install_hints_name_an_extra_that_has_the_package(package, extra):
     name = {"PIL": "pillow"}.get(package, package.replace("_", "-"))
     assert any(name in requirement for requirement in EXTRAS[extra])
@@ -27,8 +27,8 @@ def test_install_hints_name_an_extra_that_has_the_package(package, extra):
 X = np.ones((2, 3, 8), "float32")
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@for_each(
+    "call, message",
     [
         (lambda: xf.fit(None, None, [], epochs=3), "fit got an unknown argument 'epochs'; pass steps, the number of"),
         (lambda: xf.fit(None, None, [], lr=3), "fit got an unknown argument 'lr'; did you mean 'learning_rate'?"),
@@ -68,8 +68,8 @@ class OutOfMemoryErrorOfALibrary(RuntimeError):
 OutOfMemoryErrorOfALibrary.__name__ = "OutOfMemoryError"  # as torch and cupy call theirs
 
 
-@pytest.mark.parametrize(
-    ("error", "memory"),
+@for_each(
+    "error, memory",
     [
         (MemoryError(), "memory"),
         (OutOfMemoryErrorOfALibrary("CUDA out of memory"), "GPU memory"),
@@ -79,7 +79,6 @@ OutOfMemoryErrorOfALibrary.__name__ = "OutOfMemoryError"  # as torch and cupy ca
         (RuntimeError("can't start new thread"), "memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),
     ],
-    ids=["numpy", "class", "cublas", "jax", "torch", "thread", "system"],
 )
 def test_out_of_memory_errors_of_all_libraries_are_recognized(error, memory):
     assert is_out_of_memory(error)
@@ -96,7 +95,7 @@ def test_a_real_allocation_failure_is_translated():
         np.empty(2**58, dtype="uint8")
 
 
-@pytest.mark.parametrize("error", [ValueError("memory"), RuntimeError("no"), OSError(errno.ENOSPC, "full")])
+@for_each("error", [ValueError("memory"), RuntimeError("no"), OSError(errno.ENOSPC, "full")])
 def test_other_errors_pass_through(error):
     assert not is_out_of_memory(error)
     with pytest.raises(type(error)) as raised, out_of_memory("it", "use less"):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import normal, raises_line
+from tests.reference import for_each, normal, raises_line
 from xformer.backends import from_host
 from xformer.errors import BackendError, CheckpointError, ConfigError
 from xformer.io import (
@@ -209,15 +209,6 @@ def test_a_directory_appears_with_all_files_or_not_at_all(tmp_path, exists):
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(ordinary.stat().st_mode)
 
 
-def test_a_directory_replaces_what_a_killed_process_left(tmp_path):
-    (tmp_path / ".directory.partial").mkdir()
-    (tmp_path / ".directory.partial" / "old").touch()
-    with atomic_directory(tmp_path / "directory") as directory:
-        write(directory / "file", b"content")
-    assert os.listdir(tmp_path) == ["directory"]
-    assert os.listdir(tmp_path / "directory") == ["file"]
-
-
 def test_errors_of_a_directory_name_its_final_path(tmp_path):
     def full():
         with atomic_directory(tmp_path / "directory") as directory:
@@ -299,7 +290,7 @@ def path(tmp_path):
     return tmp_path / "arrays.safetensors"
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "int32", "int16", "uint8", "bool"])
+@for_each("dtype", ["float64", "float32", "int64", "int32", "int16", "uint8", "bool"])
 def test_arrays_round_trip_exactly(xp, path, dtype):
     arrays = {name: from_host(xp, np.round(100 * array).astype(dtype)) for name, array in VALUES.items()}
     save_arrays(path, arrays, {"note": "grüße"})
@@ -318,7 +309,7 @@ def test_other_readers_of_safetensors_understand_the_files(path):
         np.testing.assert_array_equal(array, VALUES[name])
 
 
-@pytest.mark.parametrize("metadata", [{}, {"note": "grüße"}])
+@for_each("metadata", [{}, {"note": "grüße"}])
 def test_the_files_are_those_that_safetensors_writes(path, metadata):
     arrays = {"b": normal(0, 2, 3), "a": np.ones(3, "float32"), "c": np.asarray(2.5), "d": np.ones((0, 2), "float16")}
     save_arrays(path, arrays, metadata)
@@ -339,7 +330,7 @@ def test_big_endian_arrays_are_converted(path):
     assert load_arrays(path)[0]["a"].tolist() == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize(("name", "metadata"), [("__metadata__", {}), ("a", {"step": 3}), ("a", {3: "step"})])
+@for_each("name, metadata", [("__metadata__", {}), ("a", {"step": 3}), ("a", {3: "step"})])
 def test_invalid_metadata_is_not_written(path, name, metadata):
     with pytest.raises(CheckpointError, match="expected metadata of strings, and no array named '__metadata__'"):
         save_arrays(path, {name: np.ones(3)}, metadata)
@@ -356,11 +347,6 @@ def test_saving_takes_no_memory_for_a_copy(path):
     finally:
         tracemalloc.stop()
     assert peak < 1e6 < 8e6 < path.stat().st_size
-
-
-def test_files_of_other_writers_have_no_checksum_and_are_read(path):
-    importlib.import_module("safetensors.numpy").save_file({"a": np.ones(3)}, path)
-    assert load_arrays(path)[0]["a"].tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("with_ml_dtypes", [True, False])
@@ -388,13 +374,6 @@ def test_the_dtype_to_restore():
     assert restorable_dtype("numpy", "bfloat16") == "float32"
     assert restorable_dtype(library_or_skip("array_api_strict"), "float16") == "float32"
     assert restorable_dtype(library_or_skip("torch"), "bfloat16") == "bfloat16"
-
-
-def test_arrays_without_a_counterpart_stay_as_they_are():
-    like = {"a": np.zeros(2, dtype="float32")}
-    placed = restore_like({"a": np.ones(2), "b": np.ones(3)}, like)
-    assert (placed["a"].dtype.name, placed["b"].dtype.name) == ("float32", "float64")
-    assert restore_like({}, like) == {}
 
 
 def test_unsupported_dtypes_are_not_written(path):
@@ -437,13 +416,6 @@ def test_every_changed_byte_is_noticed_or_harmless(path, content):
     assert noticed >= len(content) - 20
 
 
-@pytest.mark.parametrize("content", [b"PK\x03\x04" + bytes(300), b"{}", b"\x93NUMPY\x01\x00" + bytes(99), b"a" * 4096])
-def test_files_of_another_kind_are_refused(path, content):
-    path.write_bytes(content)
-    with raises_line(CheckpointError, r"arrays\.safetensors is not a valid safetensors file"):
-        load_arrays(path)
-
-
 def test_a_key_that_comes_twice_is_refused(path):
     entry = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
     header = f"{{{entry},{entry}}}".encode()
@@ -480,36 +452,12 @@ def test_the_headers_that_safetensors_refuses_are_refused(path):
     assert accepted == 3
 
 
-@pytest.mark.parametrize("shape", [(0, 2**62, 4), (0, *[1] * 64)])
+@for_each("shape", [(0, 2**62, 4), (0, *[1] * 64)])
 def test_shapes_beyond_numpy_are_refused(path, shape):
     header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": (0, 0)}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with raises_line(CheckpointError, "is not a valid safetensors file .its tensor a is described by"):
         load_arrays(path)
-
-
-def test_missing_files_are_refused(path, tmp_path):
-    with raises_line(CheckpointError, r"cannot read .*arrays\.safetensors: No such file or directory"):
-        load_arrays(path)
-    with raises_line(CheckpointError, r"cannot read .*: Is a directory"):
-        load_arrays(tmp_path)
-
-
-def test_unsupported_dtypes_are_not_read(path):
-    header = b'{"a":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[0,3]}}'
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
-    with raises_line(CheckpointError, r"a has dtype F8_E4M3; expected one of F64, F32"):
-        load_arrays(path)
-
-
-def test_equal_content_is_equal_bytes(tmp_path):
-    metadata = {f"note {number}": "grüße" for number in range(8)}
-    for name in "ab":
-        save_arrays(tmp_path / name, {"x": np.arange(3.0)}, metadata)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    arrays, found = load_arrays(tmp_path / "a")
-    assert found == metadata
-    assert arrays["x"].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_files_that_a_killed_process_left_are_removed(tmp_path):

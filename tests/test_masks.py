@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import masks
 from xformer.backends import from_host
 from xformer.errors import BackendError, ShapeError
@@ -17,8 +16,8 @@ def test_padding(xp):
     assert_close(mask, np.asarray([[[[True, True, False]]], [[[True, False, False]]]]), xp=xp)
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "expected"),
+@for_each(
+    "queries, keys, expected",
     [
         (3, None, [[1, 0, 0], [1, 1, 0], [1, 1, 1]]),
         (2, 4, [[1, 1, 1, 0], [1, 1, 1, 1]]),
@@ -43,7 +42,7 @@ def test_combine(xp):
     assert masks.combine(None, causal) is causal
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int64", "float32"])
+@for_each("dtype", ["bool", "int64", "float32"])
 def test_the_opposite_convention_is_converted(xp, dtype):
     blocked = from_host(xp, np.asarray([[0, 1, 1]], dtype=dtype))
     assert_close(masks.from_blocked(blocked), np.asarray([[True, False, False]]), xp=xp)

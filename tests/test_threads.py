@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import xformer
+from tests.reference import for_each
 from xformer import environment, native, threads
 from xformer.errors import ConfigError
 
@@ -53,21 +54,6 @@ def test_freed_memory_is_kept():
     retained, faults = page_faults("keep")
     assert retained
     assert faults < page_faults("usual")[1] / 20
-
-
-def no_such_name(name):
-    raise ValueError("unrecognized configuration name")
-
-
-@pytest.mark.parametrize("answer", [lambda name: None, lambda name: "musl 1.2", no_such_name])
-def test_other_c_libraries_are_left_alone(monkeypatch, answer):
-    monkeypatch.setattr(os, "confstr", answer)
-    assert threads.disable_malloc_trim() is False
-
-
-def test_systems_without_confstr_are_left_alone(monkeypatch):
-    monkeypatch.delattr(os, "confstr")
-    assert threads.disable_malloc_trim() is False
 
 
 @pytest.mark.parametrize(("setting", "default", "value"), [("1", False, True), ("0", True, False), ("", True, True)])
@@ -163,37 +149,6 @@ def no_threadpoolctl(monkeypatch):
     threads._blas_libraries.cache_clear()
 
 
-def test_a_limit_that_cannot_be_set_does_not_stay(monkeypatch, three_blas_threads):
-    with monkeypatch.context() as patch:
-        patch.setattr(threads, "_blas_libraries", lambda modules: 1 / 0)
-        with pytest.raises(ZeroDivisionError), threads.blas_threads(1):
-            pass
-    with threads.blas_threads(2):
-        assert set(blas_pools()) == {2}
-    assert set(blas_pools()) == {3}
-
-
-def test_blas_threads_without_threadpoolctl(three_blas_threads, no_threadpoolctl):
-    with threads.blas_threads(1):
-        assert set(blas_pools()) == {3}
-
-
-def test_libraries_are_looked_for_again_when_a_module_was_imported(monkeypatch):
-    controllers = pytest.importorskip("threadpoolctl").ThreadpoolController
-    actual, make = [], controllers.__init__
-    monkeypatch.setattr(controllers, "__init__", lambda self: actual.append(True) or make(self))
-    for _ in range(3):
-        with threads.blas_threads(1):
-            pass
-    count = len(actual)
-    assert count <= 1
-    monkeypatch.setitem(sys.modules, "one_more_module", sys)
-    for _ in range(3):
-        with threads.blas_threads(1):
-            pass
-    assert len(actual) == count + 1
-
-
 class EachThread:
     """A library that keeps a number for each thread, as MKL does."""
 
@@ -263,8 +218,8 @@ def enter_and_leave(plan):
     return result
 
 
-@pytest.mark.parametrize(
-    ("plan", "expected"),
+@for_each(
+    "plan, expected",
     [
         ([("a", 1), ("b", 1), ("a", None), ("b", None)], [1, 1, 1, 3]),
         ([("a", 1), ("b", 1), ("b", None), ("a", None)], [1, 1, 1, 3]),
@@ -404,23 +359,6 @@ def test_set_num_threads_overrides_the_environment(monkeypatch, three_blas_threa
     assert set(blas_pools()) == {2}
     xformer.set_num_threads(4)
     assert set(blas_pools()) == {4}
-
-
-def test_set_num_threads_inside_a_limit_applies_after_it(monkeypatch, three_blas_threads):
-    monkeypatch.setattr(threads, "_explicit", [])
-    with threads.blas_threads(1):
-        xformer.set_num_threads(2)
-        assert set(blas_pools()) == {1}
-    assert set(blas_pools()) == {2}
-
-
-def test_the_environment_does_not_make_a_limit_stay(monkeypatch, three_blas_threads):
-    monkeypatch.setattr(threads, "_explicit", [])
-    monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
-    with threads.blas_threads(1):
-        threads.apply_thread_limits()
-        assert set(blas_pools()) == {1}
-    assert set(blas_pools()) == {2}
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", None, True, 4097])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import shutil
@@ -88,15 +87,6 @@ def test_checks_of_exercises_say_what_was_expected_and_received() -> None:
     assert isinstance(error.value.__cause__, NameError)
 
 
-def test_code_of_figures_is_folded_on_the_site() -> None:
-    figure = '```python source="folded"\nplt.plot([1])\n```'
-    page = type("Page", (), {"file": type("File", (), {"src_uri": "tutorial/1-attention.md"})})
-    markdown = load("execution").on_page_markdown(f"Text\n\n{figure}\n\nMore", page=page)
-    shown, executed = re.findall(r"^```(.*)\nplt\.plot\(\[1\]\)\n```$", markdown, re.M)
-    assert (shown, executed) == ("py", 'python source="none"')
-    assert markdown.index("<details") < markdown.index("```py") < markdown.index("</details>")
-
-
 def test_notebooks_that_were_edited_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,18 +123,6 @@ def test_notebooks_that_were_edited_stay(
     assert (tmp_path / "bank.json").exists()
 
 
-def test_links_of_notebooks_lead_to_files() -> None:
-    pytest.importorskip("jupytext")
-    notebooks = load("notebooks")
-    names = {page.stem for page in TUTORIAL.glob("*.md")}
-    for page in TUTORIAL.glob("*.md"):
-        for cell in notebooks.notebook_of(page, ROOT / "notebooks").cells:
-            if cell.cell_type == "markdown":
-                for link in re.findall(r"\]\(([^)#:]+)\)", cell.source):
-                    is_page = Path(link).suffix == ".ipynb" and Path(link).stem in names
-                    assert is_page or (ROOT / "notebooks" / link).resolve().exists(), link
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_llama_in_numpy_agrees_on_tied_and_untied_models(tmp_path: Path, dtype: str) -> None:
     llama = load("tutorial/llama_numpy")
@@ -160,10 +138,3 @@ def test_llama_in_numpy_agrees_on_tied_and_untied_models(tmp_path: Path, dtype: 
     logits = llama.forward(weights, settings, [3, 1, 4, 1, 5], [])
     expected = model.to(dtype=dtype).to(dtype="float32")([[3, 1, 4, 1, 5]])[0]
     np.testing.assert_allclose(logits, expected, atol=1e-5)
-
-
-def test_llama_in_numpy_has_60_lines() -> None:
-    functions = [node for node in ast.parse((TUTORIAL / "llama_numpy.py").read_text()).body if hasattr(node, "args")]
-    lines = [line for node in functions for line in ast.unparse(node).splitlines() if line.strip()[:3] != '"""']
-    assert len(functions) == 6
-    assert len(lines) <= 60

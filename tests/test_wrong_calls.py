@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from tests.reference import for_each
 from xformer.backends import from_host, resolve, to_host
 from xformer.errors import XformerError
 from xformer.hints import ARRAYS
@@ -178,7 +179,7 @@ def torch_gradient(function):
     return xf.grad(lambda x: function(torch, x))(torch.ones(3))
 
 
-@pytest.mark.parametrize("message", CASES)
+@for_each("message", CASES)
 def test_wrong_calls(message):
     with pytest.raises(XformerError, match=re.escape(message)) as info:
         CASES[message]()
@@ -277,7 +278,7 @@ def test_a_number_of_tokens_may_be_a_fraction():
     assert history[0].num_tokens == 0.5
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32"])
+@for_each("dtype", ["uint8", "int8", "int16", "int32"])
 def test_ids_of_any_integer_dtype(dtype, xp):
     table = xf.Embedding(9, 4, init=0)
     ids = from_host(resolve(xp), np.asarray([[3, 8]]), dtype=dtype)

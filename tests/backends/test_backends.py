@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer.backends import (
     BACKENDS,
     accumulation_dtype,
     array_namespace,
     check_same_device,
-    device,
     dtype_name,
     from_host,
     is_floating,
@@ -27,10 +26,10 @@ from xformer.backends import (
     to_host,
 )
 from xformer.backends import library as libraries
-from xformer.errors import BackendError, DataError
+from xformer.errors import BackendError
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@for_each("name", BACKENDS)
 def test_a_library_may_be_a_module_its_twin_or_a_name(name):
     expected = library_or_skip(name)
     assert resolve(name) is expected
@@ -87,17 +86,6 @@ def test_libraries_that_are_not_installed(monkeypatch, name, how):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with raises_line(BackendError, f"backend '{name}' is not installed; run: {how}$"):
         resolve(name)
-
-
-def test_a_library_that_is_installed_but_broken(monkeypatch):
-    def broken(module):
-        raise ImportError("libcuda.so.1: cannot open shared object file")
-
-    monkeypatch.setattr(libraries, "_LIBRARIES", {})
-    monkeypatch.setattr(importlib, "import_module", broken)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
-    with raises_line(BackendError, "backend 'cupy' is installed but cannot be imported: libcuda.so.1"):
-        resolve("cupy")
 
 
 def test_array_namespace_of_several(xp):
@@ -158,7 +146,7 @@ def test_half_precision_is_summed_in_single():
     assert names == {"bfloat16": "float32", "float16": "float32", "float64": "float64"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bool"])
+@for_each("dtype", ["float32", "float64", "int32", "bool"])
 def test_from_the_host_and_back(xp, dtype):
     host = np.asarray([[0, 1, 2], [3, 4, 5]]).astype(dtype)
     for data in (host, host.T.copy().T, host[:, ::2], np.asarray(3).astype(dtype)):
@@ -173,17 +161,6 @@ def test_from_the_host_and_back(xp, dtype):
     assert dtype_name(from_host(xp, host, dtype="float32").dtype) == "float32"
 
 
-def test_lists_from_the_host(xp):
-    assert_close(from_host(xp, [[1, 2], [3, 4]]), np.asarray([[1, 2], [3, 4]]), xp=xp)
-    with raises_line(DataError, "rows differ in length; expected a rectangle, pad the shorter rows with pad_id"):
-        from_host(xp, [[1, 2], [3]])
-
-
-def test_devices_that_are_not_there(xp):
-    with raises_line(BackendError, "cannot place data on device 'moon'"):
-        from_host(xp, [1.0], device="moon")
-
-
 def test_arrays_on_two_devices():
     strict = library_or_skip("array_api_strict")
     here, there = strict.ones(2), strict.ones(2, device=strict.Device("device1"))
@@ -194,21 +171,6 @@ def test_arrays_on_two_devices():
 
 def test_what_can_be_read_without_waiting(xp):
     assert array_namespace(xp.ones(2)).is_host_accessible(xp.ones(2)) == (xp.name != "cupy")
-
-
-def test_what_cannot_be_read():
-    torch = library_or_skip("torch")
-    assert not array_namespace(torch.ones(2, device="meta")).is_host_accessible(torch.ones(2, device="meta"))
-    library_or_skip("jax")
-    jax = importlib.import_module("jax")
-    seen = []
-
-    def watched(x):
-        seen.append((array_namespace(x).is_host_accessible(x), device(x)))
-        return x
-
-    jax.jit(watched)(jax.numpy.ones(2))
-    assert seen == [(False, None)]
 
 
 def test_jax_as_it_is_without_64_bits():

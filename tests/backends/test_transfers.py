@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from tests.reference import for_each
 from xformer.backends import Library, from_host, resolve, to_host, to_host_together
 from xformer.backends import library as libraries
 
@@ -126,8 +127,8 @@ def in_steps(transfers: Transfers, run: Any, first: int, last: int) -> tuple[Cou
     return Counter(transfers.reads) - reads, again
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adafactor", "Muon"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "relative"])
+@for_each("optimizer", ["SGD", "Adam", "AdamW", "Adafactor", "Muon"])
+@for_each("positions", ["sinusoidal", "rotary", "alibi", "relative"])
 def test_a_step_of_training_reads_once(transfers, optimizer, positions):
     def train(steps):
         model = transfers.transformer(dropout=0.1, positions=positions)
@@ -152,8 +153,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", ["transformer", "language_model"])
+@for_each("mode", MODES)
+@for_each("model", ["transformer", "language_model"])
 def test_a_step_of_decoding_reads_once(transfers, model, mode):
     model = getattr(transfers, model)()
 

@@ -9,7 +9,6 @@ import json
 import time
 import types
 
-import numpy as np
 import pytest
 
 from tests.bench.conftest import BENCH
@@ -52,92 +51,6 @@ def test_a_machine_without_a_gpu_is_refused_in_one_line(gpu, monkeypatch, capsys
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_a_machine_with_a_gpu_is_accepted(gpu, monkeypatch, capsys):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver(1))
-    assert gpu.main(["check"]) == 0
-    assert capsys.readouterr() == ("", "")
-
-
-def test_nox_checks_before_it_installs():
-    session = (BENCH.parent / "noxfile.py").read_text().split("def run_on_gpu")[1].split("\ndef ")[0]
-    assert 0 < session.index('"check"') < session.index("session.install")
-
-
-@pytest.mark.parametrize("command", ["probe", "tests", "bench"])
-def test_missing_wheels_are_named_in_one_line(gpu, monkeypatch, capsys, tmp_path, command):
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name in ("array_api_compat", "cudnn") else object()
-    )
-    assert gpu.main([command, str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: missing packages: pip install array-api-compat nvidia-cudnn-frontend; ")
-    assert "--target site array-api-compat nvidia-cudnn-frontend, and set PYTHONPATH=site" in error
-    assert (error.count("\n"), (tmp_path / "out").exists()) == (1, False)
-
-
-def test_cupy_without_its_libraries_is_refused_in_one_line(gpu, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(gpu, "no_driver", lambda: None)
-
-    def fail(name):
-        raise ImportError("libcudart.so.13:\ncannot open shared object file")
-
-    monkeypatch.setattr(gpu.importlib, "import_module", fail)
-    assert gpu.main(["tests", str(tmp_path)]) == 2
-    error = "error: cupy cannot be imported: libcudart.so.13: cannot open shared object file\n"
-    assert capsys.readouterr().err == error
-
-
-def serve(gpu, monkeypatch, **answers):
-    """Let the probe of the libraries answer this, and the commands print their names."""
-    monkeypatch.setattr(gpu, "missing_requirement", lambda command: None)
-    monkeypatch.setattr(gpu, "run_probe", lambda name, seconds: {"attention": "cudnn.attention\n  not x", **answers})
-    for command in ("probes", "tests", "bench"):
-        monkeypatch.setattr(gpu, f"run_{command}", lambda *arguments, command=command: print(command))
-
-
-def test_the_libraries_are_reported_first_and_cudnn_must_serve(gpu, monkeypatch, capsys, tmp_path):
-    serve(gpu, monkeypatch)
-    gpu.main(["bench", str(tmp_path)])
-    assert capsys.readouterr().out == "libraries\n  attention: cudnn.attention\n        not x\nbench\n"
-    reason = {"cuDNN does not serve": "libcudnn.so.9 is missing"}
-    serve(gpu, monkeypatch, **reason)
-    for command in ("tests", "bench"):
-        assert gpu.main([command, str(tmp_path)]) == 2
-        captured = capsys.readouterr()
-        assert captured.err.startswith("error: cuDNN does not serve attention (libcudnn.so.9 is missing); ")
-        assert command not in captured.out
-    gpu.main(["probe", str(tmp_path)])
-    monkeypatch.setenv("XFORMER_KERNELS", "no-cudnn")
-    gpu.main(["bench", str(tmp_path)])
-    assert [line for line in capsys.readouterr().out.splitlines() if line in ("probes", "bench")] == ["probes", "bench"]
-    assert json.loads((tmp_path / "gpu-libraries.json").read_text())["cuDNN does not serve"]
-
-
-def test_a_probe_that_fails_does_not_affect_the_others(gpu, monkeypatch, capsys, tmp_path):
-    (tmp_path / "gpu_probes.py").write_text(
-        "import json, os, sys, time\n"
-        "if sys.argv[1] == 'crash': os.abort()\n"
-        "if sys.argv[1] == 'hang': time.sleep(60)\n"
-        "if sys.argv[1] == 'fail': raise RuntimeError('CUBLAS_STATUS_INTERNAL_ERROR')\n"
-        "print(json.dumps({'rate': '4 TB/s', 'warnings': []}))\nprint('profiler stopped')\n"
-    )
-    monkeypatch.setattr(gpu, "BENCH", tmp_path)
-    assert gpu.run_probe("hang", 0.5) == {"failed": "no answer in 0 s"}
-    assert gpu.run_probes(tmp_path, ["crash", "fail", "copy"], time.monotonic() + 60.0) == 1
-    lines = capsys.readouterr().out.splitlines()[-7:]
-    assert lines[:4] == [
-        "crash",
-        "  failed: exit status -6",
-        "fail",
-        "  failed: RuntimeError: CUBLAS_STATUS_INTERNAL_ERROR",
-    ]
-    assert lines[4:] == ["copy", "  rate: 4 TB/s", "  warnings: none"]
-    assert json.loads((tmp_path / "gpu-probes.json").read_text())["copy"]["rate"] == "4 TB/s"
-    assert gpu.run_probes(tmp_path, ["copy"], time.monotonic()) == 1
-    assert "time limit reached" in capsys.readouterr().out
-
-
 def test_the_operations_of_the_bandwidth_probe_are_valid_calls():
     probes, backend = importlib.import_module("gpu_probes"), Backend("numpy")
     names = []
@@ -147,18 +60,6 @@ def test_the_operations_of_the_bandwidth_probe_are_valid_calls():
         names.append(name)
     assert len(names) == len(set(names)) > 15
     assert probes.keeps_nan(backend) == "kept"
-
-
-def test_bytes_are_those_that_a_kernel_must_move():
-    moved = importlib.import_module("gpu_probes").bytes_moved
-    x, weight, ids = np.zeros((8, 16), "float16"), np.zeros(16, "float16"), np.zeros(8, "int64")
-    table = np.zeros(1, [("sizes", np.int64, 3)])
-    table["sizes"][0, :2] = 100, 28
-    assert moved("norms.normalize", ("float16",), (x, weight, None, x, 8, 16, 1e-5)) == 2 * 256 + 32
-    assert moved("columns.add_bias", ("float16",), (x, weight, 128, 16)) == 2 * 256 + 32
-    assert moved("embedding.gather", ("float16",), (np.zeros((1000, 16)), ids, x, 8, 1000, 16)) == 2 * 256 + 64
-    assert moved("optimizer.adam", ("float32", "float32"), (table, 64, 0.1, None)) == 128 * 28
-    assert moved("optimizer.cast", ("float32", "bfloat16"), (table, 64)) == 128 * 6
 
 
 def sleeper(name, seconds, **settings):
@@ -241,22 +142,3 @@ def test_every_case_describes_a_workload():
     assert len({case.workload.name for case in cases}) == len(cases) > 10
     assert cases[0].workload.name.startswith("attention 4x16x4096x128 causal forward")
     assert all(case.specs[0].name == "xformer" and not case.specs[0].optional for case in cases)
-
-
-def test_results_so_far_are_reported_when_the_time_limit_is_reached(gpu, tmp_path):
-    (tmp_path / "test_two.py").write_text("def test_one(): pass\ndef test_other(): assert 0\n")
-    (tmp_path / "test_broken.py").write_text("import a_missing_module\n")
-    report = tmp_path / "report.xml"
-    options = "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", f"--junitxml={report}"
-    assert gpu.pytest(time.monotonic() + 30.0, str(tmp_path), *options) == 1
-    rows, failures = gpu.outcomes(report)
-    assert rows[-1] == ("all", "1", "2", "0")
-    assert any("test_two.test_other: assert 0" in failure for failure in failures)
-
-
-def test_tests_are_skipped_once_the_time_limit_is_reached(gpu, monkeypatch):
-    monkeypatch.setenv("XFORMER_GPU_UNTIL", str(time.time() + 60.0))
-    gpu.pytest_runtest_setup(None)
-    monkeypatch.setenv("XFORMER_GPU_UNTIL", str(time.time() - 1.0))
-    with pytest.raises(pytest.skip.Exception, match="time limit reached"):
-        gpu.pytest_runtest_setup(None)

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 
 from xformer.benchmarks import attention, worker
-from xformer.benchmarks.computation import Computation
 from xformer.benchmarks.interleaved import (
     _TOLERANCES,
     InterleavedBenchmark,
@@ -16,7 +15,6 @@ from xformer.benchmarks.interleaved import (
     Workload,
     difference,
     interleaved_benchmark,
-    quartiles,
 )
 from xformer.benchmarks.report import format_label
 from xformer.errors import BackendError
@@ -63,11 +61,6 @@ def test_times_ratios_and_rates():
     assert json.loads(json.dumps(result)) == result
 
 
-def test_steps_of_different_sizes_count_their_own_tokens():
-    result = measured(workload(tokens=[100, 900]), one=[0.01, 0.09])
-    assert result["implementations"][0]["tokens_per_second"] == pytest.approx(10_000)
-
-
 @pytest.mark.parametrize(("repeats", "waits"), [(1, False), (4, False), (1, True), (4, True)])
 def test_steps_are_timed(monkeypatch, repeats, waits):
     now = [0.0]
@@ -93,11 +86,6 @@ def test_each_round_starts_with_another_implementation(monkeypatch):
         benchmark.run_round()
         benchmark.run_round()
     assert order == ["a", "b", "b", "a"]
-
-
-def test_threads_limit_variables_and_cores():
-    with interleaved_benchmark(workload(), [sleeper("one", 0.001)], threads=1) as benchmark:
-        assert benchmark.implementations[0].metadata == {"threads": "1", "cores": 1}
 
 
 def test_different_results_are_reported():
@@ -140,26 +128,6 @@ def test_zeros_are_not_attention_in_bfloat16_but_rounded_results_are():
     assert 1e-3 < difference(expected, computation.fingerprint(rounded)) < _TOLERANCES["bfloat16"]
 
 
-def test_a_gpu_is_waited_for_once_per_turn(monkeypatch):
-    calls = []
-    computation = Computation(lambda index: calls.append(index), wait=lambda result: calls.append("wait"))
-    assert worker._seconds(computation, 5, 3) > 0.0
-    assert calls == [5, 5, 5, "wait"]
-
-
-def test_a_single_step_with_its_wait_is_timed_besides():
-    (one,) = run(workload(), [sleeper("one", 0.01, waits=True)], 2)["implementations"]
-    assert one["synchronous_seconds"] >= 0.01
-    assert run(workload(), [sleeper("one", 0.001)], 1)["implementations"][0]["synchronous_seconds"] is None
-
-
-def test_kernels_and_warnings_of_an_implementation_are_recorded():
-    (one,) = run(workload(), [Spec("one", "stub_computations:warn")], 1)["implementations"]
-    kernels = one["metadata"]["kernels"]
-    assert (len(kernels), kernels[0].split(":")[0]) == (1, "softmax on numpy")
-    assert one["metadata"]["warnings"] == ["a slower kernel runs instead"]
-
-
 def test_an_implementation_that_cannot_start_is_named_with_the_reason():
     refuse, fail = (Spec("baseline", f"stub_computations:{name}") for name in ("refuse", "fail"))
     with pytest.raises(BackendError, match=r"^baseline failed: no such setting\n(?s:.*)no such setting\n$"):
@@ -170,27 +138,8 @@ def test_an_implementation_that_cannot_start_is_named_with_the_reason():
     assert [each["name"] for each in result["implementations"]] == ["one"]
 
 
-def test_a_benchmark_needs_an_implementation():
-    with pytest.raises(BackendError, match="no implementation can start: baseline failed: no such setting"):
-        run(workload(), [Spec("baseline", "stub_computations:refuse", optional=True)], 1)
-
-
-def test_an_implementation_that_exits_early_is_named():
-    with pytest.raises(BackendError, match=r"baseline failed: .*exited with code 3"):
-        run(workload(), [Spec("baseline", "stub_computations:die")], 2)
-
-
-def test_output_of_libraries_is_ignored():
-    assert run(workload(), [Spec("baseline", "stub_computations:print_first")], 2)["rounds"] == 2
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the peak")
 def test_peak_memory_includes_temporary_arrays():
     size = 50_000_000
     result = run(workload(bytes=size), [Spec("one", "stub_computations:allocate")], 1)
     assert size < result["implementations"][0]["peak_bytes"] < 3 * size
-
-
-def test_quartiles():
-    assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == [2.0, 4.0]
-    assert quartiles([7.0]) == [7.0, 7.0]

@@ -54,8 +54,9 @@ def assert_equal(found, expected):
         np.testing.assert_allclose([x.score for x in row], [x.score for x in other], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize(
+    ("positions", "window"), [*((each, None) for each in POSITIONS), ("rotary", 4), ("relative", 4)]
+)
 def test_prompt_lookup(steps, positions, window):
     model = language_model(positions=positions, window=window)
     expected = xf.generate(model, PROMPTS, max_new_tokens=40)

@@ -1,15 +1,13 @@
 import math
 
-import pytest
-
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer.config import options_of
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
 
 
-@pytest.mark.parametrize(
-    ("settings", "method"),
+@for_each(
+    "settings, method",
     [
         ({}, "greedy"),
         ({"num_beams": 4}, "beam"),
@@ -35,8 +33,8 @@ def test_settings_determine_the_method(settings, method):
     assert GenerationConfig(**settings).method == method
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@for_each(
+    "settings, message",
     [
         (
             {"min_new_tokens": 5, "max_new_tokens": 4},
@@ -59,8 +57,8 @@ def test_contradictory_settings_raise(settings, message):
         GenerationConfig(**settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@for_each(
+    "settings, message",
     [
         ({"num_beams": 0}, "num_beams is 0; expected"),
         ({"num_beams": 2.0}, "num_beams is 2.0; expected"),
@@ -97,7 +95,7 @@ def test_invalid_values_raise(settings, message):
         GenerationConfig(**settings)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         {"num_beams": 1, "num_return_sequences": 1, "num_beam_groups": 1, "max_new_tokens": 1, "min_new_tokens": 0},
@@ -132,8 +130,8 @@ def test_fields_can_be_overridden():
         GenerationConfig.resolve(4, {})
 
 
-@pytest.mark.parametrize(
-    ("config", "overrides", "method", "kept"),
+@for_each(
+    "config, overrides, method, kept",
     [
         (
             {"temperature": 0.6, "top_k": 20, "top_p": 0.9},
@@ -173,8 +171,8 @@ def test_every_field_has_help_and_a_panel():
     assert panels["Speed"] == ["prompt_lookup_num_tokens", "max_matching_ngram_size", "num_draft_tokens"]
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
+@for_each(
+    "name, ours",
     [("max_length", "max_new_tokens"), ("eos_token_id", "eos_id"), ("logits_processor", "logits_processors")],
 )
 def test_names_of_hugging_face_are_translated(name, ours):

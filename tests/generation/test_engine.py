@@ -53,8 +53,9 @@ def run_staggered(model, inputs, options):
     return [search.result for search in searches]
 
 
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize(
+    ("positions", "window"), [*((each, None) for each in POSITIONS), ("rotary", 4), ("relative", 4)]
+)
 def test_language_models(positions, window):
     config = xf.LanguageModelConfig(vocab_size=23, num_layers=2, positions=positions, window=window, **SIZES)
     model = xf.LanguageModel(config)
@@ -176,39 +177,6 @@ def test_a_long_search_stays_when_others_join(options):
         assert_alike(search.result, xf.generate(model, row, **each))
 
 
-def test_a_long_prompt_may_end_first():
-    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **(SIZES | {"max_positions": 256})))
-
-    def ends(tokens, lengths):
-        return lengths > 100
-
-    prompts = [[3] * 100, *[[4, 5]] * 8]
-    found = xf.generate(model, prompts, max_new_tokens=9, stopping_criteria=[ends])
-    assert [len(row[0].tokens) for row in found] == [1, *[9] * 8]
-
-
-def test_a_prefill_that_fails_ends_its_own_search_only(monkeypatch):
-    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
-    step = xf.LanguageModel.decode_step
-
-    def fail(self, tokens, cache, lengths=None):
-        if (np.asarray(tokens) == 7).any():
-            raise MemoryError("no memory")
-        return step(self, tokens, cache) if lengths is None else step(self, tokens, cache, lengths)
-
-    expected = [xf.generate(model, [[number]], max_new_tokens=6, suppress_tokens=[7]) for number in (3, 5)]
-    monkeypatch.setattr(xf.LanguageModel, "decode_step", fail)
-    engine = Engine(is_shared=True)
-    searches = [new_search(model, [[number]], max_new_tokens=6, suppress_tokens=[7]) for number in (3, 7, 5)]
-    engine.add(searches)
-    while not all(search.is_done for search in searches):
-        engine.step()
-    assert_alike(searches[0].result, expected[0])
-    assert_alike(searches[2].result, expected[1])
-    with pytest.raises(MemoryError, match=r"^no memory$"):
-        _ = searches[1].result
-
-
 def test_a_long_prompt_does_not_pad_short_ones(monkeypatch):
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
     shapes, step = [], xf.LanguageModel.decode_step
@@ -243,20 +211,6 @@ def test_the_cache_of_an_engine_shrinks(positions):
     assert sizes[-1] <= 256
     assert_alike(short.result, xf.generate(model, [[3, 4]], max_new_tokens=100, min_new_tokens=100))
     assert_alike(long.result, xf.generate(model, [[5] * 600], max_new_tokens=3, min_new_tokens=3))
-
-
-def test_a_processor_may_generate():
-    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
-    found = []
-
-    def processor(tokens, lengths, logits):
-        found.append(xf.generate(model, [[4, 5]], max_new_tokens=2))
-        return logits
-
-    outputs = xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3, logits_processors=[processor])
-    assert_alike(outputs, xf.generate(model, [[3]], max_new_tokens=3, min_new_tokens=3))
-    assert len(found) == 4
-    assert all(each == xf.generate(model, [[4, 5]], max_new_tokens=2) for each in found)
 
 
 class OwnModel:

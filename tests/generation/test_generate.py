@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.conftest import library_or_skip
 from tests.generation import definitions
 from tests.generation.definitions import SEEDS, SOURCES, Models, padded, rescored, varied_model
-from tests.reference import raises_line, small_model
+from tests.reference import for_each, raises_line, small_model
 from xformer.errors import ConfigError, DataError
 from xformer.generation import GenerationConfig, generate
 from xformer.random import Rng
@@ -52,17 +52,6 @@ def test_the_default_is_greedy_search(model):
         assert hypothesis.log_probability == pytest.approx(total, abs=1e-9)
 
 
-def test_sources_may_be_lists_of_any_lengths(model):
-    assert tokens(generate(model, SOURCES)) == tokens(generate(model, padded(SOURCES)))
-
-
-def test_a_config_can_be_overridden(model):
-    config = GenerationConfig(num_beams=3, max_new_tokens=4)
-    assert generate(model, SOURCES, config, num_return_sequences=2) == generate(
-        model, SOURCES, num_beams=3, max_new_tokens=4, num_return_sequences=2
-    )
-
-
 # --- Lengths ----------------------------------------------------------------------------------------------------------
 
 
@@ -76,7 +65,7 @@ def test_lengths_are_kept(models, seed, method, minimum, more):
             assert hypothesis.finished or len(hypothesis.tokens) == maximum
 
 
-@pytest.mark.parametrize("method", METHODS)
+@for_each("method", METHODS)
 def test_ratios_are_kept(models, method):
     for model in models:
         found = run(model, SOURCES, method, max_new_tokens=None, min_length_ratio=0.5, max_length_ratio=1.5)
@@ -91,7 +80,7 @@ def test_ratios_do_not_count_padding_without_an_id():
     assert [len(hypothesis.tokens) for (hypothesis,) in found] == [8, 2, 4]
 
 
-@pytest.mark.parametrize("desired", [1, 3, 6, 10])
+@for_each("desired", [1, 3, 6, 10])
 def test_beam_search_reaches_target_lengths(models, desired):
     for model in models:
         for hypotheses in run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[desired] * 5):
@@ -103,22 +92,13 @@ def test_beam_search_reaches_target_lengths(models, desired):
             assert abs(len(hypotheses[0].tokens) - desired) <= 0.5 * desired
 
 
-def test_scores_near_target_lengths_are_log_probabilities_of_the_model(model):
-    for row, (hypothesis, *_) in zip(
-        SOURCES,
-        run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[2] * 5, length_tolerance=1.0),
-        strict=True,
-    ):
-        assert hypothesis.log_probability == pytest.approx(rescored(model, row, hypothesis.tokens), abs=1e-9)
-
-
 def evens(tokens):
     """A length in another unit, to which only even tokens add, as with words of several tokens."""
     return sum(token % 2 == 0 for token in tokens)
 
 
-@pytest.mark.parametrize("method", ["beam", "groups", "groups of one", "sampling"])
-@pytest.mark.parametrize("desired", [1, 5])
+@for_each("method", ["beam", "groups", "groups of one", "sampling"])
+@for_each("desired", [1, 5])
 def test_lengths_in_another_unit_are_kept(models, method, desired):
     for model in models:
         found = run(model, SOURCES, method, max_new_tokens=None, target_lengths=[desired] * 5, length_fn=evens)
@@ -133,12 +113,6 @@ def test_lengths_in_another_unit_are_kept(models, method, desired):
             assert tokens(found) == tokens(alone)
 
 
-def test_groups_of_one_reach_target_lengths(models):
-    for model in models:
-        for hypothesis, *_ in run(model, SOURCES, "groups of one", max_new_tokens=None, target_lengths=[6] * 5):
-            assert (len(hypothesis.tokens), hypothesis.finished) == (6, True)
-
-
 def test_a_prefix_may_not_be_longer_than_the_output_in_any_unit(model):
     prefix, lengths = [[4, 6, 8], [4], [5], [], [7]], [2] * 5
     with raises_line(ConfigError, "prefix 1 has length 3; expected at most 2"):
@@ -148,13 +122,6 @@ def test_a_prefix_may_not_be_longer_than_the_output_in_any_unit(model):
     for (hypothesis, *_), begun in zip(found, prefix, strict=True):
         assert hypothesis.tokens[: len(begun)] == begun
         assert (evens(hypothesis.tokens), hypothesis.finished) == (2, True)
-
-
-def test_the_length_condition_may_differ_from_the_target():
-    model = varied_model(length_encoding=True)
-    free = run(model, SOURCES, "beam", max_new_tokens=9, length_condition=[4] * 5)
-    other = run(model, SOURCES, "beam", max_new_tokens=9, length_condition=[9] * 5)
-    assert tokens(free) != tokens(other)
 
 
 def test_the_length_condition_defaults_to_the_target():
@@ -213,12 +180,6 @@ def test_the_own_greedy_beginning_changes_nothing(model):
     assert [one[0].tokens for one in run(model, SOURCES, prefix=prefixes)] == full
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_prefix_as_long_as_the_limit(model, method):
-    for hypotheses in run(model, SOURCES, method, max_new_tokens=2, prefix=[[3, 4]] * 5):
-        assert hypotheses[0].tokens == [3, 4]
-
-
 def test_invalid_prefixes_raise(model):
     with raises_line(ConfigError, "prefix 2 has length 3; expected at most 2, the maximum length of the output"):
         run(model, SOURCES[:2], max_new_tokens=2, prefix=[[], [3, 4, 5]])
@@ -259,7 +220,7 @@ def contains(row, phrase):
     return any(row[i : i + len(phrase)] == phrase for i in range(len(row)))
 
 
-@pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
+@for_each("method", ["greedy", "beam", "sampling"])
 def test_phrases_of_several_tokens_are_favored(models, method):
     phrases = [[11, 6, 4], [9, 12]]
 
@@ -335,13 +296,6 @@ def test_several_samples_are_independent_and_sorted(model):
         assert hypothesis.log_probability == pytest.approx(expected, abs=1e-9)
 
 
-def test_narrow_sampling_is_greedy_search(model):
-    expected = tokens(run(model, SOURCES))
-    for narrow in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-6}):
-        found = generate(model, padded(SOURCES), GenerationConfig(max_new_tokens=8, **narrow), rng=Rng(0))
-        assert tokens(found) == expected
-
-
 def test_first_tokens_are_drawn_as_the_model_says(model):
     """Chi-square over 3000 samples of one token; 45 is beyond the 99.99th percentile for 10 degrees of freedom."""
     (found,) = run(model, SOURCES[:1], "sampling", max_new_tokens=1, num_return_sequences=3000)
@@ -394,7 +348,7 @@ def test_a_model_without_a_decoder():
         generate(small_model(num_decoder_layers=0), [[4, 2]])
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
+@for_each("num_beams", [1, 3])
 def test_an_end_that_is_also_padding_ends_outputs(num_beams):
     """GPT-2 and others have pad_id = eos_id: the end must not be suppressed, and no source is masked by its id."""
     config = GenerationConfig(num_beams=num_beams, max_new_tokens=6)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.generation.definitions import log_softmax
-from tests.reference import normal, raises_line
+from tests.reference import for_each, normal, raises_line
 from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.generation import GenerationConfig, generate, stream
 from xformer.generation.steps import DecodingSteps
@@ -50,7 +50,7 @@ def test_prompts_of_different_lengths_are_continued(model):
         assert hypothesis.log_probability == pytest.approx(total, abs=1e-9)
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@for_each("method", OPTIONS)
 def test_the_batch_changes_nothing(model, method):
     together = generate(model, PROMPTS, OPTIONS[method], rng=Rng(0))
     for number, prompt in enumerate(PROMPTS):
@@ -135,8 +135,8 @@ def test_invalid_arguments_raise(model):
     assert generate(model, []) == []
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "rng": Rng(0)}, {"num_beams": 2, "length_penalty": 1.0}])
-@pytest.mark.parametrize("special_tokens", [True, False])
+@for_each("settings", [{}, {"temperature": 1.0, "rng": Rng(0)}, {"num_beams": 2, "length_penalty": 1.0}])
+@for_each("special_tokens", [True, False])
 def test_learned_positions_bound_prompt_and_continuation(settings, special_tokens):
     """What fits is generated; the output is not finished."""
     sizes = {"vocab_size": 13, "d_model": 8, "num_heads": 2, "d_ff": 12, "num_layers": 1}
@@ -167,7 +167,7 @@ def test_padded_arrays_need_a_mask(model):
         generate(model, array, attention_mask=[[1, 1, 1]])
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "rng": Rng(0)}, {"num_beams": 2}])
+@for_each("settings", [{}, {"temperature": 1.0, "rng": Rng(0)}, {"num_beams": 2}])
 def test_a_row_without_a_possible_token_is_named(settings):
     """The second input has none at its second position."""
 
@@ -188,8 +188,8 @@ def test_a_row_without_a_possible_token_is_named(settings):
             )
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options", "error", "message"),
+@for_each(
+    "inputs, options, error, message",
     [
         ([5, 3], {}, DataError, "prompt 1 is 5; expected a list of token ids"),
         (["hello"], {}, DataError, "prompt 1 is 'hello'; expected a list of token ids"),
@@ -219,8 +219,8 @@ def test_wrong_inputs_and_results_of_functions_are_named(inputs, options, error,
         generate(LanguageModel(config), inputs, max_new_tokens=3, **options)
 
 
-@pytest.mark.parametrize("special_tokens", [True, False])
-@pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
+@for_each("special_tokens", [True, False])
+@for_each("method", ["greedy", "beam", "sampling"])
 def test_further_tokens_end_an_output(model, method, special_tokens):
     """The output until the first of them, which a beam may reach by another way."""
     config, options = OPTIONS[method], {"rng": Rng(3), "special_tokens": special_tokens}
@@ -243,7 +243,7 @@ def test_further_tokens_end_an_output(model, method, special_tokens):
         assert [token for (new,) in steps for token in new] == ended.tokens
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@for_each("method", OPTIONS)
 def test_a_prompt_may_contain_tokens_that_end_outputs(model, method):
     """In a batch, too, in which the tokens of longer prompts are forced."""
     prompts = [[1, 5, 2, 6, 11, 7], [1, 7]]

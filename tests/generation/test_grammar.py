@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer.errors import ConfigError, DataError
 from xformer.generation import Grammar, generate, stream, token_bytes
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -52,8 +52,8 @@ def text_of(tokens):
     return b"".join(TOKENS[token] for token in tokens).decode()
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "samples", "beams", "groups"])
-@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+@for_each("settings", SETTINGS)
+@for_each("schema", SCHEMAS)
 def test_outputs_are_valid_json(model, schema, settings):
     grammar = Grammar(TOKENS, EOS, json_schema=schema)
     found = generate(model, PROMPTS, max_new_tokens=150, logits_processors=[grammar], **settings)
@@ -65,7 +65,7 @@ def test_outputs_are_valid_json(model, schema, settings):
         assert len(texts) > 3
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each("seed", range(10))
 def test_a_stream_follows_a_grammar(model, seed):
     grammar = Grammar(TOKENS, [EOS, 0], json_schema=json.dumps(SCHEMAS[0]))
     options = {"max_new_tokens": 150, "logits_processors": [grammar], "temperature": 1.5, "rng": Rng(seed)}
@@ -111,8 +111,8 @@ def test_a_truncated_output_is_the_beginning_of_a_text(model):
     assert not output.finished
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@for_each(
+    "options, message",
     [
         ({}, "a grammar has none of json_schema, regex and lark; expected one"),
         ({"regex": "a", "lark": "b"}, "a grammar has regex, lark of json_schema, regex and lark; expected one"),

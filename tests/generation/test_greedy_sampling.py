@@ -32,13 +32,6 @@ def test_every_library_generates_the_same(model, library):
     assert greedy(model.to(xp), max_new_tokens=limit) == greedy(model, max_new_tokens=limit)
 
 
-def test_search_needs_no_boolean_indexing_and_no_data_dependent_shapes(model):
-    xp = library_or_skip("array_api_strict")
-    settings = {"max_new_tokens": 8, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "min_new_tokens": 2}
-    with xp.ArrayAPIStrictFlags(boolean_indexing=False, data_dependent_shapes=False):
-        assert greedy(model.to(xp), **settings) == greedy(model, **settings)
-
-
 def test_finished_inputs_leave_the_batch(model, monkeypatch):
     lengths = [len(tokens) for tokens in greedy(model)]
     sizes, step = [], DecodingSteps.step
@@ -56,10 +49,6 @@ def test_finished_inputs_leave_the_batch(model, monkeypatch):
 def test_samples_that_leave_no_choice_are_greedy_outputs(model, settings):
     outputs = generate(model, SOURCES, max_new_tokens=9, do_sample=True, num_return_sequences=3, **settings)
     assert [[each.tokens for each in row] for row in outputs] == [[row] * 3 for row in greedy(model, max_new_tokens=9)]
-
-
-def test_a_lower_maximum_truncates(model):
-    assert greedy(model, max_new_tokens=2) == [tokens[:2] for tokens in greedy(model)]
 
 
 def test_padding_and_start_are_never_chosen(model):

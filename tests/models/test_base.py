@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 
 import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, raises_line, small_language_model, small_model
-from xformer import LanguageModel, LanguageModelConfig, Transformer
+from tests.reference import (
+    KINDS,
+    SOURCE,
+    TARGET,
+    for_each,
+    model_of_kind,
+    raises_line,
+    small_language_model,
+    small_model,
+)
+from xformer import LanguageModelConfig, Transformer
 from xformer.backends import dtype_name, resolve, to_host
-from xformer.errors import BackendError, CheckpointError, ConfigError, describe_type
+from xformer.errors import CheckpointError, ConfigError, describe_type
 from xformer.io import load_arrays, save_arrays
 from xformer.models.base import load
 from xformer.tree import flatten
@@ -43,7 +50,7 @@ def test_save_and_load_are_the_identity(xp, path):
             assert_close(array, expected[name], xp=namespace, tolerance=0.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_save_and_load_of_every_variant(path, kind):
     model = model_of_kind(kind)
     model.save(path)
@@ -76,21 +83,6 @@ def test_bfloat16_is_kept_if_the_library_has_it(path):
     assert dtypes(Transformer.load(path, xp=torch, dtype="float64")) == {"float64"}
 
 
-def test_a_full_disk_leaves_the_old_file(path, monkeypatch):
-    first = small_model(seed=1)
-    first.save(path)
-
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with raises_line(CheckpointError, r"cannot write .*: No space left on device; .*there before is intact"):
-        small_model(seed=2).save(path)
-    monkeypatch.undo()
-    assert_close(Transformer.load(path, xp="numpy")(SOURCE, TARGET), first(SOURCE, TARGET), tolerance=0.0)
-    assert os.listdir(path.parent) == [path.name]
-
-
 def test_load_reads_a_model_of_any_class(path):
     model = small_language_model()
     model.save(path)
@@ -116,8 +108,8 @@ def test_files_without_a_model_are_refused(path):
         Transformer.load(path, xp="numpy")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
+@for_each(
+    "change, message",
     [
         (lambda arrays, config: arrays.pop("encoder_norm.bias"), r"missing \['encoder_norm\.bias'\]"),
         (lambda arrays, config: arrays.update(extra=np.zeros(3)), r"unknown \['extra'\]"),
@@ -142,30 +134,22 @@ def test_arrays_must_match_the_configuration(path, change, message):
         Transformer.load(path, xp="numpy")
 
 
-@pytest.mark.parametrize("config", ["[1]", "null", "{", "3"])
+@for_each("config", ["[1]", "null", "{", "3"])
 def test_invalid_configurations_are_refused(path, config):
     save_arrays(path, {}, {"format": "xformer", "config": config})
     with raises_line(CheckpointError, "does not contain the model of its configuration"):
         Transformer.load(path, xp="numpy")
 
 
-def test_a_missing_library_or_dtype_is_not_blamed_on_the_file(path):
-    small_model().save(path)
-    with raises_line(BackendError, "backend 'tensorflow' is unknown"):
-        Transformer.load(path, xp="tensorflow")
-    with raises_line(BackendError, "numpy has no dtype 'float12'"):
-        Transformer.load(path, xp="numpy", dtype="float12")
-
-
-@pytest.mark.parametrize("config", [{"vocab_size": 9}, None, LanguageModelConfig(vocab_size=9)])
+@for_each("config", [{"vocab_size": 9}, None, LanguageModelConfig(vocab_size=9)])
 def test_configurations_of_other_classes_are_refused(config):
     received = describe_type(config)
     with raises_line(ConfigError, rf"^Transformer got {received} as config; expected TransformerConfig\(\.\.\.\)$"):
         Transformer(config)
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
+@for_each(
+    "keywords, message",
     [
         ({"input_ids": SOURCE}, "Transformer got an unknown argument 'input_ids'; did you mean 'source'?"),
         ({"decoder_input_ids": TARGET}, "unknown argument 'decoder_input_ids'; did you mean 'target'?"),
@@ -180,24 +164,3 @@ def test_arguments_of_hugging_face_models_get_a_hint(keywords, message):
     arguments = () if "input_ids" in keywords else (SOURCE,)
     with raises_line(ConfigError, re.escape(message)):
         small_model()(*arguments, **keywords)
-
-
-def test_a_subclass_may_forward_keywords():
-    class Forwarding(LanguageModel, init=False):
-        def __call__(self, *args, **keywords):
-            return super().__call__(*args, **keywords)
-
-    model = small_language_model()
-    forwarding = Forwarding(model.config, seed=0)
-    assert forwarding(SOURCE, rng=None).shape == model(SOURCE).shape
-    with raises_line(ConfigError, "Forwarding got an unknown argument 'input_ids'; did you mean 'tokens'"):
-        forwarding(input_ids=SOURCE)
-
-
-def test_errors_inside_a_model_with_any_keywords_stay():
-    class Failing(LanguageModel, init=False):
-        def __call__(self, tokens, **keywords):
-            raise TypeError("inside")
-
-    with pytest.raises(TypeError, match="inside"):
-        Failing(small_language_model().config, seed=0)(SOURCE, rng=None)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import EncoderConfig, LanguageModelConfig, TransformerConfig
 from xformer.errors import ConfigError
 
@@ -18,8 +16,8 @@ def test_a_configuration_survives_json():
     assert TransformerConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
+@for_each(
+    "values, message",
     [
         ({"d_model": 10, "num_heads": 4}, "d_model 10 is not divisible by num_heads 4"),
         ({"d_model": 0}, "d_model is 0; expected at least 1"),
@@ -85,8 +83,8 @@ def test_invalid_values_are_refused(values, message):
         TransformerConfig(**{**SIZES, **values})
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
+@for_each(
+    "values, message",
     [
         ({**SIZES, "d_modle": 8}, "unknown key 'd_modle' in TransformerConfig; did you mean 'd_model'?"),
         ({**SIZES, "xyz": 8}, "unknown key 'xyz' in TransformerConfig; expected one of activation, "),
@@ -100,8 +98,8 @@ def test_invalid_dictionaries_are_refused(values, message):
         TransformerConfig.from_dict(values)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
+@for_each(
+    "values, message",
     [
         ({"vocab_size": 0}, "vocab_size is 0; expected at least 1"),
         ({"vocab_size": 8, "num_layers": -1}, "num_layers is -1; expected a number in \\[0, 10000\\]"),

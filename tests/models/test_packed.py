@@ -7,7 +7,7 @@ import pytest
 
 import xformer as xf
 from tests.models.test_quantized import IDS, MODELS, SIZES, outputs
-from tests.reference import few_on_jax, raises_line
+from tests.reference import few_on_jax, for_each, raises_line
 from xformer import fit, generate, native
 from xformer.backends import to_host
 from xformer.errors import ConfigError
@@ -19,8 +19,8 @@ if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)
 
 
-@pytest.mark.parametrize("quantized", [None, "int8"])
-@pytest.mark.parametrize("name", MODELS)
+@for_each("quantized", [None, "int8"])
+@for_each("name", MODELS)
 def test_outputs_are_those_of_the_original_model(name, quantized):
     original = MODELS[name]() if quantized is None else MODELS[name]().quantize(quantized)
     model = original.pack()
@@ -46,8 +46,8 @@ def test_other_models_stay_as_they_are():
     np.testing.assert_array_equal(outputs(model.pack()), outputs(model))
 
 
-@pytest.mark.parametrize("name", ["language_model", "untied", "transformer"])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "temperature": 0.8}], ids=str)
+@for_each("name", ["language_model", "untied", "transformer"])
+@for_each("options", [{}, {"num_beams": 3}, {"do_sample": True, "temperature": 0.8}])
 def test_models_generate_the_same_tokens(name, options):
     original = MODELS[name]()
     ids = [*IDS, [3, 8]]

@@ -8,11 +8,10 @@ import pytest
 import xformer as xf
 from tests.conftest import assert_close
 from tests.reference import raises_line
-from xformer import fit, generate
+from xformer import fit
 from xformer.backends import to_host
 from xformer.errors import ConfigError
 from xformer.families import save_pretrained
-from xformer.layers import MultiHeadAttention, quantize
 from xformer.ops.weights import QuantizedWeight
 from xformer.tree import map_modules, with_fields
 
@@ -86,16 +85,6 @@ def test_a_file_restores_the_same_model(name, dtype, tmp_path):
     np.testing.assert_array_equal(outputs(model), outputs(loaded))
 
 
-@pytest.mark.parametrize("name", ["language_model", "transformer"])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "temperature": 0.8}], ids=str)
-def test_models_generate(name, options):
-    model = MODELS[name]().quantize()
-    (hypotheses,) = generate(model, IDS, max_new_tokens=5, rng=xf.Rng(0), **options)
-    tokens = hypotheses[0].tokens
-    assert 1 <= len(tokens) <= 5
-    assert all(0 <= token < 13 for token in tokens)
-
-
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 @pytest.mark.parametrize("name", ["language_model", "transformer"])
 def test_a_jitted_model_returns_the_bits_of_the_model(name, dtype):
@@ -106,15 +95,6 @@ def test_a_jitted_model_returns_the_bits_of_the_model(name, dtype):
     for seed in range(4):
         ids = np.random.default_rng(seed).integers(3, 13, (2, 2, 5))[: 1 + (name == "transformer")]
         np.testing.assert_array_equal(jitted(model, *ids), model(*ids))
-
-
-def test_any_layer_can_be_quantized():
-    layer = MultiHeadAttention(16, 2, init=0)
-    x = np.random.default_rng(0).standard_normal((1, 5, 16), dtype="float32")
-    quantized = quantize(layer)
-    assert isinstance(quantized.query.weight, QuantizedWeight)
-    assert not isinstance(layer.query.weight, QuantizedWeight)
-    np.testing.assert_allclose(quantized(x), layer(x), atol=0.05)
 
 
 def test_quantized_models_are_neither_trained_nor_exported_nor_quantized_again(tmp_path):

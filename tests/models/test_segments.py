@@ -9,9 +9,8 @@ from tests.conftest import library_or_skip
 from tests.reference import normal, raises_line, small_language_model, without_jax
 from xformer import masks
 from xformer.backends import array_namespace, from_host, to_host
-from xformer.errors import BackendError, DataError, ShapeError
+from xformer.errors import DataError, ShapeError
 from xformer.ops import cross_entropy
-from xformer.random import Rng
 from xformer.tracing import value_and_grad
 from xformer.tracing.jit import jit
 from xformer.training import Documents, PackedBatch, language_model_loss, pack_documents
@@ -83,14 +82,6 @@ def test_jax_compiles_the_loss():
     np.testing.assert_allclose(jit(language_model_loss)(model_of("learned", xp), batches[1]), expected, rtol=1e-12)
 
 
-def test_shards_of_a_packed_batch_add_up():
-    model = model_of("rotary")
-    batch = PackedBatch.make(DOCUMENTS, pack_documents(DOCUMENTS.lengths, 12), xp=np)
-    parts = [float(language_model_loss(model, part)) for part in batch.split(2)]
-    assert sum(parts) == pytest.approx(float(language_model_loss(model, batch)), rel=1e-12)
-    assert sum(part.num_tokens for part in batch.split(2)) == batch.num_tokens
-
-
 def test_a_jitted_function_takes_other_segments():
     model = model_of("learned")
     forward = jit(lambda model, ids, segments: model(ids, segment_ids=segments))
@@ -106,22 +97,6 @@ def test_one_segment_is_no_segment_and_masks_are_combined():
     mask[..., 1] = False
     packed = model(IDS, mask=mask, segment_ids=SEGMENTS)
     np.testing.assert_allclose(packed[:, :3], model(IDS[:, :3], mask=mask[..., :3]), rtol=0, atol=1e-14)
-
-
-def test_dropout_is_drawn():
-    model = small_language_model(dropout=0.5)
-    assert not np.allclose(model(IDS, segment_ids=SEGMENTS, rng=Rng(0)), model(IDS, segment_ids=SEGMENTS))
-
-
-def test_segments_of_lists_and_of_numpy():
-    torch = pytest.importorskip("torch")
-    model = model_of("rotary", "torch")
-    expected = to_host(model(IDS, segment_ids=torch.tensor(SEGMENTS)))
-    for segments in (SEGMENTS, SEGMENTS.tolist(), SEGMENTS.astype("uint8")):
-        np.testing.assert_array_equal(to_host(model(IDS, segment_ids=segments)), expected)
-    np.testing.assert_allclose(expected, model_of("rotary")(IDS, segment_ids=SEGMENTS), rtol=0, atol=1e-13)
-    with raises_line(BackendError, "segment_ids are an array of torch and the model one of numpy"):
-        model_of("rotary")(IDS, segment_ids=torch.tensor(SEGMENTS))
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import SOURCE, TARGET, raises_line, small_model, without_jax
+from tests.reference import SOURCE, TARGET, for_each, raises_line, small_model, without_jax
 from xformer.backends import from_host
 from xformer.errors import BackendError, DataError, ShapeError
 from xformer.models.token_ids import as_token_ids
 
 
 @without_jax
-@pytest.mark.parametrize("side", [0, 1], ids=["source", "target"])
-@pytest.mark.parametrize("bad", [-1, 13], ids=["negative", "too large"])
-@pytest.mark.parametrize("move", ["list", "numpy", "own"])
+@for_each("side", [0, 1])
+@for_each("bad", [-1, 13])
+@for_each("move", ["list", "numpy", "own"])
 def test_ids_out_of_range_are_refused(xp, side, bad, move):
     model = small_model(xp, source_vocab_size=13, num_encoder_layers=0, num_decoder_layers=1)
     inputs = [SOURCE.copy(), TARGET.copy()]
@@ -35,8 +35,8 @@ def test_jax_ids_out_of_range_are_refused_too():
         as_token_ids(xp.asarray([[0, 9]]), "source", 9, like)
 
 
-@pytest.mark.parametrize(
-    ("ids", "error", "message"),
+@for_each(
+    "ids, error, message",
     [
         ([[1, 2], [3]], DataError, "rows differ in length; expected a rectangle, pad the shorter rows with pad_id"),
         ([1, 2], ShapeError, r"source ids have shape \(2,\); expected \(batch, length\): a list of lists"),
@@ -78,7 +78,7 @@ def test_ids_on_another_device_are_refused():
 
 
 @without_jax
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+@for_each("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_every_integer_dtype_is_accepted(xp, dtype):
     model = small_model(xp, num_encoder_layers=0, num_decoder_layers=1)
     expected = model(SOURCE, TARGET)

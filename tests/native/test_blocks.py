@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.ops.blocks.test_definition import random_blocks as finite_blocks
-from tests.reference import native_levels
+from tests.reference import for_each, native_levels
 from xformer import native
 from xformer.errors import ShapeError
 from xformer.families.gguf_file import QUANTIZED
@@ -36,8 +36,8 @@ def dequantized(name: str, count: int) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-@pytest.mark.parametrize("count", [1, 5000])
+@for_each("name", QUANTIZED)
+@for_each("count", [1, 5000])
 def test_blocks_of_random_bytes(name, count):
     blocks, num_values = random_blocks(name, count)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -70,14 +70,14 @@ def run_with(program, **variables):
     return np.frombuffer(done.stdout, np.float32)
 
 
-@pytest.mark.parametrize("level", native_levels()[:-1])
+@for_each("level", native_levels()[:-1])
 def test_levels_have_the_same_bits(level):
     program = "for name in QUANTIZED: sys.stdout.buffer.write(dequantized(name, 300).tobytes())"
     own = np.concatenate([dequantized(name, 300).ravel() for name in QUANTIZED])
     np.testing.assert_array_equal(run_with(program, XFORMER_NATIVE=level), own)
 
 
-@pytest.mark.parametrize("level", native_levels()[:-1])
+@for_each("level", native_levels()[:-1])
 def test_products_have_the_same_bits_at_levels_with_fused_products(level):
     program = "for name in QUANTIZED: sys.stdout.buffer.write(products(name).tobytes())"
     own, others = np.concatenate([products(name) for name in QUANTIZED]), run_with(program, XFORMER_NATIVE=level)
@@ -93,8 +93,8 @@ def test_products_have_the_same_bits_for_any_number_of_threads():
     np.testing.assert_array_equal(one, three)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "values", "message"),
+@for_each(
+    "blocks, values, message",
     [
         (np.zeros((2, 19), np.uint8), np.empty((2, 32), np.float32), "no format has blocks of this size"),
         (np.zeros((2, 18), np.uint8), np.empty((2, 256), np.float32), "no format has blocks of this size"),
@@ -108,8 +108,8 @@ def test_other_arrays_are_refused(blocks, values, message):
         native.call("dequantize", (blocks, values))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@for_each(
+    "changes, message",
     [
         ({0: np.zeros((3, 65), np.float32)}, "depths differ"),
         ({0: np.zeros((3, 64), np.float64)}, "expected float32"),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.reference import native_levels
+from tests.reference import for_each, native_levels
 from xformer import native
 from xformer.backends import resolve
 from xformer.errors import ShapeError
@@ -349,7 +349,7 @@ def test_set_item_at_indices(rng: Any, shape: Any, dtype: str, positions: Any) -
     lowered(rng, "setitem", x, value, (*[slice(None)] * axis, strided(rng, indices)))
 
 
-@pytest.mark.parametrize("size", [1, 5000])
+@for_each("size", [1, 5000])
 def test_the_last_value_at_an_index_remains(size: int) -> None:
     rng = np.random.default_rng(0)
     x, values = np.zeros((5, size), np.float32), rng.normal(size=(300, size)).astype(np.float32)
@@ -372,8 +372,8 @@ def test_set_item_at_slices(rng: Any, shape: Any, dtype: str) -> None:
     same(same_array, x)
 
 
-@pytest.mark.parametrize("bad", [3, -4, 2**40, -(2**62)])
-@pytest.mark.parametrize("size", [1, 5000])
+@for_each("bad", [3, -4, 2**40, -(2**62)])
+@for_each("size", [1, 5000])
 def test_indices_out_of_range(bad: int, size: int) -> None:
     memory = np.zeros((5, size), np.float32)
     x, values = memory[1:4], np.ones((4, size), np.float32)
@@ -436,7 +436,7 @@ def wrong_calls() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("number", range(len(wrong_calls())))
+@for_each("number", range(len(wrong_calls())))
 def test_wrong_arrays_are_refused(number: int) -> None:
     name, arrays, *integers = wrong_calls()[number]
     with pytest.raises(ShapeError, match=f"^{name}: "):

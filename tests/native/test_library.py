@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.reference import compiled_levels
+from tests.reference import compiled_levels, for_each
 from xformer import native
 from xformer.errors import ShapeError
 from xformer.native import build, library
@@ -77,7 +77,7 @@ print(native.level(), native.WHY_NOT, out if native.is_available() else "", nati
 
 
 @needs_library
-@pytest.mark.parametrize("level", LEVELS)
+@for_each("level", LEVELS)
 def test_levels(level: str) -> None:
     result = run_python(_SUM, XFORMER_NATIVE=level)
     assert not result.stderr
@@ -88,31 +88,6 @@ def test_levels(level: str) -> None:
     else:
         why = f"it was compiled without {level}: run python -m xformer.native.build --all"
         assert result.stdout == f"|{why}||[0. 0.]|[ 0. 50.]\n"
-
-
-def test_off() -> None:
-    result = run_python(_SUM, XFORMER_NATIVE="off")
-    assert result.stdout == "|XFORMER_NATIVE=off||[0. 0.]|[ 0. 50.]\n"
-
-
-def test_wrong_level() -> None:
-    result = run_python("from xformer import native; native.is_available()", XFORMER_NATIVE="sse9")
-    assert "XFORMER_NATIVE is 'sse9'; expected 'auto', 'off', 'baseline', 'avx2', 'avx512'" in result.stderr
-
-
-_MISSING = """
-import pathlib, sys
-import xformer.native.library as library
-library.LIBRARY = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "{path}")
-print(library._load()[1])
-"""
-
-
-def test_missing_and_broken_libraries(tmp_path: Path) -> None:
-    path = tmp_path / "libxformer.so"
-    assert "it was not compiled" in run_python(_MISSING.format(path=path)).stdout
-    path.write_text("no library")
-    assert str(path) in run_python(_MISSING.format(path=path)).stdout
 
 
 @needs_library
@@ -234,28 +209,6 @@ def test_zeros(shape: list[int], dtype: str) -> None:
 
 
 @needs_library
-def test_an_empty_program(program: Program) -> None:
-    assert program.close() == 0
-    assert program.run(1) is None
-    assert program.run(4) is None
-
-
-@needs_library
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_independent_records_are_one_group(program: Program, threads: int) -> None:
-    x = np.arange(8, dtype=np.float32)
-    outs = [np.zeros(8, np.float32) for _ in range(20)]
-    for out in outs:
-        assert program.append("square", (x, out)) is None
-    assert program.close() == 1
-    for start in range(3):
-        x[...] = np.arange(8) + start
-        assert program.run(threads) is None
-        for out in outs:
-            np.testing.assert_array_equal(out, x * x)
-
-
-@needs_library
 @pytest.mark.parametrize("size", [3, 300_000])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_chains(program: Program, threads: int, size: int) -> None:
@@ -267,21 +220,6 @@ def test_chains(program: Program, threads: int, size: int) -> None:
     for run in range(1, 4):
         assert program.run(threads) is None
         np.testing.assert_array_equal(x, np.float32(30 * run))
-
-
-@needs_library
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_record_joins_several_chains(program: Program, threads: int) -> None:
-    a, b, c, total = (np.zeros(4, np.float32) for _ in range(4))
-    one = np.ones((), np.float32)
-    for x in (a, b, c, a, b, a):
-        program.append("add", (x, one, x))
-    program.append("add", (a, b, total))
-    program.append("add", (c, one, c))
-    program.append("multiply", (total, c, total))
-    assert program.close() == 1
-    assert program.run(threads) is None
-    assert total.tolist() == [(3 + 2) * 2] * 4
 
 
 OPERATORS = {"add": np.add, "subtract": np.subtract, "maximum": np.maximum}
@@ -310,17 +248,6 @@ def test_random_programs(seed: int, threads: int) -> None:
             OPERATORS[name](expected[a], expected[b], out=expected[out])
         np.testing.assert_array_equal(memory, expected)
     program.free()
-
-
-@needs_library
-def test_many_records(program: Program) -> None:
-    rows, one = np.zeros((50, 16), np.float32), np.ones((), np.float32)
-    for number in range(5000):
-        program.append("add", (rows[number % 50], one, rows[number % 50]))
-    program.close()
-    for run in range(1, 4):
-        assert program.run(2) is None
-        np.testing.assert_array_equal(rows, np.float32(100 * run))
 
 
 @needs_library
@@ -395,18 +322,7 @@ def counting_program(x: Any, count: int = 5) -> Program:
 
 
 @needs_library
-@pytest.mark.parametrize("size", [10, 200_000])
-def test_python_threads_run_different_programs(size: int) -> None:
-    arrays = [np.zeros(size, np.float32) for _ in range(4)]
-    programs = [counting_program(x) for x in arrays]
-    in_threads(4, lambda number: [programs[number].run(1 + number % 3) for _ in range(50)])
-    for x, program in zip(arrays, programs, strict=True):
-        np.testing.assert_array_equal(x, np.float32(250))
-        program.free()
-
-
-@needs_library
-@pytest.mark.parametrize("size", [10, 200_000])
+@for_each("size", [10, 200_000])
 def test_python_threads_run_one_program(size: int) -> None:
     x = np.zeros(size, np.float32)
     program = counting_program(x)
@@ -461,7 +377,7 @@ print(x[0])
 
 
 @needs_library
-@pytest.mark.parametrize("is_busy", [False, True])
+@for_each("is_busy", [False, True])
 def test_fork(is_busy: bool) -> None:
     """A child runs programs with threads of its own, also if another thread of the parent is running one."""
     result = run_python(
@@ -469,17 +385,6 @@ def test_fork(is_busy: bool) -> None:
         + _FORK.format(tests=Path(__file__).parent, is_busy=is_busy)
     )
     assert (result.stdout, result.stderr) == ("10.0\n", "")
-
-
-@needs_library
-def test_sleeping_helpers_wake_up(program: Program) -> None:
-    x = np.zeros(300_000, np.float32)
-    program.append("add", (x, np.ones((), np.float32), x))
-    program.close()
-    for run in range(1, 6):
-        assert program.run(4) is None
-        assert (x == run).all()
-        threading.Event().wait(0.02)  # long after the helpers stop polling
 
 
 # --- threads of the BLAS library --------------------------------------------------------------------------------------

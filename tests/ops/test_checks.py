@@ -152,14 +152,6 @@ def test_all_kinds_of_arguments(monkeypatch, cache):
         assert len(calls) in (2, 3), operation  # once more if it does not fit reduced sizes
 
 
-def test_without_a_file(monkeypatch, cache):
-    cache.parent.write_text("a file where the directory would be")
-    calls = use(monkeypatch, "relu")
-    relu(X)
-    relu(X)
-    assert len(calls) == 3
-
-
 @pytest.mark.parametrize("text", ["", "[]", '{"GPU 1": 3}', '{"GPU 1": {"x": 3}}'])
 def test_a_damaged_file_is_ignored(monkeypatch, cache, text):
     cache.parent.mkdir()

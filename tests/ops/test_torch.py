@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import TOLERANCES, assert_close
 from tests.ops.numpy_cases import HEAD_DIM, LABELS, LENGTHS, MASKS, heads, make_mask, normal
+from tests.reference import for_each
 from xformer import ops, vjp
 from xformer.backends import array_namespace, dtype_name, from_host, is_floating, resolve
 from xformer.ops.optimizers import adam
@@ -257,7 +258,7 @@ UNSUPPORTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", UNSUPPORTED)
+@for_each("case", UNSUPPORTED)
 def test_explain_gives_the_reason(case):
     operation, arrays, static, reason = UNSUPPORTED[case]
     first, *lines = ops.explain(operation, *arrays, **static).splitlines()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import each, without_jax
+from tests.reference import for_each, without_jax
 from tests.tracing.cases import ROWS, Row
 from tests.tracing.gradcheck import directions
 from xformer import ops
@@ -219,7 +219,7 @@ MIXES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@each("name", MIXES)
+@for_each("name", MIXES)
 def test_plain_arrays_mix_with_traced_ones_on_either_side(xp, name):
     x, c = np.asarray([[1.5, 2.5], [3.5, 0.6]]), np.asarray([[2.0, 0.7], [1.2, 3.1]])
 

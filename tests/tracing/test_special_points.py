@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.reference import each
+from tests.reference import for_each
 from xformer import vjp
 from xformer.backends import array_namespace, extra, from_host, to_host
 from xformer.tracing.rule import DECOMPOSITIONS, RULES, SEQUENCE_RULES
@@ -107,8 +107,8 @@ def grid(name: str) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@each("library", [np, torch])
-@each("dtype", ["float32", "float64"])
+@for_each("library", [np, torch])
+@for_each("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", [*ONE, *TWO])
 def test_elementwise_derivatives_at_special_points(name: str, dtype: str, library: Any):
     inputs = tuple(np.asarray(column, dtype) for column in zip(*grid(name), strict=True))
@@ -123,7 +123,7 @@ def test_elementwise_derivatives_at_special_points(name: str, dtype: str, librar
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@each("name", TWO)
+@for_each("name", TWO)
 def test_numbers_have_the_special_points_of_arrays(name: str):
     def apply(a: Any, b: Any) -> Any:
         return getattr(array_namespace(*(x for x in (a, b) if not isinstance(x, float))), name)(a, b)
@@ -261,7 +261,7 @@ for _name in ("unique_all", "unique_counts", "unique_inverse", "unique_values"):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
-@each("name, function, inputs, other", CASES)
+@for_each("name, function, inputs, other", CASES)
 def test_derivatives_at_ties_and_of_empty_axes(name: str, function: Function, inputs: Any, other: Function | None):
     value, pull = vjp(lambda *arrays: function(array_namespace(*arrays), *arrays), *inputs)
     g = np.arange(1.0, value.size + 1.0, dtype=np.float32).reshape(value.shape)

@@ -10,7 +10,7 @@ import pytest
 
 import xformer as xf
 from tests.conftest import library_or_skip
-from tests.reference import each, raises_line
+from tests.reference import for_each, raises_line
 from xformer.backends import array_namespace, to_host
 from xformer.errors import DifferentiationError, JitError, XformerError
 
@@ -592,8 +592,8 @@ def divide(a: Any, b: Any) -> Any:
     return a
 
 
-@each("name", ERRORS)
-@each("library", ["numpy", "torch"])
+@for_each("name", ERRORS)
+@for_each("library", ["numpy", "torch"])
 def test_errors_of_the_library_are_raised(library, name):
     xp, write = library_or_skip(library), ERRORS[name]
     if library == "torch" and name == "a product of another shape":
@@ -621,7 +621,7 @@ WRITES_OF_ARGUMENTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@each("write", WRITES_OF_ARGUMENTS.values())
+@for_each("write", WRITES_OF_ARGUMENTS.values())
 def test_what_is_written_into_an_argument_is_there_after_the_call(write):
     def function(x):
         write(array_namespace(x), x)
@@ -660,7 +660,7 @@ OUTSIDE: dict[str, tuple[Any, Callable[[Any, Any, Any], Any]]] = {
 }
 
 
-@each("value, use", OUTSIDE.values())
+@for_each("value, use", OUTSIDE.values())
 def test_an_array_outside_that_is_written_between_the_calls(value, use):
     """The program sees the new values, or one of the write and the call is an error; the old result is wrong."""
 
@@ -706,7 +706,7 @@ DONATED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] 
 }
 
 
-@each("write, read", DONATED.values())
+@for_each("write, read", DONATED.values())
 def test_a_donated_array_that_is_another_argument(write, read):
     def function(a, b):
         write(a, b)
@@ -777,7 +777,7 @@ FROM_MATRICES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-@each("function", FROM_MATRICES.values())
+@for_each("function", FROM_MATRICES.values())
 def test_what_is_new_in_the_library_is_new_in_a_trace(library, function):
     xp = library_or_skip(library)
 

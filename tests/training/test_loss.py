@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from tests.reference import raises_line, small_language_model
+from tests.reference import for_each, raises_line, small_language_model
 from xformer.backends import array_namespace, dtype_name, from_host, to_host
 from xformer.errors import BackendError, ConfigError, DataError, ShapeError, describe_type
 from xformer.layers import load_balancing_loss, record_routing
 from xformer.models import Transformer, TransformerConfig
 from xformer.ops import cross_entropy
 from xformer.random import Rng
-from xformer.runs.recipe import Recipe
 from xformer.tracing import grad, jit
 from xformer.training import (
     Adam,
@@ -49,7 +48,7 @@ def make_model(dropout=0.0, **options):
     return Transformer(config, xp=np, seed=0, dtype="float64")
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@for_each("label_smoothing", [0.0, 0.1])
 def test_the_loss_is_a_sum_over_what_is_not_padding(label_smoothing):
     model, batch = make_model(), Batch.make(PAIRS, [0, 1], xp=np)
     logits = model(batch.source, batch.target)
@@ -62,13 +61,6 @@ def test_the_loss_is_a_sum_over_what_is_not_padding(label_smoothing):
                 expected -= (1 - label_smoothing) * log[label] + label_smoothing * log.mean()
     loss = translation_loss(model, batch, label_smoothing=label_smoothing)
     assert float(loss) == pytest.approx(expected, rel=1e-12)
-
-
-def test_shards_add_up():
-    model = make_model()
-    parts = [translation_loss(model, Batch.make(PAIRS, [row], xp=np)) for row in (0, 1)]
-    complete = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np))
-    assert float(sum(parts)) == pytest.approx(float(complete), rel=1e-12)
 
 
 def test_the_load_balancing_loss_counts_once_for_each_label():
@@ -89,7 +81,7 @@ def test_the_load_balancing_loss_counts_once_for_each_label():
     )
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch"])
+@for_each("name", ["numpy", "torch"])
 def test_padding_of_packed_documents_does_not_count_for_load_balancing(name):
     xp = library_or_skip(name)
     model = small_language_model(num_experts=3, dropout=0.0)
@@ -105,7 +97,7 @@ def test_padding_of_packed_documents_does_not_count_for_load_balancing(name):
             assert float(function(moved, own)) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@for_each("jit", [False, True])
 def test_a_model_with_experts_learns_to_use_all_of_them(jit):
     config = {"num_experts": 4, "num_experts_per_token": 1, "num_layers": 1, "dropout": 0.0}
     model = small_language_model(**config)
@@ -128,15 +120,7 @@ def _to_one_expert(layer):
     return with_fields(layer, feed_forward=with_fields(layer.feed_forward, router_bias=np.asarray([2.0, 0, 0, 0])))
 
 
-def test_padding_that_is_also_bos_is_not_counted():
-    """Marian, T5 and Pegasus start targets with the padding."""
-    model, ids = make_model(pad_id=0, bos_id=0, eos_id=2), {"pad_id": 0, "bos_id": 0, "eos_id": 2}
-    parts = [translation_loss(model, Batch.make(PAIRS, [row], xp=np, **ids)) for row in (0, 1)]
-    complete = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np, **ids))
-    assert float(sum(parts)) == pytest.approx(float(complete), rel=1e-12)
-
-
-@pytest.mark.parametrize("pad_id", [None, 2])
+@for_each("pad_id", [None, 2])
 def test_padded_rows_have_the_loss_of_single_rows_without_a_padding_id(pad_id):
     """As in docs/examples/checkpoints.py: labels of padding are -100."""
     model = small_language_model(dtype="float64", dropout=0.0, pad_id=pad_id, bos_id=2, eos_id=2)
@@ -189,7 +173,7 @@ def test_gradients_of_r_drop_equal_difference_quotients():
     assert float(np.sum(grad(loss)(weight) * step)) == pytest.approx(float(quotient), rel=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"jit": True}, {"data_parallel": 2, "jit": True}, {"precision": "bfloat16"}])
+@for_each("options", [{"jit": True}, {"data_parallel": 2, "jit": True}, {"precision": "bfloat16"}])
 def test_r_drop_trains(options):
     model, batch = make_model(dropout=0.5), Batch.make(PAIRS, [0, 1], xp=np)
     settings = {"optimizer": Adam(), "learning_rate": 0.01, "steps": 4}
@@ -203,26 +187,6 @@ def test_r_drop_trains(options):
     assert train(2.0, **options)[0] > train(0.0, **options)[0]
 
 
-def test_padding_does_not_count_for_r_drop():
-    model, batch = make_model(dropout=0.5), Batch.make(PAIRS, [0, 1], xp=np)
-    labels = np.where(np.arange(batch.labels.shape[1]) < 1, batch.labels, 0)
-    weights = [translation_loss(model, batch._replace(labels=labels), Rng(3), r_drop=weight) for weight in (0.0, 8.0)]
-    empty = batch._replace(labels=np.zeros_like(labels))
-    assert weights[1] > weights[0]
-    assert translation_loss(model, empty, Rng(3), r_drop=8.0) == 0.0
-
-
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_invalid_weights_of_r_drop_are_refused(weight):
-    with raises_line(ConfigError, rf"r_drop is {weight}; expected a number of at least 0"):
-        translation_loss(make_model(), Batch.make(PAIRS, [0, 1], xp=np), Rng(0), r_drop=weight)
-
-
-def test_r_drop_needs_dropout():
-    with raises_line(ConfigError, r"r_drop is 2\.0 and all dropout rates are 0; set dropout, or leave r_drop out"):
-        Recipe.from_dict({"model": {"dropout": 0.0}, "training": {"r_drop": 2.0}})
-
-
 def test_the_z_loss_is_added_for_what_is_not_padding():
     model, batch = make_model(), Batch.make(PAIRS, [0, 1], xp=np)
     logits = model(batch.source, batch.target)
@@ -231,7 +195,7 @@ def test_the_z_loss_is_added_for_what_is_not_padding():
     assert float(translation_loss(model, batch, z_loss=0.1)) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.2)])
+@for_each("label_smoothing, z_loss", [(0.0, 0.0), (0.1, 0.2)])
 def test_the_loss_of_a_language_model_counts_every_position(label_smoothing, z_loss):
     """Padding is a token like all others: text has none."""
     text = np.asarray([3, 0, 0, 5, 12, 0, 7, 1, 2])
@@ -261,14 +225,14 @@ def test_a_mean_over_batches_ends_after_the_current_one():
     assert mean_loss(lambda model, batch, rng: 3.0, None, batches, 1) == 3.0 / batches[0].num_tokens
 
 
-@pytest.mark.parametrize("batch", [None, [1, 2, 3], (np.ones((1, 3), int), np.ones((1, 3), int))])
-@pytest.mark.parametrize("loss", [translation_loss, language_model_loss])
+@for_each("batch", [None, [1, 2, 3], (np.ones((1, 3), int), np.ones((1, 3), int))])
+@for_each("loss", [translation_loss, language_model_loss])
 def test_batches_of_other_classes_are_refused(batch, loss):
     with raises_line(DataError, f"^the loss got {describe_type(batch)} as batch; expected a batch with .* and labels"):
         loss(small_language_model(), batch)
 
 
-@pytest.mark.parametrize("beta", [0.1, 2.0])
+@for_each("beta", [0.1, 2.0])
 def test_dpo_is_the_formula_in_torch(beta):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
@@ -292,7 +256,7 @@ def test_dpo_is_the_formula_in_torch(beta):
     np.testing.assert_allclose(moved.numpy(), expected.detach().numpy(), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+@for_each("name", ["numpy", "torch", "jax"])
 def test_dpo_in_a_program(name):
     xp = library_or_skip(name)
     arrays = np.random.default_rng(0).standard_normal((4, 7)).astype("float32")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import few_on_jax, raises_line, small_model
+from tests.reference import few_on_jax, for_each, raises_line, small_model
 from xformer import value_and_grad
 from xformer.backends import Array, array_namespace, dtype_name, from_host, is_floating, to_host
 from xformer.errors import ConfigError, ShapeError
@@ -101,7 +101,7 @@ def test_adamw_equals_torch(monkeypatch, mode, decay_all):
     assert not np.array_equal(ours["d"], plain["d"])
 
 
-@pytest.mark.parametrize("settings", [{}, {"nesterov": True}, {"momentum": 0.5}, {"momentum": 0.0}], ids=str)
+@for_each("settings", [{}, {"nesterov": True}, {"momentum": 0.5}, {"momentum": 0.0}])
 def test_sgd_equals_torch(settings):
     rate = 1e-5  # some gradients are large, and larger steps would blow up differences in rounding
     ours, state = run(SGD(**settings), rate)
@@ -113,15 +113,14 @@ def test_sgd_equals_torch(settings):
     assert (state.velocity is None) == (settings.get("momentum") == 0.0)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
+@for_each(
+    "ours, theirs",
     [
         ({}, {}),
         ({"weight_decay": 0.1, "decay_all": True}, {"weight_decay": 0.1}),
         ({"epsilon": 1e-3, "min_scale": 2.0}, {"eps": (1e-3, 2.0)}),
         ({"clip_threshold": 2.5, "beta2_decay": -0.5}, {"d": 2.5, "beta2_decay": -0.5}),
     ],
-    ids=str,
 )
 def test_adafactor_equals_torch(ours, theirs):
     actual, state = run(Adafactor(**ours))
@@ -174,8 +173,8 @@ def test_muon_equals_torch():
         np.testing.assert_allclose(state.exp_avg[key], moment, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(7, 5), (4, 6), (1, 3)])
-@pytest.mark.parametrize("num_iterations", [1, 5, None])
+@for_each("shape", [(7, 5), (4, 6), (1, 3)])
+@for_each("num_iterations", [1, 5, None])
 def test_orthogonalize_maps_the_singular_values_by_the_polynomial(shape, num_iterations):
     matrix = np.random.default_rng(0).normal(size=shape)
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
@@ -258,7 +257,7 @@ def test_updates_have_no_derivative_and_leave_their_arguments_alone():
     assert parameter.tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@for_each("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_one_step_in_every_library(xp, dtype):
     """After one step, the correction of the bias leaves learning_rate * gradient / (|gradient| + epsilon)."""
     if dtype == "bfloat16" and not hasattr(xp, "bfloat16"):
@@ -338,8 +337,8 @@ def test_initial_moments_are_zero_and_apart():
     assert array_namespace(*leaves).__name__ == "array_api_compat.numpy"
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
+@for_each(
+    "kind, settings, message",
     [
         (Adam, {"beta1": 1.0}, r"beta1 is 1.0; expected a number in \[0, 1\)"),
         (AdamW, {"weight_decay": -1.0}, "weight_decay is -1.0; expected at least 0"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from tests.reference import KINDS, small_language_model, small_model
+from tests.reference import KINDS, for_each, small_language_model, small_model
 from xformer.backends import array_namespace, dtype_name, to_host
 from xformer.errors import BackendError, ConfigError
 from xformer.io import load_arrays
@@ -84,7 +84,7 @@ def leaves(tree):
 # --- The step ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "precision"), EVERYWHERE)
+@for_each("name, precision", EVERYWHERE)
 def test_a_step_is_that_of_float32_up_to_rounding(name, precision):
     (result,) = steps(namespace(name, precision), precision)
     (expected,) = steps(library_or_skip("numpy"), "float32")
@@ -94,16 +94,16 @@ def test_a_step_is_that_of_float32_up_to_rounding(name, precision):
     assert {dtype_name(leaf.dtype) for leaf in flatten((result.model, result.state[1:]))[0]} == {"float32"}
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@for_each("precision", HALVES)
 def test_the_loss_falls(precision):
     results = steps(library_or_skip("torch"), precision, 20)
     assert float(results[-1].loss) < 0.8 * float(results[0].loss)
     assert results[-1].state.step == 20
 
 
-@pytest.mark.parametrize("precision", HALVES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["torch", "numpy"])
+@for_each("precision", HALVES)
+@for_each("kind", KINDS)
+@for_each("name", ["torch", "numpy"])
 def test_gradients_equal_those_of_float64_up_to_rounding(name, kind, precision):
     """At parameters that both have; an activation without a kink, which rounding would take gradients across."""
     xp = namespace(name, precision)
@@ -234,7 +234,7 @@ def test_a_run_in_bfloat16_needs_no_scale(tmp_path):
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@for_each("precision", HALVES)
 def test_mixed_precision_requires_float32_parameters(precision):
     with pytest.raises(ConfigError, match=r"has parameters of dtype float64; .* make the model with dtype='float32'"):
         check_precision(precision, small_model("numpy", dtype="float64"))
@@ -250,6 +250,6 @@ def test_a_library_without_the_precision_is_refused(monkeypatch):
         check_precision("bfloat16", small_model("numpy", dtype="float32"))
 
 
-@pytest.mark.parametrize(("name", "precision"), EVERYWHERE)
+@for_each("name, precision", EVERYWHERE)
 def test_what_a_library_has_is_let_through(name, precision):
     check_precision(precision, small_model(namespace(name, precision), dtype="float32"))

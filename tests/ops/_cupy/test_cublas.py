@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import TOLERANCES, library_or_skip
 from tests.ops._cupy import cuda_on_host
 from tests.ops._cupy.fake_cublas import DTYPES, HANDLE, Binding, dtype_named
+from tests.reference import for_each
 from xformer.backends import array_namespace
 from xformer.errors import is_out_of_memory
 from xformer.kernels.cupy import cublas, plans
@@ -51,9 +52,9 @@ def test_tf32_applies_to_float32_only_if_requested(monkeypatch, fake_cublas, dty
     assert (call["computeType"] == 77) == (dtype == "float32" and setting == "1")
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values())
-@pytest.mark.parametrize(
-    ("sizes", "batch"),
+@for_each("dtype", DTYPES.values())
+@for_each(
+    "sizes, batch",
     [
         ((3, 4, 5), ()),
         ((1, 4, 5), (3,)),
@@ -62,7 +63,6 @@ def test_tf32_applies_to_float32_only_if_requested(monkeypatch, fake_cublas, dty
         ((1, 1, 1), (2, 1)),
         ((17, 9, 33), (3,)),
     ],
-    ids=str,
 )
 def test_any_size_and_dtype(fake_cublas, dtype, sizes, batch):
     m, k, n = sizes
@@ -70,8 +70,8 @@ def test_any_size_and_dtype(fake_cublas, dtype, sizes, batch):
     assert len(fake_cublas.calls) == 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values())
-@pytest.mark.parametrize("sizes", [(3, 4, 5), (3, 0, 5), (0, 4, 5)], ids=str)
+@for_each("dtype", DTYPES.values())
+@for_each("sizes", [(3, 4, 5), (3, 0, 5), (0, 4, 5)])
 def test_a_product_is_added_to_the_addend(fake_cublas, dtype, sizes):
     m, k, n = sizes
     a, b, more = normal(m, k, dtype=dtype), normal(k, n, seed=1, dtype=dtype), normal(m, n, seed=2, dtype=dtype)
@@ -113,9 +113,7 @@ def in_memory(name):
     return view(normal(*shape)), stays
 
 
-@pytest.mark.parametrize(
-    ("left", "right"), [*((name, "packed") for name in MEMORY), *(("turned", name) for name in MEMORY)]
-)
+@for_each("left, right", [*((name, "packed") for name in MEMORY), *(("turned", name) for name in MEMORY)])
 def test_operands_are_copied_only_if_necessary(fake_cublas, left, right):
     (a, a_stays), (b, b_stays) = in_memory(left), in_memory(right)
     b = b.swapaxes(-1, -2)
@@ -125,7 +123,7 @@ def test_operands_are_copied_only_if_necessary(fake_cublas, left, right):
     assert (call["A"] == b.ctypes.data) == b_stays
 
 
-@pytest.mark.parametrize(("name", "transposed"), [("heads after rows", 0), ("heads after rows, turned", 1)])
+@for_each("name, transposed", [("heads after rows", 0), ("heads after rows, turned", 1)])
 def test_copies_keep_the_memory_order(name, transposed):
     x, _ = in_memory(name)
     copy = cublas.operand(x)
@@ -134,24 +132,7 @@ def test_copies_keep_the_memory_order(name, transposed):
     np.testing.assert_array_equal(copy.array, x)
 
 
-def test_heads_of_one_sentence_are_not_copied(fake_cublas):
-    query, key = (normal(1, length, 3, 8, seed=length).transpose(0, 2, 1, 3) for length in (4, 5))
-    assert_product(query, key.swapaxes(-1, -2))
-    (call,) = fake_cublas.calls
-    assert (call["B"], call["A"]) == (query.ctypes.data, key.ctypes.data)
-    assert (call["transa"], call["transb"], call["lda"], call["ldb"]) == (1, 0, 24, 24)
-    assert (call["m"], call["n"], call["k"], call["batchCount"]) == (5, 4, 8, 3)
-    assert (call["strideA"], call["strideB"], call["strideC"]) == (8, 8, 20)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_operands_of_16_bits_can_give_a_float32_result(fake_cublas, dtype):
-    a, b = normal(2, 3, 40, dtype=dtype), normal(2, 40, 5, seed=1, dtype=dtype)
-    out = assert_product(a, b, dtype=np.dtype("float32"), alpha=0.1)
-    np.testing.assert_allclose(out, 0.1 * (a.astype("float64") @ b.astype("float64")), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("sizes", list(itertools.product([0, 2], [0, 3], [0, 4])), ids=str)
+@for_each("sizes", list(itertools.product([0, 2], [0, 3], [0, 4])))
 def test_empty_products(fake_cublas, sizes):
     m, k, n = sizes
     for batch in (0, 2):
@@ -159,7 +140,7 @@ def test_empty_products(fake_cublas, sizes):
     assert len(fake_cublas.calls) == (0 not in sizes)
 
 
-@pytest.mark.parametrize("other", [normal(2, 4, 5), normal(3, 3, 5), normal(2, 3, 5).astype("float32")])
+@for_each("other", [normal(2, 4, 5), normal(3, 3, 5), normal(2, 3, 5).astype("float32")])
 def test_operands_that_do_not_match_are_refused(fake_cublas, other):
     with pytest.raises(ValueError, match=r"^operands \(2, 4, 3\) float64 and .*; expected"):
         batched_product(normal(2, 4, 3), other)
@@ -184,7 +165,7 @@ A, B, C = ("A", 14, 8, 80), ("B", 14, 9, 90), ("C", 0, 7, 70)  # address, type, 
 SIZES = 0, 1, 2, 3, 4, "alpha"
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@for_each("batch", [1, 3])
 def test_the_arguments_of_the_c_functions(calls, batch):
     library, calls = calls
     arguments = *SIZES, *A, *B, "beta", *C, batch, 68, -1
@@ -207,8 +188,8 @@ def test_products_under_capture_use_the_workspace_of_the_graph(calls):
     assert "cublasSetWorkspace_v2" not in calls  # cublasSetStream resets the workspace
 
 
-@pytest.mark.parametrize(
-    ("status", "name", "is_unsupported"),
+@for_each(
+    "status, name, is_unsupported",
     [(3, "ALLOC_FAILED", False), (13, "EXECUTION_FAILED", False), (15, "NOT_SUPPORTED", True), (99, "99", False)],
 )
 def test_errors_name_the_function_and_the_status(calls, status, name, is_unsupported):
@@ -273,15 +254,3 @@ def test_the_first_product_of_a_process_on_a_gpu():
     library_or_skip("cupy")
     result = subprocess.run([sys.executable, "-c", FIRST_CALL_ON_A_GPU], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES.values())
-@pytest.mark.parametrize("memory", MEMORY)
-def test_on_the_gpu(dtype, memory):
-    cupy = library_or_skip("cupy")
-    shape, view, _ = MEMORY[memory]
-    a, b = normal(*shape, dtype=dtype), normal(2, 3, 5, 7, seed=1, dtype=dtype)
-    out = batched_product(view(cupy.asarray(a)), cupy.asarray(b), alpha=0.3)  # asarray would pack a view
-    exact = 0.3 * (view(a).astype("float64") @ b.astype("float64"))
-    np.testing.assert_allclose(out.get().astype("float64"), exact, rtol=0, atol=5 * TOLERANCES[dtype])

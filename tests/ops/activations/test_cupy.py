@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
+from tests.reference import for_each
 from xformer import vjp
 from xformer.backends import resolve, to_host
 from xformer.ops import gelu, relu
@@ -27,9 +28,9 @@ class TestShapes:
         cuda.agree(gelu, 3.0 * normal(*shape), dtype=dtype)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("function", [relu, gelu])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@for_each("layout", LAYOUTS)
+@for_each("function", [relu, gelu])
+@for_each("dtype", ["float32", "bfloat16"])
 def test_layouts(cuda, layout, function, dtype):
     cuda.agree(function, normal(6, 16), dtype=dtype, layout=LAYOUTS[layout])
 
@@ -44,7 +45,7 @@ def test_more_than_2_to_the_31_elements(cuda):
         assert not bool(cuda.xp.any(got[:-4] != 0))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_infinities_and_nan(cuda, dtype):
     x = cuda.array([1.0, -2.0, np.nan, np.inf, -np.inf, -0.0], dtype)
     np.testing.assert_array_equal(to_host(relu(x)), [1.0, 0.0, np.nan, np.inf, 0.0, 0.0])
@@ -53,7 +54,7 @@ def test_infinities_and_nan(cuda, dtype):
     np.testing.assert_array_equal(to_host(slope)[2:], [np.nan, 1.0, 0.0, 0.5])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@for_each("dtype", ["float16", "bfloat16"])
 def test_gelu_of_all_numbers_of_16_bits(cuda, dtype):
     """Rounded once, down to where the result is -1e-6; the derivative is near 0.5 and 1, or small."""
     with np.errstate(invalid="ignore"):  # of NaN

@@ -9,6 +9,7 @@ import pytest
 
 from tests.ops.native_cases import SIZES, assert_precise, assert_selected, kernels, needs_library, single  # noqa: F401
 from tests.ops.numpy_cases import LAYOUTS, assert_same, with_layout
+from tests.reference import for_each
 from xformer import ops, vjp
 from xformer.ops import gelu, gelu_tanh, relu, silu
 
@@ -31,14 +32,14 @@ def test_layouts(monkeypatch, layout, function):
     assert_same(monkeypatch, function, x)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@for_each("function", FUNCTIONS)
 def test_sizes(function):
     for shape in [(), (0,), (3, 0), *((size,) for size in SIZES), (3, 70_001)]:
         assert_precise(function, single(*shape))
     assert_precise(function, single(0, 5).T)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@for_each("function", FUNCTIONS)
 def test_a_strided_cotangent(function):
     assert_precise(function, single(5, 7), g=single(7, 10)[:, ::2].T)
 
@@ -53,7 +54,7 @@ def test_gelu_has_the_precision_of_float32():
     np.testing.assert_allclose(output[tails], expected[tails], rtol=1e-5)
 
 
-@pytest.mark.parametrize("function", [gelu_tanh, silu])
+@for_each("function", [gelu_tanh, silu])
 def test_logistic_units_have_the_precision_of_float32(function):
     x = np.concatenate([np.linspace(-20.0, 20.0, 4001), [-1e4, 1e4, 0.0]]).astype(np.float32)
     output, pull = vjp(function, x)
@@ -62,7 +63,7 @@ def test_logistic_units_have_the_precision_of_float32(function):
     np.testing.assert_allclose(pull(np.ones_like(x))[0], expected_pull(np.ones(x.shape))[0], rtol=4e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@for_each("function", FUNCTIONS)
 def test_special_values(function):
     x = np.asarray([np.nan, np.inf, -np.inf, 1e30, -1e30, 0.0, -0.0, 1e-40], np.float32)
     output, pull = vjp(function, x)

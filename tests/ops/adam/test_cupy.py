@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import assert_close
 from tests.ops._cupy.cuda_cases import DTYPES, normal
 from tests.ops.replace_kernels import replace_kernels
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import ops
 from xformer.backends import to_host
 from xformer.errors import ShapeError
@@ -145,7 +145,7 @@ def test_explain_gives_the_reason(cuda):
         ops.explain("adam", None, ints, *good[1:], **options())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_a_nan_factor_skips_the_update(cuda, dtype):
     rows, hosts = rows_of(cuda, dtype)
     updated = adam(

@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import TOLERANCES, library_or_skip
 from tests.ops._cupy.fake_cublas import HANDLE, Binding, dtype_named
 from tests.ops.replace_kernels import replace_kernels
+from tests.reference import for_each
 from xformer import ops, vjp
 from xformer.backends import to_host
 from xformer.kernels.cupy import attention as cupy_attention
@@ -155,8 +156,8 @@ def test_mixed_dtypes_are_not_supported(fake_cublas):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("no_native")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", MASKS)
+@for_each("dtype", DTYPES)
+@for_each("kind", MASKS)
 def test_on_the_gpu(dtype, kind):
     cupy = library_or_skip("cupy")
     arrays = [heads(2, 3, 65, 40, seed, dtype) for seed in range(3)]

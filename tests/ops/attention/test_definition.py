@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import normal, raises_line, weighted_sum
+from tests.reference import for_each, normal, raises_line, weighted_sum
 from xformer import value_and_grad
 from xformer.backends import from_host, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
@@ -72,7 +72,7 @@ def test_large_scores_do_not_overflow(xp):
     assert_close(softmax(scores), expected, xp=xp)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "shapes",
     [
         ((2, 2, 3, 4), (2, 2, 5, 3), (2, 2, 5, 6)),
@@ -120,7 +120,7 @@ def test_shared_keys_equal_repeated_keys(xp, mode, queries, shared, of_heads, mo
         assert_close(actual, expected, xp=xp)
 
 
-@pytest.mark.parametrize("queries", [1, 3])
+@for_each("queries", [1, 3])
 def test_heads_of_keys_must_divide_those_of_the_query(queries):
     with pytest.raises(ShapeError, match="expected heads to be a multiple of kv_heads"):
         attention(normal(0, 2, 4, queries, 8), normal(1, 2, 3, 5, 8), normal(2, 2, 3, 5, 6))
@@ -172,7 +172,7 @@ def test_masked_keys_may_be_nan(mode, queries, monkeypatch):
     np.testing.assert_allclose(attention(query, key, value, mask), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("softcap", [0, -1.0, float("nan")])
+@for_each("softcap", [0, -1.0, float("nan")])
 def test_a_softcap_must_be_positive(softcap):
     x = normal(1, 2, 3, 4)
     for call in (lambda: attention(x, x, x, softcap=softcap), lambda: attention_weights(x, x, softcap=softcap)):
@@ -180,7 +180,7 @@ def test_a_softcap_must_be_positive(softcap):
             call()
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -0.5, 1.5, "0.5", float("nan")])
+@for_each("value", [0, 0.0, -0.5, 1.5, "0.5", float("nan")])
 def test_a_keep_probability_must_be_above_zero_and_at_most_one(value):
     x = normal(1, 2, 3, 4)
     with raises_line(ConfigError, f"^keep_probability is {value!r}; expected a number above 0 and at most 1$"):

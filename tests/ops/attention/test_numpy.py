@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.reference import normal
+from tests.reference import for_each, normal
 from xformer import ops
 from xformer.kernels import numpy as flash
 from xformer.ops.attention import _forward as portable
@@ -48,15 +48,15 @@ def assert_equal(results, tolerance):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(1.0, np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("queries", "keys"), [(9, 13), (13, 9), (4, 6), (1, 1), (5, 12), (12, 5), (8, 8)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-13), ("float32", 2e-6)])
+@for_each("causal", [False, True])
+@for_each("queries, keys", [(9, 13), (13, 9), (4, 6), (1, 1), (5, 12), (12, 5), (8, 8)])
+@for_each("dtype, tolerance", [("float64", 1e-13), ("float32", 2e-6)])
 def test_values_and_derivatives(causal, queries, keys, dtype, tolerance):
     assert_equal(both(*inputs(queries, keys, dtype), causal=causal), tolerance)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", [(2, 1, 1, 13), (1, 1, 13), (13,), (1, 1, 1, 1)])
+@for_each("causal", [False, True])
+@for_each("shape", [(2, 1, 1, 13), (1, 1, 13), (13,), (1, 1, 1, 1)])
 def test_masks_of_keys(causal, shape):
     mask = np.resize([True, False, True, True, False], shape)
     assert_equal(both(*inputs(), mask, causal=causal), 1e-13)
@@ -122,7 +122,7 @@ def test_the_other_kernel_runs_unsupported_calls(monkeypatch):
     assert ops.attention(query, key, value).shape == (2, 3, 9, 4)
 
 
-@pytest.mark.parametrize("offset", [1e6, -1e6])
+@for_each("offset", [1e6, -1e6])
 def test_an_offset_of_all_scores_changes_no_derivative(offset):
     """Scores are integers, so float32 holds them exactly, with the offset of their first feature too."""
     generator = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import assert_close
 from tests.ops.numpy_cases import normal
-from tests.reference import few_on_jax, raises_line
+from tests.reference import few_on_jax, for_each, raises_line
 from xformer import ops, value_and_grad
 from xformer.backends import from_host
 from xformer.errors import DifferentiationError, ShapeError
@@ -35,7 +35,7 @@ def of_library(xp, blocks, is_transposed):
     return BlockWeight(from_host(xp, blocks), is_transposed)
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@for_each("name", QUANTIZED)
 def test_values_are_those_of_the_package_on_every_library(name, xp):
     blocks, values = random_blocks(name, 5, 3)
     assert_close(dequantize(from_host(xp, blocks)), values, xp=xp, dtype="float32", tolerance=1e-7)
@@ -86,8 +86,8 @@ def test_embedding_looks_up_rows(xp):
     assert_close(ops.linear(one_hot, weight), values, xp=xp, dtype="float32")
 
 
-@pytest.mark.parametrize("is_transposed", [False, True])
-@pytest.mark.parametrize(("rows", "count"), [(4, 3), (32, 1), (1, 1), (64, 2)])
+@for_each("is_transposed", [False, True])
+@for_each("rows, count", [(4, 3), (32, 1), (1, 1), (64, 2)])
 def test_a_matrix_of_blocks_is_a_weight_without_a_copy(rows, count, is_transposed):
     blocks, values = random_blocks("Q8_0", rows, count)
     matrix = blocks.view("V34")[..., 0]

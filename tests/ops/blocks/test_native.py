@@ -8,6 +8,7 @@ import pytest
 import xformer as xf
 from tests.ops.blocks.test_definition import random_blocks
 from tests.ops.numpy_cases import normal
+from tests.reference import for_each
 from xformer import native, ops
 from xformer.families.gguf_file import QUANTIZED
 from xformer.ops import linear
@@ -28,8 +29,8 @@ def single(*shape, seed=0):
     return normal(*shape, seed=seed).astype("float32")
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-@pytest.mark.parametrize(("rows", "count"), [(95, 3), (2, 1), (1, 5), (260, 1), (0, 2), (300, 20)])
+@for_each("name", QUANTIZED)
+@for_each("rows, count", [(95, 3), (2, 1), (1, 5), (260, 1), (0, 2), (300, 20)])
 def test_products(name, rows, count):
     blocks, values = random_blocks(name, rows, count)
     weight = BlockWeight(blocks, True)
@@ -52,8 +53,8 @@ def test_explain_names_the_kernel():
     assert "not native.dequantize: the blocks are not contiguous" in explanation
 
 
-@pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
-@pytest.mark.parametrize("rows", [1, 6, 44, 300])
+@for_each("name", ["Q4_1", "Q6_K"])
+@for_each("rows", [1, 6, 44, 300])
 def test_a_program_returns_the_bits_of_the_function(name, rows):
     blocks, values = random_blocks(name, 160, 2)
     weight, bias = BlockWeight(blocks, True), single(160, seed=2)

@@ -6,9 +6,9 @@ import functools
 import math
 
 import numpy as np
-import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
+from tests.reference import for_each
 from xformer import vjp
 from xformer.backends import to_host
 from xformer.kernels.cupy import rows
@@ -21,9 +21,9 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize(("label_smoothing", "z_loss", "scale"), [(0.0, 0.0, 300.0), (0.1, 0.0, 1.0), (0.1, 0.01, 1.0)])
+@for_each("dtype", DTYPES)
+@for_each("labels", LABELS)
+@for_each("label_smoothing, z_loss, scale", [(0.0, 0.0, 300.0), (0.1, 0.0, 1.0), (0.1, 0.01, 1.0)])
 def test_cross_entropy(cuda, dtype, labels, label_smoothing, z_loss, scale):
     settings = {"pad_id": 0, "label_smoothing": label_smoothing, "z_loss": z_loss}
     logits, ids = scale * normal(2, 4, 13), np.asarray(LABELS[labels])
@@ -33,7 +33,7 @@ def test_cross_entropy(cuda, dtype, labels, label_smoothing, z_loss, scale):
     cuda.agree(functools.partial(cross_entropy, **settings | {"pad_id": -100}), logits, outside, dtype=dtype)
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@for_each("label_smoothing", [0.0, 0.1])
 def test_an_offset_of_all_logits_changes_nothing(cuda, label_smoothing):
     logits = np.round(8.0 * normal(3, 300)) / 8.0  # exact in float32 with the offset, too
     settings = {"labels": cuda.array([7, 0, 299]), "label_smoothing": label_smoothing}
@@ -42,8 +42,8 @@ def test_an_offset_of_all_logits_changes_nothing(cuda, label_smoothing):
     np.testing.assert_allclose(losses, expected, rtol=2e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@for_each("layout", LAYOUTS)
+@for_each("dtype", ["float32", "bfloat16"])
 def test_layouts(cuda, layout, dtype):
     labels = np.asarray([1, 0, 15, 3, 3])
     cuda.agree(cross_entropy, normal(5, 16), labels, dtype=dtype, layout=LAYOUTS[layout])
@@ -63,7 +63,7 @@ def test_more_than_2_to_the_31_logits(cuda):
     np.testing.assert_allclose(to_host(g[-1, :-1]), (1.0 - probability) / (n - 1), rtol=0.01)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_large_vocabularies_and_empty_batches(cuda, dtype):
     labels = np.random.default_rng(4).integers(0, 3001, 6)
     loss = functools.partial(cross_entropy, label_smoothing=0.1, z_loss=0.1)

@@ -17,6 +17,7 @@ from tests.ops.native_cases import (
     single,
 )
 from tests.ops.numpy_cases import LABELS, assert_same
+from tests.reference import for_each
 from xformer import vjp
 from xformer.ops import cross_entropy
 
@@ -36,7 +37,7 @@ def test_settings(monkeypatch, labels, label_smoothing, z_loss, scale):
     assert_same(monkeypatch, lambda x: cross_entropy(x, outside, **settings | {"pad_id": -100}), logits)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3, 100])
+@for_each("rows", [0, 1, 3, 100])
 def test_sizes(rows):
     settings = {"label_smoothing": 0.1, "z_loss": 0.01}
     for classes in [*SIZES, 20_011]:
@@ -64,9 +65,9 @@ def test_padding_is_ignored_and_logits_may_be_infinite():
     assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("place", [0, 17, 36])
-@pytest.mark.parametrize("special", SPECIAL)
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@for_each("place", [0, 17, 36])
+@for_each("special", SPECIAL)
+@for_each("label_smoothing", [0.0, 0.1])
 def test_special_logits(special, place, label_smoothing):
     logits = single(3, 37)
     logits[1, place] = special

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, normal
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import ops
 from xformer.backends import to_host
 from xformer.errors import ShapeError
@@ -17,8 +16,8 @@ from xformer.ops import dropout
 SHAPES = [(3, 5, 7), (1,), (), (0, 4), (2, 3000), (64,)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("dtype", DTYPES)
+@for_each("shape", SHAPES)
 def test_dropout(cuda, dtype, shape):
     keep = np.asarray(np.random.default_rng(3).random(shape) < 0.7)
     assert cuda.served("dropout", cuda.array(normal(*shape), dtype), cuda.array(keep), keep_probability=0.7)
@@ -43,7 +42,7 @@ def test_other_masks(cuda):
             ops.explain("dropout", x, cuda.array(mask), keep_probability=0.5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_infinities_and_nan(cuda, dtype):
     x = cuda.array([1.0, -2.0, np.nan, np.inf, -np.inf, -0.0], dtype)
     keep = cuda.array([True, True, False, False, True, False])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, normal
+from tests.reference import for_each
 from xformer import ops
 from xformer.backends import to_host
 from xformer.kernels.cupy import rows as cupy_rows
@@ -36,7 +37,7 @@ def test_embedding(cuda, monkeypatch, dtype, ids, segment):
         cuda.agree(functools.partial(embedding, scale=scale), table, host_ids, dtype=dtype)
 
 
-@pytest.mark.parametrize("id_dtype", ["int32", "uint16", "uint64"])
+@for_each("id_dtype", ["int32", "uint16", "uint64"])
 def test_ids_of_any_integer_dtype(cuda, id_dtype):
     ids = np.asarray([[3, 1], [3, 0]], id_dtype)
     got = embedding(cuda.array(normal(5, 3)), cuda.array(ids))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import ops, vjp
 from xformer.backends import array_namespace, to_host
 from xformer.errors import ShapeError
@@ -17,8 +16,8 @@ from xformer.ops import linear, project_heads
 SHAPES = [(3, 5, 7), (7,), (4, 7), (0, 5, 7), (2, 40, 7), (3, 0)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "width"), [*((shape, 9) for shape in SHAPES), ((4, 7), 16)], ids=str)
+@for_each("dtype", DTYPES)
+@for_each("shape, width", [*((shape, 9) for shape in SHAPES), ((4, 7), 16)])
 def test_linear(cuda, dtype, shape, width):
     x, weight, bias = normal(*shape), normal(shape[-1], width, seed=1), normal(width, seed=2)
     assert cuda.served("linear", *(cuda.array(array, dtype) for array in (x, weight, bias)))
@@ -26,16 +25,16 @@ def test_linear(cuda, dtype, shape, width):
     cuda.agree(linear, x, weight, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3, 5, 7), (0, 5, 7), (2, 40, 7)], ids=str)
+@for_each("dtype", DTYPES)
+@for_each("shape", [(3, 5, 7), (0, 5, 7), (2, 40, 7)])
 def test_linear_with_relu(cuda, dtype, shape):
     x, weight, bias = normal(*shape), normal(shape[-1], 16, seed=1), normal(16, seed=2)
     cuda.agree(lambda *arrays: linear(*arrays, activation="relu"), x, weight, bias, dtype=dtype)
     cuda.agree(lambda *arrays: linear(*arrays, activation="relu"), x, weight, dtype=dtype)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@for_each("layout", LAYOUTS)
+@for_each("dtype", ["float32", "bfloat16"])
 def test_layouts(cuda, layout, dtype):
     x, weight, bias = normal(6, 16), normal(16, 8, seed=1), normal(8, seed=2)
     cuda.agree(linear, x, weight, bias, dtype=dtype, layout=LAYOUTS[layout])
@@ -52,9 +51,9 @@ def test_the_gradient_of_a_transposed_weight_has_its_memory_order(cuda):
     np.testing.assert_allclose(to_host(dtable), normal(5, 9, seed=3).T @ normal(5, 7), rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("biases", [(True, True, True), (False, False, False), (True, False, True)], ids=str)
-@pytest.mark.parametrize("rows", [(3, 17), (0, 5), (3, 0)], ids=str)
+@for_each("dtype", DTYPES)
+@for_each("biases", [(True, True, True), (False, False, False), (True, False, True)])
+@for_each("rows", [(3, 17), (0, 5), (3, 0)])
 def test_project_heads(cuda, dtype, biases, rows):
     heads, widths = (2, 1, 2), (8, 4, 6)
     x = normal(*rows, 5)

@@ -9,7 +9,7 @@ import pytest
 
 import xformer as xf
 from tests.ops.numpy_cases import assert_same, normal
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import native, ops
 from xformer.errors import ShapeError
 from xformer.ops import linear
@@ -46,8 +46,8 @@ def product(a, b, bias=None, *, out=None, add=False, own=False):
     return out
 
 
-@pytest.mark.parametrize(("left", "right"), list(itertools.product(LAYOUTS, LAYOUTS)))
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("left, right", list(itertools.product(LAYOUTS, LAYOUTS)))
+@for_each("shape", SHAPES)
 def test_products(left, right, shape):
     rows, depth, columns = shape
     a, b = arranged(left, single(rows, depth)), arranged(right, single(depth, columns, seed=1))
@@ -74,7 +74,7 @@ def test_matrices_of_several_axes():
     np.testing.assert_allclose(out, a @ b, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(0, 40, 40), (40, 0, 40), (40, 40, 0), (1, 0, 40), (40, 1, 40)], ids=str)
+@for_each("shape", [(0, 40, 40), (40, 0, 40), (40, 40, 0), (1, 0, 40), (40, 1, 40)])
 def test_products_of_a_single_column_or_of_no_elements(shape):
     rows, depth, columns = shape
     a, b = single(rows, depth), single(depth, columns, seed=1)
@@ -104,7 +104,7 @@ def test_infinities_and_nan_propagate():
         assert np.isfinite(np.delete(result, [3, 7], axis=0)).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arrays",
     [
         (single(3, 4), single(5, 6), np.empty((3, 6), np.float32)),
@@ -121,7 +121,7 @@ def test_arrays_that_do_not_fit_are_refused(arrays):
         native.call("matmul", arrays)
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 48), (2, 5, 48), (2, 4, 32), (8, 48)], ids=str)
+@for_each("shape", [(1, 4, 48), (2, 5, 48), (2, 4, 32), (8, 48)])
 def test_panels_that_do_not_fit_are_refused(shape):
     with raises_line(ShapeError, "matmul_packed: "):
         native.call("matmul_packed", (single(3, 4), np.zeros(shape, np.float32), np.empty((3, 60), np.float32)))
@@ -150,7 +150,7 @@ def test_project_heads(monkeypatch, length):
     assert_same(monkeypatch, project, x, *maps)
 
 
-@pytest.mark.parametrize("rows", [1, 30, 600])
+@for_each("rows", [1, 30, 600])
 def test_a_program_returns_the_bits_of_the_function(rows):
     x, weight, bias = single(1, rows, 512), single(512, 96), single(96)
     jitted = xf.jit(linear)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import assert_close
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import ops, vjp
 from xformer.backends import to_host
 from xformer.errors import ShapeError
@@ -34,21 +34,21 @@ class TestShapes:
         cuda.agree(rms_norm, x, weight, dtype=dtype)
 
 
-@pytest.mark.parametrize("n", [16384, 16392])
+@for_each("n", [16384, 16392])
 def test_rows_that_just_fit_into_registers_and_longer_ones(cuda, n):
     x, weight, bias = normal(2, n), normal(n, seed=1), normal(n, seed=2)
     cuda.agree(layer_norm, x, weight, bias, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@for_each("layout", LAYOUTS)
+@for_each("dtype", ["float32", "bfloat16"])
 def test_layouts(cuda, layout, dtype):
     x, weight, bias = normal(6, 16), normal(16, seed=1), normal(16, seed=2)
     cuda.agree(layer_norm, x, weight, bias, dtype=dtype, layout=LAYOUTS[layout])
     cuda.agree(lambda weight, x: layer_norm(x, weight, None), weight, x, dtype=dtype, layout=LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@for_each("dtype", ["float16", "bfloat16"])
 def test_float32_parameters_with_rows_of_16_bits(cuda, dtype):
     x, weight, bias = normal(9, 24), normal(24, seed=1), normal(24, seed=2)
     cuda.agree(layer_norm, x, weight, bias, dtype=(dtype, "float32", "float32"))
@@ -77,9 +77,9 @@ def test_gradients_of_some_inputs(cuda):
         np.testing.assert_array_equal(to_host(pull(g)[0]), to_host(whole[place]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norm", [layer_norm, rms_norm])
-@pytest.mark.parametrize("n", [33, 40])
+@for_each("dtype", DTYPES)
+@for_each("norm", [layer_norm, rms_norm])
+@for_each("n", [33, 40])
 def test_large_rows_do_not_overflow(cuda, dtype, norm, n):
     """The squares of these are beyond the range of the dtype that rows are computed in."""
     size = {"float16": 60000.0, "bfloat16": 1e30, "float32": 1e30, "float64": 1e200}[dtype]
@@ -95,8 +95,8 @@ def test_large_rows_do_not_overflow(cuda, dtype, norm, n):
         np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("n", [8, 9])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@for_each("n", [8, 9])
+@for_each("value", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinities_stay_in_their_row(cuda, n, value):
     x = normal(3, n)
     x[1, 2] = value

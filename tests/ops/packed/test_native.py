@@ -12,10 +12,10 @@ import pytest
 
 import xformer as xf
 from tests.ops.numpy_cases import normal
-from tests.reference import native_levels
+from tests.reference import for_each, native_levels
 from xformer import native, ops
 from xformer.ops import embedding, linear
-from xformer.ops.weights import PANEL, PackedWeight, QuantizedWeight, packed_forward
+from xformer.ops.weights import PackedWeight, QuantizedWeight, packed_forward
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)
@@ -41,15 +41,8 @@ def matrix(depth, columns, dtype):
     return weight if dtype == "float32" else QuantizedWeight.quantize(weight.T, dtype).T
 
 
-def test_packing_copies_a_matrix_of_one_panel():
-    weight = single(5, PANEL)
-    packed = PackedWeight.pack(weight)
-    weight[...] = 0.0
-    np.testing.assert_array_equal(packed.unpack(), single(5, PANEL))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("depth", "columns"), [(300, 95), (47, 2), (1, 1), (65, 48), (520, 97)])
+@for_each("dtype", DTYPES)
+@for_each("depth, columns", [(300, 95), (47, 2), (1, 1), (65, 48), (520, 97)])
 def test_products(dtype, depth, columns):
     packed = PackedWeight.pack(matrix(depth, columns, dtype))
     for rows in (0, 1, 2, 3, 6, 43, 100):
@@ -74,7 +67,7 @@ def test_inputs_of_int8_weights_are_rounded_in_groups():
     np.testing.assert_allclose(linear(x, PackedWeight.pack(weight)), expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@for_each("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_makes_its_row_nan(value):
     x = single(3, 130)
     x[1, 129] = value
@@ -88,7 +81,7 @@ def int8_products():
     return np.concatenate([linear(single(rows, 300, seed=1), packed, single(95, seed=2)) for rows in (1, 4, 5, 43)])
 
 
-@pytest.mark.parametrize("level", native_levels()[:-1])
+@for_each("level", native_levels()[:-1])
 def test_int8_products_have_the_same_bits_at_levels_with_fused_products(level):
     root = Path(__file__).parents[3]
     program = f"import sys; from {__name__} import *; sys.stdout.buffer.write(int8_products().tobytes())"
@@ -100,13 +93,13 @@ def test_int8_products_have_the_same_bits_at_levels_with_fused_products(level):
     np.testing.assert_allclose(others, own, rtol=0.0, atol=1e-6 * abs(own).max() if level == "baseline" else 0.0)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 2000])
+@for_each("rows", [1, 8, 2000])
 def test_products_have_the_bits_of_the_matrix(rows):
     weight, x = single(300, 120), single(rows, 300, seed=1)
     np.testing.assert_array_equal(linear(x, PackedWeight.pack(weight)), linear(x, weight))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_unpacking_restores_the_matrix(dtype):
     weight = matrix(20, 50, dtype)
     for original in (weight, weight.T):
@@ -121,12 +114,12 @@ def test_unpacking_restores_the_matrix(dtype):
             np.testing.assert_array_equal(restored.scales, original.scales)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_panels_begin_at_a_cache_line(dtype):
     assert PackedWeight.pack(matrix(24, 60, dtype)).panels.ctypes.data % 64 == 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_rows_of_an_embedding(dtype):
     table = QuantizedWeight.quantize(single(101, 7), dtype) if dtype != "float32" else single(101, 7)
     ids = np.array([[0, 100, 47], [48, 95, 96]])
@@ -134,7 +127,7 @@ def test_rows_of_an_embedding(dtype):
     np.testing.assert_array_equal(embedding(PackedWeight.pack(table), ids), embedding(table, ids))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_a_program_looks_up_rows(dtype):
     packed, ids = PackedWeight.pack(matrix(20, 50, dtype)).T, np.array([[0, 49], [3, 48]])
     tables = [packed, packed.T] + ([packed.unpack()] if dtype != "float32" else [])
@@ -152,8 +145,8 @@ def test_explain_names_the_kernel():
     assert "not native.packed_linear: panels of dtype float64" in explanation
 
 
-@pytest.mark.parametrize("rows", [1, 6, 44, 1500])
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("rows", [1, 6, 44, 1500])
+@for_each("dtype", DTYPES)
 def test_a_program_returns_the_bits_of_the_function(dtype, rows):
     weight, bias = PackedWeight.pack(matrix(300, 160, dtype)), single(160, seed=2)
     jitted = xf.jit(lambda x: linear(x, weight, bias))

@@ -6,10 +6,9 @@ import functools
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import ops, vjp
 from xformer.backends import to_host
 from xformer.errors import ShapeError
@@ -27,8 +26,8 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mask", MASKS)
+@for_each("dtype", DTYPES)
+@for_each("mask", MASKS)
 def test_softmax(cuda, dtype, mask):
     shape = MASKS[mask]
     allowed = None if shape is None else np.random.default_rng(5).random(shape) < 0.6
@@ -37,13 +36,13 @@ def test_softmax(cuda, dtype, mask):
     cuda.agree(softmax, *([scores] if shape is None else [scores, allowed]), dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(7,), (3, 1), (4, 700), (3, 5000), (2, 5001), (0, 5), (2, 2, 2, 2, 2, 3)], ids=str)
+@for_each("dtype", ["float32", "bfloat16"])
+@for_each("shape", [(7,), (3, 1), (4, 700), (3, 5000), (2, 5001), (0, 5), (2, 2, 2, 2, 2, 3)])
 def test_softmax_of_rows_of_any_length(cuda, shape, dtype):
     cuda.agree(softmax, 30.0 * normal(*shape), dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_the_largest_numbers_of_a_dtype(cuda, dtype):
     """A mask that is added may be the lowest number of the dtype."""
     lowest = float(ml_dtypes.finfo(cuda.xp.dtype_named(dtype)).min)
@@ -53,10 +52,8 @@ def test_the_largest_numbers_of_a_dtype(cuda, dtype):
     np.testing.assert_allclose(to_host(softmax(cuda.array(scores, dtype))).astype(float), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "view", [np.s_[:, 1:65], np.s_[:, :128:2], np.s_[:, 64:0:-1], np.s_[::2, 8:72], np.s_[:1, :64]]
-)
+@for_each("dtype", DTYPES)
+@for_each("view", [np.s_[:, 1:65], np.s_[:, :128:2], np.s_[:, 64:0:-1], np.s_[::2, 8:72], np.s_[:1, :64]])
 def test_views_of_masks(cuda, dtype, view):
     """Those of which vectors are aligned, and those of which they are not."""
     scores, mask = normal(3, 64), cuda.array(np.random.default_rng(5).random((6, 144)) < 0.6)[:, :128]
@@ -66,8 +63,8 @@ def test_views_of_masks(cuda, dtype, view):
     np.testing.assert_allclose(got, softmax_by_hand(scores, to_host(mask)), atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 4, 31, 32, 33, 64, 65, 512, 1024])
+@for_each("dtype", DTYPES)
+@for_each("n", [1, 4, 31, 32, 33, 64, 65, 512, 1024])
 def test_short_rows_share_blocks(cuda, dtype, n):
     """Blocks have more rows than are left; a row with NaN does not change its neighbors."""
     scores, mask = normal(37, n), np.random.default_rng(5).random((37, n)) < 0.8
@@ -113,7 +110,7 @@ def softmax_by_hand(x, mask):
     return np.divide(powers, total, out=np.zeros_like(powers), where=total > 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_fully_masked_rows_give_zeros_and_zero_gradients(cuda, dtype):
     x, mask = normal(4, 9), np.ones((4, 9), bool)
     mask[1] = False
@@ -138,7 +135,7 @@ def test_unsupported_masks(cuda):
                 call(x, wrong)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@for_each("layout", LAYOUTS)
+@for_each("dtype", ["float32", "bfloat16"])
 def test_layouts(cuda, layout, dtype):
     cuda.agree(softmax, normal(5, 16), dtype=dtype, layout=LAYOUTS[layout])
