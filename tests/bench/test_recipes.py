@@ -33,11 +33,6 @@ def test_missing_data_is_refused_in_one_line(recipes, tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-def test_missing_arguments_are_refused_in_one_line(recipes, capsys):
-    assert recipes.main([]) == 2
-    assert capsys.readouterr().err == "error: expected a directory for the runs, and the directory of the data\n"
-
-
 def test_commands(recipes, tmp_path, monkeypatch, capsys):
     """Train on a GPU by default; stop at the first command that fails."""
     commands = []
@@ -56,14 +51,3 @@ def test_commands(recipes, tmp_path, monkeypatch, capsys):
     assert Path(command[command.index("--recipe") + 1]).is_file()
     assert command[command.index("--source") + 1] == str(tmp_path / "multi30k" / "train.en")
     assert not capsys.readouterr().out
-
-
-def test_existing_files_are_not_overwritten(recipes, tmp_path, capsys):
-    make_data(tmp_path / "runs", "recipes.txt")
-    for folder in (tmp_path / "runs", tmp_path / "runs" / "recipes.txt"):
-        assert recipes.main([str(folder), str(tmp_path)]) == 2
-        assert (
-            capsys.readouterr().err
-            == f"error: {folder} is not an empty directory; expected a new directory for the runs\n"
-        )
-    assert (tmp_path / "runs" / "recipes.txt").read_text() == "a\n"

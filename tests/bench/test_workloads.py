@@ -15,14 +15,6 @@ def test_flops_of_a_layer():
     assert stacks.layer_flops(d_model, d_ff, keys) == projections + feed_forward + attention
 
 
-def test_flops_of_a_model_grow_with_depth_vocabulary_and_tokens():
-    config = stacks.config(SIZES)
-    base = stacks.model_flops(config, 15, 5)
-    assert stacks.model_flops(config, 30, 5) == 2 * base
-    assert stacks.model_flops(stacks.config({**SIZES, "vocabulary": 18}), 15, 5) == base + 15 * 2 * 8
-    assert training.workload(SIZES).flops == 3 * base
-
-
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_libraries_compute_the_same(backend):
     library_or_skip(backend)

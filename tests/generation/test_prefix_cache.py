@@ -11,9 +11,6 @@ import pytest
 from tests.reference import for_each, raises_line
 from xformer.errors import ConfigError
 from xformer.generation import PrefixCache, generate
-from xformer.generation.batch import GenerationBatch
-from xformer.generation.engine import Engine, Search
-from xformer.generation.sampling import greedy_or_sample
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.models.config import POSITIONS
 from xformer.random import Rng
@@ -41,9 +38,9 @@ def lengths(monkeypatch):
 
 
 @for_each("settings", SETTINGS)
-@for_each("window", [None, 5])
-@for_each("positions", POSITIONS)
+@for_each("positions, window", [*((each, None) for each in POSITIONS), ("rotary", 5)])
 def test_cached_prompts_have_the_same_bits(positions, window, settings, lengths):
+    lengths.clear()
     model = new_model(positions=positions, window=window)
     options = {"max_new_tokens": 6, **settings}
     questions = [[4, 5, 6], [7] * 70, [8]]
@@ -102,19 +99,6 @@ def test_threads_share_a_cache():
         found = list(pool.map(lambda prompt: generate(model, [prompt], max_new_tokens=5, prefix_cache=cache), prompts))
     for outputs, prompt in zip(found, prompts, strict=True):
         assert outputs == generate(model, [prompt], max_new_tokens=5, prefix_cache=PrefixCache())
-
-
-def test_searches_of_an_engine_share_a_cache(lengths):
-    model, cache, engine = new_model(), PrefixCache(), Engine(is_shared=True)
-    prompts = [[*SYSTEM, 5], [4] * 5, [*SYSTEM, 6, 7], [8] * 6]
-    batches = [GenerationBatch(model, [prompt], max_new_tokens=5, prefix_cache=cache) for prompt in prompts]
-    searches = [Search(batch, greedy_or_sample) for batch in batches]
-    engine.add(searches)
-    assert sorted(lengths) == [6, 23, 24, 64, 64]  # the short prompts together
-    while not all(search.is_done for search in searches):
-        engine.step()
-    for search, prompt in zip(searches, prompts, strict=True):
-        assert search.result[0][0].tokens == generate(model, [prompt], max_new_tokens=5)[0][0].tokens
 
 
 def test_longrope_uses_the_cache_for_short_texts_only(lengths):

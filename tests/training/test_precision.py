@@ -122,10 +122,6 @@ def test_gradients_equal_those_of_float64_up_to_rounding(name, kind, precision):
         assert np.linalg.norm(got - want) < 4 * SPACING[precision] * size
 
 
-def test_parameters_that_nothing_is_rounded_of_are_passed_on():
-    assert autocast("float32", translation_loss) is translation_loss
-
-
 def test_a_power_of_two_changes_no_bits():
     plain, scaled = (steps(np, "float32", 3, loss_scale=scale)[-1] for scale in (1.0, 2.0**16))
     assert (float(plain.loss), float(plain.grad_norm)) == (float(scaled.loss), float(scaled.grad_norm))
@@ -224,13 +220,6 @@ def test_a_resumed_run_in_float16_has_the_bits_of_an_uninterrupted_one(tmp_path,
     assert f'"grad_scaler": {{"scale": {asdict(complete._scaler)["scale"]}' in metadata["progress"]
 
 
-def test_a_run_in_bfloat16_needs_no_scale(tmp_path):
-    run = loop(tmp_path, library_or_skip("torch"), "bfloat16", 2)
-    run.run()
-    assert run._scaler == GradScaler()
-    assert run.state.step == 2
-
-
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -248,8 +237,3 @@ def test_a_library_without_the_precision_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(BackendError, match=r"precision is 'bfloat16', .* run: pip install ml_dtypes"):
         check_precision("bfloat16", small_model("numpy", dtype="float32"))
-
-
-@for_each("name, precision", EVERYWHERE)
-def test_what_a_library_has_is_let_through(name, precision):
-    check_precision(precision, small_model(namespace(name, precision), dtype="float32"))

@@ -65,6 +65,7 @@ def test_tf32_applies_to_float32_only_if_requested(monkeypatch, fake_cublas, dty
     ],
 )
 def test_any_size_and_dtype(fake_cublas, dtype, sizes, batch):
+    fake_cublas.calls.clear()
     m, k, n = sizes
     assert_product(normal(*batch, m, k, dtype=dtype), normal(*batch, k, n, seed=1, dtype=dtype), alpha=0.3)
     assert len(fake_cublas.calls) == 1
@@ -115,6 +116,7 @@ def in_memory(name):
 
 @for_each("left, right", [*((name, "packed") for name in MEMORY), *(("turned", name) for name in MEMORY)])
 def test_operands_are_copied_only_if_necessary(fake_cublas, left, right):
+    fake_cublas.calls.clear()
     (a, a_stays), (b, b_stays) = in_memory(left), in_memory(right)
     b = b.swapaxes(-1, -2)
     assert_product(a, b)
@@ -134,6 +136,7 @@ def test_copies_keep_the_memory_order(name, transposed):
 
 @for_each("sizes", list(itertools.product([0, 2], [0, 3], [0, 4])))
 def test_empty_products(fake_cublas, sizes):
+    fake_cublas.calls.clear()
     m, k, n = sizes
     for batch in (0, 2):
         assert_product(normal(batch, m, k), normal(batch, k, n))
@@ -168,6 +171,7 @@ SIZES = 0, 1, 2, 3, 4, "alpha"
 @for_each("batch", [1, 3])
 def test_the_arguments_of_the_c_functions(calls, batch):
     library, calls = calls
+    calls.clear()
     arguments = *SIZES, *A, *B, "beta", *C, batch, 68, -1
     cublas._Direct(library).gemmStridedBatchedEx(12345, *arguments)
     assert calls.pop("cublasSetStream_v2") == (12345, 54321)
