@@ -14,6 +14,7 @@ import pytest
 
 from tests.reference import native_levels
 from xformer import native
+from xformer.errors import ShapeError
 from xformer.native import build
 
 ROOT = Path(__file__).parents[2]
