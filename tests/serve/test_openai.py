@@ -18,6 +18,7 @@ from xformer.generation import Grammar
 from xformer.models import LanguageModel
 from xformer.pipelines import Embedder, TextGenerator
 from xformer.pipelines.chat import parse_tool_calls, tool_call_grammar
+from xformer.pipelines.output_text import Token
 from xformer.tree import map_arrays
 
 openai = pytest.importorskip("openai")
@@ -26,6 +27,7 @@ from openai.types.chat import completion_create_params as chat_params  # noqa: E
 from openai.types.completion_create_params import CompletionCreateParamsBase  # noqa: E402
 
 from tests.serve.test_app import Client, bytes_of, text_of  # noqa: E402
+from xformer.serve.openai import top_logprobs  # noqa: E402
 
 # As the templates of Qwen and Hermes do.
 TEMPLATE = (
@@ -208,6 +210,13 @@ def test_parts_of_characters_are_named_by_their_bytes(client):
     chat = client.chat.completions.create(**body, messages=USER, logprobs=True, top_logprobs=50).choices[0]
     for token in chat.logprobs.content:
         assert len({bytes(each.bytes) for each in token.top_logprobs if each.bytes}) >= 50 - len(SPECIAL)
+
+
+def test_tokens_of_equal_text_are_named_differently():
+    names = [("a", "a"), ("▁a", "a"), ("▁a", "a"), ("</s>", ""), ("", "")]
+    tokens = [Token(id_, piece, text, text.encode(), -id_ - 1.0) for id_, (piece, text) in enumerate(names)]
+    tops = top_logprobs(tokens[1]._replace(alternatives=tokens))
+    assert tops == {"a": -2, "▁a": -3, "token_id:0": -1, "</s>": -4, "token_id:4": -5}
 
 
 def test_prompts_are_scored(client, generator):

@@ -20,9 +20,8 @@ from starlette.staticfiles import StaticFiles
 from xformer.serve import interpret, native, openai  # noqa: F401 - they declare routes
 from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
-from xformer.serve.models import ServedModel
+from xformer.serve.models import ServedModel, Server
 from xformer.serve.routes import ROUTES, Receive, Send, docs_page, error_response, openapi, starlette_route
-from xformer.serve.server import Server
 
 STATIC = Path(__file__).parent / "static"
 _WILDCARDS = ("0.0.0.0", "::", "")

@@ -1,37 +1,168 @@
-"""Routes that show the inside of a model: attention, probabilities, lengths of vectors, and the logit lens."""
+"""Routes that show the inside of a model: the search, attention, probabilities, lengths of vectors, the logit lens."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import xformer as xf
-from xformer.backends import to_host
+from xformer.backends import array_namespace, device, to_host
 from xformer.errors import ConfigError, DataError
+from xformer.generation import BeamCandidate, BeamHistory, alignments
+from xformer.generation.engine import Task, run_task
 from xformer.generation.processors import token_alternatives, top_tokens
+from xformer.interpret.patching import replaced
 from xformer.models.token_ids import check_tokens
 from xformer.ops.decoding import log_softmax
-from xformer.pipelines import TextGenerator, TextToText
+from xformer.pipelines import Output, TextGenerator, TextToText
 from xformer.pipelines.attention import model_inputs, token_attention
+from xformer.pipelines.base import Pipeline
 from xformer.pipelines.encoders import EncoderPipeline
-from xformer.pipelines.output_text import pieces_of, tokens_of
+from xformer.pipelines.output_text import Token, pieces_of, tokens_of
 from xformer.serve import schema
-from xformer.serve.interventions import interventions, layers_name
-from xformer.serve.jobs import too_long
-from xformer.serve.models import ServedModel
-from xformer.serve.native import MAX_COMPUTED_BYTES, output_token, shown_text
-from xformer.serve.routes import route
-from xformer.serve.server import Server
+from xformer.serve.jobs import Job, too_long
+from xformer.serve.models import ServedModel, Server
+from xformer.serve.native import MAX_COMPUTED_BYTES, finite, text_output, write_event
+from xformer.serve.routes import Chunks, route, stream
 
 MAX_ATTENTION_BYTES = 16_000_000  # of a response
 MAX_LENS_OPERATIONS = 4e10  # of all layers and positions
 MIN_LENS_POSITIONS, MAX_LENS_POSITIONS = 8, 64
+_STREAM_OF_SEARCH = 'Events "source", then "token" or "step" (beam search), then "result" with the whole answer.'
 _PARTS = {"self_attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
+
+
+@route("POST", "/explore", _STREAM_OF_SEARCH)
+async def explore(server: Server, request: schema.ExploreRequest) -> schema.Exploration | Chunks:
+    """Generate, and show alternatives, alignment and the beam."""
+    model = server.model(request.model, TextToText, TextGenerator, task="generate text")
+    config, start = model.resolve(request.settings(), request.target_length), time.monotonic()
+    candidates: list[Any] = []  # of steps that the client has not received
+    # A language model reads the beginning of its output as a part of the prompt.
+    forced = [] if model.pipeline.has_source else check_tokens("prefix_ids", request.prefix_ids, model.vocab_size)
+
+    def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
+        for token in tokens:
+            job.emit("token", {"index": index, **msgspec.to_builtins(output_token(token))})
+
+    def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Exploration]:
+        prompt = ids[0][: len(ids[0]) - len(forced)]
+        source = shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(prompt)))
+        before = tokens_of(model.pipeline.target_tokenizer, forced, prompt)
+        searches = next(task)  # raises its errors before the first event
+        if request.stream:
+            job.emit("source", {"source": source})
+            if options.get("on_text"):
+                on_text(job, 0, "", before)
+            candidates.append(job)
+        yield searches
+        (outputs,) = yield from task
+        outputs = [
+            each._replace(
+                text="".join(token.text for token in before) + each.text,
+                tokens=[*forced, *each.tokens],
+                logprobs=[*before, *(each.logprobs or ())],
+            )
+            for each in outputs
+        ]
+        return schema.Exploration(
+            model=model.name,
+            task=model.pipeline.task,
+            method="beam" if history.steps else config.method,
+            source=source,
+            outputs=[
+                schema.ExploredOutput(
+                    **msgspec.structs.asdict(text_output(each)), tokens=[*map(output_token, each.logprobs or ())]
+                )
+                for each in outputs
+            ],
+            alignment=_alignment(model, ids[0], outputs[0].tokens),
+            beam=_beam(model, history) if history.steps else None,
+            usage=schema.usage(len(prompt), len(outputs[0].tokens)),
+            seconds=time.monotonic() - start,
+        )
+
+    def on_step(index: int, step: list[BeamCandidate], best: list[int]) -> None:
+        for job in candidates:
+            job.emit("step", {"index": index, "candidates": _candidates(model, step)})
+
+    history = BeamHistory(on_step)
+    options: dict[str, Any] = {"beam_history": history, "logprobs": request.num_alternatives}
+    if request.stream and config.method != "beam" and config.num_return_sequences == 1:
+        options["on_text"] = on_text
+    encode = lambda: [[*model.encode_request(request), *forced]]  # noqa: E731
+    changes = interventions(model.pipeline, request.ablations)
+    if changes and request.stream:
+        raise DataError("stream is true with ablations; expected one of them")
+    job = await server.make_job(model, request, config, encode, finish, seed=request.seed or 0, **options)
+    if changes:
+        try:
+            return await model.worker.compute(_run_changed, model, job, changes)
+        finally:
+            job.cancel()  # if the client has disconnected
+    model.worker.submit(job)
+    return await stream(job.events(), write_event) if request.stream else await job.result()
+
+
+def _run_changed(model: ServedModel, job: Job, changes: dict[str, Any]) -> Any:
+    """Run a job while the model is changed, which other jobs must not notice."""
+    with xf.intervene(model.pipeline.model, changes):
+        return run_task(job.task)
+
+
+def shown_text(text: str | None, tokens: Sequence[Token]) -> schema.ShownText:
+    """Return a text with its tokens."""
+    return schema.ShownText(text or "", [schema.ShownToken(each.id, each.piece, each.text) for each in tokens])
+
+
+def output_token(token: Token) -> schema.OutputToken:
+    """Return a token of an output with its probability and alternatives."""
+    fields = [_probable(each) for each in [token, *token.alternatives]]
+    return schema.OutputToken(*fields[0], alternatives=[schema.ProbableToken(*each) for each in fields[1:]])
+
+
+def _probable(token: Token) -> tuple[int, str, str, float, float]:
+    value = finite(token.log_probability)
+    return token.id, token.piece, token.text, value, math.exp(min(value, 0.0))
+
+
+def _alignment(model: ServedModel, ids: list[int], tokens: list[int]) -> list[list[float]] | None:
+    if not model.pipeline.has_source or not tokens:
+        return None
+    (weights,) = alignments(model.pipeline.model, [model.source_ids(ids)], [tokens])
+    return np.round(np.asarray(weights, np.float64), 5).tolist()
+
+
+def _candidates(model: ServedModel, candidates: Sequence[BeamCandidate]) -> list[schema.BeamToken]:
+    tokenizer = model.pipeline.target_tokenizer
+    pieces = pieces_of(tokenizer, [each.token for each in candidates])
+    texts = tokenizer.decode_batch([[each.token] for each in candidates])
+    return [
+        schema.BeamToken(
+            each.token,
+            piece,
+            f" {text}" if piece.startswith("▁") and text and not text.startswith(" ") else text,
+            each.group,
+            each.parent,
+            finite(each.log_probability),
+            finite(each.score),
+            each.status,
+        )
+        for each, piece, text in zip(candidates, pieces, texts, strict=True)
+    ]
+
+
+def _beam(model: ServedModel, history: BeamHistory) -> schema.BeamTree:
+    groups = 1 + max((each.group for step in history.steps[0] for each in step), default=0)
+    return schema.BeamTree(groups, [_candidates(model, step) for step in history.steps[0]])
 
 
 @route("POST", "/attention")
@@ -165,3 +296,76 @@ def _layer(pipeline: Any, index: int, found: Mapping[str, Any], parts: Mapping[s
 def _norms(x: Any) -> list[float]:
     """Return the lengths of the vectors (1, positions, features)."""
     return np.linalg.norm(np.asarray(to_host(x)[0], np.float64), axis=-1).round(4).tolist()
+
+
+# --- Changes of a model -----------------------------------------------------------------------------------------------
+
+
+def interventions(
+    pipeline: Pipeline, ablations: Sequence[schema.Ablation], rows: Sequence[schema.AttentionRow] = ()
+) -> dict[str, Callable[[Any], Any]]:
+    """Return the argument of `xformer.intervene` for the changes of a request.
+
+    Args:
+        pipeline: Pipeline of the model.
+        ablations: Parts that add nothing.
+        rows: Rows of attention weights, which are normalized.
+
+    Raises:
+        ConfigError: For a part that the model does not have.
+        DataError: For invalid weights.
+    """
+    changes: dict[str, list[Callable[[Any], Any]]] = {}
+    for ablation in ablations:
+        name, number = _module(pipeline, ablation), ablation.head
+        change = _zeros if number is None else replaced(number, _zeros)
+        changes.setdefault(f"{name}.{'output' if number is None else 'heads'}", []).append(change)
+    for row in rows:
+        changes.setdefault(f"{_module(pipeline, row)}.weights", []).append(_with_row(row))
+    return {name: partial(reduce, lambda x, change: change(x), each) for name, each in changes.items()}
+
+
+def layers_name(pipeline: Pipeline, kind: str) -> str:
+    """Return the name of the layers with a kind of attention: an attribute of the model."""
+    return ("encoder" if kind == "encoder" else "decoder") if pipeline.has_source else "layers"
+
+
+def _module(pipeline: Pipeline, part: schema.Ablation | schema.AttentionRow) -> str:
+    """Return the name of the module that a part of the model is."""
+    kinds = pipeline.attention_kinds
+    if part.kind not in kinds:
+        raise ConfigError(f"kind is {part.kind!r}; expected any of {', '.join(kinds)}")
+    layers = layers_name(pipeline, part.kind)
+    for name, size in (("layer", len(getattr(pipeline.model, layers))), ("head", pipeline.model.config.num_heads)):
+        if (value := getattr(part, name)) is not None and value >= size:
+            raise ConfigError(f"{name} is {value}; expected 0 to {size - 1}")
+    if isinstance(part, schema.Ablation) and part.part == "feed_forward":
+        if part.head is not None or part.kind == "cross":
+            raise ConfigError("a feed_forward part has no head, and kind 'encoder' or 'decoder'")
+        return f"{layers}.{part.layer}.feed_forward"
+    return f"{layers}.{part.layer}.{'cross' if part.kind == 'cross' else 'self'}_attention"
+
+
+def _zeros(x: Any) -> Any:
+    return array_namespace(x).zeros_like(x)
+
+
+def _with_row(row: schema.AttentionRow) -> Callable[[Any], Any]:
+    weights = np.asarray(row.weights, np.float64)
+    if not np.isfinite(total := weights.sum()) or total <= 0:
+        raise DataError(f"weights sum to {total:g}; expected a positive number")
+
+    def change(x: Any) -> Any:
+        num_queries, num_keys = x.shape[2:]
+        if row.query >= num_queries:
+            raise DataError(f"query is {row.query}; expected 0 to {num_queries - 1}")
+        if len(weights) != num_keys:
+            raise DataError(f"weights has {len(weights)} numbers; expected {num_keys}, one for each key")
+        if row.kind == "decoder" and weights[row.query + 1 :].any():
+            raise DataError(f"weights has some after key {row.query}; expected 0 for tokens after the query")
+        xp, mask = array_namespace(x), np.zeros((1, x.shape[1], num_queries, 1), bool)
+        mask[:, slice(None) if row.head is None else row.head, row.query] = True
+        new = xp.from_host(weights / total, dtype=x.dtype, device=device(x))
+        return xp.where(xp.from_host(mask, device=device(x)), new, x)
+
+    return change

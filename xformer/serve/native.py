@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 import xformer
 from xformer.errors import DataError
-from xformer.generation import BeamCandidate, BeamHistory, alignments
-from xformer.generation.engine import Task, run_task
+from xformer.generation.engine import Task
 from xformer.io import read_log
-from xformer.models.token_ids import check_tokens
-from xformer.pipelines import Classifier, Output, Reranker, Summarizer, TextGenerator, TextToText, Translator
-from xformer.pipelines.output_text import Token, pieces_of, tokens_of
+from xformer.pipelines import Classifier, Output, Reranker, Summarizer, Translator
+from xformer.pipelines.output_text import Token
 from xformer.serve import schema
-from xformer.serve.interventions import interventions
 from xformer.serve.jobs import Event, Job, JobError
-from xformer.serve.models import ServedModel
+from xformer.serve.models import ServedModel, Server
 from xformer.serve.routes import Chunks, event_bytes, route, stream
-from xformer.serve.server import Server
 
 MAX_COMPUTED_BYTES = 512_000_000  # of all layers
 _MAX_POINTS = 2000  # of a training curve
 _LOWEST = -1e9  # JSON has no infinity
 _STREAM = 'Events "token" with {"text": ...}, then "result" with the whole answer.'
-_STREAM_OF_SEARCH = 'Events "source", then "token" or "step" (beam search), then "result" with the whole answer.'
 
 
 def finite(value: float | None) -> float:
@@ -110,7 +103,7 @@ async def _text_to_text(
         found = yield from task
         count = sum(len(output.tokens) for outputs in found for output in outputs)
         # A blank text has an empty output.
-        rows = [[_output(each) for each in outputs] or [schema.TextOutput("", 0.0, 0.0, True)] for outputs in found]
+        rows = [[text_output(each) for each in outputs] or [schema.TextOutput("", 0.0, 0.0, True)] for outputs in found]
         return schema.Outputs(model.name, rows, schema.usage(sum(map(len, ids)), count))
 
     def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
@@ -121,14 +114,16 @@ async def _text_to_text(
         model, request, config, lambda: model.token_ids(texts), finish, stop=request.stop, **options
     )
     model.worker.submit(job)
-    return await stream(job.events(), _write) if request.stream else await job.result()
+    return await stream(job.events(), write_event) if request.stream else await job.result()
 
 
-def _output(output: Output) -> schema.TextOutput:
+def text_output(output: Output) -> schema.TextOutput:
+    """Return an output with numbers that JSON can hold."""
     return schema.TextOutput(output.text, finite(output.score), finite(output.log_probability), output.finished)
 
 
-def _write(event: Event) -> list[bytes]:
+def write_event(event: Event) -> list[bytes]:
+    """Return a server-sent event of its name and data."""
     return [event_bytes(event.name, event.data)]
 
 
@@ -161,131 +156,3 @@ async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank
         for index in order
     ]
     return schema.Rerank(f"rerank-{secrets.token_hex(12)}", model.name, results, schema.usage(num_tokens, 0))
-
-
-# --- Exploration ------------------------------------------------------------------------------------------------------
-
-
-@route("POST", "/explore", _STREAM_OF_SEARCH)
-async def explore(server: Server, request: schema.ExploreRequest) -> schema.Exploration | Chunks:
-    """Generate, and show alternatives, alignment and the beam."""
-    model = server.model(request.model, TextToText, TextGenerator, task="generate text")
-    config, start = model.resolve(request.settings(), request.target_length), time.monotonic()
-    candidates: list[Any] = []  # of steps that the client has not received
-    # A language model reads the beginning of its output as a part of the prompt.
-    forced = [] if model.pipeline.has_source else check_tokens("prefix_ids", request.prefix_ids, model.vocab_size)
-
-    def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
-        for token in tokens:
-            job.emit("token", {"index": index, **msgspec.to_builtins(output_token(token))})
-
-    def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Exploration]:
-        prompt = ids[0][: len(ids[0]) - len(forced)]
-        source = shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(prompt)))
-        before = tokens_of(model.pipeline.target_tokenizer, forced, prompt)
-        searches = next(task)  # raises its errors before the first event
-        if request.stream:
-            job.emit("source", {"source": source})
-            if options.get("on_text"):
-                on_text(job, 0, "", before)
-            candidates.append(job)
-        yield searches
-        (outputs,) = yield from task
-        outputs = [
-            each._replace(
-                text="".join(token.text for token in before) + each.text,
-                tokens=[*forced, *each.tokens],
-                logprobs=[*before, *(each.logprobs or ())],
-            )
-            for each in outputs
-        ]
-        return schema.Exploration(
-            model=model.name,
-            task=model.pipeline.task,
-            method="beam" if history.steps else config.method,
-            source=source,
-            outputs=[
-                schema.ExploredOutput(
-                    **msgspec.structs.asdict(_output(each)), tokens=[*map(output_token, each.logprobs or ())]
-                )
-                for each in outputs
-            ],
-            alignment=_alignment(model, ids[0], outputs[0].tokens),
-            beam=_beam(model, history) if history.steps else None,
-            usage=schema.usage(len(prompt), len(outputs[0].tokens)),
-            seconds=time.monotonic() - start,
-        )
-
-    def on_step(index: int, step: list[BeamCandidate], best: list[int]) -> None:
-        for job in candidates:
-            job.emit("step", {"index": index, "candidates": _candidates(model, step)})
-
-    history = BeamHistory(on_step)
-    options: dict[str, Any] = {"beam_history": history, "logprobs": request.num_alternatives}
-    if request.stream and config.method != "beam" and config.num_return_sequences == 1:
-        options["on_text"] = on_text
-    encode = lambda: [[*model.encode_request(request), *forced]]  # noqa: E731
-    changes = interventions(model.pipeline, request.ablations)
-    if changes and request.stream:
-        raise DataError("stream is true with ablations; expected one of them")
-    job = await server.make_job(model, request, config, encode, finish, seed=request.seed or 0, **options)
-    if changes:
-        try:
-            return await model.worker.compute(_run_changed, model, job, changes)
-        finally:
-            job.cancel()  # if the client has disconnected
-    model.worker.submit(job)
-    return await stream(job.events(), _write) if request.stream else await job.result()
-
-
-def _run_changed(model: ServedModel, job: Job, changes: dict[str, Any]) -> Any:
-    """Run a job while the model is changed, which other jobs must not notice."""
-    with xformer.intervene(model.pipeline.model, changes):
-        return run_task(job.task)
-
-
-def shown_text(text: str | None, tokens: Sequence[Token]) -> schema.ShownText:
-    """Return a text with its tokens."""
-    return schema.ShownText(text or "", [schema.ShownToken(each.id, each.piece, each.text) for each in tokens])
-
-
-def output_token(token: Token) -> schema.OutputToken:
-    """Return a token of an output with its probability and alternatives."""
-    fields = [_probable(each) for each in [token, *token.alternatives]]
-    return schema.OutputToken(*fields[0], alternatives=[schema.ProbableToken(*each) for each in fields[1:]])
-
-
-def _probable(token: Token) -> tuple[int, str, str, float, float]:
-    value = finite(token.log_probability)
-    return token.id, token.piece, token.text, value, math.exp(min(value, 0.0))
-
-
-def _alignment(model: ServedModel, ids: list[int], tokens: list[int]) -> list[list[float]] | None:
-    if not model.pipeline.has_source or not tokens:
-        return None
-    (weights,) = alignments(model.pipeline.model, [model.source_ids(ids)], [tokens])
-    return np.round(np.asarray(weights, np.float64), 5).tolist()
-
-
-def _candidates(model: ServedModel, candidates: Sequence[BeamCandidate]) -> list[schema.BeamToken]:
-    tokenizer = model.pipeline.target_tokenizer
-    pieces = pieces_of(tokenizer, [each.token for each in candidates])
-    texts = tokenizer.decode_batch([[each.token] for each in candidates])
-    return [
-        schema.BeamToken(
-            each.token,
-            piece,
-            f" {text}" if piece.startswith("▁") and text and not text.startswith(" ") else text,
-            each.group,
-            each.parent,
-            finite(each.log_probability),
-            finite(each.score),
-            each.status,
-        )
-        for each, piece, text in zip(candidates, pieces, texts, strict=True)
-    ]
-
-
-def _beam(model: ServedModel, history: BeamHistory) -> schema.BeamTree:
-    groups = 1 + max((each.group for step in history.steps[0] for each in step), default=0)
-    return schema.BeamTree(groups, [_candidates(model, step) for step in history.steps[0]])

@@ -22,10 +22,9 @@ from xformer.pipelines.chat import TOOL_CALL_START, parse_tool_calls, tool_call_
 from xformer.pipelines.output_text import Token, overlap
 from xformer.serve import schema
 from xformer.serve.jobs import Event, Job, JobError
-from xformer.serve.models import ServedModel
+from xformer.serve.models import ServedModel, Server
 from xformer.serve.native import MAX_COMPUTED_BYTES, finite, texts_of
 from xformer.serve.routes import Chunks, event_bytes, route, stream
-from xformer.serve.server import Server
 
 
 @route("GET", "/v1/models")
@@ -244,7 +243,7 @@ class _Completion(_Response):
             logprobs = schema.CompletionLogprobs(
                 [_name(token) for token in tokens],
                 [None if token.log_probability is None else finite(token.log_probability) for token in tokens],
-                [*map(_top_logprobs, tokens)],
+                [*map(top_logprobs, tokens)],
                 [*itertools.accumulate((len(token.text) for token in tokens), initial=start)][:-1],
             )
         return schema.CompletionChoice(number, text, logprobs, output.finish_reason if output else None)
@@ -258,16 +257,17 @@ def _name(token: Token) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
 
 
-def _top_logprobs(token: Token) -> dict[str, float] | None:
-    """Return the log-probabilities of a token and of its alternatives, which have different names."""
+def top_logprobs(token: Token) -> dict[str, float] | None:
+    """Return the log-probabilities of a token and of its alternatives by different names."""
     if token.log_probability is None:
         return None
-    others = {  # special tokens have no text, and unused ones no entry in the vocabulary
-        _name(each) or each.piece or f"token_id:{each.id}": finite(each.log_probability)
-        for each in token.alternatives[::-1]
-        if each.id != token.id
-    }
-    return {**others, _name(token): finite(token.log_probability)}
+    found = {_name(token): finite(token.log_probability)}
+    for each in token.alternatives:
+        if each.id != token.id:
+            # Special tokens have no text, unused ones no entry in the vocabulary, and some texts have several tokens.
+            names = [name for name in (_name(each), each.piece) if name and name not in found]
+            found[names[0] if names else f"token_id:{each.id}"] = finite(each.log_probability)
+    return found
 
 
 class _Chat(_Response):

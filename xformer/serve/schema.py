@@ -23,6 +23,7 @@ MAX_CHANGES = 512
 _SEEDS = {"ge": -(2**63), "le": 2**63 - 1}  # 64 bits, as in the API of OpenAI
 
 Json = dict[str, Any]
+_NONE: Any = msgspec.field(default_factory=list)
 Structure = TypeVar("Structure", bound=Struct)
 
 
@@ -68,9 +69,7 @@ _Phrase = Annotated[str, Meta(max_length=MAX_PHRASE_CHARACTERS)]
 
 class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, about("Seed of sampling. Default: a new one for each request.", **_SEEDS)] | None = None
-    sequence_bias: Annotated[list[_Phrase], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = (
-        msgspec.field(default_factory=list)
-    )
+    sequence_bias: Annotated[list[_Phrase], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = _NONE
 
     def settings(self) -> Json:
         """Return the fields of `GenerationConfig` that the request has."""
@@ -111,30 +110,29 @@ class AttentionRow(Struct, forbid_unknown_fields=True):
     head: Annotated[int, about("One head. Default: all.", ge=0)] | None = None
 
 
+_Text = Annotated[str | None, about("Source text or prompt.")]
+_Messages = Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")]
+_NumAlternatives = Annotated[int, about("Alternatives of each token.", ge=0, le=50)]
 _Ablations = Annotated[list[Ablation], about("Parts of the model to switch off.", max_length=MAX_CHANGES)]
 
 
 class ExploreRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
     """A text or a chat to generate from, with any field of `GenerationConfig`; the answer shows the whole search."""
 
-    text: Annotated[str | None, about("Source text or prompt.")] = None
-    messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
-    prefix_ids: Annotated[list[int], about("Token ids that the output begins with, instead of a prefix.")] = (
-        msgspec.field(default_factory=list)
-    )
-    num_alternatives: Annotated[int, about("Alternatives of each token.", ge=0, le=50)] = 10
-    ablations: _Ablations = msgspec.field(default_factory=list)
+    text: _Text = None
+    messages: _Messages = None
+    prefix_ids: Annotated[list[int], about("Token ids that the output begins with, instead of a prefix.")] = _NONE
+    num_alternatives: _NumAlternatives = 10
+    ablations: _Ablations = _NONE
     stream: Annotated[bool, about("Send tokens or beam steps as they are generated.")] = False
 
 
 class AttentionRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """A text or a chat, and the output whose attention is shown."""
 
-    text: Annotated[str | None, about("Source text or prompt.")] = None
-    messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
-    output_ids: Annotated[list[int], about("Token ids of the output; omit them for encoders.")] = msgspec.field(
-        default_factory=list
-    )
+    text: _Text = None
+    messages: _Messages = None
+    output_ids: Annotated[list[int], about("Token ids of the output; omit them for encoders.")] = _NONE
     kinds: Annotated[list[Literal["encoder", "decoder", "cross"]] | None, about("Kinds. Default: all.")] = None
     layer: Annotated[int, about("One layer, counted from 0. Default: all.", ge=0)] | None = None
 
@@ -142,14 +140,12 @@ class AttentionRequest(_Request, kw_only=True, forbid_unknown_fields=True):
 class LayersRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """A text or a chat, its output, and changes of the model."""
 
-    text: Annotated[str | None, about("Source text or prompt.")] = None
-    messages: Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")] = None
+    text: _Text = None
+    messages: _Messages = None
     output_ids: Annotated[list[int], about("Token ids of the output.")]
-    num_alternatives: Annotated[int, about("Alternatives of each token.", ge=0, le=50)] = 10
-    ablations: _Ablations = msgspec.field(default_factory=list)
-    attention_rows: Annotated[list[AttentionRow], about("Attention to replace.", max_length=MAX_CHANGES)] = (
-        msgspec.field(default_factory=list)
-    )
+    num_alternatives: _NumAlternatives = 10
+    ablations: _Ablations = _NONE
+    attention_rows: Annotated[list[AttentionRow], about("Attention to replace.", max_length=MAX_CHANGES)] = _NONE
     lens: Annotated[bool, about("Also describe each layer.")] = False
 
 
@@ -279,9 +275,7 @@ class ChatRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Annotated[int, about("The same as max_tokens.", ge=1)] | None = None
     logprobs: Annotated[bool, about("Return the log-probability of each token.")] = False
     top_logprobs: Annotated[int, about("Alternatives of each token to return.", ge=0, le=50)] = 0
-    tools: Annotated[list[Tool], about("Functions that the model may call.", max_length=128)] = msgspec.field(
-        default_factory=list
-    )
+    tools: Annotated[list[Tool], about("Functions that the model may call.", max_length=128)] = _NONE
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | NamedTool | AllowedTools,
         about("Whether an answer may call functions, or has to."),
@@ -356,15 +350,18 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
 
 
-class Completion(Struct):
-    """Completions."""
-
+class _Answer(Struct, kw_only=True):
     id: str
     object: str
     created: int
     model: str
-    choices: list[CompletionChoice]
     usage: Usage | None = None
+
+
+class Completion(_Answer, kw_only=True):
+    """Completions."""
+
+    choices: list[CompletionChoice]
 
 
 class Logprob(Struct):
@@ -421,15 +418,10 @@ class ChatChoice(Struct):
     finish_reason: str | None = None
 
 
-class Chat(Struct):
+class Chat(_Answer, kw_only=True):
     """Answers of a chat, or in a stream parts of them."""
 
-    id: str
-    object: str
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: Usage | None = None
 
 
 class Embedding(Struct):
