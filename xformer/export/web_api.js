@@ -2,11 +2,11 @@
 
 import * as ort from "../runtime/onnxruntime.js";
 import { Tokenizer } from "../runtime/tokenizers.js";
+import { described } from "./model.js";
 
 const LARGEST_MAPS = 2 ** 21; // attention weights that are shown at once, else one layer at a time
 const NUM_ALTERNATIVES = 50;
 const MAX_POSITIONS = 32; // of the logit lens
-const TASKS = { translation: "Translation", summarization: "Summarization", language_modeling: "Language model" };
 
 ort.env.wasm.numThreads = 1; // threads need headers that static hosts do not send
 let settings, encoder, step, source, target, unknown;
@@ -53,13 +53,9 @@ export async function models() {
   step = await load("step.onnx", progress);
   if (settings.files["encoder.onnx"]) encoder = await load("encoder.onnx", progress);
   const { name, task, parameters, encoder_layers, decoder_layers, heads, example, templates } = settings;
-  const size = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)} million` : parameters.toLocaleString("en");
-  const layers = [encoder_layers, decoder_layers].filter(Boolean).join(" + ");
-  return [{
-    name, task, title: name, example, defaults: {}, supports: { beam: false, chat: "chat" in templates }, generates: true,
-    numLayers: decoder_layers, encoderLayers: encoder_layers, heads, isEncoderDecoder: Boolean(encoder), hasTraining: false,
-    description: `${TASKS[task]}, ${size} parameters, ${layers} layers, ${heads} heads; computed in this browser`,
-  }];
+  const supports = { beam: false, chat: "chat" in templates };
+  const model = described({ name, task, parameters, encoder_layers, decoder_layers, heads, example, supports, defaults: {}, hasTraining: false });
+  return [{ ...model, description: `${model.description}; computed in this browser` }];
 }
 
 // The model is that of the page: no requests with a token, no log of a training run.

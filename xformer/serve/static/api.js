@@ -1,9 +1,6 @@
 // Requests to the server, and its answers in the form that the page draws.
 
-const TASKS = {
-  translation: "Translation", summarization: "Summarization", language_modeling: "Language model",
-  embedding: "Embeddings", classification: "Classification", reranking: "Reranking",
-};
+import { described } from "./model.js";
 
 /** Keep the token of an address such as /#token=..., and take it out of the address. */
 export function readToken() {
@@ -30,26 +27,8 @@ const get = async (path) => (await request(path)).json();
 const post = async (path, body, signal) => (await request(path, body, signal)).json();
 
 export async function models() {
-  return (await get("v1/models")).data.map((model) => {
-    const { id: name, task, supports, encoder_layers, decoder_layers, heads, num_parameters } = model;
-    const layers = [encoder_layers, decoder_layers].filter(Boolean).join(" + ");
-    return {
-      name, task, supports, title: name, example: model.example ?? "", defaults: model.defaults ?? {},
-      generates: Boolean(decoder_layers),
-      numLayers: decoder_layers || encoder_layers,
-      encoderLayers: encoder_layers,
-      heads,
-      isEncoderDecoder: Boolean(encoder_layers && decoder_layers),
-      hasTraining: model.has_log,
-      description: `${TASKS[task] ?? task}, ${parameters(num_parameters)} parameters, ${layers} layers, ${heads} heads`,
-    };
-  });
-}
-
-function parameters(count) {
-  if (count >= 1e9) return `${(count / 1e9).toFixed(1)} billion`;
-  if (count >= 1e6) return `${(count / 1e6).toFixed(1)} million`;
-  return count.toLocaleString("en");
+  return (await get("v1/models")).data.map(({ id, num_parameters, defaults, has_log, ...model }) =>
+    described({ ...model, name: id, parameters: num_parameters, defaults: defaults ?? {}, hasTraining: has_log }));
 }
 
 /** Yield `[name, data]` of each server-sent event of a response. */

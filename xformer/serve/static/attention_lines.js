@@ -1,6 +1,6 @@
 // Attention as lines from each query to the keys that it attends to.
 
-import { percent, shorten, svg, visible } from "./dom.js";
+import { drawing, percent, pointerIn, shorten, svg, visible } from "./dom.js";
 
 const [ROW, GAP, LEVELS, LETTERS] = [24, 170, 8, 13];
 
@@ -31,14 +31,8 @@ export function attentionLines({ weights, rows, columns, title, maximum = 1, onh
     return svg("g", { class: "lines" }, lines);
   });
   const queries = rows.map((text, index) => label(text, left - 8, index, "end"));
-  const figure = svg(
-    "svg",
-    { viewBox: `0 0 ${width} ${height}`, width, height, class: "figure attention-lines", role: "img", "aria-label": `${title}: lines from each query to its keys.` },
-    shares,
-    groups,
-    queries,
-    keys,
-  );
+  const attributes = { role: "img", "aria-label": `${title}: lines from each query to its keys.` };
+  const figure = drawing("attention-lines", width, height, attributes, shares, groups, queries, keys);
   figure.select = (selected) => {
     const chosen = selected != null && selected >= 0 && selected < rows.length ? selected : null;
     groups.forEach((group, index) => group.classList.toggle("dimmed", chosen != null && index !== chosen));
@@ -51,10 +45,9 @@ export function attentionLines({ weights, rows, columns, title, maximum = 1, onh
     return `${title}: ${visible(rows[query])} attends to ${best.map(([weight, key]) => `${visible(columns[key])} ${percent(weight)}`).join(", ")}.`;
   };
   figure.addEventListener("pointermove", (event) => {
-    const box = figure.getBoundingClientRect();
-    const row = Math.floor((((event.clientY - box.top) * width) / box.width - 4) / ROW);
-    const isLeft = ((event.clientX - box.left) * width) / box.width < left + 20;
-    if (isLeft && row >= 0 && row < rows.length) {
+    const [top, side] = pointerIn(figure, width, event);
+    const row = Math.floor((top - 4) / ROW);
+    if (side < left + 20 && row >= 0 && row < rows.length) {
       figure.select(row);
       onhover(row);
     }

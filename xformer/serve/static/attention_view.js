@@ -2,7 +2,7 @@
 
 import { attentionLines } from "./attention_lines.js";
 import { entropy, leavesOutFirst, maxima, rowOf, scalesRows, shown } from "./attention_maps.js";
-import { html, roving } from "./dom.js";
+import { checkBox, choice, html, roving } from "./dom.js";
 import { figureCard } from "./figure_card.js";
 import { heatMap, thumbnail } from "./heatmap.js";
 
@@ -46,12 +46,8 @@ export class AttentionView {
     if (map.only != null) selection.layer = map.only;
     const numHeads = map.weights[0].length;
     selection.head = selection.head >= numHeads ? null : selection.head;
-    const choose = (field, label, options) =>
-      html("label", {}, label,
-        html("select", {
-          "data-field": field,
-          onchange: (event) => this.change({ [field]: event.target.value === "" ? null : field === "kind" ? event.target.value : Number(event.target.value) }),
-        }, options.map(([value, text]) => html("option", { value: value ?? "", selected: value === selection[field] }, text))));
+    const choose = (field, label, options) => choice(field, label, options, selection[field], (value) =>
+      this.change({ [field]: value === "" ? null : field === "kind" ? value : Number(value) }));
     const numbered = (count) => [[null, "mean"], ...Array.from({ length: count }, (_, index) => [index, String(index + 1)])];
     const controls = [
       Object.keys(this.maps).length < 2 ? null : choose("kind", "Attention", Object.keys(this.maps).map((kind) => [kind, NAMES[kind] ?? kind])),
@@ -59,8 +55,7 @@ export class AttentionView {
       choose("head", "Head", numbered(numHeads)),
     ];
     const check = (field, label, checked) =>
-      html("label", { class: "check" },
-        html("input", { type: "checkbox", "data-field": field, checked, onchange: (event) => this.set({ [field]: event.target.checked }) }), label);
+      checkBox(label, checked, (value) => this.set({ [field]: value }), { "data-field": field });
     if (map.isCausal) controls.push(check("leaveOutFirst", "Leave out the first token", leavesOutFirst(map, selection)));
     controls.push(check("scaleRows", "Scale each row", scalesRows(map, selection)));
     const weights = this.weights;
@@ -123,9 +118,7 @@ export class AttentionView {
       ? buttons.map((button, index) => html("div", { class: "named-head" }, button, name(`${heads[index].layer + 1}.${heads[index].head + 1}`)))
       : Array.from({ length: rows }, (_, row) => html("div", { class: "layer" }, name(String((map.only ?? row) + 1)), buttons.slice(row * numHeads, (row + 1) * numHeads)));
     const orders = [["layer", "by layer"], ["focused", "most focused first"], ["spread", "most spread out first"]];
-    const order = html("label", {}, "Order",
-      html("select", { "data-field": "order", onchange: (event) => this.set({ order: event.target.value }) },
-        orders.map(([value, text]) => html("option", { value, selected: value === selection.order }, text))));
+    const order = choice("order", "Order", orders, selection.order, (value) => this.set({ order: value }));
     const hint = isSorted ? "labels: layer.head; focused: low entropy of the weights" : "rows: layers, columns: heads";
     return html("section", { class: "figure-card", "aria-label": "All heads" },
       html("header", {}, html("h4", {}, "All heads"), html("p", { class: "hint" }, hint)),

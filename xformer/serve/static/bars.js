@@ -1,6 +1,6 @@
 // Bars of probabilities.
 
-import { percent, roving, shorten, svg, visible } from "./dom.js";
+import { drawing, percent, roving, shorten, svg, visible } from "./dom.js";
 
 /**
  * Probabilities of tokens at a temperature.
@@ -53,9 +53,9 @@ export function barChart({ bars, title, width = 620, onselect = null, action = "
     };
     return { element, update };
   });
-  const attributes = { viewBox: `0 0 ${width} ${height}`, width, height, class: "figure bars", role: onselect ? "group" : "list", "aria-label": title };
-  const figure = svg("svg", attributes, rows.map(({ element }) => element));
-  if (onselect) roving(rows.map(({ element }) => element));
+  const elements = rows.map(({ element }) => element);
+  const figure = drawing("bars", width, height, { role: onselect ? "group" : "list", "aria-label": title }, elements);
+  if (onselect) roving(elements);
   figure.update = (values) => rows.forEach(({ update }, index) => update(values[index]));
   figure.update(bars.map(({ value }) => value));
   return figure;

@@ -1,6 +1,6 @@
 // Beam search as a tree: one column per step, the path of the output in the first row.
 
-import { formatScore, roving, shorten, svg, visible } from "./dom.js";
+import { drawing, formatScore, roving, shorten, svg, visible } from "./dom.js";
 
 const [WIDTH, HEIGHT, COLUMN, ROW, TOP] = [92, 36, 120, 46, 30];
 
@@ -84,22 +84,12 @@ export function beamTree({ steps, output, showPruned, onselect }) {
     }
     onselect(path);
   };
-  nodes.forEach((node) => {
-    node.box.addEventListener("pointerenter", () => select(node));
-    node.box.addEventListener("focus", () => select(node));
-  });
+  for (const node of nodes) for (const name of ["pointerenter", "focus"]) node.box.addEventListener(name, () => select(node));
   roving(boxes);
   const pruned = steps.flat().filter((candidate) => !candidate.kept).length;
-  return svg(
-    "svg",
-    {
-      viewBox: `0 0 ${width} ${height}`, width, height, class: "figure beam-tree", role: "group",
-      "aria-label": `Beam search: ${steps.length} steps, ${pruned} pruned candidates. Arrow keys move between candidates.`,
-    },
-    steps.map((_, step) => svg("text", { class: "label", x: step * COLUMN + 8, y: 14 }, `Step ${step + 1}`)),
-    edges,
-    boxes,
-  );
+  const label = `Beam search: ${steps.length} steps, ${pruned} pruned candidates. Arrow keys move between candidates.`;
+  const titles = steps.map((_, step) => svg("text", { class: "label", x: step * COLUMN + 8, y: 14 }, `Step ${step + 1}`));
+  return drawing("beam-tree", width, height, { role: "group", "aria-label": label }, titles, edges, boxes);
 }
 
 function kind(node) {

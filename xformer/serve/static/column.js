@@ -328,8 +328,8 @@ export class Column {
       const shade = (row, first) => first != null && row.shade(row.elements.map((_, index) => weights[index + first] ?? 0));
       shade(this.source, map.firstSource);
       shade(this.row, map.firstKey);
-      if (this.tab !== "attention" || kind !== selection.kind) continue;
-      this.view?.select(query);
+      if (this.tab !== "attention" || kind !== selection.kind || !this.view) continue;
+      this.view.select(query);
       drawEditor(this);
     }
   }

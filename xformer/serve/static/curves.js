@@ -1,6 +1,6 @@
 // Training curves.
 
-import { announce, format, html, svg } from "./dom.js";
+import { announce, drawing, format, html, pointerIn, svg } from "./dom.js";
 import { figureCard } from "./figure_card.js";
 
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [230, 52, 12, 12, 30];
@@ -38,10 +38,9 @@ function lineChart({ lines, title, xLabel, width }) {
   const path = (line) => line.points.map(([a, b], index) => `${index ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
   const cursor = svg("line", { class: "cursor-line", y1: TOP, y2: HEIGHT - BOTTOM, display: "none" });
   const readout = svg("text", { class: "caption", x: width - RIGHT, y: TOP + 10, "text-anchor": "end" });
-  const figure = svg(
-    "svg",
+  const figure = drawing("chart", width, HEIGHT,
     {
-      viewBox: `0 0 ${width} ${HEIGHT}`, class: "figure chart", tabindex: 0, role: "application",
+      width: null, height: null, tabindex: 0, role: "application",
       "aria-roledescription": "line chart", "aria-label": `${title} by ${xLabel}. Arrow keys read the values.`,
     },
     ticks(y0, y1, 4).map((value) => [
@@ -83,8 +82,7 @@ function lineChart({ lines, title, xLabel, width }) {
     readout.textContent = "";
   };
   figure.addEventListener("pointermove", (event) => {
-    const box = figure.getBoundingClientRect();
-    const value = x0 + ((((event.clientX - box.left) / box.width) * width - LEFT) / (width - LEFT - RIGHT)) * (x1 - x0);
+    const value = x0 + ((pointerIn(figure, width, event)[1] - LEFT) / (width - LEFT - RIGHT)) * (x1 - x0);
     show(read.reduce((best, candidate) => (Math.abs(candidate - value) < Math.abs(best - value) ? candidate : best)));
   });
   figure.addEventListener("pointerleave", hide);

@@ -12,6 +12,21 @@ export function svg(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
+/** Create a figure of a size; `kind` is its class. */
+export const drawing = (kind, width, height, attributes, ...children) =>
+  svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: `figure ${kind}`, ...attributes }, ...children);
+
+/** A list `[value, text]` to choose from; `onchange` is called with the value, a string. */
+export const choice = (field, label, options, selected, onchange) =>
+  html("label", {}, label,
+    html("select", { "data-field": field, onchange: (event) => onchange(event.target.value) },
+      options.map(([value, text]) => html("option", { value: value ?? "", selected: value === selected }, text))));
+
+/** A box to check; `onchange` is called with true or false. */
+export const checkBox = (label, checked, onchange, attributes = {}) =>
+  html("label", { class: "check" },
+    html("input", { type: "checkbox", checked, onchange: (event) => onchange(event.target.checked), ...attributes }), label);
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -56,27 +71,60 @@ export function roving(elements, columns = 0, current = 0) {
 }
 
 /**
- * Let the pointer and the arrow keys read the cells of a picture.
+ * A figure with cells that the pointer and the arrow keys read, and the methods `select(index)`, which marks a row (axis 0)
+ * or a column (axis 1), and the property `cell`, which was read last.
  *
- * Pairs are of the vertical and the horizontal axis, in units of the picture, which is `picture` units wide: `origin` of
- * the first cell, `size` of a cell, and `counts` of rows and columns. `current()` is the selected cell, `show(row, column)`
- * selects one and returns its description, and `hide()` is called for the pointer beside all cells.
+ * Pairs are of the vertical and the horizontal axis: `origin` of the first cell, its `size`, and `counts` of rows and
+ * columns. `describe(row, column)` returns the caption of a cell, `onread(row, column)` is called for it, `mark` has the
+ * attributes of the mark, and `gap` is the space between cells. With `hides`, nothing is read after the pointer has left.
  */
-export function readCells(figure, { picture, origin, size, counts, current, show, hide = () => {} }) {
+export function cellFigure(
+  { kind, width, height, origin, size, counts, cell, axis, mark, gap = 0, hides = false, role, label, describe, onread }, ...children) {
+  const marked = svg("rect", { ...mark, display: "none" });
+  const cursor = svg("rect", { class: "cursor", width: size[1] - gap, height: size[0] - gap, rx: 2 + gap, display: "none" });
+  const caption = svg("text", { class: "caption", x: origin[1], y: height - 6 });
+  const attributes = { tabindex: 0, role: "application", "aria-roledescription": role, "aria-label": `${label}. Arrow keys read the cells.` };
+  const figure = drawing(kind, width, height, attributes, marked, ...children, cursor, caption);
+  const place = (element, index, axis) => {
+    element.setAttribute(["y", "x"][axis], origin[axis] + index * size[axis]);
+    element.removeAttribute("display");
+  };
+  const show = (...read) => {
+    figure.cell = read;
+    read.forEach((index, axis) => place(cursor, index, axis));
+    caption.textContent = describe(...read);
+    onread(...read);
+    return caption.textContent;
+  };
+  const hide = () => {
+    if (!hides) return;
+    cursor.setAttribute("display", "none");
+    caption.textContent = "";
+  };
   figure.addEventListener("pointermove", (event) => {
-    const box = figure.getBoundingClientRect();
-    const scale = picture / box.width;
-    const pointer = [event.clientY - box.top, event.clientX - box.left];
-    const cell = pointer.map((value, axis) => Math.floor((value * scale - origin[axis]) / size[axis]));
-    if (cell.every((value, axis) => value >= 0 && value < counts[axis])) show(...cell);
+    const read = pointerIn(figure, width, event).map((value, axis) => Math.floor((value - origin[axis]) / size[axis]));
+    if (read.every((value, axis) => value >= 0 && value < counts[axis])) show(...read);
     else hide();
   });
   figure.addEventListener("keydown", (event) => {
     const step = STEPS[event.key];
     if (!step) return;
     event.preventDefault();
-    announce(show(...current().map((value, axis) => Math.max(0, Math.min(counts[axis] - 1, value + step[1 - axis])))));
+    announce(show(...figure.cell.map((value, axis) => Math.max(0, Math.min(counts[axis] - 1, value + step[1 - axis])))));
   });
+  for (const name of ["pointerleave", "blur"]) figure.addEventListener(name, hide);
+  figure.select = (index) => {
+    if (index == null || index < 0 || index >= counts[axis]) return marked.setAttribute("display", "none");
+    place(marked, index, axis);
+    figure.cell = figure.cell.map((value, other) => (other === axis ? index : value));
+  };
+  return Object.assign(figure, { cell });
+}
+
+/** The place of the pointer, vertical and horizontal, in units of a figure that is `width` units wide. */
+export function pointerIn(figure, width, event) {
+  const box = figure.getBoundingClientRect();
+  return [event.clientY - box.top, event.clientX - box.left].map((value) => (value * width) / box.width);
 }
 
 /** Text of a token in which white space can be seen. */

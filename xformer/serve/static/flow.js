@@ -1,6 +1,6 @@
 // One token through the layers: the lengths of the vectors that the parts add to it, and the next token it predicts.
 
-import { format, percent, shorten, svg, visible } from "./dom.js";
+import { drawing, format, percent, shorten, svg, visible } from "./dom.js";
 
 const ROW = 34;
 
@@ -37,10 +37,6 @@ export function flowChart({ layers, title, width = 560 }) {
       svg("text", { class: "token-text", x: width - right + 16, y: y + 21 }, `${shorten(visible(text), width < 450 ? 7 : 11)} ${percent(probability)}`),
     )];
   });
-  return svg(
-    "svg",
-    { viewBox: `0 0 ${width} ${height}`, width, height, class: "figure flow", role: "list", "aria-label": title },
-    svg("line", { class: "stream", x1: middle - 22, x2: middle - 22, y1: 8, y2: height - 8 }),
-    elements,
-  );
+  const stream = svg("line", { class: "stream", x1: middle - 22, x2: middle - 22, y1: 8, y2: height - 8 });
+  return drawing("flow", width, height, { role: "list", "aria-label": title }, stream, elements);
 }

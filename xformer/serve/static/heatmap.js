@@ -1,6 +1,6 @@
 // Heat maps of attention and alignment.
 
-import { format, readCells, shorten, svg, visible } from "./dom.js";
+import { cellFigure, format, shorten, svg, visible } from "./dom.js";
 
 /**
  * Cells as one path per level of shading: few elements, however many cells.
@@ -46,66 +46,27 @@ export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = f
   const [width, height] = [left + columns.length * size + Math.ceil(0.5 * space(columns)), top + rows.length * size + 22];
   const label = (text, x, y, attributes) =>
     svg("text", { class: "label", x, y, ...attributes }, text);
-  const mark = svg("rect", { class: "row-mark", x: 4, width: left + columns.length * size, height: size, rx: 4, display: "none" });
-  const cursor = svg("rect", { class: "cursor", width: size, height: size, rx: 2, display: "none" });
-  const caption = svg("text", { class: "caption", x: left, y: height - 6 });
   const rings = ringed
     ? weights.map((row, y) => {
         const x = row.indexOf(Math.max(...row));
         return svg("circle", { class: "ring", cx: (x + 0.5) * size, cy: (y + 0.5) * size, r: size * 0.2 });
       })
     : [];
-  const figure = svg(
-    "svg",
+  const figure = cellFigure(
     {
-      viewBox: `0 0 ${width} ${height}`, width, height, class: "figure heat-map", tabindex: 0, role: "application",
-      "aria-roledescription": "heat map",
-      "aria-label": `${title}: ${rows.length} rows, ${columns.length} columns. Arrow keys read the cells.`,
+      kind: "heat-map", role: "heat map", label: `${title}: ${rows.length} rows, ${columns.length} columns`, width, height,
+      origin: [top, left], size: [size, size], counts: [rows.length, columns.length], cell: [0, 0], hides: true,
+      axis: 0, mark: { class: "row-mark", x: 4, width: left + columns.length * size, height: size, rx: 4 }, onread: onhover,
+      describe: (row, column) => `${visible(rows[row])} → ${visible(columns[column])}: ${format(weights[row][column])}`,
     },
-    mark,
     texts(columns).map((text, x) => {
       const [cx, cy] = [left + (x + 0.5) * size, top - 8];
       return label(text, cx, cy, { transform: `rotate(-55 ${cx} ${cy})`, "data-column": x });
     }),
-    texts(rows).map((text, y) =>
-      label(text, left - 8, top + (y + 0.5) * size + 4, { "text-anchor": "end", "data-row": y }),
-    ),
-    svg(
-      "g",
-      { transform: `translate(${left} ${top})` },
-      svg("rect", { class: "cells", width: columns.length * size, height: rows.length * size, rx: 3 }),
-      cells(weights, size, maximum),
-      rings,
-      cursor,
-    ),
-    caption,
+    texts(rows).map((text, y) => label(text, left - 8, top + (y + 0.5) * size + 4, { "text-anchor": "end", "data-row": y })),
+    svg("g", { transform: `translate(${left} ${top})` },
+      svg("rect", { class: "cells", width: columns.length * size, height: rows.length * size, rx: 3 }), cells(weights, size, maximum), rings),
   );
-  let cell = [0, 0];
-  const show = (row, column) => {
-    cell = [row, column];
-    cursor.setAttribute("x", column * size);
-    cursor.setAttribute("y", row * size);
-    cursor.removeAttribute("display");
-    const text = `${visible(rows[row])} → ${visible(columns[column])}: ${format(weights[row][column])}`;
-    caption.textContent = text;
-    onhover(row, column);
-    return text;
-  };
-  const hide = () => {
-    cursor.setAttribute("display", "none");
-    caption.textContent = "";
-  };
-  readCells(figure, {
-    picture: width, origin: [top, left], size: [size, size], counts: [rows.length, columns.length], current: () => cell, show, hide,
-  });
-  figure.addEventListener("click", () => onpick(cell[0]));
-  figure.addEventListener("pointerleave", hide);
-  figure.addEventListener("blur", hide);
-  figure.select = (row) => {
-    if (row == null || row < 0 || row >= rows.length) return mark.setAttribute("display", "none");
-    mark.setAttribute("y", top + row * size);
-    mark.removeAttribute("display");
-    cell = [row, cell[1]];
-  };
+  figure.addEventListener("click", () => onpick(figure.cell[0]));
   return figure;
 }

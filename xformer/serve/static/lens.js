@@ -1,6 +1,6 @@
 // The logit lens: what the model would predict if it ended after each layer.
 
-import { percent, readCells, shorten, svg, visible } from "./dom.js";
+import { cellFigure, percent, shorten, svg, visible } from "./dom.js";
 
 const [WIDTH, HEIGHT, LEFT, LETTERS] = [78, 26, 84, 9];
 
@@ -16,9 +16,6 @@ export function lensTable({ layers, columns, title, onselect = () => {} }) {
   const [width, height] = [LEFT + columns.length * WIDTH + 4, (rows.length + 1) * HEIGHT + 26];
   const y = (row) => HEIGHT + row * HEIGHT;
   const x = (column) => LEFT + column * WIDTH;
-  const mark = svg("rect", { class: "column-mark", y: 2, width: WIDTH - 2, height: height - 26, rx: 5, display: "none" });
-  const cursor = svg("rect", { class: "cursor", width: WIDTH - 2, height: HEIGHT - 2, rx: 4, display: "none" });
-  const caption = svg("text", { class: "caption", x: LEFT, y: height - 6 });
   const cells = rows.flatMap((layer, row) => layer.cells.map(({ text, probability }, column) => svg(
     "g",
     { transform: `translate(${x(column)} ${y(row)})` },
@@ -26,38 +23,19 @@ export function lensTable({ layers, columns, title, onselect = () => {} }) {
     svg("rect", { class: "cell", width: WIDTH - 2, height: HEIGHT - 2, rx: 4, "fill-opacity": (0.5 * probability).toFixed(3) }),
     svg("text", { class: "token-text", x: WIDTH / 2 - 1, y: 17, "text-anchor": "middle" }, shorten(visible(text), LETTERS)),
   )));
-  const figure = svg(
-    "svg",
+  return cellFigure(
     {
-      viewBox: `0 0 ${width} ${height}`, width, height, class: "figure lens", tabindex: 0, role: "application",
-      "aria-roledescription": "table", "aria-label": `${title}: ${rows.length} layers, ${columns.length} positions. Arrow keys read the cells.`,
+      kind: "lens", role: "table", label: `${title}: ${rows.length} layers, ${columns.length} positions`, width, height,
+      origin: [HEIGHT, LEFT], size: [HEIGHT, WIDTH], counts: [rows.length, columns.length], cell: [rows.length - 1, 0], gap: 2,
+      axis: 1, mark: { class: "column-mark", y: 2, width: WIDTH - 2, height: height - 26, rx: 5 },
+      onread: (row, column) => onselect(column),
+      describe: (row, column) => {
+        const { text, probability } = rows[row].cells[column];
+        return `${rows[row].name}, after “${visible(columns[column])}”: ${visible(text)} ${percent(probability)}`;
+      },
     },
-    mark,
     columns.map((text, column) => svg("text", { class: "label", x: x(column) + WIDTH / 2 - 1, y: 16, "text-anchor": "middle" }, shorten(visible(text), LETTERS))),
     rows.map(({ name }, row) => svg("text", { class: "label", x: LEFT - 10, y: y(row) + 17, "text-anchor": "end" }, name)),
     cells,
-    cursor,
-    caption,
   );
-  let cell = [rows.length - 1, 0];
-  const show = (row, column) => {
-    cell = [row, column];
-    cursor.setAttribute("x", x(column));
-    cursor.setAttribute("y", y(row));
-    cursor.removeAttribute("display");
-    const { text, probability } = rows[row].cells[column];
-    caption.textContent = `${rows[row].name}, after “${visible(columns[column])}”: ${visible(text)} ${percent(probability)}`;
-    onselect(column);
-    return caption.textContent;
-  };
-  readCells(figure, {
-    picture: width, origin: [HEIGHT, LEFT], size: [HEIGHT, WIDTH], counts: [rows.length, columns.length], current: () => cell, show,
-  });
-  figure.select = (column) => {
-    if (column == null || column < 0 || column >= columns.length) return mark.setAttribute("display", "none");
-    mark.setAttribute("x", x(column));
-    mark.removeAttribute("display");
-    cell = [cell[0], column];
-  };
-  return figure;
 }

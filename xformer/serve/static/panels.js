@@ -1,6 +1,6 @@
 // What the tabs of a column show; the column has the model and its result.
 
-import { formatScore, html } from "./dom.js";
+import { checkBox, formatScore, html } from "./dom.js";
 import { alternativesCard } from "./alternatives.js";
 import { barChart } from "./bars.js";
 import { beamTree } from "./beam_tree.js";
@@ -59,14 +59,10 @@ export function drawBeam(column, show) {
         ` score ${formatScore(last.score)}${last.finished ? ", finished" : last.kept ? ", kept" : ", pruned"}${last.group == null ? "" : `, group ${last.group + 1}`}`);
     },
   });
-  const toggle = html("label", { class: "check" },
-    html("input", {
-      type: "checkbox", checked: column.showPruned,
-      onchange: (event) => {
-        column.showPruned = event.target.checked;
-        column.drawPanel().then(() => column.panel.querySelector("input[type=checkbox]").focus());
-      },
-    }), "Show pruned candidates");
+  const toggle = checkBox("Show pruned candidates", column.showPruned, (checked) => {
+    column.showPruned = checked;
+    column.drawPanel().then(() => column.panel.querySelector("input[type=checkbox]").focus());
+  });
   show(figureCard({ title: "Beam search", name: `${column.model.name}-beam`, figure, controls: [toggle], note: detail }));
 }
 

@@ -1,6 +1,6 @@
 // The panel that switches parts of a model off: the switches, and what changes.
 
-import { html } from "./dom.js";
+import { choice, html } from "./dom.js";
 import { isSame, partName, switches } from "./switches.js";
 
 const KINDS = { cross: "Cross-attention", decoder: "Decoder", encoder: "Encoder" };
@@ -17,9 +17,7 @@ export class SwitchView {
     [this.prediction, this.output, this.grid] = [html("div"), html("div"), html("div", { class: "scroll" })];
     this.status = html("p", { class: "hint", role: "status" });
     this.restore = html("button", { type: "button", onclick: () => this.set([]) }, "Switch everything on");
-    const kinds = html("label", {}, "Part",
-      html("select", { "data-field": "switches", onchange: (event) => ((state.kind = event.target.value), this.draw()) },
-        Object.entries(KINDS).map(([value, text]) => html("option", { value, selected: value === state.kind }, text))));
+    const kinds = choice("switches", "Part", Object.entries(KINDS), state.kind, (value) => ((state.kind = value), this.draw()));
     this.element = html("div", {},
       html("section", { class: "figure-card switch-card", "aria-label": "Switches" },
         html("header", {}, html("h4", {}, "Switches"), html("p", { class: "hint" }, "rows: layers; numbers: heads")),
