@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from xformer.cli import _plots, bench_plot
+from xformer.cli import _plots
 from xformer.errors import ConfigError
 
 LOG = [
@@ -19,8 +19,7 @@ LOG = [
 def figure(monkeypatch):
     """The figures that would have been written."""
     drawn = []
-    for module in (_plots, bench_plot):
-        monkeypatch.setattr(module, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(_plots, "save", lambda figure, path: drawn.append(figure))
     return drawn
 
 
@@ -59,7 +58,7 @@ def bench_run(suite="attention", lengths=(8,), **sizes):
 
 
 def test_a_bar_for_each_library_and_a_panel_for_each_size(figure, tmp_path):
-    bench_plot.draw_bars(bench_run(lengths=(8, 16), layer=True, causal=True), tmp_path / "speed.png")
+    _plots.draw_bars(bench_run(lengths=(8, 16), layer=True, causal=True), tmp_path / "speed.png")
     assert figure[0].get_suptitle() == "Multi-head attention, causal, forward, float32: 2 threads of CPU"
     first, second = figure[0].axes
     assert [label.get_text() for label in first.get_yticklabels()] == ["numpy 2.4.6", "dask.array 2026.8.0"]
@@ -75,7 +74,7 @@ def test_a_bar_for_each_library_and_a_panel_for_each_size(figure, tmp_path):
 
 
 def test_memory_is_plotted_as_memory(figure, tmp_path):
-    bench_plot.draw_bars(bench_run("memory", backward=True), tmp_path / "memory.png")
+    _plots.draw_bars(bench_run("memory", backward=True), tmp_path / "memory.png")
     (axes,) = figure[0].axes
     assert [bar.get_width() for bar in axes.patches] == [1.0, 0.0]
     assert [text.get_text() for text in axes.texts] == ["1.0 MiB", "unknown"]

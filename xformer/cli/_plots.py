@@ -1,17 +1,21 @@
-"""Plots: learning curves, drawn without a display."""
+"""Plots of runs and benchmarks, drawn without a display."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from xformer.benchmarks.report import format_seconds
 from xformer.errors import ConfigError
 from xformer.io import atomic_write, check_no_overwrite
+from xformer.runs.console import plural
 from xformer.text.extras import new_figure
 
 _DOTS_PER_INCH = 150
+_BAR, _PANEL = 0.34, 5.2  # height of a bar and width of a panel, in inches
 
 
 def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: float = 0.0) -> None:
@@ -64,3 +68,75 @@ def save(figure: Any, path: Path) -> None:
     figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH)
     with atomic_write(path) as file:
         file.write(buffer.getvalue())
+
+
+def draw_bars(run: dict[str, Any], path: Path) -> None:
+    """Plot a bar for each library, in one panel for each workload: its time with quartiles, or its peak of memory.
+
+    Args:
+        run: As returned by `xformer.benchmarks.report.make_run`.
+        path: The PNG file to write.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
+    results, machine = run["results"], run["machine"]
+    columns = min(len(results), 3)
+    rows = math.ceil(len(results) / columns)
+    most = max(len(result["implementations"]) for result in results)
+    figure = new_figure(max(7.5, _PANEL * columns), rows * (_BAR * most + 0.8) + 0.6)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, result in zip(panels, results, strict=False):
+        axes.set_axis_on()
+        _draw_panel(axes, result, machine["versions"], memory=run["suite"] == "memory")
+    threads = plural(machine["threads"], "thread")
+    figure.suptitle(f"{_title(results[0]['sizes'])}: {threads} of {machine['processor']}", fontsize="medium")
+    save(figure, path)
+
+
+def _draw_panel(axes: Any, result: dict[str, Any], versions: dict[str, str], *, memory: bool) -> None:
+    libraries = [each["name"].removeprefix("xformer ") for each in result["implementations"]]
+    names = [f"{library} {versions.get(library.split('.')[0], '')}".rstrip() for library in libraries]
+    draw = _memory if memory else _time
+    values, lows, highs, texts = zip(*map(draw, result["implementations"]), strict=True)
+    axes.barh(names, values, height=0.7, color=[f"C{index % 10}" for index in range(len(names))])
+    axes.hlines(names, lows, highs, color="0.2", linewidth=1.5)
+    for name, high, text in zip(names, highs, texts, strict=True):
+        axes.annotate(text, (high, name), (5, 0), textcoords="offset points", va="center", fontsize="small")
+    axes.set_xlim(0, 1.7 * max(highs) or 1.0)  # room for the texts
+    axes.invert_yaxis()  # the first library at the top
+    axes.set_title(
+        "batch {batch}, length {length}, {heads} heads of {head_dim} features".format(**result["sizes"]),
+        loc="left",
+        fontsize="small",
+    )
+    unit = "peak memory (MiB)" if memory else f"milliseconds   (× time of {libraries[0]}, quartiles)"
+    axes.set_xlabel(unit, fontsize="small")
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _time(measurements: dict[str, Any]) -> tuple[float, float, float, str]:
+    """Return the median, the quartiles and the text of a bar."""
+    median = measurements["seconds"]
+    low, high = measurements["seconds_quartiles"]
+    ratios = "–".join(f"{ratio:.2f}" for ratio in measurements["ratio_quartiles"])
+    return 1e3 * median, 1e3 * low, 1e3 * high, f"{format_seconds(median)}   {measurements['ratio']:.2f} × ({ratios})"
+
+
+def _memory(measurements: dict[str, Any]) -> tuple[float, float, float, str]:
+    peak = measurements["peak_bytes"]
+    if peak is None:
+        return 0.0, 0.0, 0.0, "unknown"
+    return peak / 2**20, peak / 2**20, peak / 2**20, f"{peak / 2**20:,.1f} MiB"
+
+
+def _title(sizes: dict[str, Any]) -> str:
+    """Return the function that all workloads of a run compute."""
+    parts = ["Multi-head attention" if sizes.get("layer") else "Attention"]
+    parts += [name for name in ("causal", "padded") if sizes.get(name)]
+    parts.append("forward and backward" if sizes.get("backward") else "forward")
+    return f"{', '.join(parts)}, {sizes['dtype']}"

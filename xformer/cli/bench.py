@@ -39,7 +39,7 @@ from xformer.benchmarks.report import format_table, machine_line, make_run
 from xformer.benchmarks.suites import AXES, SUITES, Suite, backend_specs
 from xformer.cli._io import check_writable
 from xformer.cli._options import config_options, option_name, value_option
-from xformer.cli._plots import check_plot
+from xformer.cli._plots import check_plot, draw_bars
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError
 from xformer.io import write_json
@@ -108,8 +108,6 @@ def bench(
     if out is not None:
         write_json(out, run)
     if plot is not None:
-        from xformer.cli.bench_plot import draw_bars
-
         draw_bars(run, plot)
     if as_json:
         print(json.dumps(run))
