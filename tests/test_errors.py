@@ -101,3 +101,11 @@ def test_other_errors_pass_through(error):
     with pytest.raises(type(error)) as raised, out_of_memory("it", "use less"):
         raise error
     assert raised.value is error
+
+
+def test_a_former_name_of_a_package_names_the_new_one():
+    with pytest.raises(AttributeError, match=r"'xformer.backends' has no attribute 'index_dtype'; use xp.index_dtype$"):
+        _ = xf.backends.index_dtype
+    with pytest.raises(ImportError, match="StaticKVCache"):
+        exec("from xformer.layers import StaticKVCache")
+    assert not hasattr(xf.layers, "Unknown")

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
-from xformer.hints import ARGUMENTS
+from xformer.hints import ARGUMENTS, MOVED
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -171,6 +171,16 @@ def check_arguments(**hints: str) -> Callable[[Function], Function]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def moved_names(package: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package, whose error says what replaces a former name."""
+
+    def __getattr__(name: str) -> Any:
+        new = MOVED[package].get(name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{f'; use {new}' if new else ''}")
+
+    return __getattr__
 
 
 class _AbsentMethod:

@@ -163,3 +163,21 @@ ATTENTION_CALL = {
     "need_weights": "use weights(query, key), or xformer.record(layer, 'weights')",
     "distances": "use xformer.layers.DisentangledAttention",
 }
+
+# Former names of packages, and what to use now.
+MOVED = {
+    "xformer.backends": {
+        **dict.fromkeys(("Backend", "backend_of"), "xp.library, a xformer.backends.Library"),
+        "backend_name": "xp.name",
+        "base_namespace": "xp.library",
+        **{
+            name: f"xp.{name}"
+            for name in (
+                *("call_on_host", "check_range", "default_float", "dtype_named", "index_dtype"),
+                *("is_host_accessible", "is_trace", "is_writable", "trace_level"),
+            )
+        },
+    },
+    "xformer.families": {name: f"FAMILIES[{name.lower()!r}]" for name in ("BERT", "GPT2", "LLAMA", "OPT", "T5")},
+    "xformer.layers": {"StaticKVCache": "KVCache.with_capacity"},
+}

@@ -18,6 +18,9 @@ from xformer.backends.arrays import (
 )
 from xformer.backends.dtypes import accumulation_dtype, dtype_name, is_floating, is_half_precision, is_integer
 from xformer.backends.library import BACKENDS, Library, array_namespace, resolve, resolve_known
+from xformer.errors import moved_names as _moved_names
+
+__getattr__ = _moved_names(__name__)
 
 __all__ = [
     "BACKENDS", "Array", "DType", "Device", "Library", "Namespace", "NativeArray", "accumulation_dtype",
