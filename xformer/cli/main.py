@@ -1,4 +1,33 @@
-"""The `xformer` command: parse the arguments, run one command, report errors as one line."""
+r"""The `xformer` command: parse the arguments, run one command, report errors as one line.
+
+Run public checkpoints, and train translators, summarizers and language models, on any array library.
+
+\b
+Chat               xformer generate --model SmolLM2.gguf --chat --prompt "Hello"
+Vectors of texts   xformer embed --model all-MiniLM-L6-v2 --input texts --output vectors.npy
+Order passages     xformer rerank --model ms-marco-MiniLM-L6-v2 --query "..." --input texts
+Transcribe         xformer transcribe --model whisper-tiny speech.wav
+Inspect a model    xformer inspect all-MiniLM-L6-v2
+
+\b
+Try it out         xformer demo
+Train              xformer train --source train.de --target train.en \
+                     --valid-source val.de --valid-target val.en --out run
+Resume             xformer resume run
+Translate          xformer translate --model run --input test.de
+Summarize          xformer summarize --model run --input documents
+Language model     xformer train-lm --text input.txt --out run
+Generate           xformer generate --model run --prompt "ROMEO:"
+Score              xformer score --reference test.en --hypothesis out.en
+Inspect a run      xformer inspect run
+Export a run       xformer export run checkpoint
+Explore and serve  xformer serve --model run
+Check a library    xformer check-backend mlx.core
+Measure speed      xformer bench attention
+
+Text files are UTF-8 with one sentence per line (any text for train-lm). Run `xformer COMMAND --help` for the options
+and examples of a command.
+"""
 
 from __future__ import annotations
 
@@ -36,35 +65,6 @@ _OTHER_COMMANDS = {
     "convert": "export",
     "finetune": "train --init or train-lm --init",
 }
-
-HELP = """Run public checkpoints, and train translators, summarizers and language models, on any array library.
-
-\b
-Chat               xformer generate --model SmolLM2.gguf --chat --prompt "Hello"
-Vectors of texts   xformer embed --model all-MiniLM-L6-v2 --input texts --output vectors.npy
-Order passages     xformer rerank --model ms-marco-MiniLM-L6-v2 --query "..." --input texts
-Transcribe         xformer transcribe --model whisper-tiny speech.wav
-Inspect a model    xformer inspect all-MiniLM-L6-v2
-
-\b
-Try it out         xformer demo
-Train              xformer train --source train.de --target train.en \\
-                     --valid-source val.de --valid-target val.en --out run
-Resume             xformer resume run
-Translate          xformer translate --model run --input test.de
-Summarize          xformer summarize --model run --input documents
-Language model     xformer train-lm --text input.txt --out run
-Generate           xformer generate --model run --prompt "ROMEO:"
-Score              xformer score --reference test.en --hypothesis out.en
-Inspect a run      xformer inspect run
-Export a run       xformer export run checkpoint
-Explore and serve  xformer serve --model run
-Check a library    xformer check-backend mlx.core
-Measure speed      xformer bench attention
-
-Text files are UTF-8 with one sentence per line (any text for train-lm). Run `xformer COMMAND --help` for the options \
-and examples of a command.
-"""
 EPILOG = "Exit codes: 0 success; 2 invalid input, reported in one line on stderr; 130 interrupted by Ctrl-C."
 
 
@@ -180,7 +180,7 @@ def _make_app(arguments: Sequence[str]) -> Any:
 
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
-        help=HELP,
+        help=_help(__doc__),
         epilog=EPILOG,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -192,15 +192,15 @@ def _make_app(arguments: Sequence[str]) -> Any:
         if name == chosen:
             function = name.replace("-", "_")
             module = importlib.import_module(f"xformer.cli.{'train' if name in ('train-lm', 'resume') else function}")
-            command = getattr(module, function)
-            description = getattr(module, f"{function.upper()}_HELP", getattr(module, "HELP", "")) or _help(module)
+            own = getattr(module, f"{function.upper()}_HELP", getattr(module, "HELP", ""))
+            command, description = getattr(module, function), own or _help(module.__doc__)
         app.command(name, help=description)(command)
     return app
 
 
-def _help(module: Any) -> str:
+def _help(docstring: str | None) -> str:
     """Return the paragraphs of a docstring but the first; a backslash and b before one keep its lines."""
-    _, *paragraphs = (module.__doc__ or "").rstrip().split("\n\n")
+    _, *paragraphs = (docstring or "").rstrip().split("\n\n")
     return "\n\n".join(
         each.replace("\\b", "\b", 1) if each.startswith("\\b") else " ".join(each.split()) for each in paragraphs
     )

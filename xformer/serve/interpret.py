@@ -197,13 +197,12 @@ def check_attention(
     if out:
         check_tokens("output_ids", out, model.vocab_size)
     if model.pipeline.has_source:
-        layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-        shapes = {"encoder": (len(ids), len(ids)), "decoder": (len(out), len(out)), "cross": (len(out), len(ids))}
-        layers["cross"] = layers["decoder"]
+        name, read, decoder = "the output", len(out), config.num_decoder_layers
+        layers = {"encoder": config.num_encoder_layers, "decoder": decoder, "cross": decoder}
+        shapes = {"encoder": (len(ids), len(ids)), "decoder": (read, read), "cross": (read, len(ids))}
     else:
-        (kind,), length = model.pipeline.attention_kinds, len(ids) + len(out)
-        layers, shapes = {kind: config.num_layers}, {kind: (length, length)}
-    name, read = ("the output", len(out)) if model.pipeline.has_source else ("the text", len(ids) + len(out))
+        name, read, (kind,) = "the text", len(ids) + len(out), model.pipeline.attention_kinds
+        layers, shapes = {kind: config.num_layers}, {kind: (read, read)}
     if model.pipeline.generates_text and model.context_length is not None and read > model.context_length:
         raise too_long(f"{name} has {read} tokens; the context of the model has {model.context_length}: shorten it")
     if layer is not None and layer >= max(layers.values()):
