@@ -49,7 +49,7 @@ def test_searches_end_with_results_and_errors():
 
     async def test(worker):
         jobs = [searching(worker, length, is_alone=length == 7) for length in (5, 7, 3)]
-        jobs.append(searching(worker, 2, model=MODEL.to("array_api_strict")))
+        jobs.append(searching(worker, 2, is_alone=True, model=MODEL.to("array_api_strict")))
         failing = searching(worker, 5, before=fail)
         late = searching(worker, 10**5, timeout=0.2)
         for job, length in zip(jobs, (5, 7, 3, 2), strict=True):
