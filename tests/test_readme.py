@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.checkpoints import checkpoint
 from tests.families.test_gguf import convert
-from tests.pipelines.test_checkpoints import checkpoint
 from tests.pipelines.test_transcription import NOISE, make_whisper, write_wav
 from tests.pipelines.test_zero_shot_images import write_checkpoint
 from xformer import threads
@@ -105,7 +105,7 @@ def make_checkpoints(path: Path) -> None:
         ("opus-mt-de-en", "marian", "$A </s>", marian, {"tokenizer_config": {"unk_token": "<unk>"}}),
         ("t5-small", "t5", "$A </s>", t5, {"tokenizer_config": {"unk_token": "<unk>"}}),
     ):
-        checkpoint(path, model, affixes, special, **files).rename(path / name)
+        checkpoint(path, model, template=affixes, special=special, **files).rename(path / name)
     make_gguf(path / "SmolLM2-135M-Instruct.gguf", template)
     shutil.copytree(path / "SmolLM2-135M-Instruct", path / "SmolLM2-1.7B-Instruct")
     make_whisper(path / "whisper-tiny")

@@ -414,13 +414,13 @@ def map_named_modules(function: Callable[[str, Any], Any], tree: Any, prefix: st
     """Apply `function` to the dotted names of all modules and the modules; see `map_modules`."""
     changed = {
         key: map_named_modules(function, item, f"{prefix}.{key}" if prefix else str(key))
-        for key, item in children_of(tree)
+        for key, item in (tree.items() if isinstance(tree, dict) else children_of(tree))
         if not is_array(item) or not isinstance(tree, Module)
     }
     if isinstance(tree, Module):
         return function(prefix, with_fields(tree, **changed))
     if isinstance(tree, dict):
-        return {key: changed[key] for key in tree}
+        return changed
     return rebuild_sequence(tree, changed.values()) if isinstance(tree, _SEQUENCES) else tree
 
 
@@ -485,7 +485,8 @@ def unfreeze(tree: Any) -> Any:
 
 
 def _has_modules(tree: Any) -> bool:
-    return any(isinstance(node, Module) for _, node in walk(tree))
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, _SEQUENCES) else ()
+    return isinstance(tree, Module) or any(map(_has_modules, items))
 
 
 def is_frozen(module: Module) -> bool:
@@ -518,7 +519,7 @@ def check_array(x: Any, name: str, *axes: str | int) -> tuple[int, ...]:
     if not is_array(x):
         raise ShapeError(f"{name} is {describe_type(x)}; expected an array, e.g. xp.asarray(...)")
     shape = tuple(x.shape)
-    fits = not axes or len(shape) == len(axes)
+    fits = len(axes) in (0, len(shape))  # which torch.compile can trace for dynamic sizes, too
     for size, axis in zip(shape, axes, strict=False):  # a loop, as every layer checks its arguments
         fits = fits and (size == axis or isinstance(axis, str))
     if not fits:

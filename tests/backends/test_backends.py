@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib
 import importlib.util
 import os
+import pickle
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -203,3 +207,42 @@ for make in (lambda: Transformer(model.config, xp=jnp, dtype="float64"),
 
 def test_index_dtype(xp):
     assert dtype_name(xp.index_dtype) == "int64"
+
+
+def test_threads_get_the_same_library_once_it_is_ready():
+    program = """
+import sys, threading
+import torch
+import xformer as xf
+sys.setswitchinterval(1e-5)
+models, errors = [], []
+config = xf.LanguageModelConfig(vocab_size=9, d_model=8, num_heads=2, d_ff=8, num_layers=1)
+def build():
+    try:
+        models.append(xf.LanguageModel(config, xp="torch", seed=0))
+    except Exception as error:
+        errors.append(error)
+threads = [threading.Thread(target=build) for _ in range(4)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+assert not errors and len(models) == 4, errors
+"""
+    pytest.importorskip("torch")
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_library_is_pickled_by_its_name():
+    for xp in (array_namespace(np.zeros(2)), resolve("array_api_strict")):
+        assert pickle.loads(pickle.dumps(xp)) is xp
+        assert copy.deepcopy(xp) is xp
+
+
+def test_namespaces_that_are_made_for_each_call_are_not_kept():
+    class Made(types.SimpleNamespace):
+        __hash__ = None
+
+    functions = {name: getattr(np, name) for name in dir(np) if not name.startswith("_")}
+    before = len(libraries.LIBRARIES)
+    for _ in range(3):
+        libraries.complete(Made(**functions, __name__="made", __array_namespace_info__=np.__array_namespace_info__))
+    gc.collect()
+    assert len(libraries.LIBRARIES) == before

@@ -93,3 +93,19 @@ def test_kernels_are_explained_and_attention_is_recorded_in_a_compiled_function(
     with xf.record(attention, "weights") as recorded:
         compiled(x)
     np.testing.assert_allclose(recorded["weights"], attention.weights(x), rtol=1e-6)
+
+
+def test_a_layer_is_compiled_once_for_all_arrays_of_a_shape():
+    layer, graphs = xf.MultiHeadAttention(16, 2, init=xf.Initializer("torch", seed=0)), Graphs()
+    compiled = torch.compile(lambda x: layer(x, causal=True), backend=graphs)
+    for _ in range(4):
+        compiled(torch.randn(2, 5, 16))
+    assert graphs.count == 1
+
+
+def test_a_language_model_is_compiled_for_sequences_of_several_lengths():
+    model = xf.LanguageModel(xf.LanguageModelConfig(**SIZES, num_layers=1), xp="torch", seed=0)
+    compiled = torch.compile(lambda tokens: model(tokens), backend=Graphs(), fullgraph=True)
+    for length in (5, 6, 8, 9):
+        tokens = torch.full((2, length), 3)
+        torch.testing.assert_close(compiled(tokens), model(tokens))

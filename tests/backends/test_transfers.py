@@ -112,6 +112,8 @@ def batches(count: int) -> list[Any]:
 
 def in_steps(transfers: Transfers, run: Any, first: int, last: int) -> tuple[Counter[str], list[str]]:
     """Return the reads of the steps between two numbers of steps, and what these copy that was copied before."""
+    transfers.reads.clear()  # of other rows
+    transfers.copies.clear()
     run(first)
     reads, num_copies = Counter(transfers.reads), len(transfers.copies)
     assert num_copies, "no copy was counted"

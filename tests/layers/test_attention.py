@@ -10,7 +10,15 @@ from tests.reference import attention_arrays, for_each, gradients, normal, raise
 from xformer import Initializer, Rng, grad, masks, value_and_grad
 from xformer.backends import array_namespace, from_host, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import FamilyAttention, KVCache, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from xformer.layers import (
+    DisentangledAttention,
+    FamilyAttention,
+    KVCache,
+    LayerNorm,
+    MultiHeadAttention,
+    RMSNorm,
+    Rotary,
+)
 from xformer.ops import attention_weights
 from xformer.tracing.activations import record
 from xformer.tree import map_arrays, replace, with_fields
@@ -349,3 +357,11 @@ def test_the_gradient_of_sinks():
     sinks, step = np.asarray([0.5, -1.0]), np.asarray([2e-6, -1e-6])
     difference = (total(sinks + step) - total(sinks - step)) / 2
     assert float(grad(total)(sinks) @ step) == pytest.approx(float(difference), rel=1e-6)
+
+
+def test_weights_of_disentangled_attention_are_those_of_a_call():
+    layer = DisentangledAttention(8, 2, init=0)
+    x, distances = np.random.default_rng(0).normal(size=(2, 3, 8)), np.random.default_rng(1).normal(size=(5, 8))
+    with record(layer, "weights") as recorded:
+        layer(x, distances=distances)
+    assert_close(layer.weights(x, distances=distances), recorded["weights"], tolerance=0.0)

@@ -38,7 +38,7 @@ class CupyLibrary(Library, library="cupy"):
         host = compute(table)
         key = id(host), dtype_name(dtype), cuda.runtime.getDevice() if device is None else device.id
         if key not in _TABLES:
-            _TABLES[key] = host, self.place(host, dtype, device)
+            _TABLES[key] = host, self._place(host, dtype, device)
             cuda.get_current_stream().synchronize()  # other streams may use it from now on
         return _TABLES[key][1][rows, ...]
 

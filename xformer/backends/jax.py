@@ -35,7 +35,7 @@ class JaxLibrary(Library, library="jax"):
 
     def rows_of_table(self, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Copy the rows, which are a constant of a jitted function."""
-        return self.place(compute(table)[rows], dtype, device)
+        return self._place(compute(table)[rows], dtype, device)
 
     def erf(self, x: Array) -> Array:
         """Compute erf by `jax.scipy`."""

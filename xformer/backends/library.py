@@ -12,10 +12,11 @@ import importlib.util
 import math
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import array_api_compat
 import numpy as np
@@ -68,6 +69,7 @@ class Library(ModuleType):
 
     library: Namespace
     index_dtype: DType
+    _given: Any  # what `complete` made the library of
     trace_level: ClassVar[int] = 0
     is_trace: ClassVar[bool] = False
     is_writable: ClassVar[bool] = False
@@ -99,6 +101,11 @@ class Library(ModuleType):
 
     def __repr__(self) -> str:
         return repr(self.module)
+
+    def __reduce__(self) -> Any:
+        """Pickle the library by its name, or by its module."""
+        is_known = _LIBRARIES.get(self.name) is self
+        return (resolve, (self.name,)) if is_known else (complete, (self.module,))
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -178,13 +185,13 @@ class Library(ModuleType):
         if dtype is not None:
             dtype = self.dtype_named(dtype)
         try:
-            return self.place(host, dtype, device)
+            return self._place(host, dtype, device)
         except Exception as error:  # each library raises its own exceptions; torch without CUDA asserts
             if device is None or isinstance(error, BackendError):
                 raise
             raise BackendError(f"{self.name} cannot place data on device {device!r}: {error}") from error
 
-    def place(self, data: Any, dtype: DType | None, device: Device) -> Array:
+    def _place(self, data: Any, dtype: DType | None, device: Device) -> Array:
         """Return an array with the data of a NumPy array, sharing memory if the library can."""
         dtype = self.canonical_dtype(self.dtype_named(data.dtype.name) if dtype is None else dtype)
         if "bfloat16" in (dtype_name(dtype), data.dtype.name):
@@ -205,7 +212,7 @@ class Library(ModuleType):
         key = table, None if dtype is None else dtype_name(dtype), str(device)
         array = self._tables.get(key)
         if array is None:
-            array = self.place(compute(table), dtype, device)
+            array = self._place(compute(table), dtype, device)
             self._tables = dict([*self._tables.items(), (key, array)][-_KEPT_TABLES:])  # others may read the old dict
         return array if rows == slice(None) else array[rows, ...]
 
@@ -285,7 +292,7 @@ class Library(ModuleType):
 
     def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw booleans: True where 16 random bits, as an integer, are below `threshold`."""
-        return self.place(random_bits(key, shape) < threshold, self.bool, device)
+        return self._place(random_bits(key, shape) < threshold, self.bool, device)
 
     def counted_random_mask(
         self, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
@@ -376,7 +383,10 @@ TRACED: Any = object()
 _ASK_THE_ARRAY: Any = object()
 NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
 
-_LIBRARIES: dict[str, Library] = {}  # known ones that are loaded, by name
+_LIBRARIES: dict[str, Library] = {}  # known ones that are ready, by name
+_LOADING: dict[str, Library] = {}
+_LOCK = threading.RLock()
+_COMPLETED: WeakValueDictionary[int, Library] = WeakValueDictionary()  # by the id of `_given`
 _ON_LOAD: list[Callable[[Library], None]] = []
 
 
@@ -422,7 +432,8 @@ def known_backends() -> Mapping[str, str]:
     """Return the module with the standard's functions for each library that is built in or registered.
 
     A package registers a library by an entry point of the group "xformer.backends": its name is the root package of the
-    arrays' class, and its value is the module with the standard's functions. That module may call `register_backend`.
+    arrays' class, and its value is the module with the standard's functions. That module may define a subclass of
+    `Library`.
     """
     from importlib import metadata  # which takes longer to import than most of xformer
 
@@ -438,10 +449,17 @@ def _load(name: str) -> Library:
     """Return a known library."""
     library = _LIBRARIES.get(name)
     if library is None:
-        module = _import(name)
-        library = _LIBRARIES[name] = CLASSES.get(name, Library)(name, module)
-        for callback in _ON_LOAD:
-            callback(library)
+        with _LOCK:  # other threads get it once all callbacks have ended
+            library = _LIBRARIES.get(name) or _LOADING.get(name)
+            if library is None:
+                module = _import(name)
+                library = _LOADING[name] = CLASSES.get(name, Library)(name, module)
+                try:
+                    for callback in _ON_LOAD:
+                        callback(library)
+                    _LIBRARIES[name] = library
+                finally:
+                    del _LOADING[name]
     return library
 
 
@@ -500,7 +518,6 @@ def _is_installed(name: str) -> bool:
     return root.isidentifier() and importlib.util.find_spec(root) is not None
 
 
-@functools.cache
 def complete(xp: Any) -> Library:
     """Return a library that xformer does not know, with missing functions composed of others.
 
@@ -511,6 +528,9 @@ def complete(xp: Any) -> Library:
     Raises:
         BackendError: If functions are missing that cannot be composed.
     """
+    if (library := _COMPLETED.get(id(xp))) is not None:
+        return library
+    given = xp
     if not hasattr(xp, "__array_namespace_info__"):
         with contextlib.suppress(ImportError):
             xp = importlib.import_module(f"array_api_compat.{getattr(xp, '__name__', '')}")
@@ -524,7 +544,9 @@ def complete(xp: Any) -> Library:
     composed = {name: function for name, function in _COMPOSED.items() if not hasattr(xp, name)}
     root = xp.__name__.removeprefix("array_api_compat.").split(".")[0]
     name = _BACKEND_OF_ROOT.get(root, xp.__name__)
-    return CLASSES.get(name, Library)(name, xp, composed)
+    library = _COMPLETED[id(given)] = CLASSES.get(name, Library)(name, xp, composed)
+    library._given = given
+    return library
 
 
 def load_imported() -> None:

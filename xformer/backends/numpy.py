@@ -39,7 +39,7 @@ class NumpyLibrary(Library, library="numpy"):
         """Return the dtype of ml_dtypes."""
         return bfloat16()
 
-    def place(self, data: Any, dtype: DType | None, device: Device) -> Array:
+    def _place(self, data: Any, dtype: DType | None, device: Device) -> Array:
         """Return the data itself, cast if necessary."""
         if device not in (None, "cpu"):
             raise BackendError(f"numpy cannot place data on device {device!r}; it knows only 'cpu'")

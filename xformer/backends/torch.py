@@ -24,17 +24,17 @@ class TorchLibrary(Library, library="torch"):
         # torch.compile traces no imports, and compiles again when a dict that it has read has grown.
         NAMESPACE_OF_TYPE.update(dict.fromkeys((torch.Tensor, torch.nn.Parameter), self))
 
-    def place(self, data: Any, dtype: DType | None, device: Device) -> Array:
+    def _place(self, data: Any, dtype: DType | None, device: Device) -> Array:
         """Inside torch.compile, which traces NumPy, do not ask for flags of the array."""
         if torch.compiler.is_compiling():
             return torch.asarray(data, dtype=dtype, device=device)
-        return super().place(data, dtype, device)
+        return super()._place(data, dtype, device)
 
     def rows_of_table(self, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Inside torch.compile, let the whole table be a constant, so that the rows may be of any number."""
         if not torch.compiler.is_compiling():
             # Not kept, because it may belong to inference mode.
-            return self.place(compute(table)[rows], dtype, device)
+            return self._place(compute(table)[rows], dtype, device)
         return _constant_table(table, dtype, device)[rows]
 
     def to_host(self, array: Array) -> Any:

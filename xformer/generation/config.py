@@ -313,7 +313,7 @@ class LengthLimits:
         prompt_lengths: Tokens of each prompt, which are not part of the output; None without prompts.
         length_fn: Function of token ids that returns a length in another unit, e.g. words; None: only tokens count.
         unit_ranges: Range of each output in units of length_fn.
-        near_targets: The ranges surround target lengths, so a beam may end anywhere inside (see beam_search.py).
+        near_targets: The ranges surround target lengths, so a beam may end anywhere inside (see beams.py).
     """
 
     ranges: list[LengthRange]

@@ -94,7 +94,9 @@ def _append(batch: GenerationBatch, samples: Sequence[Sample], rows: Rows, log_p
             raise batch.no_token_error(sample.index, length - 1)
         has_eos = token in batch.end_ids
         maximum, is_in_units = batch.lengths.ranges[sample.index].maximum, batch.lengths.unit_ranges is not None
-        is_long = length > maximum or (is_in_units and batch.lengths.exceeds_units(sample.index, rows.history(row)))
+        is_long = not has_eos and (
+            length > maximum or (is_in_units and batch.lengths.exceeds_units(sample.index, rows.history(row)))
+        )
         if has_eos or not is_long:
             sample.log_probability += log_prob
         if has_eos or is_long:

@@ -16,10 +16,10 @@ from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
-from xformer.ops import attention, project_heads
+from xformer.ops import attention, attention_weights, project_heads
 from xformer.ops.linear import merge_heads
 from xformer.random import Rng
-from xformer.tracing.activations import OPEN_BLOCKS, is_observed, named, record
+from xformer.tracing.activations import OPEN_BLOCKS, is_observed, named
 from xformer.tree import Module
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -171,7 +171,7 @@ class MultiHeadAttention(Module):
         Args:
             query: Array of shape (rows, queries, d_model).
             cache: Projected keys and values. It may hold fewer rows than `query`: neighboring rows of `query`, such as
-                the hypotheses of a sentence, then share a row of the cache.
+                the hypotheses of an input, then share a row of the cache.
             mask: Boolean, True = may attend; broadcastable to (cached rows, heads, queries, keys).
 
         Returns:
@@ -183,30 +183,43 @@ class MultiHeadAttention(Module):
         key = cache.key
         if key is None or cache.value is None:
             raise ShapeError("the cache is empty; expected the keys and values of keys_and_values(memory)")
-        xp, sentences = array_namespace(query), key.shape[0]
-        if len(query.shape) != 3 or query.shape[0] != query.shape[0] // max(1, sentences) * sentences:
+        xp, inputs = array_namespace(query), key.shape[0]
+        if len(query.shape) != 3 or query.shape[0] != query.shape[0] // max(1, inputs) * inputs:
             raise ShapeError(
                 f"query has shape {tuple(query.shape)}; expected (rows, queries, d_model) with a multiple of the "
-                f"{sentences} rows of the cache"
+                f"{inputs} rows of the cache"
             )
         rows, queries, d_model = query.shape
-        # To attention, the queries of neighboring rows are simply more queries of one sentence.
-        grouped = xp.reshape(query, (sentences, rows // max(1, sentences) * queries, d_model))
+        # To attention, the queries of neighboring rows are simply more queries of one input.
+        grouped = xp.reshape(query, (inputs, rows // max(1, inputs) * queries, d_model))
         (q,) = self._project(query=grouped)
         merged = merge_heads(self._attend(named(self, "queries", q), key, cache.value, mask, None, None))
         return named(self, "output", self.output(xp.reshape(merged, (rows, queries, merged.shape[-1]))))
 
-    def weights(self, query: Array, key: Array | None = None, **options: Any) -> Array:
+    def weights(
+        self,
+        query: Array,
+        key: Array | None = None,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        rotation: Rotation | None = None,
+        causal: bool = False,
+    ) -> Array:
         """Return the attention weights of each head, for inspection: (batch, heads, queries, keys).
 
-        Args:
-            query: As for a call.
-            key: As for a call.
-            **options: `mask`, `bias`, `rotation` and `causal`, as for a call.
+        Arguments are those of a call.
         """
-        with record(self, "weights") as recorded:
-            self(query, key, **options)
-        return recorded["weights"]
+        q, k = self._project(query=query, key=query if key is None else key)
+        if rotation is not None:
+            rotation = Rotation(*(as_dtype_of(angle, q) for angle in rotation))
+            q, k = rotation(q), rotation(k)
+        if self.window is not None:
+            mask = self._within_window(self.window, mask, q, k)
+        return self._weights(q, k, mask, None if bias is None else as_dtype_of(bias, q), causal=causal)
+
+    def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+        return attention_weights(q, k, mask, bias, scale=self.scale, **options)
 
     def keys_and_values(self, key: Array, value: Array | None = None) -> tuple[Array, Array]:
         """Project keys and values into heads.
@@ -224,7 +237,7 @@ class MultiHeadAttention(Module):
     def _project(self, **inputs: Array) -> list[Array]:
         """Return the projections of inputs (batch, length, d_model) by name, (batch, heads, length, head_dim) each."""
         name, x = next(iter(inputs.items()))
-        if len({*map(id, inputs.values())}) > 1:  # of different arrays: one after the other
+        if any(other is not x for other in inputs.values()):  # of different arrays: one after the other
             del inputs[name]
             return [*self._project(**{name: x}), *self._project(**inputs)]
         maps = []

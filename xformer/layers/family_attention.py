@@ -69,6 +69,12 @@ class FamilyAttention(MultiHeadAttention):
             k, v, mask, bias = self._with_sinks(k, v, mask, bias)
         return super()._attend(q, k, v, mask, bias, rng, softcap=self.softcap, **options)
 
+    def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+        if self.sinks is None:
+            return super()._weights(q, k, mask, bias, softcap=self.softcap, **options)
+        k, _, mask, bias = self._with_sinks(k, k, mask, bias)
+        return super()._weights(q, k, mask, bias, softcap=self.softcap, **options)[..., 1:]
+
     def _named(self, name: str, x: Array) -> Array:
         if self.sinks is None:
             return named(self, name, x)
@@ -124,6 +130,15 @@ class DisentangledAttention(FamilyAttention, init=False):
             mask = self._within_window(self.window, mask, q, k)
         heads = self._attend(q, k, v, mask, self._distance_scores(q, k, distances), rng, causal=causal)
         return named(self, "output", self.output(merge_heads(heads)))
+
+    def weights(  # type: ignore[override]
+        self, x: Array, *, distances: Array, mask: Array | None = None, causal: bool = False
+    ) -> Array:
+        """Return the attention weights of each head, for inspection; arguments are those of a call."""
+        q, k = self._project(query=x, key=x)
+        if self.window is not None:
+            mask = self._within_window(self.window, mask, q, k)
+        return self._weights(q, k, mask, self._distance_scores(q, k, distances), causal=causal)
 
     def _distance_scores(self, q: Array, k: Array, distances: Array) -> Array:
         """Return the scores of queries and distances and of distances and keys."""

@@ -234,6 +234,8 @@ class BaseModel(Module):
             raise CheckpointError(f"{path} contains the model {name}, which is not defined; import its class first")
         if not issubclass(_MODELS[name], cls):
             raise CheckpointError(f"{path} contains the model {name}; use {name}.load(path)")
+        if any(".feed_forward.expand." in key for key in arrays):
+            raise CheckpointError(f"{path} is a model of xformer 0.1; convert it as docs/how-to/upgrade.md says")
         try:
             config = _MODELS[name].config_class.from_dict(json.loads(metadata["config"]), "configuration")
             if dtype is None:

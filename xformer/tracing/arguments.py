@@ -12,7 +12,7 @@ from xformer.backends import array_namespace, dtype_name
 from xformer.backends.arrays import check_class
 from xformer.errors import ConfigError, JitError, describe_type
 from xformer.random import Rng
-from xformer.tree import Module, flatten, is_array
+from xformer.tree import Module, flatten, is_array, rebuild_sequence
 
 
 class Arguments:
@@ -152,11 +152,6 @@ def check_static(args: tuple[Any, ...], index: int) -> None:
         raise JitError(f"argument {index} is static but contains arrays; expected a value that can be hashed")
     if index < len(args):
         check_hashable(args[index])
-
-
-def rebuild_sequence(value: Any, items: Iterator[Any]) -> Any:
-    """Return a tuple, named tuple or list of the class of `value`."""
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def holds_arrays(value: Any) -> bool:

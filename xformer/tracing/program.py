@@ -18,10 +18,10 @@ import numpy as np
 
 from xformer import native
 from xformer.backends.arrays import check_class
-from xformer.tracing.arguments import arrays_of, rebuild_sequence
+from xformer.tracing.arguments import arrays_of
 from xformer.tracing.graph import Call, GraphTrace, root_of
 from xformer.tracing.memory import place_constants, share_memory
-from xformer.tree import Module, flatten, is_array
+from xformer.tree import Module, flatten, is_array, rebuild_sequence
 
 
 class Program:

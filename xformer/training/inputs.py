@@ -28,7 +28,11 @@ class FitConfig(Config):
     )
     grad_accumulation: int = option("Batches per step, computed one after the other.", default=1, at_least=1)
     save_every_minutes: float = option(
-        "Minutes between saves of the state.", default=5.0, at_least=0.0, panel="Validation and checkpoints"
+        "Minutes between saves of the state.",
+        default=5.0,
+        at_least=0.0,
+        at_most=math.inf,
+        panel="Validation and checkpoints",
     )
     seed: int = option("Seed of all random numbers.", default=0, at_least=0, panel="Computing")
     precision: str = option(

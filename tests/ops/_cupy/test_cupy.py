@@ -203,9 +203,9 @@ def test_a_training_step_copies_nothing_from_the_host(cuda_host, monkeypatch):
     monkeypatch.setattr(
         NumpyLibrary, "rows_of_table", lambda *arguments: CupyLibrary.rows_of_table(*arguments[:-1], device=None)
     )
-    copies, place = [], NumpyLibrary.place
+    copies, place = [], NumpyLibrary._place
     monkeypatch.setattr(
-        NumpyLibrary, "place", lambda self, data, *rest: copies.append(data) or place(self, data, *rest)
+        NumpyLibrary, "_place", lambda self, data, *rest: copies.append(data) or place(self, data, *rest)
     )
     model, optimizer = small_model(positions="sinusoidal", dropout=0.1, dtype="float32"), Adam()
     batch = Batch.make(TokenPairs(ROWS_OF_IDS, ROWS_OF_IDS), [0, 1], xp=np)
