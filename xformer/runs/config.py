@@ -33,7 +33,7 @@ class InitConfig(Config):
     source_language: str | None = option("Language of the sources, for models of many languages.", default=None)
     target_language: str | None = option("Language of the targets, for models of many languages.", default=None)
     lora: int | None = option(
-        "Rank of the adapters of all linear maps (LoRA), which are trained; the rest is frozen.",
+        "With a model to start from: train adapters of all linear maps with this rank (LoRA), and freeze the model.",
         default=None,
         at_least=1,
     )

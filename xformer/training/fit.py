@@ -418,7 +418,10 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
         OutOfMemoryError: If memory runs out.
         CheckpointError: If `run_dir` cannot be written, or holds the state of another model or optimizer.
     """
-    inspect.signature(fit).bind(model, loss_fn, batches, **options)  # refuses unknown names
+    try:
+        inspect.signature(fit).bind(model, loss_fn, batches, **options)  # refuses unknown names
+    except TypeError as error:
+        raise TypeError(f"fit() {error}") from None
     loop = TrainingLoop(model, loss_fn, batches, **options)
     with loop.jitted_step.warnings(loop.model, loop.history) if loop.jitted_step else contextlib.nullcontext():
         reason = loop.run()
