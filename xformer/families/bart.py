@@ -188,7 +188,7 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
     }
 
 
-BART = register(
+register(
     Family(
         model_types=tuple(_FIELDS),
         model=Transformer,

@@ -115,12 +115,12 @@ def register_encoder(
 
     Args:
         name: Prefix of the names of classes in transformers, e.g. "Bert".
-        model_type: Model type; in lower case, also the prefix of the tensors if `name` is not.
+        model_type: Model type.
         keys: As for `read_fields`.
         tensors: As in `Family`.
         pooler: As for `read_encoder`.
         masked_lm: As for `read_encoder`.
-        tied: As in `Family`.
+        tied: As in `Family`; the name of the embedding begins with the prefix of the tensors.
         defaults: As for `read_fields`.
         activation: As for `read_encoder`.
         same_activation: Whether the head of masked tokens has the activation of the layers.

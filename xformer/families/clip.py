@@ -133,7 +133,7 @@ _SHARED = {
 }
 _HEAD, _POOLER = "vision_model.head.", "image.pooler."
 _PROJECTIONS = [f"{_POOLER}attention.{part}" for part in ("query", "key", "value")]
-CLIP = register(
+register(
     Family(
         model_types=("clip",),
         model=ImageTextEncoder,
@@ -150,7 +150,7 @@ CLIP = register(
         },
     )
 )
-SIGLIP = register(
+register(
     Family(
         model_types=("siglip",),
         model=ImageTextEncoder,

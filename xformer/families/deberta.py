@@ -71,7 +71,7 @@ def _write_config(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-DEBERTA_V2 = register(
+register(
     Family(
         model_types=("deberta-v2",),
         model=Encoder,

@@ -16,6 +16,7 @@ from xformer.families.values import (
     read_fields,
     read_output,
     read_rope,
+    value_of,
     write_activation,
     write_fields,
     write_output,
@@ -82,10 +83,6 @@ def interleaved_decoder(config: LanguageModelConfig, norms: Mapping[str, str] = 
     return decoder(norms, rotated=(config.features_per_head, config.features_per_head))
 
 
-def _same(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
-    return values
-
-
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
     """How the config.json of one type of language model describes it.
@@ -101,7 +98,7 @@ class Decoder:
             None: the field is fixed and has no key.
         theta: As for `read_rope`; None without rotary positions.
         fraction: As for `read_rope`.
-        required: {key: its only value, or values, or a function of the fields}.
+        required: {key: its only value, or a function of the fields that returns it}.
         skipped: Keys that may have any value.
         written: {key: value, or function of the configuration} that are written, too.
         output: Name of the tensor of the output matrix.
@@ -122,7 +119,7 @@ class Decoder:
     written: Mapping[str, Any] = field(default_factory=dict)
     output: str = "lm_head.weight"
     read: Callable[[ConfigReader, dict[str, Any]], Mapping[str, Any]] = lambda reader, fields: {}
-    write: Callable[[LanguageModelConfig, dict[str, Any]], dict[str, Any]] = _same
+    write: Callable[[LanguageModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, values: values
 
     def read_config(self, reader: ConfigReader) -> LanguageModelConfig:
         """Translate config.json."""
@@ -133,10 +130,10 @@ class Decoder:
             fields["activation"] = self.activation
         fields |= read_fields(reader, {**self.keys, **self.unwritten}, **self.defaults)
         for key, value in self.required.items():
-            reader.require(key, *_values(value, fields))
+            reader.require(key, value_of(value, fields))
         if isinstance(self.activation, tuple):
             fields["activation"] = read_activation(reader, self.activation[0], default=self.activation[1])
-        fields |= {name: value(fields) if callable(value) else value for name, value in self.fixed.items()}
+        fields |= {name: value_of(value, fields) for name, value in self.fixed.items()}
         if self.theta is not None:
             fields |= {"positions": "rotary", **read_rope(reader, theta=self.theta, fraction=self.fraction)}
         return LanguageModelConfig(**{**fields, **read_output(reader, self.output), **self.read(reader, fields)})
@@ -154,24 +151,25 @@ class Decoder:
             values["head_dim"] = config.features_per_head
         if self.activation is not None:
             key = self.activation[0] if isinstance(self.activation, tuple) else "hidden_act"
-            values[key] = write_activation(config, gated=key == "hidden_act" and self.activation in GATED)
+            values[key] = write_activation(config, gated=self.activation in GATED)
         if self.theta is not None:
             values |= write_rope(config, writes_fraction=self.fraction is not None)
-        values |= {key: value(config) if callable(value) else value for key, value in self.written.items()}
+        values |= {key: value_of(value, config) for key, value in self.written.items()}
         replaced = "ForCausalLM|LMHeadModel"
         architecture = self.architecture if config.has_output else re.sub(replaced, "Model", self.architecture)
         values |= {"architectures": [architecture], "model_type": model_type, **write_output(config)}
         return self.write(config, values)
 
 
+def without_older_rope(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with rope_parameters alone, without the keys of rotary positions that it replaced."""
+    older = ("rope_theta", "rope_scaling", "partial_rotary_factor")
+    return {key: value for key, value in values.items() if key not in older}
+
+
 def with_windows(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
     """Return values with those of windows."""
     return {**values, **write_windows(config)}
-
-
-def _values(value: Any, fields: dict[str, Any]) -> tuple[Any, ...]:
-    value = value(fields) if callable(value) else value
-    return value if isinstance(value, tuple) else (value,)
 
 
 def register_decoders(

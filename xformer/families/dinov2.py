@@ -101,7 +101,7 @@ def _tensors(config: ImageEncoderConfig) -> dict[str, Layout]:
     }
 
 
-DINOV2 = register(
+register(
     Family(
         model_types=("dinov2",),
         model=ImageEncoder,

@@ -7,7 +7,15 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import HEADS, RMS_SIZES, SANDWICH_NORMS, Decoder, decoder, register_decoders
+from xformer.families.decoder import (
+    HEADS,
+    RMS_SIZES,
+    SANDWICH_NORMS,
+    Decoder,
+    decoder,
+    register_decoders,
+    without_older_rope,
+)
 from xformer.families.layouts import Layout, plus_one
 from xformer.families.values import (
     every_nth_full,
@@ -44,15 +52,12 @@ def _write(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any
     scalar = round(scale**-2)  # transformers expects an integer
     if abs(scale**-2 - scalar) > 1e-6 * scalar:
         raise ConfigError(f"attention_scale is {scale}; expected 1 / sqrt(n) with an integer n")
-    rope = {"rope_parameters": values["rope_parameters"]}
-    for key in ("rope_theta", "rope_scaling", "partial_rotary_factor"):
-        values.pop(key, None)
     return {
-        **values,
+        **without_older_rope(values),
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
         **{key: getattr(config, field) for field, key in _SOFTCAPS.items()},
-        **(write_local_rope(config) if config.qk_norm else rope),
+        **(write_local_rope(config) if config.qk_norm else {}),
         **write_windows(config),
     }
 

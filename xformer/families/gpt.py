@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import Decoder, register_decoders
+from xformer.families.decoder import Decoder, register_decoders, without_older_rope
 from xformer.families.layouts import (
     Layout,
     affine,
@@ -163,9 +163,7 @@ register_decoders(
 
 def _write_neox(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
     """Write the keys of rotary positions that this type has."""
-    for key in ("rope_theta", "rope_scaling", "partial_rotary_factor"):
-        del values[key]
-    return {**values, "rotary_pct": config.rotary_fraction, "rotary_emb_base": config.rope_theta}
+    return {**without_older_rope(values), "rotary_pct": config.rotary_fraction, "rotary_emb_base": config.rope_theta}
 
 
 register_decoders(

@@ -25,7 +25,7 @@ from xformer.families.decoder import (
     register_decoders,
 )
 from xformer.families.layouts import Layout, affine, attention, feed_forward, fused, linear, plus_one, same, transposed
-from xformer.families.values import SIZES, read_windows, write_fields, write_windows
+from xformer.families.values import SIZES, read_no_window, read_window, read_windows, write_fields, write_windows
 from xformer.models import LanguageModelConfig
 
 _BIASES = {"attention_bias": "attention_bias", "feed_forward_bias": "mlp_bias"}
@@ -39,10 +39,6 @@ _SCALES = {
 
 
 # --- Windows ----------------------------------------------------------------------------------------------------------
-
-
-def _read_no_windows(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    return read_windows(reader, ["sliding_attention"] * fields["num_layers"], has_window=False)
 
 
 def _read_mistral(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
@@ -93,10 +89,6 @@ def _write_smollm3(config: LanguageModelConfig, values: dict[str, Any]) -> dict[
     }
 
 
-def _read_window(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    return read_windows(reader, ["sliding_attention"] * fields["num_layers"])
-
-
 def _window_of(config: LanguageModelConfig) -> int | None:
     window: int | None = write_windows(config)["sliding_window"]  # of all layers
     return window
@@ -108,7 +100,7 @@ def _window_of(config: LanguageModelConfig) -> int | None:
 def _read_granite(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
     scales = {field: reader.number(key, default=1.0) for field, key in _SCALES.items()}
     scales["logits_scale"] = 1.0 / reader.number("logits_scaling", default=1.0)
-    return {**scales, **_read_no_windows(reader, fields)}
+    return {**scales, **read_no_window(reader, fields)}
 
 
 def _write_granite(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +115,7 @@ _LLAMA = Decoder(
     fixed={"norm": "rms", "attention_output_bias": lambda fields: fields["attention_bias"]},
     theta=10000.0,
     skipped="auto_map max_window_layers use_sliding_window",
-    read=_read_no_windows,
+    read=read_no_window,
 )
 _MISTRAL = replace(
     _LLAMA,
@@ -228,7 +220,7 @@ register_decoders(
             architecture="Phi3ForCausalLM",
             defaults={**_DEFAULTS, "norm_epsilon": 1e-5},
             fraction=1.0,
-            read=_read_window,
+            read=read_window,
             write=_write_phi3,
         )
     },
@@ -389,7 +381,7 @@ register_decoders(
             skipped="activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
             required={"scale_attn_weights": True, "norm_type": "layer_norm", "mlp_type": "default"},
             written={"sliding_window": _window_of},
-            read=_read_window,
+            read=read_window,
         )
     },
     decoder(names="c_fc c_proj"),

@@ -21,17 +21,8 @@ from xformer.families.decoder import (
     register_decoders,
 )
 from xformer.families.layouts import Layout, transposed
-from xformer.families.values import read_windows, write_windows
+from xformer.families.values import read_no_window, read_window, read_windows, write_windows
 from xformer.models import LanguageModelConfig
-
-
-def _read_window(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of windows: all layers have one if sliding_window is given."""
-    return read_windows(reader, ["sliding_attention"] * fields["num_layers"])
-
-
-def _read_no_window(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    return read_windows(reader, ["full_attention"] * fields["num_layers"], has_window=False)
 
 
 def _read_qwen(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +74,7 @@ _MIXTRAL = Decoder(
     fixed={"norm": "rms", "attention_bias": False, "feed_forward_bias": False},
     theta=1e6,
     skipped="router_jitter_noise output_router_logits router_aux_loss_coef use_sliding_window max_window_layers",
-    read=_read_window,
+    read=read_window,
     write=_write,
 )
 _OLMOE = replace(
@@ -105,7 +96,7 @@ _OLMOE = replace(
     },
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True, "qk_norm_all_heads": True},
     theta=1e4,
-    read=_read_no_window,
+    read=read_no_window,
 )
 _QWEN3 = replace(
     _OLMOE,

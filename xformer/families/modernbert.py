@@ -109,7 +109,7 @@ def _tensors(config: EncoderConfig) -> dict[str, Layout]:
     return layouts
 
 
-MODERNBERT = register(
+register(
     Family(
         model_types=("modernbert",),
         model=Encoder,

@@ -114,7 +114,7 @@ def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
     return tensors
 
 
-T5 = register(
+register(
     Family(
         model_types=("t5", "mt5", "umt5"),
         model=Transformer,

@@ -92,7 +92,7 @@ def _stack(side: str) -> dict[str, Layout]:
     return tensors | feed_forward(theirs + "mlp", ours + "feed_forward")
 
 
-T5GEMMA = register(
+register(
     Family(
         model_types=("t5gemma",),
         model=Transformer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
@@ -74,11 +73,15 @@ def read_fields(reader: ConfigReader, keys: Mapping[str, str], **defaults: Any) 
     methods: dict[type, Callable[..., Any]] = {bool: reader.flag, float: reader.number}
     values: dict[str, Any] = {}
     for field, names in keys.items():
-        given = defaults.get(field, REQUIRED)
-        default: Any = given(values) if type(given) is FunctionType else given
+        default = value_of(defaults.get(field, REQUIRED), values)
         read: Callable[..., Any] = methods.get(type(default), reader.count)
         values[field] = read(*names.split(), default=default)
     return values
+
+
+def value_of(value: Any, known: Any) -> Any:
+    """Return a value of a table, which may be a function of what is known: the fields, or the configuration."""
+    return value(known) if callable(value) else value
 
 
 def write_fields(config: ModelConfig, keys: Mapping[str, str]) -> dict[str, Any]:
@@ -178,6 +181,16 @@ def read_windows(
         raise CheckpointError(f"{reader.path} has layers of the type 'sliding_attention'; expected a sliding_window")
     window += reader.values.get("is_causal") is False  # transformers then counts the tokens of one side
     return {"window": window, "layer_types": tuple(types) if "full_attention" in types else None}
+
+
+def read_window(reader: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of windows: all layers have one if sliding_window is given."""
+    return read_windows(reader, ["sliding_attention"] * fields["num_layers"])
+
+
+def read_no_window(reader: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of windows of models in which sliding_window has no effect."""
+    return read_windows(reader, ["full_attention"] * fields["num_layers"], has_window=False)
 
 
 def every_nth_full(num_layers: int, n: int) -> list[str]:

@@ -73,7 +73,7 @@ def _write_config(config: ImageEncoderConfig) -> dict[str, Any]:
 
 _ATTENTION = "attention.query attention.key attention.value output.dense"
 _LAYER, _OURS = "vit.encoder.layer.{i}.", "layers.{i}."
-VIT = register(
+register(
     Family(
         model_types=("vit",),
         model=ImageEncoder,

@@ -58,7 +58,7 @@ def _tensors() -> dict[str, Layout]:
     return tensors
 
 
-WHISPER = register(
+register(
     Family(
         model_types=("whisper",),
         model=SpeechTransformer,

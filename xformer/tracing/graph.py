@@ -28,6 +28,7 @@ from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
 from xformer.tracing.record import base_function
 from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, WRITES_OUTER, Tracer
+from xformer.tree import rebuild_sequence
 
 ACTIVE_GRAPH: ContextVar[GraphTrace | None] = ContextVar("active_graph", default=None)
 
@@ -319,7 +320,7 @@ class GraphTrace:
         """Append a call that returned `result`, unless this is a view of an argument; return it traced."""
         if isinstance(result, tuple | list):
             items = (self.append_result("", x, _item_of(function, i), args, keywords) for i, x in enumerate(result))
-            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+            return rebuild_sequence(result, items)
         if not isinstance(result, np.ndarray | np.generic):
             return result
         check_class(result)

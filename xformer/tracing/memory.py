@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from xformer import native
 from xformer.errors import JitError
 from xformer.tracing.graph import WRITES_CONSTANT, Call, Constant, root_of
+from xformer.tree import map_items
 
 
 def place_constants(calls: Sequence[Call], constants: dict[int, Constant], *, are_kept: bool) -> list[Call]:
@@ -124,11 +126,4 @@ def _assign_offsets(lifetimes: dict[int, list[int]], sizes: dict[int, int]) -> t
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to the arrays in nested tuples, lists and dicts."""
-    if isinstance(value, np.ndarray):
-        return function(value)
-    if isinstance(value, tuple | list):
-        items = [_map(function, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {name: _map(function, item) for name, item in value.items()} if value else value
-    return value
+    return function(value) if isinstance(value, np.ndarray) else map_items(partial(_map, function), value)

@@ -26,7 +26,7 @@ from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
 from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer
-from xformer.tree import is_array
+from xformer.tree import is_array, rebuild_sequence
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -123,10 +123,8 @@ class GradTrace:
         """Wrap arrays, also inside tuples and lists, as constants of the trace; return everything else as it is."""
         if type(value) is Tracer and value._namespace is self:
             return value
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.wrap, value))
         if isinstance(value, (tuple, list)):
-            return type(value)(map(self.wrap, value))
+            return rebuild_sequence(value, map(self.wrap, value))
         return Tracer(self.unwrap(value), self, -1) if is_array(value) else value
 
     def unwrap(self, value: Any) -> Any:
