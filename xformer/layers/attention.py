@@ -237,9 +237,10 @@ class MultiHeadAttention(Module):
     def _project(self, **inputs: Array) -> list[Array]:
         """Return the projections of inputs (batch, length, d_model) by name, (batch, heads, length, head_dim) each."""
         name, x = next(iter(inputs.items()))
-        if any(other is not x for other in inputs.values()):  # of different arrays: one after the other
-            del inputs[name]
-            return [*self._project(**{name: x}), *self._project(**inputs)]
+        for other in inputs.values():
+            if other is not x:  # different arrays: one after the other
+                del inputs[name]
+                return [*self._project(**{name: x}), *self._project(**inputs)]
         maps = []
         for name in inputs:
             heads = self.num_heads if name == "query" else self.num_key_value_heads
