@@ -155,7 +155,7 @@ def check_setup(words: list[str]) -> None:
 
 def test_every_block_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(threads, "_explicit", [])
+    monkeypatch.setattr(threads, "_requested", None)
     names: dict[str, object] = {}
     languages = []
     for language, text in BLOCKS:
@@ -195,7 +195,7 @@ def test_first_blocks_run_on_other_libraries(library: str) -> None:
 def test_blocks_of_pages_run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(threads, "_explicit", [])
+    monkeypatch.setattr(threads, "_requested", None)
     if not (folder / "run").exists():
         shutil.copytree("opus-mt-de-en", "run")
     shutil.copy("test.de", "news.de")

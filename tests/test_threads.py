@@ -168,7 +168,7 @@ class EachThread:
 def test_libraries_that_keep_a_number_for_each_thread(monkeypatch):
     library = EachThread()
     monkeypatch.setattr(threads, "_blas_libraries", lambda modules: [library])
-    monkeypatch.setattr(threads, "_explicit", [3])
+    monkeypatch.setattr(threads, "_requested", 3)
     barrier = threading.Barrier(3, timeout=30)
 
     def work(item):
@@ -243,7 +243,7 @@ def run_program(program, *arguments, env=None):
 
 
 def test_parallel_map_keeps_the_order_and_uses_threads(monkeypatch):
-    monkeypatch.setattr(threads, "_explicit", [3])
+    monkeypatch.setattr(threads, "_requested", 3)
     barrier = threading.Barrier(3, timeout=30)
 
     def work(item):
@@ -259,7 +259,7 @@ def test_parallel_map_keeps_the_order_and_uses_threads(monkeypatch):
 
 @pytest.mark.parametrize(("count", "items"), [(1, 3), (2, 5), (2, 2), (5, 3)])
 def test_parallel_map_uses_at_most_num_threads(monkeypatch, count, items):
-    monkeypatch.setattr(threads, "_explicit", [count])
+    monkeypatch.setattr(threads, "_requested", count)
     lock, busy, most = threading.Lock(), [], []
 
     def work(item):
@@ -276,7 +276,7 @@ def test_parallel_map_uses_at_most_num_threads(monkeypatch, count, items):
 
 
 def test_nested_parallel_map_runs_serially(monkeypatch):
-    monkeypatch.setattr(threads, "_explicit", [2])
+    monkeypatch.setattr(threads, "_requested", 2)
 
     def inner(item):
         return threading.get_ident()
@@ -290,7 +290,7 @@ def test_nested_parallel_map_runs_serially(monkeypatch):
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_parallel_map_raises_after_all_threads_have_ended(monkeypatch, bad):
-    monkeypatch.setattr(threads, "_explicit", [3])
+    monkeypatch.setattr(threads, "_requested", 3)
     ended = []
 
     def work(item):
@@ -307,7 +307,7 @@ def test_parallel_map_raises_after_all_threads_have_ended(monkeypatch, bad):
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("bad", [{0}, {3, 4, 6}, {1, 2}, {5, 2, 4}])
 def test_parallel_map_raises_the_error_of_the_first_item_for_any_number_of_threads(monkeypatch, count, bad):
-    monkeypatch.setattr(threads, "_explicit", [count])
+    monkeypatch.setattr(threads, "_requested", count)
 
     def work(item):
         time.sleep(0.01 * (item == min(bad)))  # later items fail before it
@@ -351,7 +351,7 @@ def test_more_callers_than_threads_of_the_pool():
 
 
 def test_set_num_threads_overrides_the_environment(monkeypatch, three_blas_threads):
-    monkeypatch.setattr(threads, "_explicit", [])
+    monkeypatch.setattr(threads, "_requested", None)
     monkeypatch.setenv("XFORMER_NUM_THREADS", "7")
     assert xformer.num_threads() == 7
     xformer.set_num_threads(2)
@@ -363,14 +363,14 @@ def test_set_num_threads_overrides_the_environment(monkeypatch, three_blas_threa
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", None, True, 4097])
 def test_a_bad_number_of_threads_cannot_be_set(monkeypatch, count):
-    monkeypatch.setattr(threads, "_explicit", [3])
+    monkeypatch.setattr(threads, "_requested", 3)
     with pytest.raises(ConfigError, match=rf"^set_num_threads got {count!r}; expected an integer from 1 to 4096$"):
         xformer.set_num_threads(count)
     assert xformer.num_threads() == 3
 
 
 def test_set_num_threads_warns_without_threadpoolctl(monkeypatch, three_blas_threads, no_threadpoolctl):
-    monkeypatch.setattr(threads, "_explicit", [])
+    monkeypatch.setattr(threads, "_requested", None)
     with pytest.warns(
         UserWarning, match="^set_num_threads has no effect on NumPy's matrix products: install threadpoolctl$"
     ):

@@ -210,11 +210,14 @@ def check_count(name: str, value: Any, at_least: int = 1) -> None:
         raise ConfigError(f"{name} is {value!r}; expected an integer of at least {at_least}")
 
 
-def as_flag(name: str, value: Any) -> bool:
+def check_bool(name: str, value: Any) -> bool:
     """Return True or False, also for a bool of NumPy; raise ConfigError for anything else."""
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name} is {value!r}; expected True or False")
     return bool(value)
+
+
+as_flag = check_bool  # the former name, which `xformer.ops` still uses
 
 
 def integers(name: str, values: Any) -> list[int]:

@@ -62,7 +62,7 @@ def _is_glibc() -> bool:
         return False
 
 
-_explicit: list[int] = []  # the number passed to set_num_threads
+_requested: int | None = None  # the number passed to set_num_threads
 
 
 def set_num_threads(count: int) -> None:
@@ -79,7 +79,8 @@ def set_num_threads(count: int) -> None:
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_THREADS:
         raise ConfigError(f"set_num_threads got {count!r}; expected an integer from 1 to {_MAX_THREADS}")
-    _explicit[:] = [count]
+    global _requested
+    _requested = count
     num_threads.cache_clear()
     apply_thread_limits()
     if importlib.util.find_spec("threadpoolctl") is None:
@@ -103,8 +104,8 @@ on_clear(num_threads.cache_clear)
 def _requested_threads() -> int:
     """Return the number that the program or the environment requests, or 0."""
     setting = env_value("XFORMER_NUM_THREADS")
-    if _explicit or not setting:
-        return sum(_explicit)
+    if _requested or not setting:
+        return _requested or 0
     if not setting.isdecimal() or not 1 <= int(setting) <= _MAX_THREADS:
         clear_cache()  # so that a corrected value is read
         raise ConfigError(f"XFORMER_NUM_THREADS is {setting!r}; expected an integer from 1 to {_MAX_THREADS}")
@@ -116,11 +117,11 @@ def apply_thread_limits() -> None:
     count = _requested_threads()
     torch: Any = sys.modules.get("torch")
     if count and hasattr(torch, "set_num_threads"):  # it lacks the function while it is being imported
-        torch.set_num_threads(count if _explicit else min(count, torch.get_num_threads()))
+        torch.set_num_threads(count if _requested else min(count, torch.get_num_threads()))
     with _LOCK:
         for library in _blas_libraries(len(sys.modules)) if count else ():
             key = _blas_key(library)
-            _unlimited[key] = count if _explicit else min(count, _unlimited.get(key, _access(library)[0]()))
+            _unlimited[key] = count if _requested else min(count, _unlimited.get(key, _access(library)[0]()))
         _apply_limits()
 
 
@@ -214,7 +215,7 @@ class Collector(Generic[Item]):
 
     def __init__(self, name: str) -> None:
         self._items: ContextVar[list[Item] | None] = ContextVar(name, default=None)
-        self.blocks: list[None] = []  # one for each block of any thread
+        self.blocks: list[None] = []  # one for each block of any thread; a list, since appending is atomic
 
     @contextlib.contextmanager
     def collect(self) -> Iterator[list[Item]]:

@@ -136,16 +136,20 @@ class Module:
         arrays = ((name, x) for name, x in walk(self, trainable_only=True) if is_array(x))
         return ((name, array) for name, array in arrays if is_floating(array.dtype))
 
-    def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (dotted name, module) for each module that a call applies: itself, with the prefix, and those in it."""
         yield prefix, self
         pending = [(f"{prefix}.{name}" if prefix else name, x) for name, x in reversed(children_of(self))]
         while pending:
             name, item = pending.pop()
             if isinstance(item, Module):
-                yield from item.called_modules(name)
+                yield from item.named_modules(name)
             else:
                 pending += [(f"{name}.{key}", x) for key, x in reversed(children_of(item))]
+
+    def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield `named_modules`: the former name."""
+        return self.named_modules(prefix)
 
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters of the tree, also in frozen ones."""

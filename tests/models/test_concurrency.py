@@ -43,7 +43,7 @@ def at_once(functions):
 @pytest.fixture
 def three_threads(monkeypatch):
     """Spread over three threads, though there be fewer cores, in a pool that has fewer than the callers ask for."""
-    monkeypatch.setattr(threads, "_explicit", [3])
+    monkeypatch.setattr(threads, "_requested", 3)
     monkeypatch.setattr(threads, "_pools", [])
     monkeypatch.setattr(threads, "_MAX_WORKERS", 2)
     with threads.blas_threads(2):

@@ -380,7 +380,7 @@ _BACKEND_OF_ROOT = {**{name: name for name in BACKENDS}, "jaxlib": "jax"}
 
 TRACED: Any = object()
 """Stands for the namespace of a class of traced arrays: each array has its own."""
-_ASK_THE_ARRAY: Any = object()
+_DYNAMIC: Any = object()
 NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
 
 _LIBRARIES: dict[str, Library] = {}  # known ones that are ready, by name
@@ -574,7 +574,7 @@ def array_namespace(*arrays: Any) -> Namespace:
             if array is None or isinstance(array, bool | int | float | complex):
                 continue
             namespace = _namespace_of_new_type(array)
-        if namespace is _ASK_THE_ARRAY:
+        if namespace is _DYNAMIC:
             namespace = complete(array.__array_namespace__())
         if result is None or result is namespace:
             result = namespace
@@ -582,7 +582,7 @@ def array_namespace(*arrays: Any) -> Namespace:
             result = _innermost(result, namespace)
     if result is None:
         if any(hasattr(array, "dtype") for array in arrays):
-            return _load("numpy")  # numpy.float64 is a Python float; it decides only if nothing else does
+            return _load("numpy")  # numpy.float64 is a Python float; used only if there is no other array
         types = ", ".join(type(array).__name__ for array in arrays)
         raise BackendError(f"no array among the arguments ({types}); expected at least one array")
     return result
@@ -590,7 +590,7 @@ def array_namespace(*arrays: Any) -> Namespace:
 
 def _namespace_of_new_type(array: Any) -> Namespace:
     """Find the namespace for a type that was not seen before, and remember it."""
-    cls, namespace = type(array), _ASK_THE_ARRAY
+    cls, namespace = type(array), _DYNAMIC
     name = _BACKEND_OF_ROOT.get(cls.__module__.split(".")[0])
     if name is not None and hasattr(array, "dtype") and hasattr(array, "shape"):
         namespace = _load(name)

@@ -23,7 +23,7 @@ from xformer.backends import (
     resolve,
     to_host,
 )
-from xformer.config import as_flag
+from xformer.config import check_bool
 from xformer.errors import CheckpointError, ConfigError, ShapeError, describe_type, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
@@ -194,7 +194,7 @@ def load_pretrained(
         >>> logits = model([[504, 3575, 282]])  # doctest: +SKIP
     """
     check_exists(directory)
-    pack = as_flag("pack", pack)
+    pack = check_bool("pack", pack)
     if quantize is not None and quantize not in QUANTIZED_DTYPES:
         raise ConfigError(f"quantize is {quantize!r}; expected 'int8' or 'bfloat16'")
     path = Path(directory)

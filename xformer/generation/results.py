@@ -190,7 +190,7 @@ def alignments(
     # A token is predicted by the query of the token before it.
     inputs = [[config.bos_id, *output[:-1]] for output in outputs]
     weights = model.cross_attention_weights(source, pad(inputs, config.pad_id), lengths=lengths)[layer]
-    attention = to_host(array_namespace(weights).mean(weights, axis=1))  # (sentences, target, source)
+    attention = to_host(array_namespace(weights).mean(weights, axis=1))  # (inputs, target, source)
     return [
         attention[row, : len(output)][:, [token != config.source_padding_id for token in ids]]
         for row, (output, ids) in enumerate(zip(outputs, to_host(source).tolist(), strict=True))

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from xformer.backends import Array, array_namespace, device, extra, is_half_precision
-from xformer.config import as_flag, check_count
+from xformer.config import check_bool, check_count
 from xformer.errors import ConfigError, check_arguments, describe_type, nearest_hint
 from xformer.layers.embedding import Embedding
 from xformer.layers.initializer import Initializer
@@ -156,7 +156,7 @@ def lora(
          'layers.0.self_attention.value.weight.lora_a', 'layers.0.self_attention.value.weight.lora_b']
     """
     check_count("rank", rank)
-    use_dora = as_flag("use_dora", use_dora)
+    use_dora = check_bool("use_dora", use_dora)
     scale = rank if alpha is None else alpha
     if isinstance(scale, bool) or not isinstance(scale, Real) or not 0.0 < scale < math.inf:
         raise ConfigError(f"alpha is {alpha!r}; expected a positive number")

@@ -8,7 +8,7 @@ from typing import Any
 
 from xformer import hints, masks
 from xformer.backends import Array, array_namespace, device
-from xformer.config import as_flag, check_heads
+from xformer.config import check_bool, check_heads
 from xformer.errors import ConfigError, ShapeError, check_arguments
 from xformer.layers.cache import KVCache
 from xformer.layers.dropout import Dropout
@@ -97,7 +97,7 @@ class MultiHeadAttention(Module):
         check_heads(d_model, num_heads, num_key_value_heads, head_dim)
         if window is not None and window < 1:
             raise ConfigError(f"window is {window}; expected at least 1 token, or None for no limit")
-        biases = bias if isinstance(bias, tuple | list) else PROJECTIONS if as_flag("bias", bias) else ()
+        biases = bias if isinstance(bias, tuple | list) else PROJECTIONS if check_bool("bias", bias) else ()
         if not {*biases} <= {*PROJECTIONS}:
             raise ConfigError(f"bias is {bias!r}; expected True, False, or names out of {', '.join(PROJECTIONS)}")
         init = initializer(init)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xformer.backends import Array, array_namespace, device
-from xformer.config import as_flag
+from xformer.config import check_bool
 from xformer.errors import ShapeError
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
@@ -157,8 +157,8 @@ class PatchEmbedding(Module):
         init = initializer(init)
         weight = init.xavier_uniform((patch_size * patch_size * num_channels, d_model))
         self.weight = array_namespace(weight).reshape(weight, (patch_size, patch_size, num_channels, d_model))
-        self.bias = init.zeros((d_model,)) if as_flag("bias", bias) else None
-        self.class_token = init.normal((1, d_model), d_model**-0.5) if as_flag("class_token", class_token) else None
+        self.bias = init.zeros((d_model,)) if check_bool("bias", bias) else None
+        self.class_token = init.normal((1, d_model), d_model**-0.5) if check_bool("class_token", class_token) else None
 
     def __call__(self, images: Array) -> Array:
         """Compute the vectors of the class token and of the patches, row by row.

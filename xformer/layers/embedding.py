@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_floating
-from xformer.config import as_flag
+from xformer.config import check_bool
 from xformer.errors import ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
@@ -37,7 +37,7 @@ class Embedding(Module):
     def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, factor: float = 1.0, init: Init = None):
         # With this deviation, scaled vectors have unit variance and unembedded logits start near unit variance too.
         self.weight = initializer(init).normal((vocab_size, d_model), d_model**-0.5)
-        self.scale = as_flag("scale", scale)
+        self.scale = check_bool("scale", scale)
         self.factor = factor
 
     def __call__(self, ids: Array) -> Array:
@@ -106,9 +106,9 @@ class InputEmbedding(Module):
     ):
         self.positions = positions
         self.norm = norm
-        self.norm_first = as_flag("norm_first", norm_first)
+        self.norm_first = check_bool("norm_first", norm_first)
         self.dropout = Dropout(dropout)
-        self.scale = as_flag("scale", scale)
+        self.scale = check_bool("scale", scale)
         self.projection = projection
 
     def __call__(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import Array, array_namespace, device, extra
-from xformer.config import as_flag
+from xformer.config import check_bool
 from xformer.errors import ShapeError
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.initializer import Init, initializer
@@ -48,12 +48,12 @@ class FamilyAttention(MultiHeadAttention):
         init: Init = None,
         **options: Any,
     ):
-        init, self.norm_all_heads = initializer(init), as_flag("norm_all_heads", norm_all_heads)
+        init, self.norm_all_heads = initializer(init), check_bool("norm_all_heads", norm_all_heads)
         super().__init__(d_model, num_heads, norm=None if norm_all_heads else norm, init=init, **options)
         if norm is not None and norm_all_heads:
             self.query_norm, self.key_norm = (norm(x.weight.shape[1], init=init) for x in (self.query, self.key))
         self.softcap = softcap
-        self.sinks = init.zeros((num_heads,)) if as_flag("sinks", sinks) else None
+        self.sinks = init.zeros((num_heads,)) if check_bool("sinks", sinks) else None
 
     def _normalized(self, x: Array, norm: Norm) -> Array:
         if not self.norm_all_heads:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_half_precision, to_library_of
-from xformer.config import as_flag, check_count
+from xformer.config import check_bool, check_count
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
@@ -233,12 +233,12 @@ class MixtureOfExperts(Module):
         init = initializer(init)
         d_model = experts[0].up.weight.shape[0]
         self.router = init.xavier_uniform((d_model, len(experts)))
-        self.router_bias = init.zeros((len(experts),)) if as_flag("bias", bias) else None
+        self.router_bias = init.zeros((len(experts),)) if check_bool("bias", bias) else None
         self.shared_gate = None if shared is None else init.xavier_uniform((d_model, 1))
         self.shared = shared
         self.experts = tuple(experts)
         self.num_experts_per_token = num_experts_per_token
-        self.normalize = as_flag("normalize", normalize)
+        self.normalize = check_bool("normalize", normalize)
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
         """Apply the layer to each position.
@@ -274,11 +274,11 @@ class MixtureOfExperts(Module):
             y = y + extra.cast_like(logistic(linear(x, self.shared_gate)) * self.shared(x, shared_rng), y)
         return named(self, "output", y)
 
-    def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield those of `Module.called_modules` but the experts, which are applied as one network."""
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield those of `Module.named_modules` but the experts, which are applied as one network."""
         yield prefix, self
         if self.shared is not None:
-            yield from self.shared.called_modules(f"{prefix}.shared" if prefix else "shared")
+            yield from self.shared.named_modules(f"{prefix}.shared" if prefix else "shared")
 
     def _apply(self, rows: Array, expert_indices: Array, rng: Rng | None) -> Array:
         """Apply the experts to rows that are sorted by expert.

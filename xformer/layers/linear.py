@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xformer.backends import Array, array_namespace, dtype_name
-from xformer.config import as_flag
+from xformer.config import check_bool
 from xformer.errors import ShapeError, describe_type
 from xformer.layers.initializer import Init, initializer
 from xformer.ops.linear import linear
@@ -37,7 +37,7 @@ class Linear(Module):
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Init = None):
         init = initializer(init)
         self.weight = init.xavier_uniform((in_features, out_features))
-        self.bias = init.zeros((out_features,)) if as_flag("bias", bias) else None
+        self.bias = init.zeros((out_features,)) if check_bool("bias", bias) else None
 
     def __call__(self, x: Array, activation: str | None = None) -> Array:
         """Apply the map, and optionally an activation.

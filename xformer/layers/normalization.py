@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from xformer.backends import Array, array_namespace
-from xformer.config import as_flag
+from xformer.config import check_bool
 from xformer.layers.initializer import Initializer, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.ops.norms import layer_norm, rms_norm
@@ -32,7 +32,7 @@ class LayerNorm(Module):
         features: Size of the last axis.
         epsilon: Added to the (biased) variance.
         bias: Add a learned shift.
-        init: An `Initializer`, or a seed for a new one on NumPy (nothing is drawn; it decides library and dtype).
+        init: An `Initializer`, or a seed for a new one on NumPy; only its library and dtype are used.
     """
 
     weight: Array
@@ -42,7 +42,7 @@ class LayerNorm(Module):
     def __init__(self, features: int, *, epsilon: float = 1e-5, bias: bool = True, init: Initializer | int = 0):
         init = initializer(init)
         self.weight = init.ones((features,))
-        self.bias = init.zeros((features,)) if as_flag("bias", bias) else None
+        self.bias = init.zeros((features,)) if check_bool("bias", bias) else None
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
@@ -78,7 +78,7 @@ class RMSNorm(Module):
     Args:
         features: Size of the last axis.
         epsilon: Added to the mean square.
-        init: An `Initializer`, or a seed for a new one on NumPy (nothing is drawn; it decides library and dtype).
+        init: An `Initializer`, or a seed for a new one on NumPy; only its library and dtype are used.
     """
 
     weight: Array

@@ -111,7 +111,7 @@ def sinusoidal(
 
 
 def _table_rows(length: int) -> int:
-    """Return a power of two that is at least `length`: growing sentences share a few tables."""
+    """Return a power of two that is at least `length`: growing inputs share a few tables."""
     rows = _MIN_TABLE_ROWS
     while rows < length:  # torch.compile traces it for any length
         rows *= 2
@@ -178,7 +178,7 @@ class LearnedPositions(Module):
         """Add learned vectors to token vectors; arguments are those of `Sinusoidal`.
 
         Raises:
-            ShapeError: If a sentence is longer than max_positions.
+            ShapeError: If an input is longer than max_positions.
         """
         max_positions, d_model = self.weight.shape
         _, length, _ = check_array(x, "x", "batch", "length", d_model)

@@ -311,9 +311,9 @@ class DecoderLayer(Module):
         """Apply the layer to new tokens that follow those in the cache.
 
         Args:
-            x: Array of shape (rows, new tokens, d_model). Rows are hypotheses; neighboring rows share a sentence.
+            x: Array of shape (rows, new tokens, d_model). Rows are hypotheses; neighboring rows share an input.
             cache: Keys and values of earlier tokens, to which the new ones are appended, and of the memory.
-            memory_mask: Boolean mask of the memory, (sentences, 1, 1, keys).
+            memory_mask: Boolean mask of the memory, (inputs, 1, 1, keys).
             **options: `mask` of the cached tokens, `bias` and `rotation`, as for a call.
 
         Returns:

@@ -194,11 +194,11 @@ class EncoderBase(BaseModel, init=False):
         x = self._apply_layers(layers, x, positions=positions, rngs=rngs, mask=mask, causal=causal, **options)
         return named(self, "states", x if self.norm is None else self.norm(x))
 
-    def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield those of `Module.called_modules`; a layer that is applied several times has as many names."""
-        yield from super().called_modules(prefix)
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield those of `Module.named_modules`; a layer that is applied several times has as many names."""
+        yield from super().named_modules(prefix)
         for i in range(len(self.layers), self.config.num_layers):
-            yield from self.layers[0].called_modules(f"{prefix}.layers.{i}" if prefix else f"layers.{i}")
+            yield from self.layers[0].named_modules(f"{prefix}.layers.{i}" if prefix else f"layers.{i}")
 
     def class_logits(self, states: Array, *, mask: Any = None) -> Array:
         """Compute the logits of the classes of each text or image, (batch, num_labels).

@@ -263,7 +263,7 @@ class Transformer(BaseModel, init=False):
         """Encode sources and return the cache for `decode_step`.
 
         Args:
-            source: Ids (sentences, source length).
+            source: Ids (inputs, source length).
             lengths: Requested output lengths in tokens, eos included, for models with a length encoding.
             source_mask: As for a call.
 

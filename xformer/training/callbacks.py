@@ -51,7 +51,7 @@ def validate(data: Iterable[Any] | Callable[[Any], float], every: int, *, metric
     """Return a callback that evaluates the model every `every` steps and at the end, as a `Validation` event.
 
     Args:
-        data: Validation batches (iterated each time, so no iterator), on which the mean of the training loss per token
+        data: Validation batches (a re-iterable, not an iterator), on which the mean of the training loss per token
             is computed without dropout; or a function (model) -> score, larger being better.
         every: Number of steps between validations.
         metric: Name of the score.
@@ -117,7 +117,7 @@ class Validator:
         if loss is not None and not math.isfinite(loss):
             raise loop.diverged(f"the validation loss after step {loop.step} is {loss}")
         if self._score is not None:
-            loop.save()  # computing a score takes a while
+            loop.save()  # save first: scoring is slow
         score = None if self._score is None else float(self._score(model))
         loss, score = loop.communicator.all_gather([loss, score])[0]  # ranks must not differ in what they decide
         validation = event(

@@ -217,7 +217,7 @@ def _plain(value: Any) -> Any:
 def settings_of(model: Module) -> dict[str, str]:
     """Return as text what the arrays of a model do not tell: the class and the settings of each module, by name."""
     found: dict[str, str] = {}
-    for path, module in model.called_modules():
+    for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         found[f"{prefix}class"] = type(module).__qualname__
         for name in sorted({*module.__fields__} - module.__array_fields__):

@@ -30,7 +30,7 @@ _MAX_ELEMENTS = 2**24
 class JittedStep:
     """A replacement of `train_step` that runs the steps of a model by `jit`, with bit-identical results.
 
-    On CuPy a step is one CUDA graph, whose launch takes the host no time. On NumPy, it helps small models.
+    On CuPy a step is one CUDA graph, launched without host overhead. On NumPy, it helps small models.
 
     The model and the state are updated in place, and the numbers that change are arrays, so that one program serves
     all steps whose batches have the same shapes. For batches that are split, large models on NumPy, other libraries,
