@@ -274,10 +274,7 @@ register_encoder(
     required={**_ABSOLUTE, "num_hidden_groups": 1, "inner_group_num": 1},
     skipped="down_scale_factor gap_size net_structure_type num_memory_blocks",
     ignored=("sop_classifier.*",),
-    read=lambda reader, fields: {
-        "embedding_dim": reader.count("embedding_size", default=128),
-        "share_layers": True,
-    },
+    read=lambda reader, fields: {"embedding_dim": reader.count("embedding_size", default=128), "share_layers": True},
     write=lambda config: {"embedding_size": config.embedding_dim},
 )
 

@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer import native
-from xformer.backends import (
-    Array,
-    Device,
-    DType,
-    dtype_name,
-    resolve,
-    to_host,
-)
+from xformer.backends import Array, Device, DType, dtype_name, resolve, to_host
 from xformer.config import check_bool
 from xformer.errors import CheckpointError, ConfigError, ShapeError, describe_type, nearest_hint
 from xformer.families.config_reader import ConfigReader

@@ -56,11 +56,7 @@ register_decoders(
     {
         "cohere": _COHERE,
         "cohere2": replace(
-            _COHERE,
-            architecture="Cohere2ForCausalLM",
-            theta=10000.0,
-            read=_read_windows,
-            write=with_windows,
+            _COHERE, architecture="Cohere2ForCausalLM", theta=10000.0, read=_read_windows, write=with_windows
         ),
     },
     lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"}),

@@ -34,10 +34,7 @@ HEAD_DEFAULTS = {
     "head_dim": lambda fields: fields["d_model"] // fields["num_heads"],
 }
 RMS_SIZES = {**SIZES, "norm_epsilon": "rms_norm_eps"}
-_NORMS = {
-    "input_layernorm": "self_attention_residual.norm",
-    "post_attention_layernorm": "feed_forward_residual.norm",
-}
+_NORMS = {"input_layernorm": "self_attention_residual.norm", "post_attention_layernorm": "feed_forward_residual.norm"}
 # {tensor: parameter} of norms on both sides of each sublayer
 SANDWICH_NORMS = {
     "input_layernorm": "self_attention_residual.norm",

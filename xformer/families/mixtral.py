@@ -10,16 +10,7 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import (
-    HEAD_DEFAULTS,
-    HEADS,
-    LAYER,
-    OURS,
-    RMS_SIZES,
-    Decoder,
-    decoder,
-    register_decoders,
-)
+from xformer.families.decoder import HEAD_DEFAULTS, HEADS, LAYER, OURS, RMS_SIZES, Decoder, decoder, register_decoders
 from xformer.families.layouts import Layout, transposed
 from xformer.families.values import read_no_window, read_window, read_windows, write_windows
 from xformer.models import LanguageModelConfig

@@ -10,15 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import (
-    Array,
-    Namespace,
-    accumulation_dtype,
-    array_namespace,
-    device,
-    from_host,
-    to_host,
-)
+from xformer.backends import Array, Namespace, accumulation_dtype, array_namespace, device, from_host, to_host
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError, ShapeError, describe_type
 from xformer.generation.config import GenerationConfig, LengthLimits, LengthRange, length_limits

@@ -104,13 +104,7 @@ class DisentangledAttention(FamilyAttention, init=False):
     """
 
     def __call__(  # type: ignore[override]
-        self,
-        x: Array,
-        *,
-        distances: Array,
-        mask: Array | None = None,
-        causal: bool = False,
-        rng: Rng | None = None,
+        self, x: Array, *, distances: Array, mask: Array | None = None, causal: bool = False, rng: Rng | None = None
     ) -> Array:
         """Attend from each token to all.
 

@@ -229,13 +229,7 @@ class _EmbeddingFields(Config):
 
 
 class ModelConfig(
-    _EmbeddingFields,
-    _PositionFields,
-    _BiasFields,
-    _NormFields,
-    _FeedForwardFields,
-    _DropoutFields,
-    _AttentionFields,
+    _EmbeddingFields, _PositionFields, _BiasFields, _NormFields, _FeedForwardFields, _DropoutFields, _AttentionFields
 ):
     """Fields that all models have. The defaults are those of the original Transformer, with pre-norm.
 

@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import (
-    Array,
-    array_namespace,
-    as_array,
-    device,
-    dtype_name,
-    is_floating,
-    to_host,
-    to_library_of,
-)
+from xformer.backends import Array, array_namespace, as_array, device, dtype_name, is_floating, to_host, to_library_of
 from xformer.errors import DataError, ShapeError
 from xformer.layers import Linear, PatchEmbedding
 from xformer.models.base import BaseModel

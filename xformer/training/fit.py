@@ -22,13 +22,7 @@ from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, a
 from xformer.errors import CheckpointError, ConfigError, TrainingError, check_arguments, out_of_memory
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
-from xformer.training.checkpoint import (
-    TrainingFiles,
-    nonfinite_parameter,
-    restore_states,
-    save_parameters,
-    states_of,
-)
+from xformer.training.checkpoint import TrainingFiles, nonfinite_parameter, restore_states, save_parameters, states_of
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
