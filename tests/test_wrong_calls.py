@@ -141,6 +141,7 @@ CASES = {
     "prompts is {'role': 'user'}; expected a list of texts": lambda: xf.TextGenerator.token_ids(None, {"role": "user"}),
     "with has_aux, expected (value, auxiliary output)": lambda: xf.grad(lambda x: x[0], has_aux=True)(ONES),
     "quantize is 'int4'; expected 'int8' or 'bfloat16'": lambda: xf.load_pretrained(LLAMA, quantize="int4"),
+    "unknown argument 'torch_dtype'; did you mean 'dtype'?": lambda: xf.load_pretrained(LLAMA, torch_dtype="float32"),
     "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
     "start is array([0, 1]); expected an integer": lambda: xf.masks.sliding_window(3, size=2, start=np.arange(2)),
     "batches is a tuple of arrays of different shapes; pass [(x, y)]": lambda: fit(batches=(X, ONES)),

@@ -34,6 +34,7 @@ ARGUMENTS = {
     "shards": ("data_parallel",),
     "tgt_mask": ("mask", "causal"),
     "token_type_ids": ("token_types",),
+    "torch_dtype": ("dtype",),
     "topic_strength": ("sequence_bias_strength",),
 }
 

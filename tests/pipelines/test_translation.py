@@ -10,7 +10,6 @@ from xformer.families.run_directory import RunDirectory
 from xformer.generation.engine import run_task
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers, Translator, check_source_lengths
-from xformer.pipelines.batching import run_batches
 from xformer.tokenizers import Tokenizer
 
 TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)
@@ -79,14 +78,14 @@ def test_products_have_the_threads_that_batches_leave(translator, monkeypatch, t
     if backend == "torch":
         pytest.importorskip("torch")
     monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
-    model = translator.model.to(backend)
-    held = list(run_batches(lambda batch: set(blas_pools()), range(4), model))
+    run_batches = Translator(translator.model.to(backend), translator.tokenizers)._run_batches
+    held = list(run_batches(lambda batch: set(blas_pools()), range(4)))
     assert all(count in pools and max(pools) <= 3 for pools in held[:3])
     if backend == "numpy":
         assert held[:3] == [{1}] * 3
     assert 3 in held[3]  # a batch that is alone has all of them
     monkeypatch.setenv("XFORMER_NUM_THREADS", "1")
-    assert list(run_batches(lambda batch: set(blas_pools()), range(2), model)) == [{1}] * 2
+    assert list(run_batches(lambda batch: set(blas_pools()), range(2))) == [{1}] * 2
     assert 3 in blas_pools()
 
 

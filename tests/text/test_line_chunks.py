@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from xformer.errors import DataError
-from xformer.text import line_chunks, read_lines
+from xformer.text import read_lines
 from xformer.text.line_chunks import LineChunks
 
 TEXT = "eins\n\nzwei\r\ndrei vier\x85\u2028fünf\n" * 5
 
 
 @pytest.mark.parametrize("text", [TEXT, TEXT[:-1], "a", "\n", "\ufeffa\nb"])
-@pytest.mark.parametrize(("chunk_lines", "block_bytes"), [(2, 1), (7, 5), (100, 1 << 20)])
-def test_chunks_have_the_lines_of_the_file(tmp_path, monkeypatch, text, chunk_lines, block_bytes):
-    monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", block_bytes)
+@pytest.mark.parametrize("chunk_lines", [2, 7, 100])
+def test_chunks_have_the_lines_of_the_file(tmp_path, text, chunk_lines):
     path = tmp_path / "text"
     path.write_bytes(text.encode())
     lines, chunks = read_lines(path), LineChunks(path, chunk_lines)
@@ -36,8 +33,7 @@ def test_chunks_have_the_lines_of_the_file(tmp_path, monkeypatch, text, chunk_li
         (None, "cannot read"),
     ],
 )
-def test_an_invalid_file_is_refused(tmp_path, monkeypatch, content, message):
-    monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", 1)
+def test_an_invalid_file_is_refused(tmp_path, content, message):
     if content is not None:
         (tmp_path / "text").write_bytes(content)
     with pytest.raises(DataError, match=message):
@@ -53,13 +49,3 @@ def test_a_chunk_that_changed_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"lines 3 to 4 of .* have changed"):
         chunks[1].read()
     assert LineChunks(path, 2).digest() != chunks.digest()
-
-
-def test_random_text_in_random_blocks(tmp_path, monkeypatch):
-    rng = random.Random(0)
-    monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", 37)
-    text = "".join(rng.choice("aäあ\n") for _ in range(500))
-    (tmp_path / "text").write_text(text, encoding="utf-8", newline="")
-    lines = read_lines(tmp_path / "text")
-    for chunk_lines in range(1, 20):
-        assert [line for chunk in LineChunks(tmp_path / "text", chunk_lines) for line in chunk.read()] == lines

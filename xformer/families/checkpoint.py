@@ -17,7 +17,7 @@ import numpy as np
 from xformer import native
 from xformer.backends import Array, Device, DType, dtype_name, resolve, to_host
 from xformer.config import check_bool
-from xformer.errors import CheckpointError, ConfigError, ShapeError, describe_type, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
@@ -143,6 +143,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{config_path}: {error}") from error
 
 
+@check_arguments()
 def load_pretrained(
     directory: str | os.PathLike[str],
     *,

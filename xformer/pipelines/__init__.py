@@ -4,10 +4,11 @@ from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import GenerationPipeline, Pipeline
 from xformer.pipelines.chat import encode_conversation
 from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
-from xformer.pipelines.encoders import Classifier, Dense, Embedder, Prediction, Ranked, Reranker
+from xformer.pipelines.encoders import Classifier, Embedder, Prediction, Ranked, Reranker
 from xformer.pipelines.images import ImageClassifier, ZeroShotImageClassifier
 from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.output_text import Output, Token
+from xformer.pipelines.sentence_transformers import Dense
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Prompt, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from xformer.backends import array_namespace, dtype_name
-from xformer.errors import CheckpointError, ConfigError, describe_type, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, DataError, describe_type, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, for_inference, is_public
 from xformer.families.run_directory import RunDirectory
@@ -26,6 +26,8 @@ from xformer.models import (
     Transformer,
 )
 from xformer.pipelines.output_text import Output
+from xformer.text.normalize import check_texts
+from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.tokenizers import BaseTokenizer, load_tokenizer
 
 # Description and pipelines of each class of models.
@@ -158,6 +160,18 @@ class Pipeline:
         """Return the token ids of one text as the model receives them; none for a blank text."""
         return self.token_ids([text])[0]
 
+    def _run_batches(self, function: Callable[[Any], Any], batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield function(batch) for each batch, in order; a NumPy model works on several ones in parallel threads."""
+        allowed = num_threads()
+        threads = allowed if array_namespace(self.model._parameter).name == "numpy" else 1
+        remaining = iter(batches)
+        while group := list(itertools.islice(remaining, threads)):
+            # The matrix products of generation are small: threads inside them cost more than they gain, above all on a
+            # busy machine, where one of them waits for another at every token.
+            with blas_threads(allowed // len(group)):
+                results = parallel_map(function, group)
+            yield from results
+
     # --- Descriptions -------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -172,7 +186,7 @@ class Pipeline:
     def _describe(self) -> dict[str, str]:
         """Return short descriptions of the public attributes that are set."""
         model = self.model
-        array = next(array for _, array in model.named_parameters())
+        array = model._parameter
         origin = f"{dtype_name(array.dtype)}, {array_namespace(array).name}"
         return {
             "model": f"{type(model).__name__}({model.parameter_count():,} parameters, {origin})",
@@ -216,6 +230,20 @@ class GenerationPipeline(Pipeline):
         count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
         return results if count > 1 else [each[0] for each in results]
 
+    def _phrases(self, sequence_bias: Any, count: int) -> list[list[list[list[int]]]] | None:
+        """Return the favored phrases of each of `count` texts as token ids, for `generate`; None without any."""
+        if isinstance(sequence_bias, str):
+            raise DataError(f"sequence_bias is the text {sequence_bias!r}; expected a list of words or phrases")
+        if not sequence_bias:
+            return None
+        phrase_ids = self.target_tokenizer.phrase_ids
+        if isinstance(sequence_bias, Iterable) and all(isinstance(phrase, str) for phrase in sequence_bias):
+            return [[phrase_ids(phrase) for phrase in sequence_bias]] * count
+        rows = one_per_text("sequence_bias", sequence_bias, count)
+        for phrases in rows:
+            check_texts(phrases, "sequence_bias")
+        return [[phrase_ids(phrase) for phrase in phrases] for phrases in rows]
+
 
 def check_class(name: str, value: Any, *classes: type) -> None:
     """Raise ConfigError unless an argument of a pipeline is an instance of one of the classes."""
@@ -230,3 +258,11 @@ def check_vocabulary(name: str, tokenizer: BaseTokenizer, vocab_size: int) -> No
     fits = tokenizer.directory is not None and size <= vocab_size
     if size != vocab_size and not fits:
         raise CheckpointError(f"the {name} has {size} tokens, the model {vocab_size}; expected both from the same run")
+
+
+def one_per_text(name: str, values: Sequence[Any], count: int) -> list[Any]:
+    """Return the values as a list; raise DataError for a wrong number of them."""
+    if not hasattr(values, "__len__") or len(values) != count:
+        received = f"{len(values)} entries" if hasattr(values, "__len__") else f"type {type(values).__name__}"
+        raise DataError(f"{name} has {received} for {count} texts; expected one for each, or one for all")
+    return list(values)

@@ -25,7 +25,7 @@ import numpy as np
 
 from xformer.config import check_count, dotted
 from xformer.errors import CheckpointError, ConfigError, CorpusError, XformerError, is_out_of_memory
-from xformer.io import atomic_write, lock_directory, read_json, write_json
+from xformer.io import atomic_write, lock_directory, read_json, read_log, write_json
 from xformer.text.line_chunks import LineChunk, LineChunks
 
 _FORMAT = 1  # of manifest.json
@@ -182,13 +182,13 @@ def process_corpus(
     failures: dict[Path, str] = {}
     with lock_directory(directory, "processing a corpus"):
         _check_manifest(directory, chunks, settings)
-        log = directory / _LOG
-        events = _read_log(log)
-        missing = [
-            number
-            for number in range(len(chunks))
-            if number not in events or _size(_part(directory, number, suffix)) != events[number]["bytes"]
-        ]
+        events = _read_events(directory)
+
+        def is_missing(number: int) -> bool:
+            part = _part(directory, number, suffix)
+            return number not in events or not part.exists() or part.stat().st_size != events[number]["bytes"]
+
+        missing = [number for number in range(len(chunks)) if is_missing(number)]
         # Those that failed before come last, so that they do not stop the run again.
         missing.sort(key=lambda number: _part(directory, number, ".error").exists())
         num_resumed = chunks.num_lines - sum(chunks[number].num_lines for number in missing)
@@ -216,9 +216,8 @@ def process_corpus(
                         file.write(f"{outcome.error}\n".encode())
                 else:
                     error_path.unlink(missing_ok=True)
-                    event = {"chunk": number, "seconds": round(outcome.seconds, 4), **(outcome.sizes or {})}
-                    with log.open("a", encoding="utf-8") as lines:
-                        lines.write(json.dumps({**event, "counts": outcome.counts}) + "\n")
+                    with (directory / _LOG).open("a", encoding="utf-8") as lines:
+                        lines.write(json.dumps({"chunk": number, **(outcome.event or {})}) + "\n")
             except OSError as error:
                 message = str(error) if isinstance(error, XformerError) else f"cannot write to {directory}: {error}"
                 raise CorpusError(message) from error
@@ -228,11 +227,10 @@ def process_corpus(
         for temporary in directory.glob(".part-*"):  # of processes that were killed
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        events = _read_log(log)
-        counts: Counter[str] = Counter()
-        for logged in events.values():
-            counts.update(logged["counts"])
-        part_lines = {number: logged["lines"] for number, logged in events.items()}
+        events, counts = _read_events(directory), Counter[str]()
+        for event in events.values():
+            counts.update(event["counts"])
+        part_lines = {number: event["lines"] for number, event in events.items()}
         return Corpus(directory, suffix, len(chunks), failures, dict(counts), part_lines)
 
 
@@ -246,9 +244,7 @@ def check_not_ledger(output: str | os.PathLike[str], directory: str | os.PathLik
 
 class _Outcome(NamedTuple):
     error: str = ""
-    seconds: float = 0.0
-    sizes: Mapping[str, int] | None = None  # bytes and lines of the part
-    counts: Mapping[str, int] | None = None
+    event: Mapping[str, Any] | None = None  # for the log
     is_fatal: bool = False
 
 
@@ -305,7 +301,8 @@ def _run(function: ChunkFunction, chunk: LineChunk | None = None, part: Path | N
         # A file that cannot be read or written concerns all chunks.
         return _Outcome(message, is_fatal=isinstance(error, OSError) and not is_out_of_memory(error))
     sizes = {"bytes": len(output.data), "lines": output.data.count(b"\n")}
-    return _Outcome("", time.perf_counter() - start, sizes, dict(output.counts))
+    seconds = round(time.perf_counter() - start, 4)
+    return _Outcome(event={"seconds": seconds, **sizes, "counts": dict(output.counts)})
 
 
 def _outcome_of(future: Future[_Outcome]) -> _Outcome:
@@ -335,20 +332,9 @@ def _read_array(part: Path) -> np.ndarray:
         raise CorpusError(message) from error
 
 
-def _size(part: Path) -> int:
-    return part.stat().st_size if part.exists() else -1
-
-
-def _read_log(log: Path) -> dict[int, dict[str, Any]]:
+def _read_events(directory: Path) -> dict[int, dict[str, Any]]:
     """Return the last event of each chunk."""
-    events: dict[int, dict[str, Any]] = {}
-    for line in log.read_bytes().splitlines() if log.exists() else ():
-        # Ignore damaged lines, e.g. of a process that was killed while it wrote.
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            event = json.loads(line)
-            counts = {name: int(count) for name, count in event["counts"].items()}
-            events[int(event["chunk"])] = {"bytes": event["bytes"], "lines": event["lines"], "counts": counts}
-    return events
+    return {event["chunk"]: event for event in read_log(directory / _LOG)}
 
 
 def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, Any]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -13,20 +11,23 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, to_host
 from xformer.config import check_count
 from xformer.data.token_rows import fill_batches
-from xformer.errors import CheckpointError, ConfigError, DataError, check_arguments, nearest_hint
-from xformer.families.tensor_files import TensorFiles
-from xformer.io import read_json
-from xformer.layers import Linear
+from xformer.errors import ConfigError, DataError, check_arguments, nearest_hint
 from xformer.models import BaseModel, Encoder, EncoderConfig, ImageEncoderConfig, LanguageModel
-from xformer.models.encoder import apply_activation, last_token_mask, mean_of_tokens, normalized
+from xformer.models.encoder import last_token_mask, mean_of_tokens, normalized
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Pipeline, check_class
-from xformer.pipelines.batching import run_batches
-from xformer.pipelines.sentence_transformers import MIN_LENGTH, read_transformer_module
+from xformer.pipelines.sentence_transformers import (
+    MIN_LENGTH,
+    POOLINGS,
+    SCORES,
+    Dense,
+    read_activation,
+    read_embedder,
+    read_transformer_module,
+)
 from xformer.text.normalize import check_texts
 from xformer.tokenizers import PretrainedTokenizer
 from xformer.tokenizers.loading import load_with_settings
-from xformer.tree import Module, replace
 
 
 class EncoderPipeline(Pipeline):
@@ -64,7 +65,6 @@ class EncoderPipeline(Pipeline):
         Raises:
             DataError: For a single text, or an iterator, instead of a list.
         """
-        check_texts(texts)
         return self.tokenizer.encode_truncated(texts, self.max_length)
 
     def _class_logits(self, states: Array, is_token: Array) -> Array:
@@ -82,7 +82,7 @@ class EncoderPipeline(Pipeline):
         like = self.model._parameter
         xp, place = array_namespace(like), device(like)
 
-        def run(rows: list[int]) -> tuple[list[int], Any]:
+        def run(rows: list[int]) -> Any:
             pad_id = self.model.config.pad_id or 0
             ids = pad([encoded[row] or [pad_id] for row in rows], pad_id)  # a blank text may have no tokens
             is_token: Any = np.asarray(pad([[True] * len(encoded[row]) or [False] for row in rows], False))
@@ -94,32 +94,11 @@ class EncoderPipeline(Pipeline):
                 token_types = None if types is None else pad([types[row] or [0] for row in rows], 0)
                 mask = xp.from_host(is_token[:, None, None, :], device=place)
                 states = self.model(ids, token_types=token_types, mask=mask)
-            return rows, to_host(function(states, xp.from_host(is_token, device=place)))
+            return to_host(function(states, xp.from_host(is_token, device=place)))
 
         order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
         batches = fill_batches(order, [len(ids) for ids in encoded], batch_tokens)
-        results: Iterator[tuple[list[int], Any]] = run_batches(run, batches, self.model)
-        output: Any = None
-        for rows, values in results:
-            output = np.zeros((len(encoded), values.shape[1]), values.dtype) if output is None else output
-            output[rows] = values
-        return output
-
-
-class Dense(Module):
-    """Dense layer for pooled vectors, `activation(linear(x))`, as in sentence-transformers.
-
-    Attributes:
-        linear: The map.
-        activation: "tanh", "identity" or the name of another activation.
-    """
-
-    linear: Linear
-    activation: str
-
-    def __call__(self, x: Array) -> Array:
-        """Return the vectors (batch, out_features) of vectors (batch, in_features)."""
-        return apply_activation(self.activation, self.linear(x))
+        return np.concatenate(list(self._run_batches(run, batches)))[np.argsort(order)]
 
 
 class Embedder(EncoderPipeline):
@@ -165,7 +144,7 @@ class Embedder(EncoderPipeline):
         include_prompt: bool = True,
     ) -> None:
         super().__init__(model, tokenizer.lower_cased() if lower_case else tokenizer, max_length=max_length)
-        if pooling not in _POOLINGS.values():
+        if pooling not in POOLINGS.values():
             raise ConfigError(f"pooling is {pooling!r}; expected 'mean', 'cls' or 'lasttoken'")
         self.pooling, self.normalize, self.include_prompt = pooling, normalize, include_prompt
         self.dense, num_features = list(dense), model.config.d_model
@@ -189,58 +168,8 @@ class Embedder(EncoderPipeline):
 
     @classmethod
     def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
-        modules = [each for each in _read_modules(directory / "modules.json") if _kind(each) == "Dense"]
-        settings = cls._settings(directory, model.config)
-        dense = [_read_dense(_module_directory(directory, each), model) for each in modules]
-        tokenizer = load_with_settings(directory, settings.pop("tokenizer"))
-        return cls(model, tokenizer, dense=dense, **settings)
-
-    @classmethod
-    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
-        """Read the files of sentence-transformers; without them, vectors are means and normalized.
-
-        "tokenizer" has the settings that replace those of the tokenizer.
-        """
-        settings = read_transformer_module(directory, "feature-extraction")
-        if (path := directory / "config_sentence_transformers.json").exists():
-            values = read_json(path, "configuration")
-            prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
-            known = [text for text in prompts.values() if isinstance(text, str)] if isinstance(prompts, dict) else None
-            if known is None or len(known) < len(prompts) or default not in (None, *prompts):
-                raise CheckpointError(
-                    f"{path} has prompts {prompts!r:.80} and default_prompt_name {default!r:.40}; "
-                    "expected a text by name, and one of the names or null"
-                )
-            settings |= {"prompts": prompts, "default_prompt_name": default}
-        modules = _read_modules(directory / "modules.json")
-        if not modules:
-            return settings
-        kinds = [_kind(module) for module in modules]
-        if unknown := [module for module, kind in zip(modules, kinds, strict=True) if kind not in _MODULES]:
-            raise CheckpointError(
-                f"{directory}/modules.json has the module {unknown[0].get('type')}, which xformer does not have"
-            )
-        if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
-            raise CheckpointError(
-                f"{directory}/modules.json has {', '.join(kinds)}; expected {', '.join(_MODULES)}, in this order"
-            )
-        pooling_path = _module_directory(directory, modules[1]) / "config.json"
-        values = read_json(pooling_path, "configuration of pooling")
-        # From version 6 on, one key holds the mode, or a list of modes.
-        modes = [
-            key.removeprefix("pooling_mode_") for key in values if key[:13] == "pooling_mode_" and values[key] is True
-        ]
-        mode = values.get("pooling_mode", modes)
-        mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
-        pooling = _POOLINGS.get(str(mode))
-        if pooling is None:
-            raise CheckpointError(f"{pooling_path} has the pooling {mode!r:.80}; expected mean, cls or lasttoken")
-        return {
-            **settings,
-            "pooling": pooling,
-            "normalize": "Normalize" in kinds,
-            "include_prompt": values.get("include_prompt") is not False,
-        }
+        settings = read_embedder(directory, model)
+        return cls(model, load_with_settings(directory, settings.pop("tokenizer")), **settings)
 
     @check_arguments(
         batch_size="use batch_tokens",
@@ -272,11 +201,8 @@ class Embedder(EncoderPipeline):
             ConfigError: For an unknown name of a prompt, a prompt that leaves no space for a text, or a truncate_dim
                 above the features of vectors.
         """
-        if isinstance(texts, str):
-            return self(
-                [texts], prompt=prompt, prompt_name=prompt_name, truncate_dim=truncate_dim, batch_tokens=batch_tokens
-            )[0]
-        check_texts(texts)
+        rows: Any = [texts] if isinstance(texts, str) else texts
+        check_texts(rows)
         truncate_dim = self.truncate_dim if truncate_dim is None else self._check_dim(truncate_dim)
         prompt, num_skipped = self._prompt(prompt, prompt_name), 0
         if prompt and not self.include_prompt:
@@ -286,13 +212,14 @@ class Embedder(EncoderPipeline):
                 raise ConfigError(
                     f"the prompt has {num_skipped} tokens; expected fewer than max_length {self.max_length}"
                 )
-        if not len(texts):
+        if not len(rows):
             return np.zeros((0, truncate_dim or self.num_features), np.float32)
-        rows = [prompt + text for text in texts] if prompt else texts
+        encoded = self.token_ids([prompt + text for text in rows])
         vectors = self._run(
-            self.token_ids(rows), lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens
+            encoded, lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens
         )
-        return vectors if truncate_dim is None else self.truncate(vectors, truncate_dim)
+        vectors = vectors if truncate_dim is None else self.truncate(vectors, truncate_dim)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     encode = __call__
 
@@ -326,11 +253,8 @@ class Embedder(EncoderPipeline):
             return prompt
         name = self.default_prompt_name if name is None else name
         if name is not None and name not in self.prompts:
-            hint = (
-                nearest_hint(name, self.prompts)
-                if self.prompts
-                else "the model has no prompts: omit it, or pass prompt"
-            )
+            no_prompts = "the model has no prompts: omit it, or pass prompt"
+            hint = nearest_hint(name, self.prompts) if self.prompts else no_prompts
             raise ConfigError(f"prompt_name is {name!r}; {hint}")
         return "" if name is None else self.prompts[name]
 
@@ -380,28 +304,34 @@ def label_names(pipeline: str, config: EncoderConfig | ImageEncoderConfig, label
 
 def class_predictions(logits: Any, labels: Sequence[str], problem_type: str) -> list[Prediction]:
     """Return the prediction of each row of logits (rows, classes), with the function that transformers applies."""
-    if problem_type == "regression":
-        return predictions(logits, labels, "none")
-    has_sigmoid = problem_type == "multi_label_classification" or len(labels) == 1
-    return predictions(logits, labels, "sigmoid" if has_sigmoid else "softmax")
+    is_independent = problem_type == "multi_label_classification" or len(labels) == 1
+    return predictions(
+        logits, labels, "identity" if problem_type == "regression" else "sigmoid" if is_independent else "softmax"
+    )
 
 
 def predictions(logits: Any, labels: Sequence[str], function: str = "softmax") -> list[Prediction]:
-    """Return the prediction of each row of logits (rows, classes), a NumPy array.
+    """Return the prediction of each row of logits (rows, classes), a NumPy array, with one of `_FUNCTIONS`."""
+    results = []
+    for row in _FUNCTIONS[function](logits).tolist():
+        probabilities = dict(zip(labels, row, strict=True))
+        best = max(probabilities, key=probabilities.__getitem__)
+        results.append(Prediction(best, probabilities[best], probabilities))
+    return results
 
-    Probabilities are the softmax of a row, the sigmoid of each logit or, with the function "none", the logits.
-    """
-    if function == "none":
-        rows = logits.tolist()
-    elif function == "sigmoid":
-        rows = _sigmoid(logits).tolist()
-    else:
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
-        rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
-    best = [max(range(len(row)), key=row.__getitem__) for row in rows]
-    return [
-        Prediction(labels[i], row[i], dict(zip(labels, row, strict=True))) for i, row in zip(best, rows, strict=True)
-    ]
+
+def _softmax(logits: Any) -> Any:
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+# Functions of logits that give probabilities or scores.
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "identity": lambda logits: logits,
+    "sigmoid": lambda logits: 0.5 * (1.0 + np.tanh(0.5 * logits, dtype=np.float64)),
+    "softmax": _softmax,
+    "tanh": np.tanh,
+}
 
 
 class Classifier(EncoderPipeline):
@@ -462,20 +392,6 @@ class Ranked(NamedTuple):
     score: float
 
 
-def _read_activation(directory: Path) -> str:
-    """Return the activation of a cross-encoder, which each version of sentence-transformers writes elsewhere."""
-    values: dict[str, Any] = {}
-    for path in (directory / "config.json", directory / "config_sentence_transformers.json"):
-        values |= read_json(path, "configuration") if path.exists() else {}
-    nested = values.get("sentence_transformers")
-    names = (nested or {}).get("activation_fn"), values.get("sbert_ce_default_activation_function")
-    name = next((str(name) for name in (*names, values.get("activation_fn")) if name is not None), "Identity")
-    activation = name.rpartition(".")[2].lower()
-    if activation not in _SCORES:
-        raise CheckpointError(f"{directory} has the activation {name!r:.80}; expected one of {', '.join(_SCORES)}")
-    return activation
-
-
 class Reranker(EncoderPipeline):
     """Order documents by a query: `Reranker.from_pretrained("ms-marco-MiniLM-L6-v2")(query, documents)`.
 
@@ -505,8 +421,8 @@ class Reranker(EncoderPipeline):
         activation: str = "identity",
     ) -> None:
         super().__init__(model, tokenizer, max_length=max_length)
-        if activation not in _SCORES:
-            raise ConfigError(f"activation is {activation!r}; expected one of {', '.join(_SCORES)}")
+        if activation not in SCORES:
+            raise ConfigError(f"activation is {activation!r}; expected one of {', '.join(SCORES)}")
         self.activation = activation
         if model.config.num_labels != 1:
             raise ConfigError(f"the model has {model.config.num_labels} labels; Reranker expects a model with one")
@@ -517,7 +433,7 @@ class Reranker(EncoderPipeline):
         settings = read_transformer_module(directory, "sequence-classification")
         tokenizer = load_with_settings(directory, settings["tokenizer"])
         tokenizer = tokenizer.lower_cased() if settings.get("lower_case") else tokenizer
-        return cls(model, tokenizer, activation=_read_activation(directory))
+        return cls(model, tokenizer, activation=read_activation(directory))
 
     def __call__(
         self, query: str, documents: Sequence[str], *, top_k: int | None = None, batch_tokens: int = 4096
@@ -553,67 +469,5 @@ class Reranker(EncoderPipeline):
         ids = [ids for ids, _ in encoded]
         if not ids:
             return []
-        scores: list[float] = _SCORES[self.activation](self._run(ids, self._class_logits, batch_tokens, types)[:, 0])
-        return scores
-
-
-def _sigmoid(logits: Any) -> Any:
-    return 0.5 * (1.0 + np.tanh(0.5 * logits, dtype=np.float64))
-
-
-# Functions of the logits of a cross-encoder by name
-_SCORES: dict[str, Callable[[Any], list[float]]] = {
-    "identity": lambda logits: logits.tolist(),
-    "sigmoid": lambda logits: _sigmoid(logits).tolist(),
-    "tanh": lambda logits: np.tanh(logits).tolist(),
-}
-_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-_POOLINGS = {"mean_tokens": "mean", "cls_token": "cls", "mean": "mean", "cls": "cls", "lasttoken": "lasttoken"}
-_ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": "identity"}
-
-
-def _kind(module: dict[str, Any]) -> str:
-    """Return the class of a module of sentence-transformers."""
-    return str(module.get("type")).rpartition(".")[2]
-
-
-def _module_directory(directory: Path, module: dict[str, Any]) -> Path:
-    """Return the directory with the files of a module."""
-    name = str(module.get("path", "1_Pooling"))
-    if Path(name).name != name:
-        raise CheckpointError(
-            f"{directory}/modules.json has the path {name!r:.80}; expected a name without a directory"
-        )
-    return directory / name
-
-
-def _read_dense(directory: Path, model: Any) -> Dense:
-    """Return a dense layer for pooled vectors, with parameters like those of the model."""
-    values = read_json(directory / "config.json", "configuration of a map")
-    name = str(values.get("activation_function", "Tanh")).rpartition(".")[2]
-    if name not in _ACTIVATIONS:
-        raise CheckpointError(f"{directory} has the activation {name!r}; expected one of {', '.join(_ACTIVATIONS)}")
-    tensors, like = TensorFiles(directory), model._parameter
-    if not {*tensors} <= {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
-        raise CheckpointError(f"{directory} has the tensors {', '.join(tensors)}; expected linear.weight, linear.bias")
-    arrays = {
-        key.removeprefix("linear."): array_namespace(like).from_host(
-            np.ascontiguousarray(tensors.read(key).T), dtype=like.dtype, device=device(like)
-        )
-        for key in tensors
-    }
-    linear = Linear(*arrays["weight"].shape, bias="bias" in arrays, init=0)
-    return Dense(replace(linear, arrays), _ACTIVATIONS[name])
-
-
-def _read_modules(path: Path) -> list[dict[str, Any]]:
-    """Return the modules of sentence-transformers; none if there is no such file."""
-    if not path.exists():
-        return []
-    try:
-        modules = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError(f"{path} is not a list of modules")
-    return modules
+        logits = self._run(ids, self._class_logits, batch_tokens, types)[:, 0]
+        return list(_FUNCTIONS[self.activation](logits).tolist())

@@ -12,33 +12,38 @@ from xformer.backends import to_host
 from xformer.config import check_count
 from xformer.data.images import ImageProcessor, ImageSource, check_images
 from xformer.errors import CheckpointError, ConfigError, DataError, check_arguments
-from xformer.models import ImageEncoder, ImageEncoderConfig, ImageTextEncoder
+from xformer.models import ImageEncoder, ImageTextEncoder
 from xformer.pipelines.base import Pipeline, check_class
-from xformer.pipelines.batching import run_batches
 from xformer.pipelines.encoders import Prediction, class_predictions, label_names, predictions
 from xformer.text.normalize import check_texts
 from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
 
 
-def _check_processor(processor: ImageProcessor, config: ImageEncoderConfig) -> None:
-    """Raise ConfigError unless a processor makes the images of a model."""
-    check_class("processor", processor, ImageProcessor)
-    side, size = config.image_size, processor.crop or processor.size
-    if size not in ((side, side), None) and not config.resize_positions:
-        raise ConfigError(f"processor makes images of the size {size}; the model expects {(side, side)}")
+class _ImagePipeline(Pipeline):
+    """A model with the processor of its images."""
+
+    processor: ImageProcessor
+
+    def _check(self, model: Any, processor: ImageProcessor) -> None:
+        """Raise ConfigError for objects of other classes, and unless the processor makes the images of the model."""
+        check_class("model", model, *self.model_classes)
+        check_class("processor", processor, ImageProcessor)
+        config = getattr(model.config, "image", model.config)
+        side, size = config.image_size, processor.crop or processor.size
+        if size not in ((side, side), None) and not config.resize_positions:
+            raise ConfigError(f"processor makes images of the size {size}; the model expects {(side, side)}")
+
+    def _logits(self, images: Sequence[ImageSource], batch_size: int, function: Callable[[Any], Any]) -> Any:
+        """Return function(pixels) of all images as a NumPy array, with `batch_size` of them at a time."""
+
+        def run(batch: Sequence[ImageSource]) -> Any:
+            return to_host(function(self.processor(batch)))
+
+        batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
+        return np.concatenate(list(self._run_batches(run, batches)))
 
 
-def _run(pipeline: Any, images: Sequence[ImageSource], batch_size: int, function: Callable[[Any], Any]) -> Any:
-    """Return function(pixels) of all images as a NumPy array, with `batch_size` of them at a time."""
-
-    def run(batch: Sequence[ImageSource]) -> Any:
-        return to_host(function(pipeline.processor(batch)))
-
-    batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
-    return np.concatenate(list(run_batches(run, batches, pipeline.model)))
-
-
-class ImageClassifier(Pipeline):
+class ImageClassifier(_ImagePipeline):
     """Classify images: `ImageClassifier.from_pretrained("vit-base-patch16-224")(["cat.jpg"])`.
 
     Files are read with Pillow, the extra `images`. Probabilities are those of `Classifier`.
@@ -57,9 +62,8 @@ class ImageClassifier(Pipeline):
     model_classes = (ImageEncoder,)
 
     def __init__(self, model: ImageEncoder, processor: ImageProcessor, *, labels: Sequence[str] | None = None) -> None:
-        check_class("model", model, ImageEncoder)
+        self._check(model, processor)
         self.labels = label_names(type(self).__name__, model.config, labels)
-        _check_processor(processor, model.config)
         self.model, self.processor = model, processor
 
     @classmethod
@@ -81,11 +85,11 @@ class ImageClassifier(Pipeline):
         check_images(images)
         if not len(images):
             return []
-        logits = _run(self, images, batch_size, lambda pixels: self.model.class_logits(self.model(pixels)))
+        logits = self._logits(images, batch_size, lambda pixels: self.model.class_logits(self.model(pixels)))
         return class_predictions(logits, self.labels, self.model.config.problem_type)
 
 
-class ZeroShotImageClassifier(Pipeline):
+class ZeroShotImageClassifier(_ImagePipeline):
     """Classify images by texts: `ZeroShotImageClassifier.from_pretrained("clip-vit-base-patch32")(["1.jpg"], ["cat"])`.
 
     The probabilities of CLIP are a softmax over the labels; those of SigLIP are independent of each other.
@@ -104,9 +108,8 @@ class ZeroShotImageClassifier(Pipeline):
     model_classes = (ImageTextEncoder,)
 
     def __init__(self, model: ImageTextEncoder, processor: ImageProcessor, tokenizer: PretrainedTokenizer) -> None:
-        check_class("model", model, ImageTextEncoder)
+        self._check(model, processor)
         check_class("tokenizer", tokenizer, PretrainedTokenizer)
-        _check_processor(processor, model.config.image)
         text = model.config.text
         self.max_length = min(tokenizer.model_max_length or text.max_positions, text.max_positions)
         fill = text.padding_id if text.eos_id is None else text.eos_id
@@ -116,7 +119,7 @@ class ZeroShotImageClassifier(Pipeline):
             raise CheckpointError(
                 f"{tokenizer.directory} names no pad_token; expected one, which texts are padded with"
             )
-        self._fill: int = fill
+        self._fill = fill
         self.model, self.processor, self.tokenizer = model, processor, tokenizer
 
     @classmethod
@@ -159,9 +162,7 @@ class ZeroShotImageClassifier(Pipeline):
             return []
         tokens, mask = self._encode_labels(labels, template)
         texts = self.model.encode_text(tokens, mask=mask)
-        logits = _run(
-            self, images, batch_size, lambda pixels: self.model.logits(self.model.encode_image(pixels), texts)
-        )
+        logits = self._logits(images, batch_size, lambda x: self.model.logits(self.model.encode_image(x), texts))
         return predictions(logits, labels, "sigmoid" if self.model.config.sigmoid else "softmax")
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:

@@ -20,8 +20,7 @@ from xformer.generation.generate import search
 from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
-from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
+from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary, one_per_text
 from xformer.pipelines.output_text import GeneratedText, OnText, Output, hooks, stop_strings
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
@@ -184,7 +183,7 @@ class TextToText(GenerationPipeline):
         task_of = self.tasks(encoded, config, **options)
         rows = sorted((row for row, ids in enumerate(encoded) if len(ids)), key=lambda row: (len(encoded[row]), row))
         batches = fill_batches(rows, [len(ids) + 1 for ids in encoded], batch_tokens)
-        return run_batches(lambda rows: run_task(task_of(rows)), batches[part[0] :: part[1]], self.model)
+        return self._run_batches(lambda rows: run_task(task_of(rows)), batches[part[0] :: part[1]])
 
     def search_task(
         self, encoded: Sequence[Sequence[int]], config: GenerationConfig | None = None, **options: Any
@@ -256,7 +255,7 @@ class TextToText(GenerationPipeline):
         conditions = self._length_conditions(lengths, length_unit, count)
         columns: dict[str, Any] = {
             "prefix": self._prefixes(prefix, count),
-            "sequence_bias": encode_phrases(sequence_bias, target, count),
+            "sequence_bias": self._phrases(sequence_bias, count),
             "target_lengths": lengths,
             "length_condition": conditions,
         }

@@ -22,8 +22,7 @@ from xformer.generation.processors import token_alternatives
 from xformer.generation.results import best_first
 from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
-from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
-from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
+from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary, one_per_text
 from xformer.pipelines.chat import encode_chat, has_tools
 from xformer.pipelines.output_text import GeneratedText, OnText, Output, Token, hooks, stop_strings, tokens_of
 from xformer.random import Rng
@@ -206,7 +205,7 @@ class TextGenerator(GenerationPipeline):
             )
             for start in range(0, len(encoded), size)
         ]
-        return [each for batch in run_batches(run_task, tasks, self.model) for each in batch]
+        return [each for batch in self._run_batches(run_task, tasks) for each in batch]
 
     def search_task(
         self,
@@ -263,7 +262,7 @@ class TextGenerator(GenerationPipeline):
         limits = [config.max_new_tokens or self.default_max_length] * len(encoded)
         if context == "error" or is_beam:
             limits = [self._limit(ids, config, number) for number, ids in enumerate(encoded, start=first_index + 1)]
-        phrases: Any = encode_phrases(sequence_bias, self.tokenizer, len(encoded)) or [None] * len(encoded)
+        phrases: Any = self._phrases(sequence_bias, len(encoded)) or [None] * len(encoded)
         samples = 1 if is_beam else config.num_return_sequences  # beam search finds the best continuations of one text
         texts = [
             GeneratedText(self.tokenizer, index, (first_index + index) * samples + sample, strings, on_text, *columns)

@@ -24,7 +24,6 @@ from xformer.generation.processors import token_alternatives
 from xformer.io import read_json
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 from xformer.pipelines.base import Pipeline, check_vocabulary
-from xformer.pipelines.batching import run_batches
 from xformer.pipelines.timestamps import (
     WITHOUT_SPACES,
     TimestampRules,
@@ -266,7 +265,7 @@ class Transcriber(Pipeline):
             ]
 
         batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
-        for batch, results in zip(batches, run_batches(run, batches, self.model), strict=True):
+        for batch, results in zip(batches, self._run_batches(run, batches), strict=True):
             for window, result in zip(batch, results, strict=True):
                 yield window, *result
 
