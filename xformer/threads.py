@@ -89,7 +89,7 @@ def set_num_threads(count: int) -> None:
 
 @functools.cache  # every call of a kernel needs it
 def num_threads() -> int:
-    """Return the number of threads: of `set_num_threads`, else of XFORMER_NUM_THREADS, else the process's cores.
+    """Return the number given to `set_num_threads`, else XFORMER_NUM_THREADS, else the number of cores of the process.
 
     Raises:
         ConfigError: If XFORMER_NUM_THREADS is not an integer from 1 to 4096.

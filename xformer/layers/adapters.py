@@ -251,7 +251,7 @@ def adapters_of(model: Any) -> dict[str, LoraWeight]:
 
 
 def merge_lora(model: AnyModule) -> AnyModule:
-    """Return a model without adapters whose weights include their products; nothing is frozen.
+    """Return a model without adapters: their products are added to the weights, and nothing is frozen.
 
     Raises:
         ConfigError: If the model has no adapters, or is quantized.

@@ -62,7 +62,7 @@ class ImageEncoder(EncoderBase, init=False):
 
         Raises:
             ShapeError: For other shapes or dtypes.
-            BackendError: For an array of a third library or on another device.
+            BackendError: For an array of another library or on another device; NumPy arrays are moved.
         """
         input_rng, *layer_rngs = split_rng(rng, 1 + self.config.num_layers)
         images = self._as_images(images)

@@ -109,7 +109,7 @@ class Embedder(EncoderPipeline):
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        pooling: "mean" of the states of all tokens, or the state of the first token, "cls", or the last, "lasttoken".
+        pooling: "mean" of the states of all tokens, "cls" for the state of the first one, or "lasttoken".
         dense: Dense layers for the pooled vectors, applied in turn.
         normalize: Divide vectors by their length, so that dot products are cosine similarities.
         truncate_dim: Number of features to keep, before `normalize`, of models that were trained for it (Kusupati et
@@ -121,7 +121,7 @@ class Embedder(EncoderPipeline):
         include_prompt: Pool the states of the prompt too.
 
     Raises:
-        ConfigError: For an unknown pooling or default prompt, maps whose features do not follow one another, a
+        ConfigError: For an unknown pooling or default prompt, dense layers whose features do not match, a
             max_length above the positions of the model, and a truncate_dim above the features of vectors.
     """
 
@@ -338,7 +338,7 @@ class Classifier(EncoderPipeline):
     """Classify texts: `Classifier.from_pretrained("distilbert-sst2")(["A great film."])`.
 
     Probabilities are the softmax over the classes. If the problem type of the model is "multi_label_classification", or
-    if it has a single class, each is a sigmoid; for "regression" the outputs are returned as they are.
+    if it has a single class, each probability is a sigmoid; for "regression" the outputs are returned as they are.
 
     Args:
         model: A model with a classifier.

@@ -40,7 +40,7 @@ class TextGenerator(GenerationPipeline):
     """A language model with its tokenizer: `TextGenerator.from_pretrained("run")(["ROMEO:"], seed=1)`.
 
     Language models that were trained with xformer never generate special tokens, so an output has the maximum length
-    unless a stopping criterion or a token of stop_token_ids ends it; those of public checkpoints end outputs.
+    unless a stopping criterion or a token of stop_token_ids ends it. Models of public checkpoints end their outputs.
 
     Args:
         model: The model.

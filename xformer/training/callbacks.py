@@ -149,7 +149,7 @@ class Validator:
 def early_stopping(patience: int) -> EarlyStopping:
     """Return a callback that ends training after `patience` validations without a better model.
 
-    The callback of `validate` makes them.
+    The callback `validate` makes the validations.
     """
     check_count("patience", patience)
     return EarlyStopping(patience)
@@ -189,13 +189,13 @@ def _is_own(callback: Any) -> bool:
 
 
 def time_limit(minutes: float) -> Callable[[Event, TrainingLoop], str | None]:
-    """Return a callback that ends training after this wall time, including those before it was resumed.
+    """Return a callback that ends training after some wall time; the time before a run was resumed counts, too.
 
     Args:
         minutes: Wall time in minutes, at least 0.
 
     Raises:
-        ConfigError: For another value.
+        ConfigError: For anything else.
     """
     if not isinstance(minutes, Real) or isinstance(minutes, bool) or not minutes >= 0:
         raise ConfigError(f"minutes is {minutes!r}; expected a number of at least 0")

@@ -119,7 +119,7 @@ class TrainingFiles:
 
 
 def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write a model to a safetensors file: a model of xformer by its `save`, any other Module or adapters by name.
+    """Write a Module to a safetensors file: a `BaseModel` as its `save`, all others as named arrays.
 
     Args:
         model: A Module.

@@ -382,7 +382,7 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
         max_grad_norm: Largest norm of the gradient (clipping by global norm); math.inf is no clipping.
         steps: Number of steps, including those before it was resumed; math.inf is no limit. Default one pass over
             `batches`, which must have a length, like a list or a DataLoader of torch.
-        callbacks: Called with every event in this order; each may end training (see `Callback`).
+        callbacks: Called in this order with every event; each may end training (see `Callback`).
         run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
             of an earlier run, training resumes from there and matches an uninterrupted run exactly. The model must have
             the same settings, such as its activation.
@@ -391,10 +391,10 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         data_parallel: Number of shards of each batch that are computed on threads (see `data_parallel`), of all ranks
             together; default one for each core on NumPy, or 8 with a communicator; one for each rank on other backends.
-        communicator: The ranks that train together, e.g. `xformer.distributed.connect("mpi")`, each of which calls
-            `fit` with the same arguments and the same batches, of which it computes a part. Every rank calls its
-            callbacks; rank 0 alone writes to `run_dir`, and only its callbacks get `Checkpoint` events. An error on one
-            rank is printed and ends all of them; it cannot be caught. Default: this process alone.
+        communicator: The ranks that train together, e.g. `xformer.distributed.connect("mpi")`. Each rank calls `fit`
+            with the same arguments and batches, computes a part of each batch, and calls its callbacks. Rank 0 alone
+            writes to `run_dir`, and only its callbacks get `Checkpoint` events. An error on one rank is printed and
+            ends all of them; it cannot be caught. Default: this process alone.
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
         jit: Whether to trace `loss_fn` by `xformer.jit` for batches whose shapes repeat, which makes small models

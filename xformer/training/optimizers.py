@@ -194,7 +194,7 @@ class Adam(_Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
-    Each update also shrinks the parameters by learning_rate * weight_decay of themselves.
+    Each update also subtracts learning_rate * weight_decay times each parameter from it.
     """
 
     weight_decay: float = option("Weight decay.", default=0.01, at_least=0.0)
