@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Arguments and settings of PyTorch, Keras and Hugging Face, and those of xformer.
+# Arguments and settings of PyTorch, Keras and Hugging Face, usual names of libraries, and those of xformer.
 ARGUMENTS = {
     **dict.fromkeys(("attention_mask", "attn_mask", "key_padding_mask", "src_mask"), ("mask", "source_mask")),
     **dict.fromkeys(("dim", "embed_dim", "embedding_dim", "hidden_size", "n_embd"), ("d_model", "features")),
@@ -14,6 +14,9 @@ ARGUMENTS = {
     **dict.fromkeys(("clipnorm", "max_norm"), ("max_grad_norm",)),
     **dict.fromkeys(("dropout_p", "p"), ("dropout", "rate")),
     **dict.fromkeys(("eps", "layer_norm_eps"), ("epsilon", "norm_epsilon")),
+    "np": ("numpy",),
+    "jnp": ("jax",),
+    "cp": ("cupy",),
     "beam_size": ("num_beams",),
     "betas": ("beta1",),
     "decoder_input_ids": ("target",),

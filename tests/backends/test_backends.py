@@ -49,6 +49,9 @@ def test_unknown_libraries():
             BackendError, f"backend {bad!r} is unknown; expected one of numpy, cupy, torch, jax, array_api"
         ):
             resolve(bad)
+    for bad, near in (("pytorch", "torch"), ("np", "numpy"), ("jnp", "jax")):
+        with raises_line(BackendError, f"backend {bad!r} is unknown; .*; did you mean {near!r}"):
+            resolve(bad)
     for bad in (None, 3, sys, object()):
         with raises_line(
             BackendError, "xp is .*; expected one of numpy, cupy, torch, jax, array_api_strict, mlx, ndonnx, as a"

@@ -1,6 +1,7 @@
 """tokenizer_config.json, special_tokens_map.json and added_tokens.json mean what they mean in transformers."""
 
 import inspect
+import itertools
 import json
 import re
 
@@ -17,7 +18,14 @@ GENERIC = {
     "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]",
     "sep_token": "[SEP]", "mask_token": "[MASK]",
 }  # fmt: skip
-TEXTS = ["A b é, c. 中 a<x>b [MASK] <y> ab", "<|im|> a <x> b<y>", "a n't b . a", " a '  b", "it 's a ' b n't"]
+TEXTS = [
+    "A b é, c. 中 a<x>b [MASK] <y> ab",
+    "<|im|> a <x> b<y>",
+    "a n't b . a",
+    " a '  b",
+    "it 's a ' b n't",
+    "a  <y>  b ab<y>ba",
+]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABé中,.'<>|[] "
 
 
@@ -80,6 +88,7 @@ FILES = {
     "additional_special_tokens": {CONFIG: {"additional_special_tokens": ["<y>"]}},
     "both lists": {CONFIG: {"additional_special_tokens": ["<y>"], "extra_special_tokens": ["<|im|>"]}},
     "model_specific_special_tokens": {CONFIG: {"model_specific_special_tokens": {"image_token": "<y>"}}},
+    "pad_token that is a word": {CONFIG: {"pad_token": token("<y>", single_word=True, __type="AddedToken")}},
     "image_token": {CONFIG: {"image_token": "<y>"}}, "pad_token": {CONFIG: {"pad_token": "<y>"}},
     "pad_token with attributes": {CONFIG: {"pad_token": token("<y>", lstrip=True, __type="AddedToken")}},
     "added_tokens_decoder": {
@@ -135,6 +144,32 @@ def test_settings_of_a_class_change_its_tokenizer_as_in_transformers(tmp_path, c
             assert bool(caplog.messages) <= (FATES[key] == "named"), key
 
 
+@pytest.mark.parametrize("prepends", ["Prepend", "always", "first"])
+def test_a_llama_begins_words_as_in_transformers(tmp_path, caplog, prepends):
+    """Whatever tokenizer.json does, by `legacy` and `add_prefix_space`."""
+    pieces = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "▁b"]
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [("▁", "a"), ("▁", "b")], unk_token="<unk>", fuse_unk=True))
+    normalizers, decoders = tokenizers.normalizers, tokenizers.decoders
+    if prepends == "Prepend":
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=prepends, split=False)
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    inner.add_special_tokens(pieces[:3])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    for legacy, prefix in itertools.product(({}, {"legacy": True}, {"legacy": False}), (None, True, False)):
+        config = {"tokenizer_class": "LlamaTokenizer", **roles, **legacy, "add_prefix_space": prefix}
+        (tmp_path / CONFIG).write_text(json.dumps(config))
+        theirs, ours = transformers.LlamaTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)
+        for text in ("a b", " a b", "b<s>a b", "ab </s> a"):
+            expected = theirs.encode(text, add_special_tokens=False)
+            assert ours.encode(text, special_tokens=False) == expected, (config, text)
+            assert ours.decode(expected, skip_special_tokens=False) == theirs.decode(expected), (config, text)
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("case", ["t5", "byte_level", "marian", "mbart"])
 def test_tokens_that_only_one_file_names_are_one_token(tmp_path, case):
     """Also with SentencePiece models and separate vocabularies."""
@@ -158,7 +193,7 @@ def test_tokens_that_only_one_file_names_are_one_token(tmp_path, case):
         ({"add_eos_token": True, "eos_token": "[MASK]"}, "add_eos_token True"),
         ({"add_bos_token": True, "bos_token": "[MASK]"}, "add_bos_token True"),
         ({"add_eos_token": False, "eos_token": "[SEP]", "sep_token": None}, "add_eos_token False"),
-        ({"tokenizer_class": "LlamaTokenizer", "legacy": True}, "legacy True"),
+        ({"tokenizer_class": "LlamaTokenizer", "legacy": True}, None),
         ({"tokenizer_class": "T5Tokenizer", "legacy": True, "add_bos_token": False, "bos_token": "[CLS]"}, None),
         ({"fast_tokenizer_files": ["tokenizer.9.json"]}, "fast_tokenizer_files ['tokenizer.9.json']"),
         ({"add_eos_token": True, "eos_token": "[SEP]", "add_bos_token": False, "bos_token": None}, None),
@@ -217,13 +252,12 @@ FATES = {
             *("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", "do_lower_case"),
             *("strip_accents", "tokenize_chinese_chars", "src_lang", "tgt_lang", "source_lang", "target_lang"),
             *("separate_vocabs", "language_codes", "legacy_behaviour", "extra_ids", "offset", "num_madeup_words"),
+            "legacy",
             *("prefix_token", "middle_token", "suffix_token", "eot_token", "fill_token", "eod_token"),
         ),
         "followed",
     ),
-    **dict.fromkeys(
-        ("add_bos_token", "add_eos_token", "keep_accents", "split_by_punct", "legacy", "sp_model_kwargs"), "named"
-    ),
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "keep_accents", "split_by_punct", "sp_model_kwargs"), "named"),
     **dict.fromkeys(
         (
             *("name_or_path", "processor_class", "verbose", "padding_side", "response_template", "response_schema"),

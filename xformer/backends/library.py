@@ -25,7 +25,7 @@ from xformer.backends import portable
 from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
 from xformer.backends.dtypes import dtype_name, is_floating
 from xformer.environment import on_clear
-from xformer.errors import BackendError, DataError, how_to_install
+from xformer.errors import BackendError, DataError, how_to_install, nearest_hint
 
 Table = tuple[Callable[..., Any], tuple[Any, ...]]  # a function that returns cached NumPy arrays, and its arguments
 RANDOM_BITS = 16  # random bits per element of a dropout mask
@@ -507,9 +507,12 @@ def _import_other(name: str) -> Namespace:
     except (ImportError, ValueError, AttributeError) as error:  # ValueError for an empty name
         if isinstance(error, ImportError) and _is_installed(name):
             raise BackendError(f"backend {name!r} is installed but cannot be imported: {error}") from error
+        hint = nearest_hint(name, known_backends().keys())
+        if not hint.startswith("did you mean"):
+            hint = f"a device or a dtype is passed as device={name!r} or dtype=..."
         raise BackendError(
             f"backend {name!r} is unknown; expected one of {', '.join(known_backends())}, or the name of another "
-            f"module that follows the Array API standard; a device or a dtype is passed as device={name!r} or dtype=..."
+            f"module that follows the Array API standard; {hint}"
         ) from error
 
 

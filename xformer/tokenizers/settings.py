@@ -28,22 +28,22 @@ _BERT_KEYS = {
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
 # Settings that cannot change a tokenizer, with the classes that read them; `_actual` says what its file has.
-_DECIDED: dict[str, str | tuple[str, ...]] = {
+_DECIDED = {
     **dict.fromkeys(("add_bos_token", "add_eos_token"), ""),
     "keep_accents": "Albert",
     "split_by_punct": "DebertaV2",
-    "legacy": ("Llama", "CodeLlama"),
 }
 _LOWER_CASING = ("albert", "debertav2")
 # Classes that read add_prefix_space if words begin with "▁", with the scheme for false.
-_PREFIXES = {**dict.fromkeys(("albert", "barthez", "camembert", "llama", "xlmroberta"), "never"), "debertav2": "first"}
+_PREFIXES = {**dict.fromkeys(("albert", "barthez", "camembert", "xlmroberta"), "never"), "debertav2": "first"}
 
 
 def read_settings(directory: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of tokenizer_config.json, with the special tokens of all three files.
 
-    The tokens of roles are strings. "added_tokens_decoder" has the attributes of added tokens by id. "unread" has the
-    roles and tokens of the other two files that added_tokens_decoder of tokenizer_config.json replaces.
+    The tokens of roles are strings. "added_tokens_decoder" has the attributes of added tokens by id, "attributes" those
+    of special tokens. "unread" has the roles and tokens of the other two files that added_tokens_decoder of
+    tokenizer_config.json replaces.
 
     Args:
         directory: Directory of the files.
@@ -75,6 +75,7 @@ def read_settings(directory: Path, overrides: Mapping[str, Any]) -> dict[str, An
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory} has added tokens that are not tokens by id ({error!r})") from error
     # The tokens of roles are strings, or objects with the string as "content".
+    settings["attributes"] = {token["content"]: token for token in _named_tokens(settings)}
     return {key: _content(value) if key.endswith("_token") else value for key, value in settings.items()}
 
 
@@ -133,10 +134,20 @@ def apply_settings(inner: Any, settings: Mapping[str, Any], name: str) -> None:
     if name in _LOWER_CASING and isinstance(lower, bool):
         kept = [each for each in normalizers if not isinstance(each, package.normalizers.Lowercase)]
         inner.normalizer = package.normalizers.Sequence([*([package.normalizers.Lowercase()] if lower else []), *kept])
+    pre_tokenizers = package.pre_tokenizers
+    prepends = package.normalizers.Prepend, pre_tokenizers.Metaspace
+    if name == "llama":
+        if any(isinstance(each, prepends) for each in (*normalizers, *_parts(inner.pre_tokenizer))):
+            scheme = "never" if prefix is False else "always" if settings.get("legacy") else "first"
+            inner.normalizer, inner.pre_tokenizer = None, pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+            decoders = package.decoders
+            steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+            inner.decoder = decoders.Sequence([*steps, *([] if prefix is False else [decoders.Strip(" ", 1, 0)])])
+        return
     for each in _parts(inner.pre_tokenizer) if isinstance(prefix, bool) else ():
-        if isinstance(each, package.pre_tokenizers.ByteLevel) and name != "llama":
+        if isinstance(each, pre_tokenizers.ByteLevel):
             each.add_prefix_space = prefix
-        elif isinstance(each, package.pre_tokenizers.Metaspace) and name in _PREFIXES:
+        elif isinstance(each, pre_tokenizers.Metaspace) and name in _PREFIXES:
             is_off = each.prepend_scheme == _PREFIXES[name]
             each.prepend_scheme = _PREFIXES[name] if not prefix else "always" if is_off else each.prepend_scheme
 
@@ -170,7 +181,6 @@ def _actual(inner: Any, settings: Mapping[str, Any]) -> dict[str, bool]:
     return ends | {
         "keep_accents": "StripAccents" not in types,
         "split_by_punct": "Punctuation" in types,
-        "legacy": "Prepend" in types or any(getattr(step, "prepend_scheme", "") == "always" for step in steps),
     }
 
 
@@ -187,7 +197,9 @@ def _named_tokens(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for key in ("model_specific_special_tokens", "extra_special_tokens"):
         tokens = settings.get(key)
         values += tokens.values() if isinstance(tokens, Mapping) else tokens if isinstance(tokens, list) else []
-    return ({**_attributes(value), "special": True} for value in values if isinstance(_content(value), str))
+    known = settings.get("attributes", {})
+    named = (value for value in values if isinstance(_content(value), str))
+    return ({**known.get(_content(value), _attributes(value)), "special": True} for value in named)
 
 
 def _attributes(token: Any) -> dict[str, Any]:
