@@ -146,7 +146,7 @@ def with_fields(function: Callable[..., Any], config: type[Config]) -> inspect.S
 def with_parameters_of(
     function: Callable[_Parameters, Any],
 ) -> Callable[[Callable[..., _Result]], Callable[_Parameters, _Result]]:
-    """Give a function that passes its arguments on the signature of another one, or of a class."""
+    """Let a function that only passes its arguments on show the signature of another function, or of a class."""
 
     def decorate(decorated: Callable[..., _Result]) -> Callable[_Parameters, _Result]:
         result = inspect.signature(decorated).return_annotation

@@ -334,7 +334,7 @@ class Library(ModuleType):
 
 
 def as_arrays(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return scalars of NumPy, which its functions return in place of arrays without axes, as such arrays."""
+    """Turn scalars of NumPy, which its functions return in place of arrays without axes, into arrays."""
     return tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in values])
 
 

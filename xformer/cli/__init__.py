@@ -1,1 +1,1 @@
-"""The `xformer` command: one file a command."""
+"""The `xformer` command: one file for each command."""

@@ -1,6 +1,6 @@
 r"""`xformer demo`: train a small translator on made-up text and show what it learned.
 
-Train a small translator of English number words to German and show what it learned, in about a minute on
+Train a small translator of English number words to German and show what it learned, within 90 seconds on
 two cores.
 
 \b

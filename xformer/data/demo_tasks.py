@@ -1,4 +1,4 @@
-"""A synthetic task that a Transformer learns in a minute: English number words to German.
+"""A synthetic task that a Transformer learns within a minute: English number words to German.
 
 German puts the units before the tens ("zweiundvierzig" is two-and-forty) and writes a number as one word, which makes
 a small translation task with reordering. Numbers are drawn by Python's `random.Random`, seeded with the seed: the same

@@ -1,4 +1,4 @@
-"""Rows of token ids: in files that are mapped into memory, as a corpus may be larger than it, and in batches."""
+"""Rows of token ids: in batches, and in files mapped into memory, since a corpus may be larger than the memory."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class SampleRequest(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """Settings and dtype that requests answered together share."""
+        """Settings and dtype, equal for all requests that one call answers."""
         config = self.config
         sampling = (config.temperature, config.top_k, config.top_p, config.min_p)
         return self.uniforms is not None and sampling, self.logits.dtype
@@ -353,7 +353,7 @@ def build_logits_processors(
 
 
 def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, Array | None]:
-    """Return checked source ids (inputs, source length), and a mask if lists of ids of ambiguous padding are padded."""
+    """Return checked source ids (inputs, source length), and a mask if padding of lists could be taken for tokens."""
     if isinstance(model, SpeechTransformer):
         return model.source_ids(inputs), None
     is_list = isinstance(inputs, list | tuple) and all(isinstance(row, list | tuple) for row in inputs)

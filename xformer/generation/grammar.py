@@ -139,7 +139,7 @@ def token_bytes(tokenizer: BaseTokenizer) -> tuple[bytes, ...]:
 
 @functools.lru_cache(maxsize=_MAX_VOCABULARIES)
 def _tokenizer(tokens: tuple[bytes, ...], ends: tuple[int, ...], encode: Callable[[str], list[int]] | None) -> Any:
-    """Return the tokenizer of llguidance, which takes as long as many steps to make."""
+    """Return the tokenizer of llguidance; making one takes as long as many steps."""
     guidance, vocabulary = require("llguidance"), _Vocabulary(tokens, ends, encode)
     for _ in range(2):  # the first one splits texts for the second one
         wrapper = guidance.TokenizerWrapper(vocabulary)

@@ -1,4 +1,4 @@
-"""Logits processors change the logits before a token is chosen; stopping criteria end rows after one is.
+"""Logits processors change the logits before a token is chosen; stopping criteria end rows after that.
 
 Both are functions of arrays on the device of the model. As in Hugging Face, greedy search and sampling normalize the
 logits after the processors; beam search normalizes them before, so the processors get log-probabilities and their
@@ -148,7 +148,7 @@ def criterion_of(function: Any) -> Criterion:
 
 
 def _check_function(function: Any, subject: str, *names: str) -> Callable[[Rows], dict[str, Rows]]:
-    """Check that a function takes arguments of these names; return its further ones: `rows` if it has that parameter.
+    """Check that a function takes these arguments; return what makes its further ones, `rows` if it has that parameter.
 
     Raises:
         ConfigError: For another function.

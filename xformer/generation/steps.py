@@ -168,7 +168,7 @@ class DecodingSteps:
             self._forget()
 
     def release(self, rows: Any) -> None:
-        """Mark rows as unused; anything that selects them in a NumPy array."""
+        """Mark rows as unused; `rows` is anything that indexes a NumPy array."""
         self._lengths[rows] = 0
 
     def close(self) -> None:

@@ -479,7 +479,7 @@ def check_memory(memory: Array, target: Array, d_model: int) -> None:
 
 
 def with_size(x: Any, size: int, axis: int = 2, fill: int = 0, *, copy: bool = False) -> Any:
-    """Return an array that is cut or padded to a size; one that has it only as a copy if that is asked for."""
+    """Return an array cut or padded to a size; one that has this size itself, unless a copy is asked for."""
     xp, shape = array_namespace(x), list(x.shape)
     if size == shape[axis] and not copy:
         return x

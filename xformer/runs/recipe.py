@@ -303,7 +303,7 @@ def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequen
 
 
 def setting(command: str, option: str) -> str | None:
-    """Return the setting of a recipe, e.g. "model.d_model", that a command has no option for, e.g. "--d-model"."""
+    """Return the setting of a recipe, e.g. "model.d_model", that a command sets by no option, such as "--d-model"."""
     key = option.lstrip("-").replace("-", "_")
     for spec in TASKS.values():
         for table, config in spec.tables.items() if spec.train_command == command else ():
