@@ -22,68 +22,27 @@ from xformer.families.values import (
     read_fields,
     read_labels,
     read_special_ids,
+    value_of,
     write_activation,
     write_fields,
-    write_heads,
+    write_labels,
+    write_special_ids,
 )
 from xformer.models import Encoder, EncoderConfig
 
 SIZES_AND_EPSILON = {**SIZES, "norm_epsilon": "layer_norm_eps"}
 BERT_FIELDS = {**SIZES_AND_EPSILON, "num_token_types": "type_vocab_size"}
 BERT_DEFAULTS: dict[str, Any] = {"norm_epsilon": 1e-12, "num_token_types": 2}
-RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _ABSOLUTE = {"position_embedding_type": "absolute"}
 # Fields that are the same in all types
-FIXED: dict[str, Any] = {
+_FIXED: dict[str, Any] = {
     "norm_position": "post",
     "embedding_norm": True,
     "positions": "learned",
     "scale_embeddings": False,
     "dropout": 0.0,
 }
-
-
-def read_encoder(
-    reader: ConfigReader,
-    keys: Mapping[str, str],
-    *,
-    pooler: tuple[str, ...],
-    masked_lm: str,
-    activation: tuple[str, str] = ("hidden_act", "gelu"),
-    pad_id: int = 0,
-    **defaults: Any,
-) -> dict[str, Any]:
-    """Return the fields that most encoders share; the names of the tensors determine the heads.
-
-    Args:
-        reader: The configuration.
-        keys: As for `read_fields`.
-        pooler: Activation of the pooler, and endings of the names of its tensors.
-        masked_lm: Ending of the name of a tensor of the head of masked tokens.
-        activation: Key of the activation, and its default.
-        pad_id: Id of padding if config.json has none.
-        **defaults: As for `read_fields`.
-    """
-    reader.require("is_causal", False)
-    name, *endings = pooler
-    key, default = activation
-    return {
-        **FIXED,
-        **read_fields(reader, keys, **defaults),
-        "activation": read_activation(reader, key, default=default),
-        "pooler": name if any(has_tensor(reader, ending) for ending in endings) else "none",
-        **read_labels(reader),
-        "masked_lm": has_tensor(reader, masked_lm),
-        **read_special_ids(reader, pad_id=pad_id),
-    }
-
-
-def write_encoder(
-    config: EncoderConfig, name: str, model_type: str, keys: Mapping[str, str], activation: str = "hidden_act"
-) -> dict[str, Any]:
-    """Return the config.json keys that most encoders share; for the arguments, see `write_heads` and `write_fields`."""
-    heads, function = write_heads(config, name, model_type), write_activation(config)
-    return {**heads, **write_fields(config, keys), activation: function}
 
 
 def _read_electra(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
@@ -98,49 +57,64 @@ def register_encoder(
     tensors: Mapping[str, Layout] | Callable[[EncoderConfig], Mapping[str, Layout]],
     *,
     pooler: tuple[str, ...],
-    masked_lm: str,
+    masked_lm: tuple[str, ...],
     tied: Mapping[str, str],
     defaults: Mapping[str, Any] = BERT_DEFAULTS,
     activation: tuple[str, str] = ("hidden_act", "gelu"),
+    is_gated: bool = False,
     same_activation: bool = False,
     unused_positions: int = 0,
     pad_id: int | None = None,
+    default_pad_id: int = 0,
     required: Mapping[str, Any] = _ABSOLUTE,
     skipped: str = "",
     ignored: tuple[str, ...] = (),
+    renamed: Mapping[str, str] = _RENAMED,
     read: Callable[[ConfigReader, dict[str, Any]], Mapping[str, Any]] = lambda reader, fields: {},
     write: Callable[[EncoderConfig], Mapping[str, Any]] = lambda config: {},
 ) -> Family:
-    """Register a family of encoders.
+    """Register a family of encoders; the names of the tensors determine the heads.
 
     Args:
         name: Prefix of the names of classes in transformers, e.g. "Bert".
         model_type: Model type.
         keys: As for `read_fields`.
         tensors: As in `Family`.
-        pooler: As for `read_encoder`.
-        masked_lm: As for `read_encoder`.
+        pooler: Activation of the pooler, and endings of the names of its tensors.
+        masked_lm: Endings of the names of tensors of the head of masked tokens.
         tied: As in `Family`; the name of the embedding begins with the prefix of the tensors.
         defaults: As for `read_fields`.
-        activation: As for `read_encoder`.
+        activation: Key of the activation, and its default.
+        is_gated: Whether the activation is that of a gate.
         same_activation: Whether the head of masked tokens has the activation of the layers.
         unused_positions: First rows of the table of positions that are not used.
         pad_id: The only id of padding; None for any.
-        required: The only values of keys.
+        default_pad_id: Id of padding if config.json has none.
+        required: {key: its only value, or a function of the fields that returns it}.
         skipped: Keys that may have any value.
         ignored: Further patterns of the names of constant tensors.
+        renamed: As in `Family`.
         read: Function (reader, fields) -> further fields.
         write: Function (configuration) -> further keys of config.json.
     """
 
     def read_config(reader: ConfigReader) -> EncoderConfig:
         reader.skip(*skipped.split())
-        for key, value in required.items():
-            reader.require(key, value)
+        reader.require("is_causal", False)
         if pad_id is not None:
             reader.require("pad_token_id", pad_id)
-        options: dict[str, Any] = {"activation": activation, "pad_id": pad_id or 0}
-        fields = read_encoder(reader, keys, pooler=pooler, masked_lm=masked_lm, **options, **defaults)
+        key, default = activation
+        fields = {
+            **_FIXED,
+            **read_fields(reader, keys, **defaults),
+            "activation": read_activation(reader, key, default=default, gated=is_gated),
+            "pooler": pooler[0] if has_tensor(reader, pooler[1:]) else "none",
+            **read_labels(reader),
+            "masked_lm": has_tensor(reader, masked_lm),
+            **read_special_ids(reader, pad_id=default_pad_id if pad_id is None else pad_id),
+        }
+        for key, value in required.items():
+            reader.require(key, value_of(value, fields))
         if same_activation:
             fields["masked_lm_activation"] = fields["activation"]
         fields["max_positions"] -= unused_positions
@@ -149,8 +123,21 @@ def register_encoder(
     def write_config(config: EncoderConfig) -> dict[str, Any]:
         if pad_id is not None and config.pad_id != pad_id:  # after which transformers counts positions
             raise ConfigError(f"pad_id is {config.pad_id}; {model_type} expects {pad_id}")
-        values = {**write_encoder(config, name, model_type, keys, activation[0]), **write(config)}
-        return {**values, "max_position_embeddings": config.max_positions + unused_positions}
+        if config.num_labels and config.masked_lm:
+            raise ConfigError(f"masked_lm is true and num_labels {config.num_labels}; {model_type} expects one head")
+        if config.num_labels and config.pooler == "none":
+            raise ConfigError(f"pooler is 'none' and num_labels {config.num_labels}; {model_type} expects a pooler")
+        head = "ForMaskedLM" if config.masked_lm else "ForSequenceClassification" if config.num_labels else "Model"
+        return {
+            "architectures": [f"{name}{head}"],
+            "model_type": model_type,
+            **write_special_ids(config),
+            **write_labels(config),
+            activation[0]: write_activation(config, gated=is_gated),
+            **write_fields(config, keys),
+            "max_position_embeddings": config.max_positions + unused_positions,
+            **write(config),
+        }
 
     prefix = next(iter(tied.values())).split(".")[0]
     return register(
@@ -162,7 +149,7 @@ def register_encoder(
             prefix=f"{prefix}.",
             tied=tied,
             ignored=("*.position_ids", *ignored),
-            renamed=RENAMED,
+            renamed=renamed,
             tensors=tensors,
         )
     )
@@ -207,7 +194,7 @@ register_encoder(
         **linear("classifier", "classifier"),
     },
     pooler=("tanh", "pooler.dense.weight"),
-    masked_lm="transform.dense.weight",
+    masked_lm=("transform.dense.weight",),
     same_activation=True,
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -232,7 +219,7 @@ register_encoder(
         **linear("classifier.out_proj", "classifier"),
     },
     pooler=("gelu", "classifier.dense.weight"),
-    masked_lm="generator_predictions.dense.weight",
+    masked_lm=("generator_predictions.dense.weight",),
     defaults={**BERT_DEFAULTS, "max_positions": 512},
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     skipped="summary_type summary_use_proj summary_activation",
@@ -263,7 +250,7 @@ register_encoder(
         **linear("classifier", "classifier"),
     },
     pooler=("tanh", "pooler.weight"),
-    masked_lm="predictions.dense.weight",
+    masked_lm=("predictions.dense.weight",),
     activation=("hidden_act", "gelu_new"),
     same_activation=True,
     defaults={**BERT_DEFAULTS, "max_positions": 512},
@@ -307,7 +294,7 @@ def _roberta(prefix: str) -> dict[str, Any]:
     decoder = f"{prefix}.embeddings.word_embeddings.weight"
     return {
         "pooler": ("tanh", "pooler.dense.weight", "classifier.dense.weight"),
-        "masked_lm": "lm_head.dense.weight",
+        "masked_lm": ("lm_head.dense.weight",),
         "unused_positions": 2,
         "pad_id": 1,
         "tied": {"lm_head.decoder.weight": decoder, "lm_head.decoder.bias": "lm_head.bias"},
@@ -360,7 +347,7 @@ register_encoder(
         **linear("classifier", "classifier"),
     },
     pooler=("relu", "pre_classifier.weight"),
-    masked_lm="vocab_transform.weight",
+    masked_lm=("vocab_transform.weight",),
     activation=("activation", "gelu"),
     same_activation=True,
     defaults={},

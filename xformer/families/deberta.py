@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError
-from xformer.families.bert import SIZES_AND_EPSILON, encoder_tensors, read_encoder, write_encoder
+from xformer.families.bert import SIZES_AND_EPSILON, encoder_tensors, register_encoder
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
 from xformer.families.layouts import affine, linear, same
-from xformer.families.values import ACTIVATION_NAMES, has_tensor, read_activation
-from xformer.models import Encoder, EncoderConfig
+from xformer.families.values import ACTIVATION_NAMES, read_activation
+from xformer.models import EncoderConfig
 
 # The only values that xformer computes
 _FIXED = {
@@ -22,8 +21,11 @@ _FIXED = {
 _NUM_SCORES = 3  # of contents, of contents and distances, and of distances and contents
 
 
-def _read_config(reader: ConfigReader) -> EncoderConfig:
-    reader.skip("legacy", "pos_att_type", *_FIXED)
+def _head_dim(fields: dict[str, Any]) -> int:
+    return int(fields["d_model"] // fields["num_heads"])
+
+
+def _read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
     types = reader.values.get("pos_att_type")
     types = types.lower().replace(" ", "").split("|") if isinstance(types, str) else types
     for key, value, expected in (
@@ -32,33 +34,23 @@ def _read_config(reader: ConfigReader) -> EncoderConfig:
     ):
         if value != expected:
             raise CheckpointError(f"{reader.path} has {key} {value!r:.60}; expected {expected!r}")
-    pooler = read_activation(reader, "pooler_hidden_act", default="gelu"), "pooler.dense.weight"
-    legacy, keys = "transform.dense.weight", SIZES_AND_EPSILON
-    masked_lm = legacy if has_tensor(reader, legacy) else "lm_head.dense.weight"
-    fields = read_encoder(reader, keys, pooler=pooler, masked_lm=masked_lm, max_positions=512, norm_epsilon=1e-7)
-    d_model, head_dim = fields["d_model"], fields["d_model"] // fields["num_heads"]
-    reader.require("conv_groups", 1)
+    pooler = read_activation(reader, "pooler_hidden_act", default="gelu")
     is_tanh = reader.values.get("conv_act") in (None, "tanh")
-    reader.skip("conv_act")
-    reader.require("embedding_size", d_model)
-    reader.require("pooler_hidden_size", d_model)
-    reader.require("attention_head_size", head_dim)
     max_distance = reader.count("max_relative_positions", default=-1, at_least=-1)
-    return EncoderConfig(
-        **{**fields, "positions": "disentangled"},
-        num_token_types=reader.count("type_vocab_size", default=0, at_least=0),
-        relative_buckets=2 * reader.count("position_buckets"),
-        relative_max_distance=max_distance if max_distance > 0 else fields["max_positions"],
-        attention_scale=(_NUM_SCORES * head_dim) ** -0.5,
-        convolution_size=reader.count("conv_kernel_size", default=0, at_least=0),
-        convolution_activation="tanh" if is_tanh else read_activation(reader, "conv_act", default="gelu"),
-        masked_lm_activation=fields["activation"],
-    )
-
-
-def _write_config(config: EncoderConfig) -> dict[str, Any]:
     return {
-        **write_encoder(config, "DebertaV2", "deberta-v2", SIZES_AND_EPSILON),
+        "positions": "disentangled",
+        "pooler": "none" if fields["pooler"] == "none" else pooler,
+        "num_token_types": reader.count("type_vocab_size", default=0, at_least=0),
+        "relative_buckets": 2 * reader.count("position_buckets"),
+        "relative_max_distance": max_distance if max_distance > 0 else fields["max_positions"],
+        "attention_scale": (_NUM_SCORES * _head_dim(fields)) ** -0.5,
+        "convolution_size": reader.count("conv_kernel_size", default=0, at_least=0),
+        "convolution_activation": "tanh" if is_tanh else read_activation(reader, "conv_act", default="gelu"),
+    }
+
+
+def _write(config: EncoderConfig) -> dict[str, Any]:
+    return {
         **_FIXED,
         "type_vocab_size": config.num_token_types,
         "pos_att_type": ["p2c", "c2p"],
@@ -71,34 +63,43 @@ def _write_config(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-register(
-    Family(
-        model_types=("deberta-v2",),
-        model=Encoder,
-        read_config=_read_config,
-        write_config=_write_config,
-        prefix="deberta.",
-        tied={
-            "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
-            "cls.predictions.decoder.bias": "lm_predictions.lm_head.bias",
-        },
-        # The head that transformers writes if `legacy` is true
-        renamed={
-            "cls.predictions.transform.": "lm_predictions.lm_head.",
-            "cls.predictions.bias": "lm_predictions.lm_head.bias",
-        },
-        ignored=("*.position_ids", "*.embeddings.position_embeddings.weight", "mask_predictions.*"),
-        tensors={
-            **encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense"),
-            "deberta.encoder.rel_embeddings.weight": same("distances.weight"),
-            **affine("deberta.encoder.LayerNorm", "distances.norm"),
-            **linear("deberta.encoder.conv.conv", "layers.0.convolution"),
-            **affine("deberta.encoder.conv.LayerNorm", "layers.0.convolution_norm"),
-            **linear("lm_predictions.lm_head.dense", "masked_lm.linear"),
-            **affine("lm_predictions.lm_head.LayerNorm", "masked_lm.norm"),
-            "lm_predictions.lm_head.bias": same("masked_lm.bias"),
-            **linear("pooler.dense", "pooler.linear"),
-            **linear("classifier", "classifier"),
-        },
-    )
+register_encoder(
+    "DebertaV2",
+    "deberta-v2",
+    SIZES_AND_EPSILON,
+    {
+        **encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense"),
+        "deberta.encoder.rel_embeddings.weight": same("distances.weight"),
+        **affine("deberta.encoder.LayerNorm", "distances.norm"),
+        **linear("deberta.encoder.conv.conv", "layers.0.convolution"),
+        **affine("deberta.encoder.conv.LayerNorm", "layers.0.convolution_norm"),
+        **linear("lm_predictions.lm_head.dense", "masked_lm.linear"),
+        **affine("lm_predictions.lm_head.LayerNorm", "masked_lm.norm"),
+        "lm_predictions.lm_head.bias": same("masked_lm.bias"),
+        **linear("pooler.dense", "pooler.linear"),
+        **linear("classifier", "classifier"),
+    },
+    pooler=("gelu", "pooler.dense.weight"),
+    masked_lm=("transform.dense.weight", "lm_head.dense.weight"),
+    same_activation=True,
+    tied={
+        "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "lm_predictions.lm_head.bias",
+    },
+    defaults={"max_positions": 512, "norm_epsilon": 1e-7},
+    required={
+        "conv_groups": 1,
+        "embedding_size": lambda fields: fields["d_model"],
+        "pooler_hidden_size": lambda fields: fields["d_model"],
+        "attention_head_size": _head_dim,
+    },
+    skipped=f"legacy pos_att_type conv_act {' '.join(_FIXED)}",
+    # The head that transformers writes if `legacy` is true
+    renamed={
+        "cls.predictions.transform.": "lm_predictions.lm_head.",
+        "cls.predictions.bias": "lm_predictions.lm_head.bias",
+    },
+    ignored=("*.embeddings.position_embeddings.weight", "mask_predictions.*"),
+    read=_read,
+    write=_write,
 )

@@ -43,8 +43,7 @@ def with_separate_halves(model: BaseModel) -> BaseModel:
     for name, x in model.named_arrays():
         axis = _feature_axis(name)
         arrays[name] = x if axis is None else _take(x, order, axis)
-    permuted: BaseModel = replace(model.with_config(sinusoidal_layout="halves"), arrays)
-    return permuted
+    return replace(model.with_config(sinusoidal_layout="halves"), arrays)
 
 
 def _feature_axis(name: str) -> int | None:

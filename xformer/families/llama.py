@@ -90,8 +90,7 @@ def _write_smollm3(config: LanguageModelConfig, values: dict[str, Any]) -> dict[
 
 
 def _window_of(config: LanguageModelConfig) -> int | None:
-    window: int | None = write_windows(config)["sliding_window"]  # of all layers
-    return window
+    return write_windows(config)["sliding_window"]  # of all layers
 
 
 # --- Llama, Mistral, Qwen, Seed, SmolLM, Granite ----------------------------------------------------------------------

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from xformer.families.bert import register_encoder
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, affine, fused, linear, same
 from xformer.families.values import (
     ACTIVATION_NAMES,
     SIZES,
-    has_tensor,
     read_activation,
-    read_fields,
-    read_labels,
     read_local_theta,
     read_rope,
-    read_special_ids,
-    write_activation,
-    write_fields,
-    write_heads,
     write_local_rope,
     write_windows,
 )
-from xformer.models import Encoder, EncoderConfig
+from xformer.models import EncoderConfig
 from xformer.models.config import LAYER_TYPES
 
-_FIELDS = {
-    **SIZES,
-    "norm_epsilon": "norm_eps",
+_BIASES = {
     "norm_bias": "norm_bias",
     "attention_bias": "attention_bias",
     "feed_forward_bias": "mlp_bias",
@@ -37,47 +28,30 @@ _FIELDS = {
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 
 
-def _read_config(reader: ConfigReader) -> EncoderConfig:
-    reader.require("decoder_bias", True)
-    reader.require("is_causal", False)
-    reader.skip("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "reference_compile")
-    reader.skip("repad_logits_with_grad", "initializer_cutoff_factor", "cls_token_id", "position_embedding_type")
-    reader.skip("layer_norm_eps")  # norm_eps replaces it
-    no_biases = {name: False for name in _FIELDS if name.endswith("bias")}
-    fields = read_fields(reader, _FIELDS, max_positions=8192, norm_epsilon=1e-5, **no_biases)
+def _read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
     interval = reader.count("global_attn_every_n_layers", default=3)
     layer_types = ["sliding_attention" if i % interval else "full_attention" for i in range(fields["num_layers"])]
-    has_classifier = has_tensor(reader, "classifier.weight")
+    has_classifier = fields["pooler"] != "none"
     activation = read_activation(reader, "classifier_activation", default="gelu")
     pooling = reader.choice("classifier_pooling", known=("cls", "mean"), default="cls")
-    return EncoderConfig(
-        **fields,
-        activation=read_activation(reader, "hidden_activation", default="gelu", gated=True),
-        embedding_norm=True,
-        first_norm=False,
-        positions="rotary",
-        window=reader.count("local_attention", default=128, at_least=0) // 2 + 1,  # on each side, with the token
-        layer_types=tuple(reader.choices("layer_types", known=LAYER_TYPES, default=layer_types)),
-        rope_local_theta=read_local_theta(reader, default=reader.number("local_rope_theta", default=1e4)),
+    return {
+        "norm_position": "pre",
+        "first_norm": False,
+        "positions": "rotary",
+        "window": reader.count("local_attention", default=128, at_least=0) // 2 + 1,  # on each side, with the token
+        "layer_types": tuple(reader.choices("layer_types", known=LAYER_TYPES, default=layer_types)),
+        "rope_local_theta": read_local_theta(reader, default=reader.number("local_rope_theta", default=1e4)),
         **read_rope(reader, theta=reader.number("global_rope_theta", default=1.6e5)),
-        scale_embeddings=False,
-        dropout=0.0,
-        pooler=activation if has_classifier else "none",
-        pooling=pooling if has_classifier else "cls",
-        pooler_norm=has_classifier,
-        **read_labels(reader),
-        masked_lm=has_tensor(reader, "decoder.bias"),
-        masked_lm_activation=activation,
-        **read_special_ids(reader, pad_id=50283),
-    )
+        "pooler": activation if has_classifier else "none",
+        "pooling": pooling if has_classifier else "cls",
+        "pooler_norm": has_classifier,
+        "masked_lm_activation": activation,
+    }
 
 
-def _write_config(config: EncoderConfig) -> dict[str, Any]:
+def _write(config: EncoderConfig) -> dict[str, Any]:
     activation = config.pooler if config.num_labels else config.masked_lm_activation
     return {
-        **write_heads(config, "ModernBert", "modernbert"),
-        **write_fields(config, _FIELDS),
-        "hidden_activation": write_activation(config, gated=True),
         "classifier_activation": ACTIVATION_NAMES.get(activation),
         "classifier_pooling": config.pooling,
         "local_attention": 2 * ((config.window or 1) - 1),
@@ -109,15 +83,23 @@ def _tensors(config: EncoderConfig) -> dict[str, Layout]:
     return layouts
 
 
-register(
-    Family(
-        model_types=("modernbert",),
-        model=Encoder,
-        read_config=_read_config,
-        write_config=_write_config,
-        prefix="model.",
-        tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
-        tensors=_tensors,
-    )
+register_encoder(
+    "ModernBert",
+    "modernbert",
+    {**SIZES, "norm_epsilon": "norm_eps", **_BIASES},
+    _tensors,
+    pooler=("gelu", "classifier.weight"),
+    masked_lm=("decoder.bias",),
+    tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    defaults={"max_positions": 8192, "norm_epsilon": 1e-5, **dict.fromkeys(_BIASES, False)},
+    activation=("hidden_activation", "gelu"),
+    is_gated=True,
+    default_pad_id=50283,
+    required={"decoder_bias": True},
+    # norm_eps replaces layer_norm_eps.
+    skipped="sparse_prediction sparse_pred_ignore_index deterministic_flash_attn reference_compile layer_norm_eps "
+    "repad_logits_with_grad initializer_cutoff_factor cls_token_id position_embedding_type",
+    ignored=("*.rotary_emb.inv_freq",),
+    read=_read,
+    write=_write,
 )

@@ -263,7 +263,7 @@ def write_output(config: LanguageModelConfig | TransformerConfig) -> dict[str, A
     """Return the config.json keys of `read_output`."""
     values = {"is_causal": False} if _is_bidirectional(config) else {}
     is_tied = config.tie_output and getattr(config, "has_output", True)
-    return {"tie_word_embeddings": is_tied, **values, **_write_special_ids(config)}
+    return {"tie_word_embeddings": is_tied, **values, **write_special_ids(config)}
 
 
 def _is_base_model(reader: ConfigReader) -> bool:
@@ -277,7 +277,8 @@ def _is_bidirectional(config: Any) -> bool:
     return isinstance(config, LanguageModelConfig) and not config.causal
 
 
-def _write_special_ids(config: ModelConfig) -> dict[str, Any]:
+def write_special_ids(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json keys of special tokens."""
     return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
 
 
@@ -291,9 +292,9 @@ def read_decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[
     return {**fields, "bos_id": bos_id}
 
 
-def has_tensor(reader: ConfigReader, ending: str) -> bool:
-    """Return whether the name of a tensor of the checkpoint has this ending."""
-    return any(name.endswith(ending) for name in reader.tensors)
+def has_tensor(reader: ConfigReader, endings: str | tuple[str, ...]) -> bool:
+    """Return whether the name of a tensor of the checkpoint has this ending, or one of several."""
+    return any(name.endswith(endings) for name in reader.tensors)
 
 
 def read_labels(reader: ConfigReader) -> dict[str, Any]:
@@ -307,7 +308,7 @@ def read_labels(reader: ConfigReader) -> dict[str, Any]:
             raise CheckpointError(f"{reader.path} has a classifier of tokens ({name}); expected one of texts or images")
     names = reader.section("id2label").values
     number = reader.count("num_labels", "_num_labels", default=2, at_least=0)
-    if not (has_tensor(reader, "classifier.weight") or has_tensor(reader, "classifier.out_proj.weight")):
+    if not has_tensor(reader, ("classifier.weight", "classifier.out_proj.weight")):
         return {}
     problem_type = reader.choice("problem_type", known=PROBLEM_TYPES, default=PROBLEM_TYPES[0])
     if not names:
@@ -326,30 +327,6 @@ def write_labels(config: EncoderConfig | ImageEncoderConfig) -> dict[str, Any]:
         return {}
     problem_type = {} if config.problem_type == PROBLEM_TYPES[0] else {"problem_type": config.problem_type}
     return {"id2label": {str(i): label for i, label in enumerate(labels)}, **problem_type}
-
-
-def write_heads(config: EncoderConfig, name: str, model_type: str) -> dict[str, Any]:
-    """Return the config.json keys of the model type, heads and special tokens of an encoder.
-
-    Args:
-        config: The configuration.
-        name: Prefix of the names of classes in transformers, e.g. "Bert".
-        model_type: The model type.
-
-    Raises:
-        ConfigError: For two heads, or a classifier without a pooler.
-    """
-    if config.num_labels and config.masked_lm:
-        raise ConfigError(f"masked_lm is true and num_labels {config.num_labels}; {model_type} expects one head")
-    if config.num_labels and config.pooler == "none":
-        raise ConfigError(f"pooler is 'none' and num_labels {config.num_labels}; {model_type} expects a pooler")
-    head = "ForMaskedLM" if config.masked_lm else "ForSequenceClassification" if config.num_labels else "Model"
-    return {
-        "architectures": [f"{name}{head}"],
-        "model_type": model_type,
-        **_write_special_ids(config),
-        **write_labels(config),
-    }
 
 
 def _default_labels(count: int) -> list[str]:

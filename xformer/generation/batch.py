@@ -380,8 +380,7 @@ def _source_lengths(model: Transformer, source: Array, source_mask: Array | None
     special = [each for each in (model.config.pad_id, model.config.eos_id) if each is not None]
     is_token = ~np.isin(to_host(source), special)
     is_token &= True if source_mask is None else to_host(source_mask)[:, 0, 0, :]
-    lengths: list[int] = is_token.sum(axis=1).tolist()
-    return lengths
+    return is_token.sum(axis=1).tolist()
 
 
 def _length_conditions(model: Transformer, lengths: Sequence[int] | None, num_inputs: int) -> list[int] | None:

@@ -106,13 +106,11 @@ class Rows:
             xp = array_namespace(like)
             options: Any = {"dtype": xp.index_dtype, "device": device(like)}
             self.__dict__["_arrays"] = tuple(xp.from_host(x, **options) for x in (self.tokens, self.lengths))
-        arrays: tuple[Array, Array] = self.__dict__["_arrays"]
-        return arrays
+        return self.__dict__["_arrays"]
 
     def history(self, row: int) -> list[int]:
         """Return the ids of a row as a list."""
-        tokens: list[int] = self.tokens[row, self.tokens.shape[1] - self.lengths[row] :].tolist()
-        return tokens
+        return self.tokens[row, self.tokens.shape[1] - self.lengths[row] :].tolist()
 
 
 def processor_of(function: Any) -> Processor:

@@ -223,8 +223,7 @@ def map_weights(model: AnyModule, convert: Callable[[str, Module, Any], Any]) ->
             return module
         return with_fields(module, weight=convert(name, module, module.weight))
 
-    changed: AnyModule = map_named_modules(change, model)
-    return changed
+    return map_named_modules(change, model)
 
 
 def has_adapters(model: Any) -> bool:

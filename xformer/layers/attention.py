@@ -161,7 +161,7 @@ class MultiHeadAttention(Module):
             k, v = cache.append(k, v)
         if self.window is not None:
             mask = self._within_window(self.window, mask, q, k, cache)
-        bias = None if bias is None else as_dtype_of(bias, q)
+        bias = None if bias is None else self._score_bias(bias, q, k)
         y = self.output(merge_heads(self._attend(q, k, v, mask, bias, rng, causal=causal)))
         return named(self, "output", y) if OPEN_BLOCKS else y
 
@@ -216,7 +216,7 @@ class MultiHeadAttention(Module):
             q, k = rotation(q), rotation(k)
         if self.window is not None:
             mask = self._within_window(self.window, mask, q, k)
-        return self._weights(q, k, mask, None if bias is None else as_dtype_of(bias, q), causal=causal)
+        return self._weights(q, k, mask, None if bias is None else self._score_bias(bias, q, k), causal=causal)
 
     def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
         return attention_weights(q, k, mask, bias, scale=self.scale, **options)
@@ -251,6 +251,10 @@ class MultiHeadAttention(Module):
                 if name != "value":
                     projected[i] = self._normalized(projected[i], getattr(self, f"{name}_norm"))
         return projected
+
+    def _score_bias(self, bias: Array, q: Array, k: Array) -> Array:
+        """Return the argument `bias` as what is added to the scores."""
+        return as_dtype_of(bias, q)
 
     def _normalized(self, x: Array, norm: Norm) -> Array:
         """Apply the norm of queries or keys, (batch, heads, length, head_dim)."""

@@ -103,38 +103,24 @@ class DisentangledAttention(FamilyAttention, init=False):
     Arguments are those of `FamilyAttention`.
     """
 
-    def __call__(  # type: ignore[override]
-        self, x: Array, *, distances: Array, mask: Array | None = None, causal: bool = False, rng: Rng | None = None
-    ) -> Array:
+    def __call__(self, x: Array, *, distances: Array, **options: Any) -> Array:  # type: ignore[override]
         """Attend from each token to all.
 
         Args:
             x: Array of shape (batch, length, d_model).
             distances: Vectors of relative positions, (2 * length - 1, d_model), from `RelativeEmbedding`.
-            mask: As for `MultiHeadAttention`, and so are the other arguments.
-            causal: Attend to earlier tokens only.
-            rng: Draws dropout.
+            **options: `mask`, `causal` and `rng`, as for `MultiHeadAttention`.
 
         Returns:
             Array of the shape of x.
         """
-        q, k, v = self._project(query=x, key=x, value=x)
-        q, k, v = named(self, "queries", q), named(self, "keys", k), named(self, "values", v)
-        if self.window is not None:
-            mask = self._within_window(self.window, mask, q, k)
-        heads = self._attend(q, k, v, mask, self._distance_scores(q, k, distances), rng, causal=causal)
-        return named(self, "output", self.output(merge_heads(heads)))
+        return super().__call__(x, bias=distances, **options)
 
-    def weights(  # type: ignore[override]
-        self, x: Array, *, distances: Array, mask: Array | None = None, causal: bool = False
-    ) -> Array:
+    def weights(self, x: Array, *, distances: Array, **options: Any) -> Array:  # type: ignore[override]
         """Return the attention weights of each head, for inspection; arguments are those of a call."""
-        q, k = self._project(query=x, key=x)
-        if self.window is not None:
-            mask = self._within_window(self.window, mask, q, k)
-        return self._weights(q, k, mask, self._distance_scores(q, k, distances), causal=causal)
+        return super().weights(x, bias=distances, **options)
 
-    def _distance_scores(self, q: Array, k: Array, distances: Array) -> Array:
+    def _score_bias(self, distances: Array, q: Array, k: Array) -> Array:
         """Return the scores of queries and distances and of distances and keys."""
         xp, head_dim, length = array_namespace(q), q.shape[3], q.shape[2]
         if k.shape[1:] != q.shape[1:] or distances.shape[0] != 2 * length - 1:

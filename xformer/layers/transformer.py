@@ -109,23 +109,13 @@ class SandwichNorm(Residual):
     Args:
         norm: Norm of the input of the sublayer.
         norm_after: Norm of its output.
-        dropout: Dropout rate on the normalized output.
-        scale: Factor of that output.
-        layer_scale: Learned factors of its features, (d_model,); None for none.
+        **options: `dropout`, `scale` and `layer_scale` of the normalized output, as for `Residual`.
     """
 
     norm_after: Norm
 
-    def __init__(
-        self,
-        norm: Norm,
-        norm_after: Norm,
-        *,
-        dropout: float = 0.0,
-        scale: float = 1.0,
-        layer_scale: Array | None = None,
-    ):
-        super().__init__(norm, dropout=dropout, scale=scale, layer_scale=layer_scale)
+    def __init__(self, norm: Norm, norm_after: Norm, **options: Any):
+        super().__init__(norm, **options)
         self.norm_after = norm_after
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:

@@ -175,8 +175,7 @@ class BaseModel(Module):
             ShapeError: If the changed model has parameters of other shapes.
         """
         changed = type(self)(dataclasses.replace(self.config, **changes), seed=None)
-        model: Self = with_fields(replace(changed, dict(self.named_arrays())), model_type=self.model_type)
-        return model
+        return with_fields(replace(changed, dict(self.named_arrays())), model_type=self.model_type)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and configuration to one safetensors file, atomically.

@@ -5,36 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xformer.layers import (
-    ALiBi,
-    ClampedFeedForward,
-    Conv1d,
-    ConvolutionEncoderLayer,
-    DecoderLayer,
-    DisentangledAttention,
-    Embedding,
-    EncoderLayer,
-    FamilyAttention,
-    FeedForward,
-    GatedFeedForward,
-    Identity,
-    Initializer,
-    InputEmbedding,
-    LearnedPositions,
-    Linear,
-    MixtureOfExperts,
-    MultiHeadAttention,
-    OutputNorm,
-    ParallelEncoderLayer,
-    PostNorm,
-    PreNorm,
-    RelativeBias,
-    RelativeEmbedding,
-    Rotary,
-    SandwichNorm,
-    SharedNormEncoderLayer,
-    Sinusoidal,
-)
+from xformer import layers
 from xformer.layers.normalization import NORMS, Norm, RMSNorm
 from xformer.layers.positions import RelativePositions
 from xformer.layers.transformer import Residual
@@ -49,11 +20,11 @@ class LayerFactory:
         init: Source of the parameters.
     """
 
-    def __init__(self, config: ModelConfig, init: Initializer) -> None:
+    def __init__(self, config: ModelConfig, init: layers.Initializer) -> None:
         self.config = config
         self.init = init
 
-    def norm(self, features: int | None = None, *, init: Initializer | None = None) -> Norm:
+    def norm(self, features: int | None = None, *, init: layers.Initializer | None = None) -> Norm:
         """Make a norm of a number of features, by default d_model."""
         c = self.config
         cls = NORMS[c.norm]
@@ -72,13 +43,17 @@ class LayerFactory:
         if c.layer_scale:
             options["layer_scale"] = self.init.ones((c.d_model,))
         if not norm:
-            return PreNorm(Identity(), **options)
+            return layers.PreNorm(layers.Identity(), **options)
         if c.norm_position == "sandwich":
-            return SandwichNorm(self.norm(), self.norm(), **options)
-        residuals: dict[str, Callable[..., Residual]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm}
+            return layers.SandwichNorm(self.norm(), self.norm(), **options)
+        residuals: dict[str, Callable[..., Residual]] = {
+            "pre": layers.PreNorm,
+            "post": layers.PostNorm,
+            "output": layers.OutputNorm,
+        }
         return residuals[c.norm_position](self.norm(), **options)
 
-    def attention(self, *, window: int | None = None, disentangled: bool = False) -> MultiHeadAttention:
+    def attention(self, *, window: int | None = None, disentangled: bool = False) -> layers.MultiHeadAttention:
         """Make an attention layer, disentangled or not: that of the paper, unless a family of models needs another."""
         c = self.config
         biases = {
@@ -98,17 +73,17 @@ class LayerFactory:
             "init": self.init,
         }
         if not disentangled and not c.qk_norm_all_heads and not c.attention_sinks and c.attention_softcap is None:
-            return MultiHeadAttention(c.d_model, c.num_heads, **options)
-        cls = DisentangledAttention if disentangled else FamilyAttention
+            return layers.MultiHeadAttention(c.d_model, c.num_heads, **options)
+        cls = layers.DisentangledAttention if disentangled else layers.FamilyAttention
         options |= {"norm_all_heads": c.qk_norm_all_heads, "softcap": c.attention_softcap, "sinks": c.attention_sinks}
         return cls(c.d_model, c.num_heads, **options)
 
-    def feed_forward(self, index: int = 0) -> FeedForward | MixtureOfExperts:
+    def feed_forward(self, index: int = 0) -> layers.FeedForward | layers.MixtureOfExperts:
         """Make the feed-forward network of a layer, or its mixture of experts; `index` counts from 0."""
         c = self.config
         if not c.has_experts(index):
             return self._network(c.d_ff)
-        return MixtureOfExperts(
+        return layers.MixtureOfExperts(
             [self._network(c.expert_d_ff or c.d_ff) for _ in range(c.num_experts)],
             num_experts_per_token=c.num_experts_per_token,
             normalize=c.normalize_expert_weights,
@@ -117,11 +92,11 @@ class LayerFactory:
             init=self.init,
         )
 
-    def _network(self, d_ff: int) -> FeedForward:
+    def _network(self, d_ff: int) -> layers.FeedForward:
         """Make a feed-forward network, gated if the activation is."""
         c = self.config
-        cls: type[FeedForward] = GatedFeedForward if c.activation in GATED else FeedForward
-        cls = ClampedFeedForward if c.activation == "swiglu_clamped" else cls
+        cls: type[layers.FeedForward] = layers.GatedFeedForward if c.activation in GATED else layers.FeedForward
+        cls = layers.ClampedFeedForward if c.activation == "swiglu_clamped" else cls
         return cls(
             c.d_model,
             d_ff,
@@ -131,7 +106,9 @@ class LayerFactory:
             init=self.init,
         )
 
-    def encoder_layer(self, index: int = 0, *, first_norm: bool = True) -> EncoderLayer | SharedNormEncoderLayer:
+    def encoder_layer(
+        self, index: int = 0, *, first_norm: bool = True
+    ) -> layers.EncoderLayer | layers.SharedNormEncoderLayer:
         """Make a layer of an encoder or of a decoder-only model.
 
         Args:
@@ -144,23 +121,23 @@ class LayerFactory:
             "feed_forward": self.feed_forward(index),
         }
         if c.shared_norm:
-            return SharedNormEncoderLayer(**options, residual=self.residual())
-        cls: type[EncoderLayer] = ParallelEncoderLayer if c.parallel_residual else EncoderLayer
+            return layers.SharedNormEncoderLayer(**options, residual=self.residual())
+        cls: type[layers.EncoderLayer] = layers.ParallelEncoderLayer if c.parallel_residual else layers.EncoderLayer
         options["self_attention_residual"] = self.residual(norm=first_norm)
         options["feed_forward_residual"] = self.residual()
         if index == 0 and isinstance(c, EncoderConfig) and c.convolution_size:
             size, d_model = c.convolution_size, c.d_model
-            cls = ConvolutionEncoderLayer
+            cls = layers.ConvolutionEncoderLayer
             options |= {
-                "convolution": Conv1d(d_model, d_model, kernel_size=size, padding=size // 2, init=self.init),
+                "convolution": layers.Conv1d(d_model, d_model, kernel_size=size, padding=size // 2, init=self.init),
                 "convolution_norm": self.norm(),
                 "activation": c.convolution_activation,
             }
         return cls(**options)
 
-    def decoder_layer(self, index: int = 0) -> DecoderLayer:
+    def decoder_layer(self, index: int = 0) -> layers.DecoderLayer:
         """Make a layer of the decoder of an encoder-decoder; `index` counts from 0."""
-        return DecoderLayer(
+        return layers.DecoderLayer(
             self_attention=self.attention(window=self.config.window_of(index)),
             cross_attention=self.attention(),
             feed_forward=self.feed_forward(index),
@@ -169,15 +146,17 @@ class LayerFactory:
             feed_forward_residual=self.residual(),
         )
 
-    def embedding(self, vocab_size: int, features: int | None = None) -> Embedding:
+    def embedding(self, vocab_size: int, features: int | None = None) -> layers.Embedding:
         """Make a table of token vectors of a number of features, by default d_model."""
         c = self.config
         scale = c.scale_embeddings and not c.scale_positions
-        return Embedding(vocab_size, features or c.d_model, scale=scale, factor=c.embedding_scale, init=self.init)
+        return layers.Embedding(
+            vocab_size, features or c.d_model, scale=scale, factor=c.embedding_scale, init=self.init
+        )
 
     def input_embedding(
         self, max_positions: int | None = None, features: int | None = None, *, norm_first: bool = False
-    ) -> InputEmbedding:
+    ) -> layers.InputEmbedding:
         """Make the layer between token vectors and the first layer.
 
         Args:
@@ -186,18 +165,18 @@ class LayerFactory:
             norm_first: Normalize before positions are added.
         """
         c = self.config
-        positions: Sinusoidal | LearnedPositions | None = None
+        positions: layers.Sinusoidal | layers.LearnedPositions | None = None
         if c.positions == "sinusoidal":
-            positions = Sinusoidal(features or c.d_model, layout=c.sinusoidal_layout)
+            positions = layers.Sinusoidal(features or c.d_model, layout=c.sinusoidal_layout)
         elif c.positions == "learned":
-            positions = LearnedPositions(max_positions or c.max_positions, features or c.d_model, init=self.init)
-        return InputEmbedding(
+            positions = layers.LearnedPositions(max_positions or c.max_positions, features or c.d_model, init=self.init)
+        return layers.InputEmbedding(
             positions=positions,
             scale=c.scale_embeddings and c.scale_positions,
             norm=self.norm(features) if c.embedding_norm else None,
             norm_first=norm_first,
             dropout=c.dropout,
-            projection=None if features is None else Linear(features, c.d_model, init=self.init),
+            projection=None if features is None else layers.Linear(features, c.d_model, init=self.init),
         )
 
     def relative_positions(self, *, bidirectional: bool) -> RelativePositions | None:
@@ -211,13 +190,15 @@ class LayerFactory:
             return self._rotary(c.rope_theta, c.rope_scaling)
         if c.positions == "alibi":
             # The bias of a decoder falls with the position of the key, whether or not it comes after the query.
-            return ALiBi(c.num_heads, scale=c.alibi_scale, signed=isinstance(c, LanguageModelConfig) and not c.causal)
+            return layers.ALiBi(
+                c.num_heads, scale=c.alibi_scale, signed=isinstance(c, LanguageModelConfig) and not c.causal
+            )
         return self.relative_bias(bidirectional=bidirectional) if c.positions == "relative" else None
 
-    def relative_bias(self, *, bidirectional: bool) -> RelativeBias:
+    def relative_bias(self, *, bidirectional: bool) -> layers.RelativeBias:
         """Make the bias of relative positions of T5; arguments are those of `relative_positions`."""
         c = self.config
-        return RelativeBias(
+        return layers.RelativeBias(
             c.num_heads,
             bidirectional=bidirectional,
             num_buckets=c.relative_buckets,
@@ -225,19 +206,21 @@ class LayerFactory:
             init=self.init,
         )
 
-    def relative_embedding(self) -> RelativeEmbedding | None:
+    def relative_embedding(self) -> layers.RelativeEmbedding | None:
         """Make the vectors of distances for disentangled attention; None if the configuration has other positions."""
         c = self.config
         if c.positions != "disentangled":
             return None
         buckets, distance = c.relative_buckets, c.relative_max_distance
-        return RelativeEmbedding(c.d_model, self.norm(), num_buckets=buckets, max_distance=distance, init=self.init)
+        return layers.RelativeEmbedding(
+            c.d_model, self.norm(), num_buckets=buckets, max_distance=distance, init=self.init
+        )
 
     def local_positions(self) -> RelativePositions | None:
         """Make the rotary positions of layers with a window, if those have other wavelengths; else None."""
         theta = self.config.rope_local_theta
         return None if theta is None or self.config.positions != "rotary" else self._rotary(theta)
 
-    def _rotary(self, base: float, scaling: dict[str, Any] | None = None) -> Rotary:
+    def _rotary(self, base: float, scaling: dict[str, Any] | None = None) -> layers.Rotary:
         features = self.config.features_per_head
-        return Rotary(features, base=base, features=int(features * self.config.rotary_fraction), scaling=scaling)
+        return layers.Rotary(features, base=base, features=int(features * self.config.rotary_fraction), scaling=scaling)

@@ -7,18 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from xformer import layers
 from xformer.backends import Array, array_namespace, dtype_name, from_host, is_floating
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers import (
-    AudioEmbedding,
-    CopyHead,
-    DecoderLayer,
-    Embedding,
-    EncoderLayer,
-    InputEmbedding,
-    Linear,
-    SharedNormEncoderLayer,
-)
 from xformer.layers.cache import DecodingCache, Memory, check_memory, last_tokens
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
@@ -69,19 +60,19 @@ class Transformer(BaseModel, init=False):
 
     __activations__ = ("source_embeddings", "memory", "target_embeddings", "states", "logits")
 
-    source_embedding: Embedding
-    target_embedding: Embedding | None
-    encoder: tuple[EncoderLayer | SharedNormEncoderLayer, ...]
-    decoder: tuple[DecoderLayer, ...]
+    source_embedding: layers.Embedding
+    target_embedding: layers.Embedding | None
+    encoder: tuple[layers.EncoderLayer | layers.SharedNormEncoderLayer, ...]
+    decoder: tuple[layers.DecoderLayer, ...]
     encoder_norm: Norm | None
     decoder_norm: Norm | None
-    output: Linear | None
+    output: layers.Linear | None
     output_bias: Array | None
-    encoder_input: InputEmbedding
-    decoder_input: InputEmbedding
+    encoder_input: layers.InputEmbedding
+    decoder_input: layers.InputEmbedding
     encoder_positions: Positions
     decoder_positions: Positions
-    copy_head: CopyHead | None
+    copy_head: layers.CopyHead | None
     config: TransformerConfig
 
     def _build(self, make: LayerFactory) -> None:
@@ -95,18 +86,18 @@ class Transformer(BaseModel, init=False):
         self.encoder_norm = make.final_norm()
         self.decoder_norm = make.final_norm() if has_decoder else None
         untied = has_decoder and not c.tie_output
-        self.output = Linear(c.d_model, c.target_vocab_size, bias=False, init=init) if untied else None
+        self.output = layers.Linear(c.d_model, c.target_vocab_size, bias=False, init=init) if untied else None
         self.output_bias = init.zeros((c.target_vocab_size,)) if has_decoder and c.output_bias else None
         self.encoder_input = self._make_encoder_input(make)
         self.decoder_input = make.input_embedding(norm_first=c.decoder_norm_before_positions)
         self.encoder_positions = _positions(make, c, c.num_encoder_layers, bidirectional=True)
         self.decoder_positions = _positions(make, c, c.num_decoder_layers, bidirectional=False) if has_decoder else None
-        self.copy_head = CopyHead(c.d_model, init=init) if has_decoder and c.copy else None
+        self.copy_head = layers.CopyHead(c.d_model, init=init) if has_decoder and c.copy else None
 
-    def _make_source_embedding(self, make: LayerFactory) -> Embedding:
+    def _make_source_embedding(self, make: LayerFactory) -> layers.Embedding:
         return make.embedding(self.config.source_vocab_size)
 
-    def _make_encoder_input(self, make: LayerFactory) -> InputEmbedding:
+    def _make_encoder_input(self, make: LayerFactory) -> layers.InputEmbedding:
         return make.input_embedding()
 
     @property
@@ -355,7 +346,7 @@ class Transformer(BaseModel, init=False):
             raise ConfigError("lengths was passed to a model without a length encoding; expected None")
         return None if lengths is None else as_lengths(lengths, batch, self._parameter)
 
-    def _target_table(self) -> Embedding:
+    def _target_table(self) -> layers.Embedding:
         return self.source_embedding if self.target_embedding is None else self.target_embedding
 
     def readout(self, x: Array) -> Array:
@@ -413,7 +404,7 @@ class SpeechTransformer(Transformer, init=False):
 
     config_class = SpeechTransformerConfig
 
-    source_embedding: AudioEmbedding  # type: ignore[assignment]
+    source_embedding: layers.AudioEmbedding  # type: ignore[assignment]
     config: SpeechTransformerConfig
 
     def source_ids(self, data: Any) -> Array:
@@ -431,10 +422,10 @@ class SpeechTransformer(Transformer, init=False):
             )
         return as_token_ids(data, "source", features, self._parameter)
 
-    def _make_source_embedding(self, make: LayerFactory) -> AudioEmbedding:  # type: ignore[override]
-        return AudioEmbedding(self.config.source_vocab_size, self.config.d_model, init=make.init)
+    def _make_source_embedding(self, make: LayerFactory) -> layers.AudioEmbedding:  # type: ignore[override]
+        return layers.AudioEmbedding(self.config.source_vocab_size, self.config.d_model, init=make.init)
 
-    def _make_encoder_input(self, make: LayerFactory) -> InputEmbedding:
+    def _make_encoder_input(self, make: LayerFactory) -> layers.InputEmbedding:
         return make.input_embedding(self.config.max_source_positions)
 
     def _encode(self, source: Array, mask: Array | None, rng: Rng | None = None) -> Memory:
