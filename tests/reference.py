@@ -30,9 +30,7 @@ from xformer.tree import map_arrays
 
 # For tests with many shapes, which jax would compile one by one.
 without_jax = pytest.mark.parametrize(
-    "xp",
-    ["numpy", "torch", pytest.param("array_api_strict", id="strict", marks=pytest.mark.strict)],
-    indirect=True,
+    "xp", ["numpy", "torch", pytest.param("array_api_strict", id="strict", marks=pytest.mark.strict)], indirect=True
 )
 
 

@@ -15,14 +15,7 @@ import pytest
 from tests.conftest import library_or_skip
 from tests.reference import for_each
 from xformer import Transformer, TransformerConfig, backends, cross_entropy, value_and_grad, vjp
-from xformer.backends import (
-    array_namespace,
-    dtype_name,
-    from_host,
-    is_floating,
-    resolve,
-    to_host,
-)
+from xformer.backends import array_namespace, dtype_name, from_host, is_floating, resolve, to_host
 from xformer.backends import library as libraries
 from xformer.backends.cupy import CupyLibrary
 from xformer.backends.numpy import NumpyLibrary

@@ -51,8 +51,7 @@ MODELS = {
     "experts": with_experts,
     "encoder": lambda: encoder(positions="relative"),
     "language model": lambda: xf.LanguageModel(
-        xf.LanguageModelConfig(num_layers=1, positions="rotary", norm="rms", num_key_value_heads=2, **SIZES),
-        xp=torch,
+        xf.LanguageModelConfig(num_layers=1, positions="rotary", norm="rms", num_key_value_heads=2, **SIZES), xp=torch
     ),
 }
 

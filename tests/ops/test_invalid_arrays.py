@@ -40,10 +40,7 @@ OPERATIONS = {
         lambda x, w, b: ops.project_heads(x, (w, b, 1), (w, None, 1))[0],
         ["bli float", "io float", "o float?"],
     ),
-    "attention": (
-        ops.attention,
-        ["bhqd float", "bhkd float", "bhke float", "b11k bool?", "hqk float?"],
-    ),
+    "attention": (ops.attention, ["bhqd float", "bhkd float", "bhke float", "b11k bool?", "hqk float?"]),
     "causal attention": (
         lambda *arrays: ops.attention(*arrays, causal=True),
         ["bhqd float", "bhkd float", "bhke float"],

@@ -8,19 +8,7 @@ from tests.ops.replace_kernels import replace_kernels
 from tests.reference import raises_line, weighted_sum
 from xformer import ops
 from xformer.errors import DataError
-from xformer.ops import (
-    Kernel,
-    attention,
-    checks,
-    dropout,
-    gelu,
-    gelu_tanh,
-    linear,
-    project_heads,
-    relu,
-    silu,
-    softmax,
-)
+from xformer.ops import Kernel, attention, checks, dropout, gelu, gelu_tanh, linear, project_heads, relu, silu, softmax
 from xformer.ops.activations import _gelu
 from xformer.ops.operation import OPERATIONS, Signature
 from xformer.tracing import grad, vjp

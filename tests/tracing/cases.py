@@ -111,11 +111,7 @@ row("pow", lambda xp, x: xp.pow(2.0, x) + x**-1, draw(5, low=0.3, high=2.0))
 row("pow", lambda xp, x: x**2 + x**1, np.zeros(3))
 row("pow", lambda xp, x: x ** xp.asarray([2.0, 1.0, 0.0, 3.0], dtype=xp.float64), np.asarray([0.0, 0.0, 0.0, -1.5]))
 for _name in ("maximum", "minimum", "hypot", "atan2", "logaddexp", "copysign", "pow", "remainder"):
-    row(
-        _name,
-        lambda xp, x, f=_name: getattr(xp, f)(x, 0.71) + getattr(xp, f)(0.71, x),
-        draw(6, low=0.2, high=2.0),
-    )
+    row(_name, lambda xp, x, f=_name: getattr(xp, f)(x, 0.71) + getattr(xp, f)(0.71, x), draw(6, low=0.2, high=2.0))
 numpy_row("add", lambda xp, x: np.ones((2, 3)) + x + np.float64(2.0) * x, (3,))
 numpy_row("multiply", lambda xp, x: np.asarray(2.0) * x * np.ones((2, 1)), (3,))
 numpy_row("subtract", lambda xp, a, b: a - np.ones(3) - (np.ones(3) - b), (2, 3), (3,))

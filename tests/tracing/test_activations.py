@@ -29,10 +29,7 @@ MODELS = {
     "shared norm": lambda: (small_language_model(**SHARED_NORM), (TOKENS,)),
     "experts": lambda: (small_language_model(num_experts=3, shared_expert_d_ff=4), (TOKENS,)),
     "encoder": lambda: (xf.Encoder(xf.EncoderConfig(**ENCODER), dtype="float64"), (TOKENS,)),
-    "shared layers": lambda: (
-        xf.Encoder(xf.EncoderConfig(**ENCODER, share_layers=True), dtype="float64"),
-        (TOKENS,),
-    ),
+    "shared layers": lambda: (xf.Encoder(xf.EncoderConfig(**ENCODER, share_layers=True), dtype="float64"), (TOKENS,)),
     "disentangled": lambda: (
         xf.Encoder(xf.EncoderConfig(**ENCODER, positions="disentangled", norm_position="post"), dtype="float64"),
         (TOKENS,),
@@ -372,11 +369,7 @@ def test_other_models_threads_and_errors():
         barrier.wait(5)
         return x
 
-    changes = {
-        "embeddings": wait,
-        "layers.0.residual_mid": wait,
-        "layers.1.*.hidden": lambda x: seen.append(x) or x,
-    }
+    changes = {"embeddings": wait, "layers.0.residual_mid": wait, "layers.1.*.hidden": lambda x: seen.append(x) or x}
     with xf.intervene(shared, changes):  # each thread counts the calls of a layer
         both = [threading.Thread(target=copy_context().run, args=(shared, TOKENS)) for _ in range(2)]
         for thread in both:

@@ -553,9 +553,7 @@ def test_a_graph_of_a_training_step(monkeypatch):
     """The graph is replaced by the function, so that no GPU is needed."""
     graphs = []
     monkeypatch.setattr(
-        JIT,
-        "compiler",
-        lambda xp: functools.partial(CudaProgram, lambda function: graphs.append(function) or function),
+        JIT, "compiler", lambda xp: functools.partial(CudaProgram, lambda function: graphs.append(function) or function)
     )
     results = []
     for transform in (functools.partial(xf.jit, donate_argnums=(0, 1)), lambda function: function):

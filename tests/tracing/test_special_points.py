@@ -182,12 +182,7 @@ case("sort", lambda xp, x: xp.sort(x, axis=-1), *FEW)
 case("diff", lambda xp, x: xp.diff(x, axis=1), ZEROS, *FEW[1:])
 case("diff", lambda xp, x: xp.diff(x, axis=0, n=2), ZEROS, ONE_ELEMENT, EMPTY)
 
-PAIRS = [
-    (EMPTY, ZEROS),
-    (NO_COLUMNS, EMPTY),
-    (ONE_ELEMENT, ONE_ELEMENT),
-    (EMPTY[:, :0], EMPTY[:0].T[:0]),
-]
+PAIRS = [(EMPTY, ZEROS), (NO_COLUMNS, EMPTY), (ONE_ELEMENT, ONE_ELEMENT), (EMPTY[:, :0], EMPTY[:0].T[:0])]
 case("matmul", lambda xp, a, b: xp.matmul(a, b), *PAIRS)
 case(
     "matmul",

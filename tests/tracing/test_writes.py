@@ -428,29 +428,12 @@ def plain(x: Any, value: Any) -> Any:
 
 CASES = (
     *(alias, a_slice, an_attribute, a_reshaped_view, reshaped_by_a_copy),
-    *(
-        a_transposed_view,
-        a_permuted_view_of_a_view,
-        a_moved_axis,
-    ),
-    *(
-        rows_from_iteration,
-        columns_by_index,
-        an_element,
-        a_zero_dimensional_view,
-    ),
+    *(a_transposed_view, a_permuted_view_of_a_view, a_moved_axis),
+    *(rows_from_iteration, columns_by_index, an_element, a_zero_dimensional_view),
     *(repeated_indices, indexed_copies, a_mask_outside, broadcast_operand, broadcast_before_the_write),
-    *(
-        powers_and_quotients,
-        remainders,
-        matrix_product,
-        the_same_array_on_both_sides,
-    ),
+    *(powers_and_quotients, remainders, matrix_product, the_same_array_on_both_sides),
     *(reuse_before_and_after, written_input_of_exp, an_exponential_that_is_written),
-    *(
-        written_operands_of_a_matrix_product,
-        an_accumulator,
-    ),
+    *(written_operands_of_a_matrix_product, an_accumulator),
     *(a_zero_dimensional_array,),
     *(assigned_values, a_recurrence, single_precision, integers, booleans),
     *(clip_without_bounds, asarray_and_its_copy, plain_in_where, plain_in_take),
@@ -458,19 +441,10 @@ CASES = (
 )
 NUMPY_CASES = (
     *(shifted_in_place, reversed_in_place, transposed_in_place, swapped_rows),
-    *(
-        a_flipped_view,
-        a_view_with_a_negative_step,
-    ),
+    *(a_flipped_view, a_view_with_a_negative_step),
 )
 # JAX arrays are immutable: in-place operators rebind the name, and nothing else is written.
-JAX_CASES = (
-    alias,
-    an_attribute,
-    an_accumulator,
-    powers_and_quotients,
-    the_same_array_on_both_sides,
-)
+JAX_CASES = (alias, an_attribute, an_accumulator, powers_and_quotients, the_same_array_on_both_sides)
 
 
 def summed(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -238,21 +238,13 @@ KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
         (qkv(1, 4, dtype="float16"), {}, "a single query"),
         (qkv(5, 4, dtype="float16"), {"causal": True}, "causal with fewer keys than queries"),
         ([*qkv(3, 4, dtype="float16"), np.ones(4, bool)], {"causal": True}, "causal with more keys than queries and"),
-        (
-            [*qkv(3, 4, dtype="float16"), None, None, KEEP[:, :, :3, :4]],
-            {"causal": True},
-            "causal with more keys than",
-        ),
+        ([*qkv(3, 4, dtype="float16"), None, None, KEEP[:, :, :3, :4]], {"causal": True}, "causal with more keys than"),
         (
             [*qkv(4, 4, dtype="float16"), None, np.ones(4, "float32")],
             {},
             "mixed dtypes (the kernel takes float16 or bfloat16)",
         ),
-        (
-            [*qkv(4, 4, dtype="float16"), None, None, np.ones((2, 1, 4, 4), bool)],
-            {},
-            "the dropout mask is broadcast",
-        ),
+        ([*qkv(4, 4, dtype="float16"), None, None, np.ones((2, 1, 4, 4), bool)], {}, "the dropout mask is broadcast"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -124,10 +124,7 @@ def test_fully_masked_rows_give_zeros_and_zero_gradients(cuda, dtype):
 def test_unsupported_masks(cuda):
     x, mask = cuda.array(normal(1, 3)), cuda.array(np.ones((4, 3), bool))
     for wrong, match in [
-        (
-            mask,
-            r"softmax got mask of shape \(4, 3\); expected a shape that broadcasts to .* \(1, 3\)",
-        ),
+        (mask, r"softmax got mask of shape \(4, 3\); expected a shape that broadcasts to .* \(1, 3\)"),
         (cuda.array(np.ones((1, 3), np.int64)), "softmax got mask of dtype int64; expected bool"),
     ]:
         for call in (softmax, functools.partial(ops.explain, "softmax")):
