@@ -9,7 +9,6 @@ from tests.conftest import library_or_skip
 from xformer.benchmarks import attention
 from xformer.benchmarks.computation import fingerprint
 from xformer.benchmarks.interleaved import difference
-from xformer.benchmarks.suites import SUITES
 
 SETTINGS = {"batch": 3, "heads": 2, "length": 6, "head_dim": 4, "backend": "numpy"}
 FLAGS = [
@@ -56,14 +55,14 @@ def test_a_fingerprint_has_every_element_or_a_fixed_sample():
 
 
 def test_the_grid_has_every_combination():
-    suite = SUITES["attention"]
+    suite = attention.SUITES["attention"]
     workloads = suite.workloads()
     assert len(workloads) == len(suite.settings["batch"]) * len(suite.settings["length"])
     assert {workload.settings["heads"] for workload in workloads} == {8}
 
 
-@pytest.mark.parametrize("suite", sorted(SUITES))
+@pytest.mark.parametrize("suite", sorted(attention.SUITES))
 def test_every_suite_of_work_has_cases(suite):
-    workloads = SUITES[suite].workloads()
+    workloads = attention.SUITES[suite].workloads()
     assert len({workload.name for workload in workloads}) == len(workloads) > 0
     assert all({"batch", "length"} <= workload.settings.keys() for workload in workloads)

@@ -5,8 +5,7 @@ import pytest
 
 from xformer.data.demo_tasks import english, german, numbers_task
 from xformer.errors import ConfigError, DataError
-from xformer.tokenizers.models import UNK_ID
-from xformer.tokenizers.ours import Tokenizer
+from xformer.tokenizers.ours import UNK_ID, Tokenizer
 
 NUMBER_OF = {english(number): number for number in range(100_000)}
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from xformer.data.demo_tasks import english, german
 from xformer.errors import BackendError, CheckpointError, ConfigError, DataError
-from xformer.tokenizers.models import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
-from xformer.tokenizers.ours import Tokenizer
+from xformer.tokenizers.ours import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, Tokenizer
 
 MODELS = ["bpe", "characters", "words"]
 SENTENCES = [

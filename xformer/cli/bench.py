@@ -33,10 +33,10 @@ from typing import Annotated, Any
 import typer
 
 from xformer.backends import resolve
+from xformer.benchmarks.attention import AXES, SUITES, Suite, backend_specs
 from xformer.benchmarks.interleaved import DTYPES, Workload, dtype_of, interleaved_benchmark
 from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
 from xformer.benchmarks.report import format_table, machine_line, make_run
-from xformer.benchmarks.suites import AXES, SUITES, Suite, backend_specs
 from xformer.cli._io import check_writable
 from xformer.cli._options import config_options, option_name, value_option
 from xformer.cli._plots import check_plot, draw_bars
@@ -49,7 +49,7 @@ from xformer.threads import num_threads
 
 
 class BenchOptions(Config):
-    """Settings of `xformer.benchmarks.suites.Suite`, and options of the measurement."""
+    """Settings of `xformer.benchmarks.attention.Suite`, and options of the measurement."""
 
     batch: tuple[int, ...] = option("Batch size; repeat for a grid.", default=(), panel="Sizes")
     length: tuple[int, ...] = option("Tokens per sentence; repeat for a grid.", default=())

@@ -282,10 +282,6 @@ class OnnxNamespace(Library, library="onnx"):
     def check_range(self, x: Array, size: int, check: Any) -> None:
         """Check nothing: onnxruntime raises an error for indices out of range."""
 
-    def place(self, data: Any, dtype: DType | None, device: Device) -> Array:
-        """Return a constant of the graph."""
-        return self.asarray(data, dtype=dtype)
-
     def rows_of_table(self, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Let the whole table be a constant, so that the graph takes rows of any number."""
         return self.asarray(compute(table), dtype=dtype)[rows]

@@ -2,8 +2,7 @@
 
 from xformer.tokenizers.base import BaseTokenizer
 from xformer.tokenizers.loading import load_tokenizer
-from xformer.tokenizers.models import BOS_ID, EOS_ID, PAD_ID, SEPARATOR, SPECIAL_TOKENS, UNK_ID
-from xformer.tokenizers.ours import Tokenizer
+from xformer.tokenizers.ours import BOS_ID, EOS_ID, PAD_ID, SEPARATOR, SPECIAL_TOKENS, UNK_ID, Tokenizer
 from xformer.tokenizers.pretrained import PretrainedTokenizer
 from xformer.tokenizers.streaming import DecodeStream
 

@@ -15,7 +15,7 @@ from xformer.io import read_json
 from xformer.text.extras import library_errors, read_bytes, require
 from xformer.tokenizers.base import PACKAGE, add_affixes
 from xformer.tokenizers.gguf import read_gguf
-from xformer.tokenizers.models import SPECIAL_TOKENS
+from xformer.tokenizers.ours import SPECIAL_TOKENS
 from xformer.tokenizers.pretrained import TOKENIZER_FILE, PretrainedTokenizer, read_inner
 from xformer.tokenizers.sentencepiece import build_tokenizer, read_sentencepiece
 from xformer.tokenizers.settings import (

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 from xformer.config import integers
-from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.errors import CheckpointError, ConfigError, DataError, describe_type
 from xformer.io import atomic_write, read_json
 from xformer.text.extras import library_errors, require
-from xformer.text.normalize import check_texts
+from xformer.text.normalize import check_form, check_texts
 from xformer.text.sentences import split_sentences
 from xformer.tokenizers.base import PACKAGE, BaseTokenizer, raise_not_text
-from xformer.tokenizers.models import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    UNK_ID,
-    find_incompatibility,
-    is_lowercasing,
-    learn,
-    model_name,
-    separator_id,
-)
+
+# Special tokens and their ids, the same in every tokenizer.
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+
+# Separates the sentences of a document; optional, so its id is read from the file.
+SEPARATOR = "<sep>"
+
+_MAX_TOKENS = 10_000_000  # the library reserves memory for all of them, and aborts the process if it is short
+_MODELS = "bpe", "characters", "words"
 
 
 class Tokenizer(BaseTokenizer):
@@ -43,9 +45,13 @@ class Tokenizer(BaseTokenizer):
         # Text that spells a special token stays text. The library does not save this setting.
         inner.encode_special_tokens = True
         content = json.loads(inner.to_str())
-        self._model = model_name(content)
-        self.lowercase = is_lowercasing(content["normalizer"])
-        self.sep_id = separator_id(content)
+        name = str(content["model"]["type"])
+        lookup = "words" if content["decoder"] is None else "characters"
+        self._model = lookup if name == "WordLevel" else name.lower()
+        self.lowercase = _is_lowercasing(content["normalizer"])
+        # Text may contain an ordinary token of this name.
+        separators = (each for each in content["added_tokens"] if each["content"] == SEPARATOR and each["special"])
+        self.sep_id = next((int(each["id"]) for each in separators), None)
         self.suppressed_ids = () if self.sep_id is None else (self.sep_id,)
         self.special_ids = frozenset((PAD_ID, BOS_ID, EOS_ID, *self.suppressed_ids))  # `decode` shows <unk>
         self._character_ids: dict[str, int] = {}
@@ -81,7 +87,7 @@ class Tokenizer(BaseTokenizer):
             BackendError: If the package tokenizers is missing.
         """
         settings: dict[str, Any] = {"lowercase": lowercase, "unicode_form": unicode_form, "separator": separator}
-        return cls(learn(lines, vocab_size, model=model, **settings))
+        return cls(_learn(lines, vocab_size, model=model, **settings))
 
     @property
     def vocab_size(self) -> int:
@@ -236,7 +242,7 @@ class Tokenizer(BaseTokenizer):
         content = read_json(path, "tokenizer")
         with library_errors(f"tokenizer {path} is corrupted or of another program; restore it or train again"):
             inner = inner_class.from_str(json.dumps(content))
-        incompatibility = find_incompatibility(inner, content)
+        incompatibility = _find_incompatibility(inner, content)
         if incompatibility:
             raise CheckpointError(
                 f"tokenizer {path} is incompatible: {incompatibility}; expected a file that xformer saved"
@@ -261,3 +267,96 @@ class Tokenizer(BaseTokenizer):
                     "use the tokenizer that the model was trained with"
                 )
         return ids
+
+
+# --- training and inspection ------------------------------------------------------------------------------------------
+
+
+def _learn(
+    lines: Iterable[str], vocab_size: int, *, lowercase: bool, model: str, unicode_form: str, separator: bool
+) -> Any:
+    """Learn a `tokenizers.Tokenizer`; the arguments and errors are those of `Tokenizer.train`."""
+    special = (*SPECIAL_TOKENS, SEPARATOR) if separator else SPECIAL_TOKENS
+    if model not in _MODELS:
+        raise ConfigError(f"tokenizer model is {model!r}; expected one of: {', '.join(_MODELS)}")
+    check_form(unicode_form)
+    if not isinstance(vocab_size, Integral) or vocab_size <= len(special):
+        raise ConfigError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
+    if vocab_size > _MAX_TOKENS:
+        raise ConfigError(f"vocab_size is {vocab_size}; expected at most {_MAX_TOKENS}; 4000 to 50000 are usual")
+    if isinstance(lines, str) or not isinstance(lines, Iterable):
+        received = "one string" if isinstance(lines, str) else describe_type(lines)
+        raise DataError(f"lines is {received}; expected a list of lines, such as read_lines(path) gives")
+    package = require(PACKAGE)
+    steps = [getattr(package.normalizers, unicode_form)()]
+    steps += [package.normalizers.Lowercase()] if lowercase else []
+    normalizer = package.normalizers.Sequence(steps)
+    try:
+        inner = (_learn_bpe if model == "bpe" else _learn_lookup)(lines, vocab_size, special, normalizer, model)
+    except (TypeError, UnicodeError) as error:
+        raise_not_text(error)
+    learned = inner.get_vocab_size()
+    if learned == len(special):
+        raise DataError("cannot learn a tokenizer from lines without text; expected sentences")
+    if learned > vocab_size:
+        raise ConfigError(
+            f"vocab_size is {vocab_size}; expected at least {learned}, for {len(special)} special "
+            f"tokens and {learned - len(special)} distinct characters of the text"
+        )
+    return inner
+
+
+def _learn_bpe(lines: Iterable[str], vocab_size: int, special: Sequence[str], normalizer: Any, model: str) -> Any:
+    package = require(PACKAGE)
+    inner = package.Tokenizer(package.models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
+    inner.normalizer = normalizer
+    inner.pre_tokenizer = package.pre_tokenizers.Metaspace()
+    inner.decoder = package.decoders.Metaspace()
+    trainer = package.trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(special), show_progress=False)
+    inner.train_from_iterator(lines, trainer)
+    return inner
+
+
+def _learn_lookup(lines: Iterable[str], vocab_size: int, special: Sequence[str], normalizer: Any, model: str) -> Any:
+    """Look up the most frequent words, or all characters; ties are in alphabetical order.
+
+    The library's trainer would give a special token that occurs in the text a second id, and lose the first.
+    """
+    package = require(PACKAGE)
+    normalized = map(normalizer.normalize_str, lines)
+    if model == "words":
+        splitter = package.pre_tokenizers.WhitespaceSplit()
+        counts = Counter(word for line in normalized for word, _ in splitter.pre_tokenize_str(line))
+    else:
+        splitter = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), behavior="isolated")
+        counts = Counter(itertools.chain.from_iterable(normalized))
+        vocab_size = len(special) + len(counts)  # `_learn` raises if they are too many; none may be lost
+    tokens = sorted(counts.keys() - set(special), key=lambda token: (-counts[token], token))
+    vocabulary = [*special, *tokens[: vocab_size - len(special)]]
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    inner = package.Tokenizer(package.models.WordLevel(ids, unk_token=SPECIAL_TOKENS[UNK_ID]))
+    inner.add_special_tokens(list(special))
+    inner.normalizer, inner.pre_tokenizer = normalizer, splitter
+    if model == "characters":
+        inner.decoder = package.decoders.Fuse()
+    return inner
+
+
+def _is_lowercasing(normalizer: dict[str, Any] | None) -> bool:
+    """Return whether a normalizer lower-cases."""
+    if normalizer is None:
+        return False
+    return normalizer["type"] == "Lowercase" or any(map(_is_lowercasing, normalizer.get("normalizers", ())))
+
+
+def _find_incompatibility(inner: Any, content: dict[str, Any]) -> str | None:
+    """Describe why `Tokenizer` cannot use a tokenizer; None if it can."""
+    for expected, token in enumerate(SPECIAL_TOKENS):
+        if inner.token_to_id(token) != expected:
+            return f"{token} has id {inner.token_to_id(token)}, not {expected}"
+    if content["model"].get("unk_token") != SPECIAL_TOKENS[UNK_ID]:
+        return f"its model does not turn unknown tokens into {SPECIAL_TOKENS[UNK_ID]}"
+    size = inner.get_vocab_size()
+    if sorted(inner.get_vocab().values()) != list(range(size)):
+        return f"the ids of its {size} tokens are not 0 to {size - 1}"
+    return None

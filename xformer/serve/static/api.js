@@ -1,5 +1,6 @@
 // Requests to the server, and its answers in the form that the page draws.
 
+import { pathTo } from "./beam_tree.js";
 import { described } from "./model.js";
 
 /** Keep the token of an address such as /#token=..., and take it out of the address. */
@@ -91,12 +92,6 @@ export async function generate(model, text, options, { signal, forced = [], onso
 
 /** Tokens whose text on the page, if they have none (parts of characters, ends), is their name in the vocabulary. */
 const withText = (tokens) => tokens.map((token) => ({ ...token, plain: token.text, text: token.text || token.token }));
-
-function pathTo(steps, step, candidate) {
-  const path = [];
-  for (let current = candidate; current; current = current.parent == null ? null : steps[--step][current.parent]) path.unshift(current);
-  return path;
-}
 
 function beamSteps({ groups, steps }) {
   return steps.map((candidates) =>

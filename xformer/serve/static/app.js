@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { Column } from "./column.js";
 import { announce } from "./dom.js";
-import { download } from "./export.js";
+import { download } from "./figure_card.js";
 import { fromHash, toHash } from "./link.js";
 import { generationOptions, Settings } from "./settings.js";
 
@@ -68,12 +68,16 @@ async function run(chosen = shown(), forced = []) {
   byId("json").disabled = !shown().some(({ column }) => column.result);
 }
 
-function load({ text: value, sides: values }) {
-  text.value = value;
-  showSecond(values.length > 1);
-  values.forEach((value, index) => sides[index].settings.set(value));
-  showOwnText(values[1]?.text);
+/** Show text and settings of the address, if it has a text; returns whether it has. */
+function open() {
+  const linked = fromHash(location.hash);
+  if (!linked) return false;
+  text.value = linked.text;
+  showSecond(linked.sides.length > 1);
+  linked.sides.forEach((value, index) => sides[index].settings.set(value));
+  showOwnText(linked.sides[1]?.text);
   ({ example } = sides[0].settings.model);
+  return true;
 }
 
 /** Attention and probabilities have more digits than anybody needs. */
@@ -86,15 +90,13 @@ function setScheme(scheme) {
   else document.documentElement.dataset.scheme = scheme;
   byId("scheme").textContent = `◐ ${scheme}`;
   byId("scheme").setAttribute("aria-label", `Colors: ${scheme}`);
-  try {
-    localStorage.setItem("scheme", scheme);
-  } catch {
-    // Storage may be disabled; the choice is then for this page only.
-  }
+  stored(scheme);
 }
 
-function storedScheme() {
+/** Read the choice of colors, or keep one; storage may be disabled, and a choice is then for this page only. */
+function stored(scheme = null) {
   try {
+    if (scheme) localStorage.setItem("scheme", scheme);
     return localStorage.getItem("scheme");
   } catch {
     return null;
@@ -103,7 +105,7 @@ function storedScheme() {
 
 async function start() {
   api.readToken();
-  setScheme(SCHEMES.includes(storedScheme()) ? storedScheme() : "auto");
+  setScheme(SCHEMES.find((scheme) => scheme === stored()) ?? "auto");
   byId("scheme").addEventListener("click", () => {
     const current = document.documentElement.dataset.scheme ?? "auto";
     setScheme(SCHEMES[(SCHEMES.indexOf(current) + 1) % SCHEMES.length]);
@@ -118,9 +120,7 @@ async function start() {
   byId("output").replaceChildren(...sides.map(({ column }) => column.element));
   if (models.length > 1) sides[1].settings.set({ model: models[1].name, settings: {} });
   showSecond(false);
-  const linked = fromHash(location.hash);
-  if (linked) load(linked);
-  else text.value = models[0].example;
+  if (!open()) text.value = models[0].example;
   changed();
 
   form.addEventListener("submit", (event) => {
@@ -160,9 +160,7 @@ async function start() {
     download("xformer.json", JSON.stringify({ ...state(), link: location.href, results }, rounded), "application/json");
   });
   window.addEventListener("hashchange", () => {
-    const linked = fromHash(location.hash);
-    if (!linked) return;
-    load(linked);
+    if (!open()) return;
     changed();
     run();
   });

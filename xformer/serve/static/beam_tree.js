@@ -4,6 +4,13 @@ import { drawing, formatScore, roving, shorten, svg, visible } from "./dom.js";
 
 const [WIDTH, HEIGHT, COLUMN, ROW, TOP] = [92, 36, 120, 46, 30];
 
+/** The candidates from the root to one of a step, by their `parent`. */
+export function pathTo(steps, step, candidate) {
+  const path = [];
+  for (let current = candidate; current; current = steps[step - path.length]?.[current.parent]) path.unshift(current);
+  return path;
+}
+
 /**
  * The candidates of an output, from the first step to the last: those with all its ids and its log-probability.
  *
@@ -13,11 +20,7 @@ export function pathOf(steps, { tokens, log_probability, numForced }) {
   const ids = tokens.slice(numForced).map(({ id }) => id);
   const paths = steps.flatMap((candidates, step) => candidates
     .filter(({ kept, finished }) => kept && step + 1 === ids.length + finished)
-    .map((candidate) => {
-      const path = [];
-      for (let current = candidate; current; current = steps[step - path.length]?.[current.parent]) path.unshift(current);
-      return path;
-    }));
+    .map((candidate) => pathTo(steps, step, candidate)));
   const difference = (path) => Math.abs(path.at(-1).log_probability - log_probability);
   const matches = paths.filter((path) => ids.every((id, index) => path[index].id === id) && difference(path) < 1e-3);
   return matches.sort((a, b) => difference(a) - difference(b))[0] ?? [];
@@ -62,16 +65,13 @@ export function beamTree({ steps, output, showPruned, onselect }) {
   const boxes = nodes.map((node) => {
     const score = formatScore(node.score);
     const state = node.finished ? ", finished" : node.kept ? "" : ", pruned";
-    node.box = svg(
-      "g",
-      {
-        class: `node ${kind(node)}`, transform: `translate(${x(node)} ${y(node)})`, role: "img",
-        "aria-label": `Step ${node.step + 1}: ${visible(node.text)}, score ${score}${state}`,
-      },
+    node.box = svg("g", {
+      class: `node ${kind(node)}`, transform: `translate(${x(node)} ${y(node)})`, role: "img",
+      "aria-label": `Step ${node.step + 1}: ${visible(node.text)}, score ${score}${state}`,
+    },
       svg("rect", { width: WIDTH, height: HEIGHT, rx: 8 }),
       svg("text", { class: "token-text", x: WIDTH / 2, y: 15, "text-anchor": "middle" }, shorten(visible(node.text), 11)),
-      svg("text", { class: "score", x: WIDTH / 2, y: 29, "text-anchor": "middle" }, node.finished ? `${score} ■` : score),
-    );
+      svg("text", { class: "score", x: WIDTH / 2, y: 29, "text-anchor": "middle" }, node.finished ? `${score} ■` : score));
     return node.box;
   });
   const select = (node) => {

@@ -3,9 +3,10 @@
 import { announce, errorLine, format, formatScore, html, percent, roving, visible } from "./dom.js";
 import { rowOf } from "./attention_maps.js";
 import { drawAttention, drawEditor } from "./attention_panel.js";
-import { drawAlignment, drawBeam, drawLayers, drawResult, drawTokens, drawTraining } from "./panels.js";
-import { predictionCard } from "./prediction.js";
-import { drawSwitches } from "./switch_panel.js";
+import { predictionCard } from "./bars.js";
+import { drawLayers } from "./layers.js";
+import { drawAlignment, drawBeam, drawResult, drawTokens, drawTraining } from "./panels.js";
+import { drawSwitches } from "./switches.js";
 import { joined, TokenRow } from "./tokens.js";
 
 /** The titles of the tabs, and the functions `(column, show)` that show their content. */

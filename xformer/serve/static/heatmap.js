@@ -23,12 +23,9 @@ function cells(weights, size, maximum = 1, levels = 16) {
 /** A heat map without labels. */
 export function thumbnail(weights, maximum) {
   const [height, width] = [weights.length, weights[0]?.length ?? 0];
-  return svg(
-    "svg",
-    { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", class: "thumbnail", "aria-hidden": "true" },
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", class: "thumbnail", "aria-hidden": "true" },
     svg("rect", { class: "cells", width, height }),
-    cells(weights, 1, maximum, 6),
-  );
+    cells(weights, 1, maximum, 6));
 }
 
 /**

@@ -1,13 +1,11 @@
 // What the tabs of a column show; the column has the model and its result.
 
 import { checkBox, formatScore, html } from "./dom.js";
-import { alternativesCard } from "./alternatives.js";
-import { barChart } from "./bars.js";
+import { alternativesCard, barChart } from "./bars.js";
 import { beamTree } from "./beam_tree.js";
 import { trainingCurves } from "./curves.js";
 import { figureCard } from "./figure_card.js";
 import { heatMap } from "./heatmap.js";
-import { LayersView } from "./layers_view.js";
 import { joined } from "./tokens.js";
 
 export function drawTokens(column, show) {
@@ -18,23 +16,6 @@ export function drawTokens(column, show) {
     token, state: column.sampling, name: `${column.model.name}-alternatives-${position + 1}`, width: Math.min(620, column.width),
     onselect: (chosen) => column.onforce([...column.tokens.slice(0, position), { ...chosen, alternatives: token.alternatives, isForced: true }]),
   }));
-}
-
-export async function drawLayers(column, show) {
-  const result = column.result;
-  column.layersView = null;
-  if (!column.lens) show(html("p", { class: "empty" }, "Running …"));
-  const { layers, columns, first } = await column.keep("lens", () => column.api.layers(column.model, result, column.output, { lens: true }));
-  if (result !== column.result) return;
-  column.firstColumn = first;
-  column.layersView = new LayersView({
-    layers, columns, name: column.model.name, width: column.width,
-    onselect: (position) => {
-      column.layersView.select(position);
-      column.select(column.token + position - column.columnOf(column.token));
-    },
-  });
-  show(column.layersView.element);
 }
 
 export function drawAlignment(column, show) {

@@ -26,19 +26,13 @@ export class Settings {
     this.label = label;
     this.models = models;
     this.onchange = onchange;
-    this.select = html(
-      "select",
-      { id: `model-${label}`, onchange: () => (this.draw(), onchange()) },
-      models.map(({ name, title }) => html("option", { value: name }, title)),
-    );
+    this.select = html("select", { id: `model-${label}`, onchange: () => (this.draw(), onchange()) },
+      models.map(({ name, title }) => html("option", { value: name }, title)));
     this.body = html("div");
-    this.element = html(
-      "details",
-      { class: `side side-${label}`, open: matchMedia("(min-width: 861px)").matches },
+    this.element = html("details", { class: `side side-${label}`, open: matchMedia("(min-width: 861px)").matches },
       html("summary", {}, html("span", { class: "badge" }, label.toUpperCase()), "Model and settings"),
       html("div", { class: "field" }, html("label", { for: this.select.id }, "Model"), this.select),
-      this.body,
-    );
+      this.body);
     this.draw();
   }
 

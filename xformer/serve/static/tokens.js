@@ -6,17 +6,13 @@ import { html, percent, roving, visible } from "./dom.js";
 function tokenElement(token, index, onselect) {
   const probability = token.probability;
   const label = `${visible(token.text)}${probability == null ? "" : `, probability ${percent(probability)}`}`;
-  const element = html(
-    onselect ? "button" : "span",
-    {
-      type: onselect ? "button" : null, class: "token", "data-index": index, title: onselect ? null : token.text,
-      "aria-label": onselect ? label : null,
-      "aria-pressed": onselect ? "false" : null,
-      onpointerenter: () => onselect?.(index),
-      onfocus: () => onselect?.(index),
-    },
-    visible(token.text),
-  );
+  const element = html(onselect ? "button" : "span", {
+    type: onselect ? "button" : null, class: "token", "data-index": index, title: onselect ? null : token.text,
+    "aria-label": onselect ? label : null,
+    "aria-pressed": onselect ? "false" : null,
+    onpointerenter: () => onselect?.(index),
+    onfocus: () => onselect?.(index),
+  }, visible(token.text));
   if (/^\s/.test(token.text)) element.classList.add("spaced");
   if (token.isForced) element.classList.add("forced");
   if (probability != null) element.style.setProperty("--probability", probability.toFixed(3));
