@@ -19,7 +19,7 @@ from xformer.generation.processors import Rows
 from xformer.text.extras import require
 from xformer.tokenizers import BaseTokenizer
 
-# As json.dumps writes JSON: one line, so that no model can go on with white space for ever.
+# As json.dumps writes JSON: one line, so that no model can go on with white space forever.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MAX_VOCABULARIES = 8  # that are kept for further grammars
 
