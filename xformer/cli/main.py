@@ -191,9 +191,8 @@ def _make_app(arguments: Sequence[str]) -> Any:
         command, description = root, summary
         if name == chosen:
             function = name.replace("-", "_")
-            module = importlib.import_module(f"xformer.cli.{'train' if name in ('train-lm', 'resume') else function}")
-            own = getattr(module, f"{function.upper()}_HELP", getattr(module, "HELP", ""))
-            command, description = getattr(module, function), own or _help(module.__doc__)
+            module = importlib.import_module(f"xformer.cli.{function}")
+            command, description = getattr(module, function), _help(module.__doc__)
         app.command(name, help=description)(command)
     return app
 

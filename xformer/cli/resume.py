@@ -1,0 +1,40 @@
+r"""`xformer resume`: continue a training run.
+
+Continue a training run that was stopped or interrupted, or train a finished one longer.
+
+Recipe and data files are read from the run; the data must not have changed, but may be in another directory (--data).
+A resumed run matches an uninterrupted one exactly, on the same backend and machine.
+
+\b
+Continue           xformer resume run
+Train longer       xformer resume run --max-minutes 60
+The data has moved xformer resume run --data corpora
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xformer.cli._options import DistributedOption, LoggerOption, OptionalBackendOption, config_options
+from xformer.cli.train import finish
+from xformer.runs import launch
+from xformer.runs.config import BaseTrainingConfig
+
+
+@config_options(BaseTrainingConfig, names=["max_minutes", "max_steps"], default_of="the run's")
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
+    settings: dict[str, Any],
+    moved_to: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Directory of the data files, if they were moved.")
+    ] = None,
+    backend: OptionalBackendOption = None,
+    logger: LoggerOption = None,
+    distributed: DistributedOption = None,
+) -> int:
+    """Continue a training run."""
+    options: dict[str, Any] = {"loggers": logger or None, "distributed": distributed}
+    return finish(launch.resume(directory, data=moved_to, xp=backend, **options, **settings))
