@@ -14,25 +14,14 @@ from typing import Any, Self
 
 import xformer
 from xformer.cli import _io
-from xformer.cli._console import corpus_progress, format_speed
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import COMPUTING, option_name, take_options
+from xformer.cli._options import option_name, take_options
 from xformer.config import Config, option
 from xformer.errors import CheckpointError, ConfigError, CorpusError
 from xformer.pipelines import ChunkOutput, CorpusProgress, Pipeline, WorkerProcesses, model_digests, process_corpus
 from xformer.pipelines.corpus import check_not_ledger
-from xformer.runs.console import format_duration, make_console, plural
+from xformer.runs.console import format_duration, make_console, plural, progress_line
 from xformer.text.extras import require
-
-
-class TextOptions(Config):
-    """Arguments of pipelines that are options of generate, translate and summarize."""
-
-    sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=(), panel="Steering")
-    seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
-    batch_tokens: int = option(
-        "Maximum tokens of a batch, with padding; more takes more memory.", default=4096, at_least=1, panel=COMPUTING
-    )
 
 
 class CorpusOptions(Config):
@@ -137,14 +126,23 @@ def process_file(
     version = xformer.__version__
     settings = {"xformer": version, "pipeline": pipeline_type.__name__, "model": digests, **loading, **arguments}
     console = make_console(stderr=True)
-    start_time, states = time.monotonic(), list[CorpusProgress]()
-    with corpus_progress() as show, _open_executor(options) as executor:
+    start_time = time.monotonic()
+    num_new = 0
+    with progress_line(console, "reading ...") as show, _open_executor(options) as executor:
 
         def on_progress(progress: CorpusProgress) -> None:
-            if not states and progress.num_done:
+            nonlocal num_new
+            num_new = progress.num_done - progress.num_resumed
+            if progress.num_done and not (num_new or progress.num_failed):  # at the start
                 console.print(f"resuming after {plural(progress.num_done, 'line')}")
-            states[:] = [progress]
-            show(progress)
+            text = f"{progress.num_done:,} of {progress.num_lines:,} lines"
+            if num_new:
+                seconds = time.monotonic() - start_time
+                left = format_duration((progress.num_lines - progress.num_done) * seconds / num_new)
+                text += f"  {_speed(num_new, seconds)}  {left} left"
+            if progress.num_failed:
+                text += f"  {plural(progress.num_failed, 'chunk')} failed"
+            show(text, completed=progress.num_done, total=progress.num_lines)
 
         corpus = process_corpus(
             function,
@@ -162,10 +160,16 @@ def process_file(
             f"{error.splitlines()[0]}; see {path}, and run the same command again"
         )
     (corpus.merge_arrays if suffix == ".npy" else corpus.merge_lines)(output)
-    num_new, seconds = states[0].num_done - states[0].num_resumed, time.monotonic() - start_time
-    speed = f"{plural(num_new, 'line')} in {format_duration(seconds)}, {format_speed(num_new / seconds)}; "
+    seconds = time.monotonic() - start_time
+    speed = f"{plural(num_new, 'line')} in {format_duration(seconds)}, {_speed(num_new, seconds)}; "
     console.print(f"{speed if num_new else ''}wrote {output}")
     return corpus.counts
+
+
+def _speed(num_lines: int, seconds: float) -> str:
+    """Format a speed: "1,200 lines/s", "0.25 lines/s"."""
+    speed = num_lines / seconds
+    return f"{speed:,.0f} lines/s" if speed >= 10 else f"{speed:.2g} lines/s"
 
 
 @contextlib.contextmanager

@@ -76,9 +76,6 @@ ModelOption = Annotated[Path, _model_option("Directory of a run or public checkp
 _DRAFT_HELP = "Smaller model with the same vocabulary that proposes tokens: the same outputs in fewer steps."
 DraftModelOption = Annotated[Path | None, _model_option(_DRAFT_HELP, "--draft-model")]
 CheckpointOption = Annotated[Path, _model_option("Directory of a public checkpoint.")]
-BatchTokensOption = Annotated[
-    int, value_option("--batch-tokens", "N", "Maximum tokens in a batch, with padding.", COMPUTING, min=1)
-]
 OutOption = Annotated[Path, value_option("--out", "DIR", "Directory of the run: new or empty.")]
 SetOption = Annotated[
     list[str] | None, _set_option("NAME=VALUE", "field of GenerationConfig, e.g. coverage_penalty=0.2", ADVANCED)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,13 +95,8 @@ def bench(
             raise ConfigError(f"--out and --plot are both {out}; expected two different files")
     rounds = rounds or checked.rounds
     machine = describe_machine(threads, backends)
-
-    def columns(rich: Any) -> Iterable[Any]:
-        return rich.BarColumn(bar_width=24), rich.TextColumn("{task.description}"), rich.TimeRemainingColumn()
-
     total = len(workloads) * (rounds + 1)
-    # Redraw twice a second only, so that drawing does not disturb the measurement.
-    with progress_bar(columns, total=total, text="matrix product", refresh_per_second=2) as update:
+    with progress_bar("matrix product", total=total, per_second=2) as update:
         gemm = gemm_flops_per_second(backends[0], threads, dtype_of(settings))
         results, notes = _measure_all(workloads, backends, rounds, threads, update)
     run = make_run(suite, machine, gemm, results, notes)
@@ -141,7 +136,7 @@ def _measure_all(
     backends: Sequence[str],
     rounds: int,
     threads: int | None,
-    update: Callable[..., None] | None,
+    update: Callable[..., None],
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the results and a note for each workload that failed, unless the first one failed."""
     results: list[dict[str, Any]] = []
@@ -150,8 +145,7 @@ def _measure_all(
         try:
             with interleaved_benchmark(workload, backend_specs(backends), threads) as benchmark:
                 for number in range(rounds + 1):
-                    if update is not None:
-                        update(description=workload.name, advance=1)
+                    update(description=workload.name, advance=1)
                     if number < rounds:
                         benchmark.run_round()
                 results.append(benchmark.result())

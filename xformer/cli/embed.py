@@ -21,19 +21,19 @@ import numpy as np
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import files_of, load_pipeline
-from xformer.cli._options import BatchTokensOption, CheckpointOption, config_options, file_option, value_option
+from xformer.cli._options import CheckpointOption, config_options, file_option, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
 from xformer.io import is_device
 from xformer.pipelines import ChunkOutput, Embedder
+from xformer.pipelines.options import SearchOptions
 
 
-@config_options(CorpusOptions, names=field_names(CorpusOptions))
+@config_options(SearchOptions, CorpusOptions, names=["batch_tokens", *field_names(CorpusOptions)])
 def embed(
     model: CheckpointOption,
     output: Annotated[str, value_option("--output", "FILE.npy", "Vectors, a NumPy array; - is standard output.")],
     source: Annotated[str, file_option("--input", "Texts, one per line; - is standard input.")] = "-",
-    batch_tokens: BatchTokensOption = 4096,
     *,
     settings: dict[str, Any],
     loading: dict[str, Any],
@@ -45,20 +45,19 @@ def embed(
     output = corpus.output_path(output, ".npy")
     _io.check_output(output, source, files_of(model))
     if corpus.corpus_out is not None:
-        arguments = {"batch_tokens": batch_tokens}
-        process_file(process_chunk, Embedder, model, source, output, corpus, loading, arguments, suffix=".npy")
+        process_file(process_chunk, Embedder, model, source, output, corpus, loading, settings, suffix=".npy")
         return
     texts = [line for lines in _io.read_chunks(source) for line in lines]
     if not texts:
         raise DataError(f"{_io.STANDARD_INPUT if source == _io.STANDARD else source} has no lines; expected texts")
     embedder = load_pipeline(Embedder, model, **loading)
-    data = process_chunk(embedder, texts, 0, batch_tokens=batch_tokens).data
+    data = process_chunk(embedder, texts, 0, **settings).data
     with _io.open_bytes(output) as file:
         file.write(data)
 
 
-def process_chunk(embedder: Embedder, lines: list[str], first_index: int, *, batch_tokens: int) -> ChunkOutput:
+def process_chunk(embedder: Embedder, lines: list[str], first_index: int, **options: Any) -> ChunkOutput:
     """Return the vectors of a chunk of lines in the format of NumPy; this is what workers run for a large file."""
     content = io.BytesIO()
-    np.save(content, embedder(lines, batch_tokens=batch_tokens), allow_pickle=False)
+    np.save(content, embedder(lines, **options), allow_pickle=False)
     return ChunkOutput(content.getvalue())

@@ -42,13 +42,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
+from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import files_of, load_pipeline
 from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option, take_options
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError, XformerError
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, Prompt, TextGenerator
+from xformer.pipelines.options import SearchOptions
 from xformer.runs.console import make_console
 
 _NO_PROMPT = "--chat needs a prompt; add --prompt or --input, or write to standard input"
@@ -67,21 +68,10 @@ class InputOptions(Config):
     )
 
 
-class PromptOptions(TextOptions):
-    """Arguments of `TextGenerator.outputs` that are options of generate."""
-
-    stop: tuple[str, ...] = option(
-        "Stop string: a text ends before the first of them; repeatable.", default=(), panel="Steering"
-    )
-    context: str = option(
-        "What to do with texts longer than the context of the model.", default="error", choices=("error", "slide")
-    )
-
-
 @config_options(
     GenerationConfig,
     InputOptions,
-    PromptOptions,
+    SearchOptions,
     CorpusOptions,
     names=[
         *field_names(InputOptions),
@@ -116,7 +106,7 @@ def generate(
         raise ConfigError(_NO_PROMPT)
     prompts = list(inputs.prompt) or [""]
     corpus = CorpusOptions.pop_from(settings)
-    options = take_options(PromptOptions, settings)
+    options = take_options(SearchOptions, settings)
     output = corpus.output_path(output)
     _io.check_output(output, source, files_of(model, draft_model))
     if draft_model is not None:

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 from xformer.cli import _io
 from xformer.cli._loading import files_of, load_pipeline
 from xformer.cli._options import (
-    BatchTokensOption,
     CheckpointOption,
     check_utf8,
     config_options,
@@ -22,23 +21,24 @@ from xformer.cli._options import (
     value_option,
 )
 from xformer.pipelines import Reranker
+from xformer.pipelines.options import SearchOptions
 
 
-@config_options()
+@config_options(SearchOptions, names=["batch_tokens"])
 def rerank(
     model: CheckpointOption,
     query: Annotated[str, value_option("--query", "TEXT", "The query.", callback=check_utf8)],
     source: Annotated[str, file_option("--input", "Documents, one per line; - is standard input.")] = "-",
     output: Annotated[str, file_option("--output", "File to write; - is standard output.")] = "-",
     top_k: Annotated[int | None, value_option("--top-k", "N", "Write the best N only.", min=1)] = None,
-    batch_tokens: BatchTokensOption = 4096,
     *,
+    settings: dict[str, Any],
     loading: dict[str, Any],
 ) -> None:
     """Order documents by a query."""
     _io.check_output(output, source, files_of(model))
     documents = _io.read_all(source)
     reranker = load_pipeline(Reranker, model, **loading)
-    ranked = reranker(query, documents, top_k=top_k, batch_tokens=batch_tokens)
+    ranked = reranker(query, documents, top_k=top_k, **settings)
     with _io.open_output(output) as write:
         write([f"{score:.4f}\t{position + 1}\t{documents[position]}" for position, score in ranked])

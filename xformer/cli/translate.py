@@ -35,32 +35,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._console import line_progress
-from xformer.cli._corpus import CorpusOptions, TextOptions, process_file
+from xformer.cli._corpus import CorpusOptions, process_file
 from xformer.cli._loading import files_of, load_pipeline
 from xformer.cli._options import COMPUTING, DATA, ModelOption, config_options, file_option, take_options
 from xformer.config import field_names, option
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check_source_lengths
-from xformer.runs.console import make_console, plural
+from xformer.pipelines.options import SearchOptions
+from xformer.runs.console import make_console, plural, progress_bar
 from xformer.text import MAX_CHARACTERS
 from xformer.text.corpus import one_line
 
 
-class LineOptions(TextOptions):
+class LineOptions(SearchOptions):
     """Arguments of `TextToText.batches_of_ids` that are options of translate and summarize."""
 
     align: bool = option(
         "Write JSON with the source token that each token attends to most.", default=False, panel="Search"
     )
-    target_length: int | None = option(
-        "Length of the outputs; uses 4 beams unless num_beams is given.",
-        default=None,
-        at_least=1,
-        panel="Length of the output",
-    )
-    length_unit: str = option("Unit of --target-length.", default="tokens", choices=("tokens", "words"))
-    prefix: str | None = option("Text that every output begins with.", default=None, panel="Steering")
     source_language: str | None = option(
         "Language of the input, for models of many languages, e.g. deu_Latn.", default=None, panel=DATA
     )
@@ -121,9 +113,16 @@ def _transform_lines(
     if not _io.is_stream(source):
         chunks = list(chunks)
         total = sum(1 for encoded in chunks for ids in encoded if ids)
-    num_done = 0
+    num_done = num_shown = 0
+
+    def advance(count: int) -> None:
+        nonlocal num_shown
+        num_shown += count
+        lines = f"{num_shown:,} lines done" if total is None else f"{num_shown:,} of {total:,} lines"
+        update(description=lines, completed=num_shown)
+
     visible = output != _io.STANDARD or not sys.stdout.isatty()
-    with _io.open_output(output) as write, line_progress(total, visible=visible) as advance:
+    with _io.open_output(output) as write, progress_bar(total=total, visible=visible) as update:
         for encoded in chunks:
             write(_transform(pipeline, config, encoded, num_done, options, counts, advance))
             num_done += len(encoded)

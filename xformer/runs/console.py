@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from xformer.text.extras import require
@@ -32,31 +32,32 @@ def make_console(*, stderr: bool = False, quiet: bool = False) -> Any:
 
 @contextlib.contextmanager
 def progress_bar(
-    columns: Callable[[Any], Iterable[Any]],
-    *,
-    console: Any = None,
-    total: float | None = None,
-    visible: bool = True,
     text: str = "",
-    **settings: Any,
-) -> Iterator[Callable[..., None] | None]:
-    """Show a progress bar on a terminal; yields a function that updates its task, or None.
+    *,
+    total: float | None = None,
+    console: Any = None,
+    visible: bool = True,
+    has_time: bool = True,
+    per_second: float = 4.0,
+) -> Iterator[Callable[..., None]]:
+    """Yield a function that updates a progress bar and the text beside it, if there is a terminal to show them on.
 
     Args:
-        columns: Makes the columns of the bar from the module rich.progress, which is imported only if the bar is shown.
-        console: Console to show it on; default stderr.
+        text: The first text.
         total: Number of steps, if known.
+        console: Console to show it on; default stderr.
         visible: Whether to show it.
-        text: Description of the task.
-        **settings: Further arguments of `rich.progress.Progress`.
+        has_time: Show the time left.
+        per_second: How often to draw it: the thread that does so competes with the computation.
     """
-    if console is None and visible and sys.stderr.isatty():
-        console = make_console(stderr=True)
+    console = make_console(stderr=True) if console is None and visible and sys.stderr.isatty() else console
     if console is None or not visible or not console.is_terminal:
-        yield None
+        yield lambda **changes: None
         return
     rich = require("rich.progress")
-    with rich.Progress(*columns(rich), console=console, transient=True, **settings) as progress:
+    columns = [rich.BarColumn(bar_width=24), rich.TextColumn("{task.description}", markup=False)]
+    columns += [rich.TimeRemainingColumn()] if has_time else []
+    with rich.Progress(*columns, console=console, transient=True, refresh_per_second=per_second) as progress:
         yield functools.partial(progress.update, progress.add_task(text, total=total))
 
 
@@ -71,19 +72,14 @@ def progress_line(console: Any, text: str, total: float | None = None) -> Iterat
     """
     last_time = time.monotonic()
 
-    def columns(rich: Any) -> Iterable[Any]:
-        return rich.BarColumn(bar_width=16), rich.TextColumn("{task.description}")
-
     def show(text: str, *, at_once: bool = False, details: str = "", **changes: Any) -> None:
         nonlocal last_time
-        if update is not None:
-            update(description=f"{text}  {details}".rstrip(), **changes)
-        elif at_once or time.monotonic() - last_time >= _SECONDS_BETWEEN_LINES:
+        update(description=f"{text}  {details}".rstrip(), **changes)
+        if not console.is_terminal and (at_once or time.monotonic() - last_time >= _SECONDS_BETWEEN_LINES):
             last_time = time.monotonic()
             console.print(text)
 
-    # Refresh rarely: the thread that draws the bar competes with the computation.
-    with progress_bar(columns, console=console, total=total, text=text, refresh_per_second=4) as update:
+    with progress_bar(text, total=total, console=console, has_time=False) as update:
         yield show
 
 

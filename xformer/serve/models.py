@@ -19,6 +19,7 @@ from xformer.generation import GenerationConfig
 from xformer.generation.engine import Task
 from xformer.pipelines import Classifier, Embedder, Output, Reranker, Summarizer, TextGenerator, TextToText, Translator
 from xformer.pipelines.encoders import EncoderPipeline
+from xformer.pipelines.options import SearchOptions
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.serve import schema
 from xformer.serve.config import ServeConfig, check_ids
@@ -314,17 +315,19 @@ class Server:
         # A search with a seed shares no steps, so that rounding cannot change its samples.
         job = Job(self.config.timeout, is_alone=config.method == "sampling" and seed is not None)
         options |= {"seed": secrets.randbits(32) if seed is None else seed, "stopping_criteria": [job.check]}
-        for name, default in (("prefix", None), ("target_length", None), ("length_unit", "tokens")):
-            value = getattr(request, name, default)
+        for name in ("prefix", "target_length", "length_unit"):
+            value = getattr(request, name, None)
+            if value is None or value == getattr(SearchOptions, name):
+                continue
             if model.pipeline.has_source:
                 options[name] = value
-            elif value != default:
+            else:
                 raise JobError(f"{name} applies to encoder-decoders only; omit it", param=name)
         if model.pipeline.has_source and (ids := getattr(request, "prefix_ids", None)):
             if request.prefix is not None:
                 raise JobError("prefix and prefix_ids are both given; expected one of them", param="prefix_ids")
             options["prefix"] = [ids]
-        if model.pipeline.has_source and options["target_length"] is not None:
+        if "target_length" in options:
             model.check_limit("target_length", options["target_length"])
             if config.method == "greedy":  # as the pipeline does
                 config = dataclasses.replace(config, num_beams=NUM_BEAMS_FOR_LENGTHS)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
-from xformer.config import check_keys, field_names, options_of
+from xformer.config import Config, check_keys, field_names, options_of
 from xformer.errors import ConfigError, describe_type
 from xformer.generation import GenerationConfig
+from xformer.pipelines.options import SearchOptions
 from xformer.serve.jobs import JobError
 
 MAX_BEAMS = 32
@@ -20,11 +22,11 @@ MAX_TEXTS = 64
 MAX_INPUTS = 2048
 MAX_PHRASES, MAX_PHRASE_CHARACTERS = 64, 200
 MAX_CHANGES = 512
-_SEEDS = {"ge": -(2**63), "le": 2**63 - 1}  # 64 bits, as in the API of OpenAI
 
 Json = dict[str, Any]
 _NONE: Any = msgspec.field(default_factory=list)
 Structure = TypeVar("Structure", bound=Struct)
+Choice = TypeVar("Choice")
 
 
 def about(description: str, **bounds: Any) -> Any:
@@ -32,62 +34,70 @@ def about(description: str, **bounds: Any) -> Any:
     return Meta(description=description, **bounds)
 
 
-def _search_fields() -> list[tuple[str, Any, Any]]:
-    """Return a field for each one of `GenerationConfig`; None is the default of the model."""
-    hints, fields = get_type_hints(GenerationConfig), []
-    for name, _, _, field in options_of(GenerationConfig):
+# What requests say, take and allow beyond what the declaration of a field does.
+_NOTES = {
+    **dict.fromkeys(("prefix", "target_length"), "Encoder-decoders only."),
+    "seed": "Default: a new one for each request.",
+}
+_KINDS: dict[str, Any] = {
+    "sequence_bias": list[Annotated[str, Meta(max_length=MAX_PHRASE_CHARACTERS)]],
+    "stop": str | list[str],
+}
+_LIMITS = {
+    "num_beams": {"le": MAX_BEAMS},
+    "num_return_sequences": {"le": MAX_BEAMS},
+    "seed": {"ge": -(2**63), "le": 2**63 - 1},  # 64 bits, as in the API of OpenAI
+    "sequence_bias": {"max_length": MAX_PHRASES},
+}
+
+
+def _fields(config: type[Config], names: Sequence[str], note: str = "") -> list[tuple[str, Any, None]]:
+    """Return a field for each one of a configuration; None is its default, or that of the model."""
+    hints, fields = get_type_hints(config), []
+    for name, _, _, field in options_of(config):
+        if name not in names:
+            continue
         hint: Any = hints[name]
         kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # without None
         choices, bounds, limits = field.metadata["choices"], field.metadata["bounds"], {}
         if choices is not None:
             kind = Literal[tuple(choices)]
         elif get_origin(kind) is tuple:
-            kind = list[int]
+            kind = _KINDS.get(name, list[int])
         elif kind in (int, float):
             limits = {"ge": bounds["at_least"], "le": bounds["at_most"]}
-        if name == "num_beams" or name == "num_return_sequences":
-            limits["le"] = MAX_BEAMS
-        text = f"{field.metadata['help']} Default: that of the model, see /v1/models."
-        fields.append((name, Annotated[kind, Meta(description=text, **limits)], None))
+        help = field.metadata["help"].replace("; repeatable", "").replace("--target-length", "target_length")
+        text = f"{help} {_NOTES.get(name, note)}".rstrip()
+        fields.append((name, Annotated[kind, Meta(description=text, **limits | _LIMITS.get(name, {}))], None))
     return fields
+
+
+def _with_fields(base: Any, fields: Sequence[Any]) -> Any:
+    """Return a base class with further fields."""
+    return msgspec.defstruct(f"{base.__name__}Fields", fields, bases=(base,), kw_only=True)
 
 
 class _Request(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str | None, about("Id of the model. Default: the first suitable one.")] = None
 
 
-if TYPE_CHECKING:
-    _Search = _Request
-else:
-    _Search = msgspec.defstruct(
-        "_Search", _search_fields(), bases=(_Request,), kw_only=True, forbid_unknown_fields=True
-    )
+_SEARCH = _fields(GenerationConfig, field_names(GenerationConfig), "Default: that of the model, see /v1/models.")
+_SEARCH += _fields(SearchOptions, ("seed", "sequence_bias"))
+_DIRECTED = _fields(SearchOptions, ("prefix", "target_length", "length_unit"))
+_STOP = _fields(SearchOptions, ("stop",))
 
 
-_Phrase = Annotated[str, Meta(max_length=MAX_PHRASE_CHARACTERS)]
-
-
-class _Steered(_Search, kw_only=True, forbid_unknown_fields=True):
-    seed: Annotated[int, about("Seed of sampling. Default: a new one for each request.", **_SEEDS)] | None = None
-    sequence_bias: Annotated[list[_Phrase], about("Words and phrases to favor.", max_length=MAX_PHRASES)] = _NONE
-
+class _Steered(_with_fields(_Request, _SEARCH), kw_only=True):  # type: ignore[misc, call-arg]
     def settings(self) -> Json:
         """Return the fields of `GenerationConfig` that the request has."""
         values = {name: getattr(self, name) for name in field_names(GenerationConfig)}
         return {name: value for name, value in values.items() if value is not None}
 
 
-class _Directed(_Steered, kw_only=True, forbid_unknown_fields=True):
-    prefix: Annotated[str | None, about("Text that outputs begin with; encoder-decoders only.")] = None
-    target_length: Annotated[int, about("Length of outputs; encoder-decoders only.", ge=1, le=100_000)] | None = None
-    length_unit: Annotated[Literal["tokens", "words"], about("Unit of target_length.")] = "tokens"
-
-
-class TranslateRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
+class TranslateRequest(_with_fields(_Steered, _DIRECTED + _STOP), kw_only=True):  # type: ignore[misc, call-arg]
     """Texts to translate or summarize, with any field of `GenerationConfig`."""
 
     text: Annotated[str | list[str], about("A text, or a list of texts.")]
-    stop: Annotated[str | list[str] | None, about("Stop strings; not included in the output.")] = None
     stream: Annotated[bool, about("Send the output of one text as it is generated.")] = False
 
 
@@ -116,7 +126,7 @@ _NumAlternatives = Annotated[int, about("Alternatives of each token.", ge=0, le=
 _Ablations = Annotated[list[Ablation], about("Parts of the model to switch off.", max_length=MAX_CHANGES)]
 
 
-class ExploreRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
+class ExploreRequest(_with_fields(_Steered, _DIRECTED), kw_only=True):  # type: ignore[misc, call-arg]
     """A text or a chat to generate from, with any field of `GenerationConfig`; the answer shows the whole search."""
 
     text: _Text = None
@@ -127,7 +137,7 @@ class ExploreRequest(_Directed, kw_only=True, forbid_unknown_fields=True):
     stream: Annotated[bool, about("Send tokens or beam steps as they are generated.")] = False
 
 
-class AttentionRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+class AttentionRequest(_Request, kw_only=True):
     """A text or a chat, and the output whose attention is shown."""
 
     text: _Text = None
@@ -137,7 +147,7 @@ class AttentionRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     layer: Annotated[int, about("One layer, counted from 0. Default: all.", ge=0)] | None = None
 
 
-class LayersRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+class LayersRequest(_Request, kw_only=True):
     """A text or a chat, its output, and changes of the model."""
 
     text: _Text = None
@@ -149,13 +159,13 @@ class LayersRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     lens: Annotated[bool, about("Also describe each layer.")] = False
 
 
-class ClassifyRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+class ClassifyRequest(_Request, kw_only=True):
     """Texts to classify."""
 
     input: Annotated[str | list[str], about("A text, or a list of texts.")]
 
 
-class RerankRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+class RerankRequest(_Request, kw_only=True):
     """A query and documents to order by it, as Jina and Cohere write them."""
 
     query: Annotated[str, about("The query.")]
@@ -164,7 +174,7 @@ class RerankRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     return_documents: Annotated[bool, about("Return the texts of the documents, too.")] = False
 
 
-class EmbeddingsRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingsRequest(_Request, kw_only=True):
     """Texts to compute vectors of (OpenAI-compatible)."""
 
     input: Annotated[str | list[str], about("A text, or a list of texts.")]
@@ -184,21 +194,11 @@ _IGNORED = (
     *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
     *("safety_identifier", "service_tier", "store", "user", "verbosity", "web_search_options"),
 )
-if TYPE_CHECKING:
-    _OpenAI = _Steered
-else:
-    _OpenAI = msgspec.defstruct(
-        "_OpenAI",
-        [(name, Annotated[Any, about("Accepted without effect.")], None) for name in _IGNORED],
-        bases=(_Steered,),
-        kw_only=True,
-        forbid_unknown_fields=True,
-    )
+_WITHOUT_EFFECT = [(name, Annotated[Any, about("Accepted without effect.")], None) for name in _IGNORED]
 
 
-class _OpenAIRequest(_OpenAI, kw_only=True, forbid_unknown_fields=True):
+class _OpenAIRequest(_with_fields(_Steered, _STOP + _WITHOUT_EFFECT), kw_only=True):  # type: ignore[misc, call-arg]
     n: Annotated[int, about("Outputs for each prompt or chat.", ge=1, le=MAX_TEXTS)] = 1
-    stop: Annotated[str | list[str] | None, about("Stop strings; not included in the output.")] = None
     stream: Annotated[bool, about("Send the output as it is generated.")] = False
     stream_options: Annotated[StreamOptions, about("include_usage adds the usage.")] = StreamOptions()
 
@@ -208,7 +208,7 @@ class _OpenAIRequest(_OpenAI, kw_only=True, forbid_unknown_fields=True):
         return [name for name in names if getattr(self, name, None) not in (None, False, [], {}, "")]
 
 
-class CompletionRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(_OpenAIRequest, kw_only=True):
     """A prompt to continue (OpenAI-compatible), with any field of `GenerationConfig`."""
 
     prompt: Annotated[
@@ -267,7 +267,7 @@ class ResponseFormat(Struct):
     json_schema: Json | None = None
 
 
-class ChatRequest(_OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(_OpenAIRequest, kw_only=True):
     """A chat to answer (OpenAI-compatible), with any field of `GenerationConfig`."""
 
     messages: Annotated[list[Json], about("Messages with role and content.")]
@@ -350,18 +350,17 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
 
 
-class _Answer(Struct, kw_only=True):
+class _Answer(Struct, Generic[Choice]):  # in the order of OpenAI
     id: str
     object: str
     created: int
     model: str
+    choices: list[Choice]
     usage: Usage | None = None
 
 
-class Completion(_Answer, kw_only=True):
+class Completion(_Answer[CompletionChoice]):
     """Completions."""
-
-    choices: list[CompletionChoice]
 
 
 class Logprob(Struct):
@@ -418,10 +417,8 @@ class ChatChoice(Struct):
     finish_reason: str | None = None
 
 
-class Chat(_Answer, kw_only=True):
+class Chat(_Answer[ChatChoice]):
     """Answers of a chat, or in a stream parts of them."""
-
-    choices: list[ChatChoice]
 
 
 class Embedding(Struct):
