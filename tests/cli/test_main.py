@@ -161,6 +161,7 @@ def test_the_help_of_each_command_has_an_example(xformer):
         (["train", "--num-heads", "2"], "no such option: --num-heads; use --set model.num_heads=value; see:"),
         (["train-lm", "--d-model", "8"], "no such option: --d-model; use --set model.d_model=value; see:"),
         (["train-lm", "--vocab-size", "8"], "use --set tokenizer.vocab_size=value"),
+        (["demo", "--task", "copy"], "no such option: --task; programs for other tasks are in docs/examples/; see:"),
         (["train"], "missing option"),
         (["train", "--out", "run", "--seed", "many"], "--seed"),
         (["inspect", "one", "two"], "unexpected extra argument"),

@@ -566,6 +566,23 @@ def test_invalid_requests_get_one_line(client, path, body, status, message):
     assert error.keys() == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_has_at_most_the_limit(client, is_chunked):
+    body = json.dumps({"text": ""}).encode()
+    for size, expected in ((5_000, 200), (5_001, 413)):
+        content = body + b" " * (size - len(body))
+        headers = {"Transfer-Encoding": "chunked"} if is_chunked else {}
+        sent = b"%x\r\n%s\r\n0\r\n\r\n" % (size, content) if is_chunked else content
+        assert client.send("POST", "/translate", sent, headers)[0] == expected
+
+
+def test_sixteen_stop_strings_are_allowed(client):
+    for number, status in ((16, 200), (17, 400)):
+        stop = [f"#{index}" for index in range(number)]
+        client.post("/translate", status, text="a", stop=stop)
+        client.post("/v1/completions", status, model="generator", prompt="a", max_tokens=1, stop=stop)
+
+
 def test_only_json_is_accepted(client):
     assert client.send("POST", "/translate", b"{}", {"Content-Type": "text/plain"})[0] == 415
     assert client.send("GET", "/translate")[0] == 405
@@ -617,6 +634,13 @@ def test_an_overflow_of_the_context_has_its_code(short, path, body, message, par
     assert message in error["message"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert not re.search("context=|max_source_length|train ", error["message"])  # which no request can change
+
+
+def test_the_context_may_be_full(short):
+    for size, new, status in ((60, 4, 200), (60, 5, 400), (63, 1, 200), (64, 1, 400)):
+        short.post("/v1/completions", status, model="bytes", prompt=[20] * size, max_tokens=new)
+    for length, status in ((31, 200), (32, 400)):
+        short.post("/translate", status, model="short", text="a", target_length=length)
 
 
 def test_prompts_without_tokens_are_refused(client):

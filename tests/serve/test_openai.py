@@ -183,6 +183,12 @@ def test_a_streamed_chat_is_that_of_a_single_answer(client):
             assert choice.finish_reason == "stop"
 
 
+def test_answers_have_the_order_of_openai(client):
+    for resource, body in ((client.completions, {"prompt": "a"}), (client.chat.completions, {"messages": USER})):
+        answer = resource.with_raw_response.create(model="llama", max_tokens=1, **body)
+        assert list(json.loads(answer.text)) == ["id", "object", "created", "model", "choices", "usage"]
+
+
 def test_a_stop_string_is_not_part_of_text_and_logprobs(client):
     body = {"model": "llama", "messages": USER, "max_tokens": 40, "logprobs": True, "temperature": 1.5, "seed": 7}
     body |= {"extra_body": {"min_new_tokens": 25}}

@@ -214,7 +214,10 @@ def _message(error: Exception) -> str | None:
         context = getattr(error, "ctx", None)
         command = "xformer" if context is None else context.command_path
         hint = next((f"; use {hint}" for name, hint in _OTHER_COMMANDS.items() if f"command '{name}'" in message), "")
-        if (option := getattr(error, "option_name", None)) and command.endswith(("train", "train-lm")):
+        option = getattr(error, "option_name", None)
+        if option == "--task" and command.endswith("demo"):
+            hint = "; programs for other tasks are in docs/examples/"
+        elif option and command.endswith(("train", "train-lm")):
             from xformer.runs.recipe import setting
 
             hint = f"; use --set {name}=VALUE" if (name := setting(command.split()[-1], option)) else hint

@@ -208,7 +208,7 @@ class _OpenAIRequest(_with_fields(_Steered, _STOP + _WITHOUT_EFFECT), kw_only=Tr
         return [name for name in names if getattr(self, name, None) not in (None, False, [], {}, "")]
 
 
-class CompletionRequest(_OpenAIRequest, kw_only=True):
+class CompletionRequest(_OpenAIRequest, kw_only=True):  # type: ignore[call-arg]
     """A prompt to continue (OpenAI-compatible), with any field of `GenerationConfig`."""
 
     prompt: Annotated[
@@ -267,7 +267,7 @@ class ResponseFormat(Struct):
     json_schema: Json | None = None
 
 
-class ChatRequest(_OpenAIRequest, kw_only=True):
+class ChatRequest(_OpenAIRequest, kw_only=True):  # type: ignore[call-arg]
     """A chat to answer (OpenAI-compatible), with any field of `GenerationConfig`."""
 
     messages: Annotated[list[Json], about("Messages with role and content.")]
