@@ -31,8 +31,7 @@ from xformer.models.config import GATED, POSITIONS
 from xformer.ops.activations import ACTIVATIONS
 from xformer.runs.recipe import TASKS, Recipe
 from xformer.text import bleu, chrf, exact_match, read_lines, read_parallel, read_text, rouge, ter
-from xformer.text.corpus import one_line
-from xformer.text.line_chunks import LineChunks
+from xformer.text.corpus import LineChunks, one_line
 from xformer.tokenizers.chat import render_chat_template
 
 SECONDS = 120  # for one call, the compilation of its kernels included

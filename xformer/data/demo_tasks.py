@@ -83,7 +83,9 @@ def numbers_task(
         raise ConfigError(f"num_train, num_valid, num_test are {sizes}; expected 1 or more of each")
     if not 100 <= largest <= LARGEST:
         raise ConfigError(f"largest is {largest}; expected 100 to {LARGEST}")
-    basic = _basic_numbers(largest)
+    small = [*range(100), *range(100, 1000, 100)]
+    numbers = [*small, *(1000 * thousands for thousands in small[1:])]
+    basic = [number for number in numbers if number <= largest]  # each word in each position
     num_drawn = num_valid + num_test + num_train - len(basic)
     if num_train < len(basic):
         raise ConfigError(f"num_train is {num_train}; expected at least {len(basic)}, the numbers that show every word")
@@ -147,12 +149,6 @@ def _checked(number: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= LARGEST:
         raise DataError(f"number is {number!r}; expected an integer from 0 to {LARGEST}")
     return number
-
-
-def _basic_numbers(largest: int) -> list[int]:
-    """List the numbers that show each word in each position."""
-    small = [*range(100), *range(100, 1000, 100)]
-    return [number for number in small + [1000 * thousands for thousands in small[1:]] if number <= largest]
 
 
 def _draw_numbers(generator: random.Random, count: int, largest: int, basic: set[int]) -> list[int]:

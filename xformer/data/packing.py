@@ -47,13 +47,9 @@ class TextChunks(NamedTuple):
         cls, text: Sequence[int], starts: Sequence[int], length: int, *, xp: Namespace, device: Device = None
     ) -> Self:
         """Cut chunks of `length` tokens out of a text, a list or NumPy array of token ids, as arrays of a namespace."""
-        tokens, labels = (
-            from_host(
-                xp, [text[start + shift : start + shift + length] for start in starts], dtype="int64", device=device
-            )
-            for shift in (0, 1)
-        )
-        return cls(tokens, labels)
+        columns = starts, [start + 1 for start in starts]
+        rows = ([text[start : start + length] for start in column] for column in columns)
+        return cls(*(from_host(xp, each, dtype="int64", device=device) for each in rows))
 
 
 @dataclass(frozen=True)

@@ -70,18 +70,13 @@ class Batch(NamedTuple):
 
     def split(self, count: int) -> list[Self]:
         """Return at most `count` batches of neighboring pairs, each padded to its own longest pair."""
-        return [self._rows(rows[0], rows[-1] + 1) for rows in split_rows(range(len(self.lengths)), count)]
-
-    def _rows(self, start: int, stop: int) -> Self:
-        lengths = self.lengths[start:stop]
-        source_length, target_length = (max(column) for column in zip(*lengths, strict=True))
-        copy = array_namespace(self.source).asarray  # kernels need contiguous arrays
-        return self._replace(
-            source=copy(self.source[start:stop, :source_length], copy=True),
-            target=copy(self.target[start:stop, :target_length], copy=True),
-            labels=copy(self.labels[start:stop, :target_length], copy=True),
-            lengths=lengths,
-        )
+        copy, parts = array_namespace(self.source).asarray, []  # kernels need contiguous arrays
+        for group in split_rows(range(len(self.lengths)), count):
+            rows = slice(group[0], group[-1] + 1)
+            source, target = (slice(max(column)) for column in zip(*self.lengths[rows], strict=True))
+            columns = self.source[rows, source], self.target[rows, target], self.labels[rows, target]
+            parts.append(type(self)(*(copy(x, copy=True) for x in columns), self.lengths[rows]))  # type: ignore[call-arg]
+        return parts
 
     @classmethod
     def make(

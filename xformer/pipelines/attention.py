@@ -81,13 +81,12 @@ class Attention:
         axes.set_xticks(range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor")
         axes.set_yticks(range(len(rows)), rows)
         axes.xaxis.tick_top()
-        axes.tick_params(length=0)
         axes.set_xlabel("source token attended to" if kind == "cross" else "token attended to")
         axes.set_ylabel("token" if kind == "encoder" else "output token")
         axes.set_xticks([x + 0.5 for x in range(len(columns) - 1)], minor=True)
         axes.set_yticks([y + 0.5 for y in range(len(rows) - 1)], minor=True)
         axes.grid(which="minor", color="white", linewidth=1.0)
-        axes.tick_params(which="minor", length=0)
+        axes.tick_params(which="both", length=0)
         which_layer = "last layer" if layer in (-1, num_layers - 1) else f"layer {layer % num_layers}"
         which_head = "mean of all heads" if head is None else f"head {head % num_heads}"
         figure.colorbar(image, ax=axes, label=f"attention, {which_layer}, {which_head}")
@@ -143,7 +142,9 @@ def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
         Attention(decoder=[3, 2, 3, 3])
     """
     network: Any = getattr(model, "model", model)
-    ids = _ids(source, "source") if model is network or _is_ids(source) else model.input_ids(source)
+    is_chat = isinstance(source, list) and any(isinstance(each, Mapping) for each in source)
+    is_text = model is not network and (isinstance(source, str) or is_chat)
+    ids = model.input_ids(source) if is_text else _ids(source, "source")
     if not ids:
         raise DataError("source is blank; expected at least one token")
     if isinstance(network, Transformer) and network.decoder:
@@ -196,13 +197,6 @@ def model_inputs(model: Any, ids: Sequence[int], output: Sequence[int] = ()) -> 
 
 def _stack(layers: Sequence[Any]) -> Any:
     return np.stack([to_host(layer)[0].astype(np.float32) for layer in layers])
-
-
-def _is_ids(source: Any) -> bool:
-    """Return False for a text or a chat."""
-    return not isinstance(source, str) and not (
-        isinstance(source, list) and any(isinstance(each, Mapping) for each in source)
-    )
 
 
 def _target_ids(model: Any, target: Any) -> list[int]:

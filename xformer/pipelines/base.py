@@ -44,8 +44,8 @@ _MODELS: dict[type[BaseModel], tuple[str, str]] = {
 class Pipeline:
     """A model, of a public checkpoint or a training run, with its tokenizer: base class of all pipelines.
 
-    A subclass sets `task` and `model_classes`. It overrides `_settings` or `_from_checkpoint`; one whose models xformer
-    trains also defines `_from_run`.
+    A subclass sets `task` and `model_classes`. It overrides `_from_checkpoint` if files have more than a tokenizer; one
+    whose models xformer trains also defines `_from_run`.
     """
 
     task: ClassVar[str]
@@ -130,12 +130,7 @@ class Pipeline:
     @classmethod
     def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
         """Return the pipeline of a public checkpoint, with its tokenizers and settings."""
-        return cls(model, load_tokenizer(directory), **cls._settings(directory, model.config))
-
-    @classmethod
-    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
-        """Return the arguments of the constructor that the files of a checkpoint determine."""
-        return {}
+        return cls(model, load_tokenizer(directory))
 
     @property
     def source_tokenizer(self) -> Any:

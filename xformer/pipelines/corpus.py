@@ -26,7 +26,7 @@ import numpy as np
 from xformer.config import check_count, dotted
 from xformer.errors import CheckpointError, ConfigError, CorpusError, XformerError, is_out_of_memory
 from xformer.io import atomic_write, lock_directory, read_json, read_log, write_json
-from xformer.text.line_chunks import LineChunk, LineChunks
+from xformer.text.corpus import LineChunk, LineChunks
 
 _FORMAT = 1  # of manifest.json
 _MANIFEST, _LOG = "manifest.json", "log.jsonl"

@@ -83,9 +83,8 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
         tokenizers, model = Tokenizers.load(run).by_side(), load(run.model)
         save_pretrained(model, output)
         if (path := output / GENERATION_FILE).exists():
-            own: dict[str, Any] = {
-                "length_penalty_base": GenerationConfig().length_penalty_base
-            }  # transformers ignores it
+            # transformers ignores it
+            own: dict[str, Any] = {"length_penalty_base": GenerationConfig().length_penalty_base}
             if isinstance(model, LanguageModel):
                 own |= {"do_sample": True, "temperature": DEFAULT_SAMPLING.temperature, "top_k": DEFAULT_SAMPLING.top_k}
             write_json(path, {**read_json(path, "generation settings"), **own})
@@ -222,25 +221,19 @@ def _settings(pipeline: TextToText | TextGenerator) -> dict[str, Any]:
 def _to_ctranslate2(directory: Path, output: Path, quantization: str = "float32") -> str:
     source = _open(directory)
     c: Any = source.model.config
-    sizes = {side: getattr(c, f"{side}_vocab_size", getattr(c, "vocab_size", 0)) for side in ("source", "target")}
-    tokens = {
-        side: _token_names(source.tokenizers.get(side) or source.tokenizers["joint"], size)
-        for side, size in sizes.items()
-    }
-    exported = export_ctranslate2(
-        source.model, output, source_tokens=tokens["source"], target_tokens=tokens["target"], quantization=quantization
-    )
+    tokens: dict[str, Any] = {}
+    for side in ("source", "target"):
+        tokenizer = source.tokenizers.get(side) or source.tokenizers["joint"]
+        size = getattr(c, f"{side}_vocab_size", getattr(c, "vocab_size", 0))
+        known = min(size, tokenizer.vocab_size)  # a model may have more ids than its tokenizer
+        unused = (f"<unused{index}>" for index in range(known, size))
+        tokens[f"{side}_tokens"] = [*tokenizer.tokens(range(known)), *unused]
+    exported = export_ctranslate2(source.model, output, quantization=quantization, **tokens)
     source.write_tokenizers(source.model, output)
     return (
         f"in {quantization}; the log-probabilities of CTranslate2 differ from those of the model by "
         f"{exported.difference:.0e} on average"
     )
-
-
-def _token_names(tokenizer: BaseTokenizer, size: int) -> list[str]:
-    """Return the text of each token; a model may have more ids than its tokenizer."""
-    count = min(size, tokenizer.vocab_size)
-    return [*tokenizer.tokens(range(count)), *(f"<unused{index}>" for index in range(count, size))]
 
 
 FORMATS: dict[str, Callable[..., str]] = {

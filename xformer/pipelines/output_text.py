@@ -343,20 +343,13 @@ def hooks(
         logits_processors, stopping_criteria = [*logits_processors, record], [*stopping_criteria, record.observe]
         for text in texts:
             text.record = record
-    if any(text.is_observed for text in texts):
-        stopping_criteria = [*stopping_criteria, _observer(texts, config)]
-    return {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
-
-
-def _observer(texts: Sequence[GeneratedText], config: GenerationConfig) -> StoppingCriteria:
     by_stream = {text.stream: text for text in texts}
     is_single = config.method != "beam" and config.num_return_sequences == 1
+    observe = GeneratedText.observe if is_single else GeneratedText.has_stop_string
 
-    def observe(tokens: Any, lengths: Any, rows: Rows) -> list[bool]:
-        observed = [by_stream[stream] for stream in rows.indices.tolist()]
-        return [
-            text.observe(rows, row) if is_single else text.has_stop_string(rows, row)
-            for row, text in enumerate(observed)
-        ]
+    def criterion(tokens: Any, lengths: Any, rows: Rows) -> list[bool]:
+        return [observe(by_stream[stream], rows, row) for row, stream in enumerate(rows.indices.tolist())]
 
-    return observe
+    if any(text.is_observed for text in texts):
+        stopping_criteria = [*stopping_criteria, criterion]
+    return {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}

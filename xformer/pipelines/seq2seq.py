@@ -152,10 +152,8 @@ class TextToText(GenerationPipeline):
         check_count("max_source_length", max_source_length)
         encoded, _ = self.truncate(self.token_ids(texts))
         check_source_lengths(encoded, max_source_length)
-        results: list[list[Output]] = [[] for _ in encoded]
-        for index, outputs in itertools.chain.from_iterable(self.batches_of_ids(encoded, config, **options)):
-            results[index] = outputs
-        return results
+        found = dict(itertools.chain.from_iterable(self.batches_of_ids(encoded, config, **options)))
+        return [found.get(row, []) for row in range(len(encoded))]
 
     def batches_of_ids(
         self,

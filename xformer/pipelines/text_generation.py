@@ -31,6 +31,9 @@ from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
 # Defaults of nanoGPT's sampling script.
 DEFAULT_MAX_NEW_TOKENS = 500
 DEFAULT_SAMPLING = GenerationConfig(temperature=0.8, top_k=200)
+_OF_SOURCES = (
+    "coverage_penalty", "length_penalty", "length_tolerance", "max_length_ratio", "min_length_ratio", "min_new_tokens"
+)  # fmt: skip
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, its token ids, or the messages of a chat: `[{"role": "user", "content": "Hello"}]`."""
@@ -63,16 +66,7 @@ class TextGenerator(GenerationPipeline):
     task = "language_modeling"
     model_classes = (LanguageModel,)
     attention_kinds = ("decoder",)
-    unsupported_fields = frozenset(
-        {
-            "length_penalty",
-            "coverage_penalty",
-            "min_new_tokens",
-            "min_length_ratio",
-            "max_length_ratio",
-            "length_tolerance",
-        }
-    )
+    unsupported_fields = frozenset(_OF_SOURCES)
     """Fields of `GenerationConfig` that require a source text, or a model that emits eos."""
 
     def __init__(
@@ -283,6 +277,8 @@ class TextGenerator(GenerationPipeline):
         hooked: tuple[int | None, Sequence[LogitsProcessor], Sequence[StoppingCriteria]],
         **options: Any,
     ) -> Task[list[list[Output]]]:
+        special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
+        suppressed = (*special, *config.suppress_tokens)
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
             for text in texts:
@@ -292,10 +288,11 @@ class TextGenerator(GenerationPipeline):
                 break
             searches: list[list[Search]] = []
             for limit, group in groups.items():
+                limits: Any = {"max_new_tokens": limit, "min_new_tokens": min(config.min_new_tokens, limit)}
                 batch = GenerationBatch(
                     self.model,
                     [text.context for text in group],
-                    self._within(config, limit),
+                    dataclasses.replace(config, suppress_tokens=suppressed, **limits),
                     rng=Rng(seed).fold_in("chunk", number),
                     indices=[text.stream for text in group],
                     sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
@@ -375,9 +372,8 @@ class TextGenerator(GenerationPipeline):
         if config is None:
             config = dataclasses.replace(self.defaults or DEFAULT_SAMPLING, max_new_tokens=None)
         config = GenerationConfig.resolve(config, overrides)
-        default = GenerationConfig()
-        for name in sorted(self.unsupported_fields if self.defaults is None else ()):
-            if getattr(config, name) != getattr(default, name):
+        for name in sorted(self.unsupported_fields) if self.defaults is None else ():
+            if getattr(config, name) != getattr(GenerationConfig(), name):
                 raise ConfigError(f"{name} does not apply to text generation; omit it")
         return config
 
@@ -413,16 +409,6 @@ class TextGenerator(GenerationPipeline):
             return encode_chat(tokenizer, prompt, tools)  # type: ignore[arg-type]
         start = (self.model.config.bos_id, self.model.config.eos_id)
         return tokenizer.encode_prompt(prompt, f"prompt {number}") or [each for each in start if each is not None][:1]
-
-    def _within(self, config: GenerationConfig, limit: int) -> GenerationConfig:
-        """Return the settings of `generate` for at most `limit` new tokens."""
-        special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
-        return dataclasses.replace(
-            config,
-            max_new_tokens=limit,
-            min_new_tokens=min(config.min_new_tokens, limit),
-            suppress_tokens=(*special, *config.suppress_tokens),
-        )
 
     def _limit(self, ids: Sequence[int], config: GenerationConfig, number: int) -> int:
         """Return the maximum of new tokens for a prompt; raise ConfigError if they do not fit into the context."""

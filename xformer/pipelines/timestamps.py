@@ -127,16 +127,11 @@ def align(weights: Any, start: int, end: int | None = None) -> Any:
     x = x / np.maximum(x.sum(axis=2, keepdims=True), 1e-300)
     deviation = x.std(axis=1, keepdims=True)
     x = (x - x.mean(axis=1, keepdims=True)) / np.where(deviation > 0.0, deviation, 1.0)
-    return _warp(-np.mean([_median_filter(head) for head in x[:, start:end]], axis=0))
-
-
-def _median_filter(x: Any) -> Any:
-    """Replace each value (tokens, positions) by the median of its neighborhood."""
-    half = _MEDIAN_WIDTH // 2
-    if x.shape[1] <= half:
-        return x
-    padded = np.pad(x, ((0, 0), (half, half)), mode="reflect")
-    return np.sort(np.lib.stride_tricks.sliding_window_view(padded, _MEDIAN_WIDTH, axis=1), axis=-1)[..., half]
+    x, half = x[:, start:end], _MEDIAN_WIDTH // 2
+    if x.shape[2] > half:
+        padded = np.pad(x, ((0, 0), (0, 0), (half, half)), mode="reflect")
+        x = np.sort(np.lib.stride_tricks.sliding_window_view(padded, _MEDIAN_WIDTH, axis=2), axis=-1)[..., half]
+    return _warp(-np.mean(x, axis=0))
 
 
 def _warp(costs: Any) -> Any:

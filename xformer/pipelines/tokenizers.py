@@ -51,23 +51,18 @@ class Tokenizers:
         Sources are `documents` of a language: their sentences are separated by `<sep>`. The other arguments and the
         errors are those of `Tokenizer.train`.
         """
-        if joint:
-            both = Tokenizer.train(
-                itertools.chain(corpus.source, corpus.target), vocab_size, separator=documents, **settings
-            )
-            return cls(both, both, language)
-        source = Tokenizer.train(corpus.source, vocab_size, separator=documents, **settings)
-        return cls(source, Tokenizer.train(corpus.target, vocab_size, **settings), language)
+        texts = itertools.chain(corpus.source, corpus.target) if joint else corpus.source
+        source = Tokenizer.train(texts, vocab_size, separator=documents, **settings)
+        return cls(source, source if joint else Tokenizer.train(corpus.target, vocab_size, **settings), language)
 
     @classmethod
     def load(cls, run: RunDirectory) -> Tokenizers:
         """Load the tokenizers of a run; raise CheckpointError if one is missing, damaged or from another run."""
         config = run.read_config()
         language = config.get("recipe", {}).get("tokenizer", {}).get("language", "en")
-        if run.tokenizer("joint").name in config.get("tokenizers", {}):
-            joint = run.load_tokenizer("joint")
-            return cls(joint, joint, language)
-        return cls(run.load_tokenizer("source"), run.load_tokenizer("target"), language)
+        is_joint = run.tokenizer("joint").name in config.get("tokenizers", {})
+        source = run.load_tokenizer("joint" if is_joint else "source")
+        return cls(source, source if is_joint else run.load_tokenizer("target"), language)
 
     @classmethod
     def from_pretrained(
@@ -79,7 +74,10 @@ class Tokenizers:
             CheckpointError: If a file is missing or damaged.
             ConfigError: If the tokenizer has no such language.
         """
-        instruction = _instruction(directory, task, source_language, target_language)
+        tasks = read_json(directory / "config.json", "configuration").get("task_specific_params") or {}
+        name = task if source_language is None else f"{task}_{source_language}_to_{target_language}"
+        parameters = tasks.get(name) if isinstance(tasks, dict) else None
+        instruction = str(parameters.get("prefix") or "") if isinstance(parameters, dict) else ""
         if instruction:  # T5 names the languages in it
             source_language = target_language = None
         source = load_tokenizer(directory, source_language, target_language)
@@ -120,11 +118,3 @@ class Tokenizers:
         while num_special < min(len(ids), limit) and ids[-1 - num_special] in self.source.special_ids:
             num_special += 1
         return ids if len(ids) <= limit else [*ids[: limit - num_special], *ids[len(ids) - num_special :]]
-
-
-def _instruction(directory: Path, task: str, source_language: str | None, target_language: str | None) -> str:
-    """Return the text that config.json puts before the sources of a task (T5), or an empty text."""
-    tasks = read_json(directory / "config.json", "configuration").get("task_specific_params") or {}
-    name = task if source_language is None else f"{task}_{source_language}_to_{target_language}"
-    parameters = tasks.get(name) if isinstance(tasks, dict) else None
-    return str(parameters.get("prefix") or "") if isinstance(parameters, dict) else ""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from xformer.pipelines.timestamps import (
 )
 from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.random import Rng
-from xformer.tokenizers import PretrainedTokenizer
+from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
 from xformer.tracing.activations import record
 
 TASKS, TIMESTAMPS = ("transcribe", "translate"), ("segments", "words")
@@ -87,22 +88,26 @@ class Transcriber(Pipeline):
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer = model, tokenizer
         self.alignment_heads = _check_heads(alignment_heads, model.config)
-        self.max_initial_timestamp = _check_seconds("max_initial_timestamp", max_initial_timestamp)
+        if not _is_number(max_initial_timestamp) or not 0.0 <= float(max_initial_timestamp) < math.inf:
+            received = f"max_initial_timestamp is {max_initial_timestamp!r:.80}"
+            raise ConfigError(f"{received}; expected a finite number of at least 0")
+        self.max_initial_timestamp = float(max_initial_timestamp)
         self.defaults = GenerationConfig() if defaults is None else defaults
         self.multilingual = model.vocab_size > _ENGLISH_VOCABULARY if multilingual is None else multilingual
 
     @classmethod
-    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
+    def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
         path = directory / GENERATION_FILE
         values = read_json(path, "generation settings") if path.exists() else {}
-        settings = {
-            "defaults": read_generation(directory, encoder_decoder=True).config(config),
-            "multilingual": values.get("is_multilingual"),
-            "alignment_heads": values.get("alignment_heads"),
-        }
-        if type(index := values.get("max_initial_timestamp_index")) is int:
-            settings["max_initial_timestamp"] = index * _POSITION_LENGTH / SAMPLE_RATE
-        return settings
+        index = values.get("max_initial_timestamp_index")
+        return cls(
+            model,
+            load_tokenizer(directory),
+            defaults=read_generation(directory, encoder_decoder=True).config(model.config),
+            multilingual=values.get("is_multilingual"),
+            alignment_heads=values.get("alignment_heads"),
+            max_initial_timestamp=index * _POSITION_LENGTH / SAMPLE_RATE if type(index) is int else 1.0,
+        )
 
     @property
     def languages(self) -> list[str]:
@@ -164,26 +169,43 @@ class Transcriber(Pipeline):
         """
         check_count("batch_size", batch_size)
         config = GenerationConfig.resolve(self.defaults if config is None else config, overrides)
-        configs = [config] if temperature is None else _with_temperatures(config, temperature)
-        thresholds = _Thresholds(compression_ratio_threshold, logprob_threshold, no_speech_threshold).checked()
+        if temperature is None:
+            configs = [config]
+        else:
+            temperatures = list(temperature) if isinstance(temperature, list | tuple) else [temperature]
+            if not temperatures:
+                raise ConfigError(f"temperature is {temperature!r}; expected at least one number")
+            configs = [GenerationConfig.resolve(config, {"temperature": each}) for each in temperatures]
+        thresholds = {
+            "compression_ratio_threshold": compression_ratio_threshold,
+            "logprob_threshold": logprob_threshold,
+            "no_speech_threshold": no_speech_threshold,
+        }
+        for name, value in thresholds.items():
+            if value is not None and (not _is_number(value) or math.isnan(value)):
+                raise ConfigError(f"{name} is {value!r:.80}; expected a number or None")
         sources = list(audio) if isinstance(audio, list | tuple) else [audio]
         self._check_task(language, task)
         if timestamps not in (None, *TIMESTAMPS):
             raise ConfigError(f"timestamps is {timestamps!r}; expected 'segments', 'words' or None")
         signals = [_read(each, sample_rate) for each in sources]
-        languages = [language or self._detected(signal) or "en" for signal in signals]
+        languages = [language or self._detected(signal) for signal in signals]
+        has_spaces = [code not in WITHOUT_SPACES or task == "translate" for code in languages]
+        run = functools.partial(self._decode, settings=_Settings(configs, timestamps, seed, **thresholds))
         length = self.window_length
         windows: list[_Window] = []
-        for index, (signal, code) in enumerate(zip(signals, languages, strict=True)):
+        for index, signal in enumerate(signals):
             parts = split_at_pauses(signal, length) if timestamps is None else [signal[:length]]
-            prefix, has_spaces = self._prefix(code, task), code not in WITHOUT_SPACES or task == "translate"
+            prefix = self._prefix(languages[index], task)
             for start, samples in zip(itertools.accumulate(map(len, parts), initial=0), parts, strict=False):
-                windows.append(_Window(index, len(windows), start, samples, prefix, has_spaces))
+                windows.append(_Window(index, len(windows), start, samples, prefix, has_spaces[index]))
         segments: list[list[Segment]] = [[] for _ in signals]
         done, total = 0, sum(map(len, signals))
         while windows:
             following = []
-            for window, found, end in self._decode(windows, configs, thresholds, timestamps, batch_size, seed):
+            batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
+            results = itertools.chain.from_iterable(self._run_batches(run, batches))
+            for window, (found, end) in zip(windows, results, strict=True):
                 segments[window.audio] += found
                 done += end - window.start
                 if progress is not None:
@@ -194,21 +216,23 @@ class Transcriber(Pipeline):
             windows = following
         if progress is not None and done < total:  # a rest that is shorter than a position is not read
             progress(total / SAMPLE_RATE, total / SAMPLE_RATE)
-        results: list[Any] = []
-        for code, found in zip(languages, segments, strict=True):
-            space = "" if code in WITHOUT_SPACES and task == "transcribe" else " "
-            text = space.join(segment.text for segment in found)
-            results.append(text if timestamps is None else Transcription(text, code, tuple(found)))
-        return results if isinstance(audio, list | tuple) else results[0]
+        texts = [
+            (" " if spaced else "").join(segment.text for segment in found)
+            for spaced, found in zip(has_spaces, segments, strict=True)
+        ]
+        outputs: list[Any] = texts
+        if timestamps is not None:
+            outputs = [Transcription(*each) for each in zip(texts, languages, map(tuple, segments), strict=True)]
+        return outputs if isinstance(audio, list | tuple) else outputs[0]
 
     def detect_language(self, audio: AudioSource, *, sample_rate: int = SAMPLE_RATE) -> str:
         """Return the code of the language that is spoken in the first 30 seconds; arguments are those of a call."""
-        return self._detected(_read(audio, sample_rate)) or "en"
+        return self._detected(_read(audio, sample_rate))
 
-    def _detected(self, signal: Any) -> str | None:
-        """Return the language that most probably follows the start token; None for an English-only model."""
+    def _detected(self, signal: Any) -> str:
+        """Return the language that most probably follows the start token."""
         if not self.multilingual:
-            return None
+            return "en"
         logits = self._start_logits(self._features(signal[: self.window_length]))
         return max(self._language_ids, key=lambda code: logits[self._language_ids[code]])
 
@@ -224,65 +248,47 @@ class Transcriber(Pipeline):
 
     # --- Windows ------------------------------------------------------------------------------------------------------
 
-    def _decode(
-        self,
-        windows: list[_Window],
-        configs: list[GenerationConfig],
-        thresholds: _Thresholds,
-        timestamps: str | None,
-        batch_size: int,
-        seed: int,
-    ) -> Iterator[tuple[_Window, list[Segment], int]]:
-        """Yield each window with its segments, and the sample at which the next window begins."""
+    def _decode(self, batch: list[_Window], settings: _Settings) -> list[tuple[list[Segment], int]]:
+        """Return the segments of each window, and the sample at which the next window begins."""
         latest = self.max_initial_timestamp * SAMPLE_RATE / _POSITION_LENGTH
         latest = min(latest, self.model.config.max_source_positions)
         rules = TimestampRules(self._first_timestamp, self.model.config.eos_id, round(latest))
-
-        def run(batch: list[_Window]) -> list[tuple[list[Segment], int]]:
-            features = [self._features(window.samples) for window in batch]
-            prefixes = [window.prefix if timestamps is None else window.prefix[:-1] for window in batch]
-            outputs: list[Any] = [None] * len(batch)
-            waiting = list(range(len(batch)))
-            for attempt, config in enumerate(configs):
-                found = generate(
-                    self.model,
-                    np.stack([features[i] for i in waiting]),
-                    config,
-                    prefix=[prefixes[i] for i in waiting],
-                    logits_processors=[] if timestamps is None else [rules],
-                    rng=Rng(seed).fold_in("temperature", attempt) if attempt else Rng(seed),
-                    indices=[batch[i].number for i in waiting],
-                )
-                for i, (output, *_) in zip(waiting, found, strict=True):
-                    outputs[i] = output._replace(tokens=output.tokens[len(prefixes[i]) :])
-                if attempt + 1 < len(configs):
-                    waiting = [i for i in waiting if self._fails(features[i], outputs[i], thresholds)]
-                if not waiting:
-                    break
-            return [
-                self._segments(window, x, output, thresholds, timestamps)
-                for window, x, output in zip(batch, features, outputs, strict=True)
-            ]
-
-        batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
-        for batch, results in zip(batches, self._run_batches(run, batches), strict=True):
-            for window, result in zip(batch, results, strict=True):
-                yield window, *result
+        features = [self._features(window.samples) for window in batch]
+        prefixes = [window.prefix if settings.timestamps is None else window.prefix[:-1] for window in batch]
+        outputs: list[Any] = [None] * len(batch)
+        waiting = list(range(len(batch)))
+        for attempt, config in enumerate(settings.configs):
+            found = generate(
+                self.model,
+                np.stack([features[i] for i in waiting]),
+                config,
+                prefix=[prefixes[i] for i in waiting],
+                logits_processors=[] if settings.timestamps is None else [rules],
+                rng=Rng(settings.seed).fold_in("temperature", attempt) if attempt else Rng(settings.seed),
+                indices=[batch[i].number for i in waiting],
+            )
+            for i, (output, *_) in zip(waiting, found, strict=True):
+                outputs[i] = output._replace(tokens=output.tokens[len(prefixes[i]) :])
+            if attempt + 1 < len(settings.configs):
+                waiting = [i for i in waiting if self._fails(features[i], outputs[i], settings)]
+            if not waiting:
+                break
+        return [self._segments(*each, settings) for each in zip(batch, features, outputs, strict=True)]
 
     def _segments(
-        self, window: _Window, features: Any, output: Hypothesis, thresholds: _Thresholds, timestamps: str | None
+        self, window: _Window, features: Any, output: Hypothesis, settings: _Settings
     ) -> tuple[list[Segment], int]:
         """Return the segments of a window, and the sample at which the next window begins."""
         end, tokens = window.start + len(window.samples), output.tokens
-        if self._is_without_speech(features, output, thresholds):
+        if self._is_without_speech(features, output, settings):
             return [], end
-        if timestamps is None:
+        if settings.timestamps is None:
             text = self._text(tokens)
             return [Segment(text, window.start / SAMPLE_RATE, end / SAMPLE_RATE)] if text else [], end
         num_positions = max(1, len(window.samples) // _POSITION_LENGTH)
         parts, next_position = split_segments(tokens, self._first_timestamp, self.model.config.eos_id, num_positions)
         words: list[list[Word]] = [[] for _ in parts]
-        if timestamps == "words":
+        if settings.timestamps == "words":
             words = self._words(window, features, parts, num_positions)
 
         def seconds(position: float) -> float:
@@ -326,27 +332,25 @@ class Transcriber(Pipeline):
         words = shorten_pauses(words)
         return [merge_punctuation(words[first:last]) for first, last in itertools.pairwise([0, *ends])]
 
-    def _is_without_speech(self, features: Any, output: Hypothesis, thresholds: _Thresholds) -> bool:
+    def _is_without_speech(self, features: Any, output: Hypothesis, settings: _Settings) -> bool:
         """Return whether nobody speaks in a window with an output, whose tokens have no prefix."""
         if features.min() == features.max():  # digital silence
             return True
         token = next(filter(None, map(self.tokenizer.token_to_id, _NO_SPEECH)), None)
-        is_probable = thresholds.logprob is not None and _mean_log_probability(output) >= thresholds.logprob
-        if token is None or thresholds.no_speech is None or is_probable:
+        threshold, least = settings.no_speech_threshold, settings.logprob_threshold
+        if token is None or threshold is None or (least is not None and _mean_log_probability(output) >= least):
             return False
         logits = np.asarray(self._start_logits(features), np.float64)
         weights = np.exp(logits - logits.max())
-        return bool(weights[token] > thresholds.no_speech * weights.sum())
+        return bool(weights[token] > threshold * weights.sum())
 
-    def _fails(self, features: Any, output: Hypothesis, thresholds: _Thresholds) -> bool:
+    def _fails(self, features: Any, output: Hypothesis, settings: _Settings) -> bool:
         """Return whether a window with speech needs another output than this one, whose tokens have no prefix."""
         tokens = [*output.tokens, *([self.model.config.eos_id] if output.finished else [])]
-        repeats = (
-            thresholds.compression_ratio is not None
-            and _compression_ratio(tokens, self.model.vocab_size) > thresholds.compression_ratio
-        )
-        is_improbable = thresholds.logprob is not None and _mean_log_probability(output) < thresholds.logprob
-        return (repeats or is_improbable) and not self._is_without_speech(features, output, thresholds)
+        largest, least = settings.compression_ratio_threshold, settings.logprob_threshold
+        repeats = largest is not None and _compression_ratio(tokens, self.model.vocab_size) > largest
+        is_improbable = least is not None and _mean_log_probability(output) < least
+        return (repeats or is_improbable) and not self._is_without_speech(features, output, settings)
 
     # --- Tokens -------------------------------------------------------------------------------------------------------
 
@@ -403,27 +407,19 @@ class _Window(NamedTuple):
     has_spaces: bool
 
 
-class _Thresholds(NamedTuple):
-    """Thresholds of `Transcriber.__call__`; None for none."""
+class _Settings(NamedTuple):
+    """Settings of a call: one of generation for each attempt, and the arguments of those names."""
 
-    compression_ratio: float | None
-    logprob: float | None
-    no_speech: float | None
-
-    def checked(self) -> _Thresholds:
-        """Return the thresholds; raise ConfigError unless they are numbers or None."""
-        for name, value in self._asdict().items():
-            if value is not None and (not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value)):
-                raise ConfigError(f"{name}_threshold is {value!r:.80}; expected a number or None")
-        return self
+    configs: list[GenerationConfig]
+    timestamps: str | None
+    seed: int
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
 
 
-def _with_temperatures(config: GenerationConfig, temperature: Any) -> list[GenerationConfig]:
-    """Return the settings for each temperature."""
-    temperatures = list(temperature) if isinstance(temperature, list | tuple) else [temperature]
-    if not temperatures:
-        raise ConfigError(f"temperature is {temperature!r}; expected at least one number")
-    return [GenerationConfig.resolve(config, {"temperature": each}) for each in temperatures]
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _mean_log_probability(output: Hypothesis) -> float:
@@ -453,13 +449,6 @@ def _check_heads(heads: Any, config: SpeechTransformerConfig) -> list[tuple[int,
             f"0 to {count - 1}"
         )
     return pairs
-
-
-def _check_seconds(name: str, value: Any) -> float:
-    """Return a time; raise ConfigError unless it is a finite number of at least 0."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0.0 <= float(value) < math.inf:
-        raise ConfigError(f"{name} is {value!r:.80}; expected a finite number of at least 0")
-    return float(value)
 
 
 def _read(audio: AudioSource, sample_rate: int) -> Any:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 from xformer.config import check_count
@@ -50,10 +49,8 @@ class WorkerProcesses(Executor):
         for process in [*self._processes]:
             process.kill()
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown(wait=error is None, cancel_futures=error is not None)
+    def __exit__(self, error_type: Any, *error: Any) -> None:
+        self.shutdown(wait=error_type is None, cancel_futures=error_type is not None)
 
     def _run(self, task: Callable[[], Any]) -> Any:
         """Run a task in the process of this thread."""

@@ -124,16 +124,10 @@ def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: boo
     for hypothesis, *row in zip(hypotheses, *streams, strict=True):
         scored = [scorer.score(reference, hypothesis) for reference in row]
         items.append({rouge_type: max(score[rouge_type].fmeasure for score in scored) for rouge_type in _ROUGE_TYPES})
-    signature = "|".join(
-        (
-            f"nrefs:{len(streams)}{'' if len(streams) == 1 else '.best'}",
-            "case:lc",
-            "tok:a-z0-9",
-            f"stem:{'porter' if use_stemmer else 'no'}",
-            "f:1",
-            "mean:items",
-            f"version:rouge-score.{require('importlib.metadata').version('rouge-score')}",
-        )
+    best, stem = "" if len(streams) == 1 else ".best", "porter" if use_stemmer else "no"
+    version = require("importlib.metadata").version("rouge-score")
+    signature = (
+        f"nrefs:{len(streams)}{best}|case:lc|tok:a-z0-9|stem:{stem}|f:1|mean:items|version:rouge-score.{version}"
     )
     return [
         Score(name, 100.0 * statistics.fmean(item[rouge_type] for item in items), signature)
