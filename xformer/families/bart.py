@@ -10,7 +10,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.layouts import Layout, affine, attention, linear, same, single_row, skip_rows, transposed
 from xformer.families.values import (
     read_activation,
@@ -18,6 +18,7 @@ from xformer.families.values import (
     read_fields,
     read_tied,
     write_activation,
+    write_decoder_ids,
     write_fields,
 )
 from xformer.models import Transformer, TransformerConfig
@@ -75,9 +76,7 @@ def write_shared(config: TransformerConfig) -> dict[str, Any]:
         "decoder_ffn_dim": config.d_ff,
         "activation_function": write_activation(config),
         "tie_word_embeddings": config.tie_output,
-        "pad_token_id": config.pad_id,
-        "eos_token_id": config.eos_id,
-        "decoder_start_token_id": config.bos_id,
+        **write_decoder_ids(config),
     }
 
 
@@ -188,19 +187,17 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
     }
 
 
-register(
-    Family(
-        model_types=tuple(_FIELDS),
-        model=Transformer,
-        read_config=_read_config,
-        write_config=_write_config,
-        prefix="model.",
-        tied={
-            "model.encoder.embed_tokens.weight": "model.shared.weight",
-            "model.decoder.embed_tokens.weight": "model.shared.weight",
-            "lm_head.weight": "model.shared.weight",
-        },
-        ignored=("*.embed_positions.weight", "*.version"),  # learned positions have an entry in the table
-        tensors=_tensors,
-    )
-)
+Family(
+    model_types=tuple(_FIELDS),
+    model=Transformer,
+    read_config=_read_config,
+    write_config=_write_config,
+    prefix="model.",
+    tied={
+        "model.encoder.embed_tokens.weight": "model.shared.weight",
+        "model.decoder.embed_tokens.weight": "model.shared.weight",
+        "lm_head.weight": "model.shared.weight",
+    },
+    ignored=("*.embed_positions.weight", "*.version"),  # learned positions have an entry in the table
+    tensors=_tensors,
+).register()

@@ -13,7 +13,7 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.layouts import Layout, affine, attention, feed_forward, linear, same, skip_rows
 from xformer.families.values import (
     SIZES,
@@ -140,19 +140,17 @@ def register_encoder(
         }
 
     prefix = next(iter(tied.values())).split(".")[0]
-    return register(
-        Family(
-            model_types=(model_type,),
-            model=Encoder,
-            read_config=read_config,
-            write_config=write_config,
-            prefix=f"{prefix}.",
-            tied=tied,
-            ignored=("*.position_ids", *ignored),
-            renamed=renamed,
-            tensors=tensors,
-        )
-    )
+    return Family(
+        model_types=(model_type,),
+        model=Encoder,
+        read_config=read_config,
+        write_config=write_config,
+        prefix=f"{prefix}.",
+        tied=tied,
+        ignored=("*.position_ids", *ignored),
+        renamed=renamed,
+        tensors=tensors,
+    ).register()
 
 
 _OURS = "layers.{i}."

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.layouts import (
     Layout,
     affine,
@@ -21,18 +20,24 @@ from xformer.families.layouts import (
     without_row_axis,
 )
 from xformer.families.values import SIZES, read_activation, read_fields, write_activation, write_fields
-from xformer.families.vit import DEFAULTS, FIELDS, read_side
+from xformer.families.vit import FIELDS, read_image_fields, write_image_fields
 from xformer.models import EncoderConfig, ImageEncoderConfig, ImageTextEncoder, ImageTextEncoderConfig
 
 _TEXT_FIELDS = {**SIZES, "norm_epsilon": "layer_norm_eps"}
 _IMAGE_FIELDS = {field: key for field, key in FIELDS.items() if field != "attention_bias"}
 # Defaults of transformers: config.json of old checkpoints has only the values that differ.
-_CLIP: dict[str, Any] = {"activation": "quick_gelu", "epsilon": 1e-5}
-_SIGLIP: dict[str, Any] = {"activation": "gelu_pytorch_tanh", "epsilon": 1e-6}
+_CLIP: dict[str, Any] = {"activation": "quick_gelu", "norm_epsilon": 1e-5}
+_SIGLIP: dict[str, Any] = {"activation": "gelu_pytorch_tanh", "norm_epsilon": 1e-6}
 _CLIP_TEXT = {"num_layers": 12, "d_model": 512, "num_heads": 8, "d_ff": 2048, "vocab_size": 49408, "max_positions": 77}
 _SIGLIP_TEXT = {**_CLIP_TEXT, "d_model": 768, "num_heads": 12, "d_ff": 3072, "vocab_size": 32000, "max_positions": 64}
-_FIXED: dict[str, Any] = {"positions": "learned", "dropout": 0.0}
-_TEXT: dict[str, Any] = {**_FIXED, "scale_embeddings": False, "pooler": "identity", "pooling": "last", "pad_id": None}
+_TEXT: dict[str, Any] = {
+    "positions": "learned",
+    "dropout": 0.0,
+    "scale_embeddings": False,
+    "pooler": "identity",
+    "pooling": "last",
+    "pad_id": None,
+}
 _OLD_EOS = 2  # in files from before transformers 4.31, it stands for the highest id of a text
 
 
@@ -41,11 +46,13 @@ def read_clip_config(reader: ConfigReader) -> ImageTextEncoderConfig:
     reader.skip("logit_scale_init_value")
     text, image = _section(reader, "text_config"), _section(reader, "vision_config")
     head = {"projection_dim": reader.count("projection_dim", default=512), "head_bias": False}
-    text_fields = {**_TEXT, **head, "causal": True, **_read(text, _TEXT_FIELDS, _CLIP_TEXT, **_CLIP)}
+    text_fields = {**_TEXT, **head, "causal": True, **_read_text(text, _CLIP_TEXT, **_CLIP)}
     eos_id = text.count("eos_token_id", default=49407)
     text_fields["eos_id"] = text_fields["vocab_size"] - 1 if eos_id == _OLD_EOS else eos_id
-    image_fields = {**_FIXED, **head, "pooler": "identity", "patch_bias": False, "embedding_norm": True}
-    image_fields |= _read(image, _IMAGE_FIELDS, DEFAULTS, **_CLIP, patch_size=32)
+    image_fields: dict[str, Any] = {**head, "pooler": "identity", "patch_bias": False, "embedding_norm": True}
+    image_fields |= read_image_fields(image, _IMAGE_FIELDS, patch_size=32, **_CLIP)
+    text.finish()
+    image.finish()
     return ImageTextEncoderConfig(text=EncoderConfig(**text_fields), image=ImageEncoderConfig(**image_fields))
 
 
@@ -53,10 +60,12 @@ def read_siglip_config(reader: ConfigReader) -> ImageTextEncoderConfig:
     """Translate the config.json of SigLIP."""
     text, image = _section(reader, "text_config"), _section(reader, "vision_config")
     image.require("vision_use_head", True)
-    text_fields = {**_TEXT, "eos_id": None, **_read(text, _TEXT_FIELDS, _SIGLIP_TEXT, **_SIGLIP)}
+    text_fields = {**_TEXT, "eos_id": None, **_read_text(text, _SIGLIP_TEXT, **_SIGLIP)}
     text_fields["projection_dim"] = text.count("projection_size", default=text_fields["d_model"])
-    image_fields = {**_FIXED, "pooler": "attention", "class_token": False}
-    image_fields |= _read(image, _IMAGE_FIELDS, DEFAULTS, **_SIGLIP, patch_size=16)
+    image_fields: dict[str, Any] = {"pooler": "attention", "class_token": False}
+    image_fields |= read_image_fields(image, _IMAGE_FIELDS, patch_size=16, **_SIGLIP)
+    text.finish()
+    image.finish()
     text_config, image_config = EncoderConfig(**text_fields), ImageEncoderConfig(**image_fields)
     return ImageTextEncoderConfig(text=text_config, image=image_config, sigmoid=True)
 
@@ -70,26 +79,12 @@ def _section(reader: ConfigReader, key: str) -> ConfigReader:
     return section
 
 
-def _read(
-    section: ConfigReader,
-    keys: Mapping[str, str],
-    defaults: dict[str, Any],
-    *,
-    activation: str,
-    epsilon: float,
-    patch_size: int | None = None,
+def _read_text(
+    section: ConfigReader, defaults: dict[str, Any], *, activation: str, norm_epsilon: float
 ) -> dict[str, Any]:
-    """Return the sizes and the activation of one encoder; that of images has a default patch_size.
-
-    Raises CheckpointError for unknown keys.
-    """
-    fields = read_fields(section, keys, **defaults, norm_epsilon=epsilon)
-    if patch_size is not None:
-        fields["image_size"] = read_side(section, "image_size", default=224)
-        fields["patch_size"] = read_side(section, "patch_size", default=patch_size)
-    fields["activation"] = read_activation(section, "hidden_act", default=activation)
-    section.finish()
-    return fields
+    """Return the sizes and the activation of the encoder of texts."""
+    fields = read_fields(section, _TEXT_FIELDS, **defaults, norm_epsilon=norm_epsilon)
+    return {**fields, "activation": read_activation(section, "hidden_act", default=activation)}
 
 
 def write_config(config: ImageTextEncoderConfig) -> dict[str, Any]:
@@ -97,8 +92,7 @@ def write_config(config: ImageTextEncoderConfig) -> dict[str, Any]:
     text, image = config.text, config.image
     name, model_type = ("Siglip", "siglip") if config.sigmoid else ("CLIP", "clip")
     text_values = {**write_fields(text, _TEXT_FIELDS), "hidden_act": write_activation(text)}
-    image_values = {**write_fields(image, _IMAGE_FIELDS), "hidden_act": write_activation(image)}
-    image_values |= {"image_size": image.image_size, "patch_size": image.patch_size}
+    image_values = write_image_fields(image, _IMAGE_FIELDS)
     values: dict[str, Any] = {"architectures": [f"{name}Model"], "model_type": model_type}
     if config.sigmoid:
         text_values["projection_size"] = text.pooled_features
@@ -133,41 +127,37 @@ _SHARED = {
 }
 _HEAD, _POOLER = "vision_model.head.", "image.pooler."
 _PROJECTIONS = [f"{_POOLER}attention.{part}" for part in ("query", "key", "value")]
-register(
-    Family(
-        model_types=("clip",),
-        model=ImageTextEncoder,
-        read_config=read_clip_config,
-        write_config=write_config,
-        ignored=("*.position_ids",),
-        tensors={
-            **_SHARED,
-            "vision_model.embeddings.class_embedding": without_row_axis("image.embedding.class_token"),
-            **affine("vision_model.pre_layrnorm", "image.input.norm"),
-            "text_projection.weight": transposed("text.pooler.linear.weight"),
-            "visual_projection.weight": transposed("image.pooler.linear.weight"),
-            "logit_scale": without_row_axis("logit_scale"),
-        },
-    )
-)
-register(
-    Family(
-        model_types=("siglip",),
-        model=ImageTextEncoder,
-        read_config=read_siglip_config,
-        write_config=write_config,
-        ignored=("*.position_ids",),
-        tensors={
-            **_SHARED,
-            **linear("text_model.head", "text.pooler.linear"),
-            f"{_HEAD}probe": single_row(f"{_POOLER}query"),
-            f"{_HEAD}attention.in_proj_weight": fused(*(f"{name}.weight" for name in _PROJECTIONS), transpose=True),
-            f"{_HEAD}attention.in_proj_bias": fused(*(f"{name}.bias" for name in _PROJECTIONS)),
-            **linear(f"{_HEAD}attention.out_proj", f"{_POOLER}attention.output"),
-            **affine(f"{_HEAD}layernorm", f"{_POOLER}residual.norm"),
-            **feed_forward(f"{_HEAD}mlp", f"{_POOLER}feed_forward", "fc1 fc2"),
-            "logit_scale": same("logit_scale"),
-            "logit_bias": same("logit_bias"),
-        },
-    )
-)
+Family(
+    model_types=("clip",),
+    model=ImageTextEncoder,
+    read_config=read_clip_config,
+    write_config=write_config,
+    ignored=("*.position_ids",),
+    tensors={
+        **_SHARED,
+        "vision_model.embeddings.class_embedding": without_row_axis("image.embedding.class_token"),
+        **affine("vision_model.pre_layrnorm", "image.input.norm"),
+        "text_projection.weight": transposed("text.pooler.linear.weight"),
+        "visual_projection.weight": transposed("image.pooler.linear.weight"),
+        "logit_scale": without_row_axis("logit_scale"),
+    },
+).register()
+Family(
+    model_types=("siglip",),
+    model=ImageTextEncoder,
+    read_config=read_siglip_config,
+    write_config=write_config,
+    ignored=("*.position_ids",),
+    tensors={
+        **_SHARED,
+        **linear("text_model.head", "text.pooler.linear"),
+        f"{_HEAD}probe": single_row(f"{_POOLER}query"),
+        f"{_HEAD}attention.in_proj_weight": fused(*(f"{name}.weight" for name in _PROJECTIONS), transpose=True),
+        f"{_HEAD}attention.in_proj_bias": fused(*(f"{name}.bias" for name in _PROJECTIONS)),
+        **linear(f"{_HEAD}attention.out_proj", f"{_POOLER}attention.output"),
+        **affine(f"{_HEAD}layernorm", f"{_POOLER}residual.norm"),
+        **feed_forward(f"{_HEAD}mlp", f"{_POOLER}feed_forward", "fc1 fc2"),
+        "logit_scale": same("logit_scale"),
+        "logit_bias": same("logit_bias"),
+    },
+).register()

@@ -24,15 +24,15 @@ sentence_transformers sep_token_id task_specific_params temperature tf_legacy_lo
 top_k top_p torch_dtype torchscript transformers_version transformers.js_config typical_p use_bfloat16 use_cache
 """
 # Keys that may change what a model computes, and whose default is false or 0 in transformers, also in older versions.
-_FALSE = "_flash_attn_2_enabled add_cross_attention is_decoder rope_interleaved tie_encoder_decoder use_mrope"
-_FALSE += (
-    " _remove_final_layer_norm add_bias_logits add_final_layer_norm alibi apply_residual_connection_post_layernorm"
-)
-_FALSE += " do_blenderbot_90_layernorm extra_layer_norm flash_attn force_bos_token_to_be_generated is_composition"
-_FALSE += " is_llama_config new_decoder_architecture normalize_before parallel_residual qk_layernorm replacing_rate"
-_FALSE += " reorder_and_upcast_attn save_step scale_attn_by_inverse_layer_idx shared_input_output_embedding"
-_FALSE += " sinusoidal_pos_embds slow_but_exact static_position_embeddings torch_compile use_flash_attn use_moe use_mup"
-_FALSE += " use_return_dict use_sliding_window use_stable_embedding"
+_FALSE = """
+_flash_attn_2_enabled add_cross_attention is_decoder rope_interleaved tie_encoder_decoder use_mrope
+_remove_final_layer_norm add_bias_logits add_final_layer_norm alibi apply_residual_connection_post_layernorm
+do_blenderbot_90_layernorm extra_layer_norm flash_attn force_bos_token_to_be_generated is_composition is_llama_config
+new_decoder_architecture normalize_before parallel_residual qk_layernorm replacing_rate reorder_and_upcast_attn
+save_step scale_attn_by_inverse_layer_idx shared_input_output_embedding sinusoidal_pos_embds slow_but_exact
+static_position_embeddings torch_compile use_flash_attn use_moe use_mup use_return_dict use_sliding_window
+use_stable_embedding
+"""
 _MAX_COUNT, _MAX_NUMBER = 2**24, 1e30  # far above the values of any model
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.layouts import Layout, affine, attention, feed_forward, same, transposed
 from xformer.families.values import (
     SIZES,
@@ -193,15 +193,13 @@ def register_decoders(
         model_type = next(iter(types)) if type_of is None else type_of(config)
         return types[model_type].write_config(config, model_type)
 
-    return register(
-        Family(
-            model_types=tuple(types),
-            model=LanguageModel,
-            read_config=lambda reader: types[reader.model_type].read_config(reader),
-            write_config=write_config,
-            tensors=tensors,
-            prefix=prefix,
-            tied={"lm_head.weight": "model.embed_tokens.weight"} if tied is None else tied,
-            ignored=ignored,
-        )
-    )
+    return Family(
+        model_types=tuple(types),
+        model=LanguageModel,
+        read_config=lambda reader: types[reader.model_type].read_config(reader),
+        write_config=write_config,
+        tensors=tensors,
+        prefix=prefix,
+        tied={"lm_head.weight": "model.embed_tokens.weight"} if tied is None else tied,
+        ignored=ignored,
+    ).register()

@@ -6,43 +6,30 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.layouts import Layout, affine, attention, fused, linear, same, single_row
-from xformer.families.values import (
-    read_activation,
-    read_fields,
-    read_labels,
-    write_activation,
-    write_fields,
-    write_labels,
-)
-from xformer.families.vit import DEFAULTS, FIELDS, read_side
+from xformer.families.values import read_labels, write_labels
+from xformer.families.vit import FIELDS, read_image_fields, write_image_fields
 from xformer.models import ImageEncoder, ImageEncoderConfig
 
 _FIELDS = {field: key for field, key in FIELDS.items() if field != "d_ff"}
 _MAX_RATIO = 64
-_DEFAULTS = {field: value for field, value in DEFAULTS.items() if field != "d_ff"}
 
 
 def _read_config(reader: ConfigReader) -> ImageEncoderConfig:
     reader.require("is_causal", False)
     reader.skip("layerscale_value", "use_mask_token")  # initialization and training only
     reader.skip("out_features", "out_indices", "stage_names", "apply_layernorm", "reshape_hidden_states")  # backbones
-    fields = read_fields(reader, _FIELDS, **_DEFAULTS, norm_epsilon=1e-6, attention_bias=True)
+    fields = read_image_fields(reader, _FIELDS, patch_size=14, norm_epsilon=1e-6, attention_bias=True)
     ratio, is_gated = reader.count("mlp_ratio", default=4), reader.flag("use_swiglu_ffn", default=False)
-    activation = read_activation(reader, "hidden_act", default="gelu")
     labels = read_labels(reader)
     return ImageEncoderConfig(
-        image_size=read_side(reader, "image_size", default=224),
-        patch_size=read_side(reader, "patch_size", default=14),
-        **fields,
+        **{**fields, "activation": "swiglu"} if is_gated else fields,
         d_ff=_d_ff(fields["d_model"], ratio, is_gated),
-        activation="swiglu" if is_gated else activation,
         attention_output_bias=True,
         layer_scale=True,
         resize_positions=True,
         classify_patches=bool(labels.get("num_labels")),
-        dropout=0.0,
         **labels,
     )
 
@@ -60,13 +47,10 @@ def _write_config(config: ImageEncoderConfig) -> dict[str, Any]:
     return {
         "architectures": ["Dinov2ForImageClassification" if config.num_labels else "Dinov2Model"],
         "model_type": "dinov2",
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        **write_fields(config, _FIELDS),
+        **write_image_fields(config, _FIELDS, gated=is_gated),
         "mlp_ratio": ratio,
         "use_swiglu_ffn": is_gated,
         "use_mask_token": False,
-        "hidden_act": write_activation(config, gated=is_gated),
         **write_labels(config),
     }
 
@@ -101,14 +85,12 @@ def _tensors(config: ImageEncoderConfig) -> dict[str, Layout]:
     }
 
 
-register(
-    Family(
-        model_types=("dinov2",),
-        model=ImageEncoder,
-        read_config=_read_config,
-        write_config=_write_config,
-        prefix="dinov2.",
-        ignored=("*embeddings.mask_token",),
-        tensors=_tensors,
-    )
-)
+Family(
+    model_types=("dinov2",),
+    model=ImageEncoder,
+    read_config=_read_config,
+    write_config=_write_config,
+    prefix="dinov2.",
+    ignored=("*embeddings.mask_token",),
+    tensors=_tensors,
+).register()

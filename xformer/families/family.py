@@ -46,6 +46,11 @@ class Family:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
 
+    def register(self) -> Family:
+        """Add the family to those that `load_pretrained` and `save_pretrained` support, and return it."""
+        FAMILIES.update(dict.fromkeys(self.model_types, self))
+        return self
+
     def has_experts(self, model: BaseModel) -> bool:
         """Return whether the family has tensors of experts."""
         return any("experts" in name for name in self._table(model))
@@ -94,8 +99,7 @@ def _numbers(pattern: str, names: Sequence[str]) -> list[dict[str, str]]:
 
 def register(family: Family) -> Family:
     """Add a family to those that `load_pretrained` and `save_pretrained` support, and return it."""
-    FAMILIES.update(dict.fromkeys(family.model_types, family))
-    return family
+    return family.register()
 
 
 def family_of(model_type: Any, path: Any) -> Family:

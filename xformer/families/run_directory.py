@@ -105,8 +105,7 @@ class RunDirectory:
         """Read the tokenizer of a side; raise CheckpointError if it is not the one that the run started with."""
         path = self.tokenizer(side)
         tokenizer = Tokenizer.load(path)
-        digests = self.read_config().get("tokenizers", {})
-        if digests.get(path.name) != sha256(path):
+        if self.read_config().get("tokenizers", {}).get(path.name) != sha256(path):
             raise CheckpointError(f"{path} is not the tokenizer that this run started with; restore it or train again")
         return tokenizer
 
@@ -130,12 +129,9 @@ class RunDirectory:
         if not self.config.exists():
             raise CheckpointError(describe_missing(self.path))
         config = read_json(self.config, "run configuration")
-        if "model_type" in config:
-            raise CheckpointError(
-                f"{self.path} is a checkpoint in the Hugging Face format; expected the directory of a run"
-            )
-        if config.get("format") == "onnx":
-            raise CheckpointError(f"{self.path} is a model in the ONNX format; expected the directory of a run")
+        if "model_type" in config or config.get("format") == "onnx":
+            kind = "checkpoint in the Hugging Face" if "model_type" in config else "model in the ONNX"
+            raise CheckpointError(f"{self.path} is a {kind} format; expected the directory of a run")
         if "xformer" in config and config.get("format") != FORMAT:
             is_old = config.get("format", 0) in range(FORMAT)
             raise CheckpointError(
@@ -147,12 +143,12 @@ class RunDirectory:
                 f"{self.config} has neither model_type (a checkpoint in the Hugging Face format) nor format {FORMAT} "
                 "(a run of this version of xformer); expected one of them"
             )
-        for key in ("recipe", "tokenizers"):
-            if not isinstance(config.get(key, {}), dict):
-                raise CheckpointError(f"{self.config} is damaged: {key!r} is not a table; restore it")
-        for key in ("model", "tokenizer", "training"):
-            if not isinstance(config.get("recipe", {}).get(key, {}), dict):
-                raise CheckpointError(f"{self.config} is damaged: {key!r} of its recipe is not a table; restore it")
+        recipe = config.get("recipe", {})
+        for key in ("recipe", "tokenizers", "model", "tokenizer", "training"):
+            is_own = key in ("recipe", "tokenizers")
+            if not isinstance((config if is_own else recipe).get(key, {}), dict):
+                place = "" if is_own else " of its recipe"
+                raise CheckpointError(f"{self.config} is damaged: {key!r}{place} is not a table; restore it")
         task = config.get("task", "translation")
         if task not in COMMANDS:
             raise CheckpointError(f"{self.config} has the task {task!r}; expected one of {', '.join(COMMANDS)}")

@@ -6,9 +6,9 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.layouts import Layout, attention, same, transposed
-from xformer.families.values import read_decoder_ids, read_fields, write_fields
+from xformer.families.values import read_decoder_ids, read_fields, write_decoder_ids, write_fields
 from xformer.models import Transformer, TransformerConfig
 from xformer.models.config import GATED
 
@@ -77,9 +77,7 @@ def _write_config(config: TransformerConfig) -> dict[str, Any]:
         "feed_forward_proj": names[config.activation],
         "scale_decoder_outputs": config.scale_output,
         "tie_word_embeddings": config.scale_output,  # older versions then scale the output
-        "pad_token_id": config.pad_id,
-        "eos_token_id": config.eos_id,
-        "decoder_start_token_id": config.bos_id,
+        **write_decoder_ids(config),
     }
 
 
@@ -114,18 +112,16 @@ def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
     return tensors
 
 
-register(
-    Family(
-        model_types=("t5", "mt5", "umt5"),
-        model=Transformer,
-        read_config=_read_config,
-        write_config=_write_config,
-        tied={
-            "encoder.embed_tokens.weight": "shared.weight",
-            "decoder.embed_tokens.weight": "shared.weight",
-            "lm_head.weight": "shared.weight",
-        },
-        ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
-        tensors=_tensors,
-    )
-)
+Family(
+    model_types=("t5", "mt5", "umt5"),
+    model=Transformer,
+    read_config=_read_config,
+    write_config=_write_config,
+    tied={
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+        "lm_head.weight": "shared.weight",
+    },
+    ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    tensors=_tensors,
+).register()

@@ -7,7 +7,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.gemma import GEMMA2
 from xformer.families.layouts import Layout, attention, feed_forward, plus_one, same, transposed
 from xformer.families.values import read_decoder_ids, read_tied, write_output
@@ -92,21 +92,19 @@ def _stack(side: str) -> dict[str, Layout]:
     return tensors | feed_forward(theirs + "mlp", ours + "feed_forward")
 
 
-register(
-    Family(
-        model_types=("t5gemma",),
-        model=Transformer,
-        read_config=_read_config,
-        write_config=_write_config,
-        prefix="model.",
-        tied={"lm_head.out_proj.weight": "model.decoder.embed_tokens.weight"},
-        ignored=("*.rotary_emb.inv_freq",),
-        tensors={
-            "model.encoder.embed_tokens.weight": same("source_embedding.weight"),
-            "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
-            **_stack("encoder"),
-            **_stack("decoder"),
-            "lm_head.out_proj.weight": transposed("output.weight"),
-        },
-    )
-)
+Family(
+    model_types=("t5gemma",),
+    model=Transformer,
+    read_config=_read_config,
+    write_config=_write_config,
+    prefix="model.",
+    tied={"lm_head.out_proj.weight": "model.decoder.embed_tokens.weight"},
+    ignored=("*.rotary_emb.inv_freq",),
+    tensors={
+        "model.encoder.embed_tokens.weight": same("source_embedding.weight"),
+        "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
+        **_stack("encoder"),
+        **_stack("decoder"),
+        "lm_head.out_proj.weight": transposed("output.weight"),
+    },
+).register()

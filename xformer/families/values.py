@@ -37,28 +37,15 @@ _ACTIVATIONS = {
     "relu2": "relu_squared",
     "quick_gelu": "quick_gelu",
 }
-ACTIVATION_NAMES = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_new",
-    "silu": "silu",
-    "relu_squared": "relu2",
-    "quick_gelu": "quick_gelu",
-}
+# The first name of each
+ACTIVATION_NAMES = {function: name for name, function in reversed(_ACTIVATIONS.items())}
 # Types whose embedding is not the output matrix unless tie_word_embeddings says so
 _UNTIED = """
 arcee exaone4 glm glm4 gpt_neox gpt_oss granite helium llama ministral mistral mixtral nemotron olmo2 olmo3 olmoe phi
 phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss stablelm
 """
 _PREFIXES = ("model.", "transformer.", "gpt_neox.")  # of language models; base models have none
-_ROPE_TYPES = {
-    "default": None,
-    "linear": "linear",
-    "llama3": "llama3",
-    "yarn": "yarn",
-    "longrope": "longrope",
-    "su": "longrope",
-}
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "su")  # the last two are the same
 
 
 def read_fields(reader: ConfigReader, keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
@@ -132,7 +119,7 @@ def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float |
         scaling["original_max_position_embeddings"] = original
         if rope_type != "llama3":
             scaling["factor"] = rope.number("factor", default=max_positions / original)
-    return {**fields, "rope_scaling": {"rope_type": _ROPE_TYPES[rope_type], **scaling}}
+    return {**fields, "rope_scaling": {"rope_type": "longrope" if rope_type == "su" else rope_type, **scaling}}
 
 
 def write_rope(config: ModelConfig, *, writes_fraction: bool = False) -> dict[str, Any]:
@@ -290,6 +277,11 @@ def read_decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[
     for missing in (key for key, value in ((key, bos_id), ("eos_token_id", fields["eos_id"])) if value is None):
         raise CheckpointError(f"{reader.path} has no key {missing!r}, which an encoder-decoder needs")
     return {**fields, "bos_id": bos_id}
+
+
+def write_decoder_ids(config: TransformerConfig) -> dict[str, Any]:
+    """Return the config.json keys of `read_decoder_ids`."""
+    return {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "decoder_start_token_id": config.bos_id}
 
 
 def has_tensor(reader: ConfigReader, endings: str | tuple[str, ...]) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.layouts import affine, attention, linear, single_row
 from xformer.families.values import (
     SIZES,
@@ -26,28 +27,37 @@ FIELDS = {
     "norm_epsilon": "layer_norm_eps",
     "attention_bias": "qkv_bias",
 }
-DEFAULTS = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072, "num_channels": 3}
+_DEFAULTS: dict[str, Any] = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072, "num_channels": 3}
 
 
-def _read_config(reader: ConfigReader) -> ImageEncoderConfig:
-    reader.skip("encoder_stride")  # masked image modeling only
-    reader.require("is_causal", False)
-    reader.require("pooler_act", "tanh")
-    fields = read_fields(reader, FIELDS, **DEFAULTS, norm_epsilon=1e-12, attention_bias=True)
-    reader.require("pooler_output_size", fields["d_model"])
-    return ImageEncoderConfig(
-        image_size=read_side(reader, "image_size", default=224),
-        patch_size=read_side(reader, "patch_size", default=16),
-        **fields,
-        activation=read_activation(reader, "hidden_act", default="gelu"),
-        attention_output_bias=True,
-        dropout=0.0,
-        pooler="tanh" if has_tensor(reader, "pooler.dense.weight") else "none",
-        **read_labels(reader),
-    )
+def read_image_fields(
+    reader: ConfigReader, keys: Mapping[str, str], *, patch_size: int, activation: str = "gelu", **defaults: Any
+) -> dict[str, Any]:
+    """Return the fields that most encoders of images share.
+
+    Args:
+        reader: The configuration.
+        keys: As for `read_fields`.
+        patch_size: Default side of a patch.
+        activation: Default activation.
+        **defaults: As for `read_fields`, besides those of ViT.
+    """
+    return {
+        **read_fields(reader, keys, **{**_DEFAULTS, **defaults}),
+        "image_size": _read_side(reader, "image_size", default=224),
+        "patch_size": _read_side(reader, "patch_size", default=patch_size),
+        "activation": read_activation(reader, "hidden_act", default=activation),
+        "dropout": 0.0,
+    }
 
 
-def read_side(reader: ConfigReader, key: str, *, default: int) -> int:
+def write_image_fields(config: ImageEncoderConfig, keys: Mapping[str, str], *, gated: bool = False) -> dict[str, Any]:
+    """Return the config.json keys of `read_image_fields`."""
+    sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
+    return {**sizes, **write_fields(config, keys), "hidden_act": write_activation(config, gated=gated)}
+
+
+def _read_side(reader: ConfigReader, key: str, *, default: int) -> int:
     """Return the side length of a square; some files have a list of height and width."""
     sides = reader.counts(key, default=default)
     if len(set(sides)) != 1:
@@ -55,43 +65,45 @@ def read_side(reader: ConfigReader, key: str, *, default: int) -> int:
     return sides[0]
 
 
+def _read_config(reader: ConfigReader) -> ImageEncoderConfig:
+    reader.skip("encoder_stride")  # masked image modeling only
+    reader.require("is_causal", False)
+    reader.require("pooler_act", "tanh")
+    fields = read_image_fields(reader, FIELDS, patch_size=16, norm_epsilon=1e-12, attention_bias=True)
+    reader.require("pooler_output_size", fields["d_model"])
+    pooler = "tanh" if has_tensor(reader, "pooler.dense.weight") else "none"
+    return ImageEncoderConfig(**fields, attention_output_bias=True, pooler=pooler, **read_labels(reader))
+
+
 def _write_config(config: ImageEncoderConfig) -> dict[str, Any]:
     if config.pooler != "none" and (config.num_labels or config.pooler != "tanh"):
         raise ConfigError(
             f"pooler is {config.pooler!r} and num_labels {config.num_labels}; vit expects 'tanh' or a classifier"
         )
-    return {
-        "architectures": ["ViTForImageClassification" if config.num_labels else "ViTModel"],
-        "model_type": "vit",
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        **write_fields(config, FIELDS),
-        "hidden_act": write_activation(config),
-        **write_labels(config),
-    }
+    architecture = "ViTForImageClassification" if config.num_labels else "ViTModel"
+    values = write_image_fields(config, FIELDS)
+    return {"architectures": [architecture], "model_type": "vit", **values, **write_labels(config)}
 
 
 _ATTENTION = "attention.query attention.key attention.value output.dense"
 _LAYER, _OURS = "vit.encoder.layer.{i}.", "layers.{i}."
-register(
-    Family(
-        model_types=("vit",),
-        model=ImageEncoder,
-        read_config=_read_config,
-        write_config=_write_config,
-        prefix="vit.",
-        tensors={
-            "vit.embeddings.cls_token": single_row("embedding.class_token"),
-            "vit.embeddings.position_embeddings": single_row("input.positions.weight"),
-            **linear("vit.embeddings.patch_embeddings.projection", "embedding"),
-            **affine(_LAYER + "layernorm_before", _OURS + "self_attention_residual.norm"),
-            **attention(_LAYER + "attention", _OURS + "self_attention", _ATTENTION),
-            **affine(_LAYER + "layernorm_after", _OURS + "feed_forward_residual.norm"),
-            **linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
-            **linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
-            **affine("vit.layernorm", "norm"),
-            **linear("vit.pooler.dense", "pooler.linear"),
-            **linear("classifier", "classifier"),
-        },
-    )
-)
+Family(
+    model_types=("vit",),
+    model=ImageEncoder,
+    read_config=_read_config,
+    write_config=_write_config,
+    prefix="vit.",
+    tensors={
+        "vit.embeddings.cls_token": single_row("embedding.class_token"),
+        "vit.embeddings.position_embeddings": single_row("input.positions.weight"),
+        **linear("vit.embeddings.patch_embeddings.projection", "embedding"),
+        **affine(_LAYER + "layernorm_before", _OURS + "self_attention_residual.norm"),
+        **attention(_LAYER + "attention", _OURS + "self_attention", _ATTENTION),
+        **affine(_LAYER + "layernorm_after", _OURS + "feed_forward_residual.norm"),
+        **linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
+        **linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
+        **affine("vit.layernorm", "norm"),
+        **linear("vit.pooler.dense", "pooler.linear"),
+        **linear("classifier", "classifier"),
+    },
+).register()

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.bart import read_shared, stack, write_shared
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, register
+from xformer.families.family import Family
 from xformer.families.layouts import Layout, linear, same, transposed
 from xformer.families.values import read_tied
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
@@ -58,14 +58,12 @@ def _tensors() -> dict[str, Layout]:
     return tensors
 
 
-register(
-    Family(
-        model_types=("whisper",),
-        model=SpeechTransformer,
-        read_config=_read_config,
-        write_config=_write_config,
-        prefix="model.",
-        tied={"proj_out.weight": "model.decoder.embed_tokens.weight"},
-        tensors=_tensors(),
-    )
-)
+Family(
+    model_types=("whisper",),
+    model=SpeechTransformer,
+    read_config=_read_config,
+    write_config=_write_config,
+    prefix="model.",
+    tied={"proj_out.weight": "model.decoder.embed_tokens.weight"},
+    tensors=_tensors(),
+).register()

@@ -79,7 +79,7 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
     read: dict[str, Any] = {}
     ignored: dict[str, Any] = {}
     for key, value in values.items():
-        if value is None or value is False or value == [] or key in _WITHOUT_EFFECT:
+        if value is None or value is False or value in ([], "never") or key in _WITHOUT_EFFECT:
             continue
         try:
             if key in _READERS:
@@ -182,12 +182,6 @@ def _count(value: Any) -> int:
     return value
 
 
-def _early_stopping(value: Any) -> bool:
-    if value is not True and value != "never":
-        raise ValueError('a boolean or "never", as without it')
-    return value is True
-
-
 # Keys that do not change what xformer generates: they concern the speed or the values that a call returns, or repeat
 # what the model, its tokenizer or its pipeline states.
 _WITHOUT_EFFECT = {
@@ -226,12 +220,10 @@ _NEUTRAL = {
     **dict.fromkeys(("num_beams", "num_return_sequences", "num_beam_groups", "temperature", "top_p"), 1),
     **dict.fromkeys(("diversity_penalty", "min_new_tokens", "no_repeat_ngram_size", "min_p", "top_k"), 0),
     "repetition_penalty": 1.0,
-    "early_stopping": False,
 }
 _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"), _id),
     **dict.fromkeys(("eos_token_id", "suppress_tokens", "begin_suppress_tokens"), _ids),
     **dict.fromkeys(("max_length", "min_length"), _count),
     "bad_words_ids": _sequences,
-    "early_stopping": _early_stopping,
 }

@@ -151,13 +151,8 @@ class Sinusoidal(Module):
             Array of the shape of `x`.
         """
         _, length, _ = check_array(x, "x", "batch", "length", self.d_model)
-        xp = array_namespace(x)
-        table = sinusoidal(
-            length, self.d_model, start=start, layout=self.layout, xp=xp, dtype=x.dtype, device=device(x)
-        )
-        if positions is not None:
-            check_array(positions, "positions", "batch", length)
-        return x + (table if positions is None else embedding(table, positions))
+        options: Any = {"layout": self.layout, "xp": array_namespace(x), "dtype": x.dtype, "device": device(x)}
+        return x + _rows_at(sinusoidal(length, self.d_model, start=start, **options), positions)
 
 
 class LearnedPositions(Module):
@@ -188,9 +183,15 @@ class LearnedPositions(Module):
                 "split the sentence, or train with more max_positions"
             )
         table = self.weight[start : start + length, :]
-        if positions is not None:
-            check_array(positions, "positions", "batch", length)
-        return as_dtype_of(x, table) + (table if positions is None else embedding(table, positions))
+        return as_dtype_of(x, table) + _rows_at(table, positions)
+
+
+def _rows_at(table: Array, positions: Array | None) -> Array:
+    """Return the rows of a table (length, d_model) at positions (batch, length), or the table itself."""
+    if positions is None:
+        return table
+    check_array(positions, "positions", "batch", table.shape[0])
+    return embedding(table, positions)
 
 
 def remaining_length(remaining: Array, d_model: int, dtype: DType) -> Array:

@@ -123,6 +123,9 @@ class SandwichNorm(Residual):
         return self.add(x, self.norm_after(sublayer(self.norm(x))), rng)
 
 
+RESIDUALS = {"pre": PreNorm, "post": PostNorm, "sandwich": SandwichNorm, "output": OutputNorm}
+
+
 class EncoderLayer(Module):
     """Self-attention, then feed-forward, each in a residual connection (Vaswani et al., 2017, section 3.1).
 

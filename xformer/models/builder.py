@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from xformer import layers
+from xformer.layers.attention import PROJECTIONS
 from xformer.layers.normalization import NORMS, Norm, RMSNorm
 from xformer.layers.positions import RelativePositions
-from xformer.layers.transformer import Residual
+from xformer.layers.transformer import RESIDUALS, Residual
 from xformer.models.config import GATED, EncoderConfig, LanguageModelConfig, ModelConfig
 
 
@@ -44,28 +44,17 @@ class LayerFactory:
             options["layer_scale"] = self.init.ones((c.d_model,))
         if not norm:
             return layers.PreNorm(layers.Identity(), **options)
-        if c.norm_position == "sandwich":
-            return layers.SandwichNorm(self.norm(), self.norm(), **options)
-        residuals: dict[str, Callable[..., Residual]] = {
-            "pre": layers.PreNorm,
-            "post": layers.PostNorm,
-            "output": layers.OutputNorm,
-        }
-        return residuals[c.norm_position](self.norm(), **options)
+        norms = [self.norm() for _ in range(2 if c.norm_position == "sandwich" else 1)]
+        return RESIDUALS[c.norm_position](*norms, **options)
 
     def attention(self, *, window: int | None = None, disentangled: bool = False) -> layers.MultiHeadAttention:
         """Make an attention layer, disentangled or not: that of the paper, unless a family of models needs another."""
         c = self.config
-        biases = {
-            "query": c.attention_bias,
-            "key": c.key_bias,
-            "value": c.attention_bias,
-            "output": c.attention_output_bias,
-        }
+        biases = zip(PROJECTIONS, (None, c.key_bias, None, c.attention_output_bias), strict=True)
         options: dict[str, Any] = {
             "num_key_value_heads": c.num_key_value_heads,
             "head_dim": c.head_dim,
-            "bias": [name for name, bias in biases.items() if (c.attention_bias if bias is None else bias)],
+            "bias": [name for name, bias in biases if (c.attention_bias if bias is None else bias)],
             "norm": self.norm if c.qk_norm else None,
             "scale": c.attention_scale,
             "dropout": c.attention_dropout,

@@ -8,6 +8,7 @@ from xformer.config import Config, check_heads, option
 from xformer.errors import ConfigError
 from xformer.layers.normalization import NORMS
 from xformer.layers.positions import SINUSOIDAL_LAYOUTS
+from xformer.layers.transformer import RESIDUALS
 from xformer.ops.activations import ACTIVATIONS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
@@ -135,7 +136,7 @@ class _NormFields(Config):
         "Norm before the sublayer, with a final norm (Xiong et al., 2020); after the residual connection, as in the "
         "paper; before and after the sublayer (sandwich); or of its output, with a final norm (Liu et al., 2022).",
         default="pre",
-        choices=("pre", "post", "sandwich", "output"),
+        choices=tuple(RESIDUALS),
     )
     residual_scale: float = option("Factor of the output of every sublayer (Granite).", default=1.0, above=0)
     layer_scale: bool = option(

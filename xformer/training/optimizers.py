@@ -55,14 +55,6 @@ class Optimizer(Protocol):
         """
 
 
-class Settings(NamedTuple):
-    """The arguments of an update besides the trees."""
-
-    learning_rate: float
-    grad_scale: Array | None
-    donate: bool
-
-
 Rows = Sequence[Any]
 """A tuple for each parameter: itself, its gradient, and its statistics in the order of the state."""
 
@@ -129,7 +121,7 @@ class _Optimizer(Config):
             for i, (arrays, _) in enumerate(trees)
         ]
         rows = list(zip(leaves, gradients, *columns, strict=True))
-        updated = self._update(rows, step, Settings(learning_rate, grad_scale, donate))
+        updated = self._update(rows, step, learning_rate, grad_scale, donate)
         parameters, *columns = _columns(updated, len(state))
         new = []
         for (arrays, build), column in zip(trees, columns, strict=True):
@@ -143,7 +135,7 @@ class _Optimizer(Config):
         check_same_count([keep for keep in keeps if keep], arrays)
         return [next(values) if keep else None for keep in keeps]
 
-    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
         """Return the new parameter and statistics of each row; the update is number `step`, counted from 1."""
         raise NotImplementedError
 
@@ -186,8 +178,9 @@ class Adam(_Optimizer):
     beta2: float = option("Decay rate of the mean of the squared gradients.", default=0.98, at_least=0.0, below=1.0)
     epsilon: float = option("Added to the denominator.", default=1e-9, at_least=0.0)
 
-    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
-        options: Any = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, **settings._asdict()}
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
+        options: Any = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "grad_scale": grad_scale}
+        options |= {"learning_rate": learning_rate, "donate": donate}
         return adam(rows, step=step, weight_decay=self._decays(rows), **options)
 
 
@@ -223,11 +216,11 @@ class Muon(AdamW):
         is_weight = len(shape) == 2 and 0 < max(shape) <= self.max_aspect_ratio * min(shape)
         return True, not is_weight
 
-    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
         _check_shapes("mean of gradients", [row[0] for row in rows], [row[2] for row in rows])
         weights, others = [row for row in rows if row[3] is None], [row for row in rows if row[3] is not None]
 
-        options: Any = {"learning_rate": settings.learning_rate, "grad_scale": settings.grad_scale}
+        options: Any = {"learning_rate": learning_rate, "grad_scale": grad_scale}
         options |= {name: getattr(self, name) for name in ("momentum", "weight_decay", "num_iterations")}
 
         def update_weight(row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -238,7 +231,7 @@ class Muon(AdamW):
                 updated = parallel_map(update_weight, weights)
         else:
             updated = list(map(update_weight, weights))
-        of_weights, of_others = iter(updated), iter(super()._update(others, step, settings))
+        of_weights, of_others = iter(updated), iter(super()._update(others, step, learning_rate, grad_scale, donate))
         return [next(of_weights if row[3] is None else of_others) for row in rows]
 
 
@@ -267,10 +260,10 @@ class SGD(_Optimizer):
     def _keeps(self, parameter: Array) -> tuple[bool, ...]:
         return (bool(self.momentum),)
 
-    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
         if self.momentum:
             _check_shapes("velocity", [row[0] for row in rows], [row[2] for row in rows])
-        options: Any = {"learning_rate": settings.learning_rate, "grad_scale": settings.grad_scale}
+        options: Any = {"learning_rate": learning_rate, "grad_scale": grad_scale}
         options |= {"momentum": self.momentum, "nesterov": self.nesterov}
         return [sgd(*row, **options) for row in rows]
 
@@ -319,10 +312,9 @@ class Adafactor(_Optimizer):
     def _zeros(self, parameter: Array) -> tuple[Any, ...]:
         return zero_factors(parameter)
 
-    def _update(self, rows: Rows, step: Any, settings: Settings) -> Rows:
-        learning_rate = settings.learning_rate
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
         options: Any = {
-            "grad_scale": settings.grad_scale,
+            "grad_scale": grad_scale,
             "step_size": min(learning_rate, 1.0 / math.sqrt(step)) if self.relative_step else learning_rate,
             "beta2": 1.0 - math.pow(step, self.beta2_decay),
             "epsilon": self.epsilon,
