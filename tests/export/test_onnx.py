@@ -13,7 +13,7 @@ from xformer.tree import replace
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
-from xformer.export import export_onnx, onnx_kernels, onnx_namespace  # noqa: E402
+from xformer.export import export_onnx, onnx_namespace  # noqa: E402
 
 SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 20}
 TRANSLATOR = {
@@ -158,7 +158,7 @@ def test_public_checkpoints(name, tmp_path):
 
 
 def test_a_file_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_kernels, "_KERNELS", onnx_kernels._KERNELS | {"softmax": lambda x, mask: x})
+    monkeypatch.setattr(onnx_namespace, "_KERNELS", onnx_namespace._KERNELS | {"softmax": lambda x, mask: x})
     with pytest.raises(BackendError, match=r"^encoder.onnx differs from the model by \d.*; expected less than 1e-03$"):
         export_onnx(random_model(xf.TransformerConfig(**TRANSLATOR)), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,6 @@ import numpy as np
 
 from xformer.backends import resolve
 from xformer.distributed.communicator import Communicator
-from xformer.distributed.mpi import MPICommunicator
 from xformer.errors import BackendError
 
 
@@ -29,7 +28,7 @@ class NCCLCommunicator(Communicator):
 
     on_host = False
 
-    def __init__(self, mpi: MPICommunicator) -> None:
+    def __init__(self, mpi: Any) -> None:
         self._mpi, self.rank, self.size = mpi, mpi.rank, mpi.size
         resolve("cupy")  # raises an error if it is missing
         self._cupy = importlib.import_module("cupy")
@@ -38,8 +37,8 @@ class NCCLCommunicator(Communicator):
             unique_id = self._nccl.get_unique_id
         except (ImportError, AttributeError) as error:
             raise BackendError("this build of CuPy has no NCCL; run: pip install nvidia-nccl-cu13") from error
-        local_rank = mpi.local_rank()
-        runtime = self._cupy.cuda.runtime
+        self._type = self._nccl.NCCL_INT8
+        local_rank, runtime = mpi.local_rank(), self._cupy.cuda.runtime
         count = runtime.getDeviceCount()
         if local_rank >= count:
             raise BackendError(f"{os.uname().nodename} has {count} GPUs; expected one for each of its ranks")
@@ -55,25 +54,22 @@ class NCCLCommunicator(Communicator):
         received = self._cupy.empty(rows.shape, rows.dtype)
         self._nccl.groupStart()
         for peer in range(self.size):
-            self._communicator.send(rows[peer].data.ptr, rows[peer].nbytes, self._nccl.NCCL_INT8, peer, self._stream())
-            self._communicator.recv(
-                received[peer].data.ptr, received[peer].nbytes, self._nccl.NCCL_INT8, peer, self._stream()
-            )
+            self._communicator.send(rows[peer].data.ptr, rows[peer].nbytes, self._type, peer, self._stream())
+            self._communicator.recv(received[peer].data.ptr, rows[peer].nbytes, self._type, peer, self._stream())
         self._nccl.groupEnd()
         return received
 
     def _all_gather(self, row: Any) -> Any:
         row = self._cupy.ascontiguousarray(row)
         received = self._cupy.empty((self.size, *row.shape), row.dtype)
-        self._communicator.allGather(row.data.ptr, received.data.ptr, row.nbytes, self._nccl.NCCL_INT8, self._stream())
+        self._communicator.allGather(row.data.ptr, received.data.ptr, row.nbytes, self._type, self._stream())
         return received
 
     def _broadcast(self, array: Any, root: int) -> Any:
         source = self._cupy.ascontiguousarray(array)
         received = self._cupy.empty(source.shape, source.dtype)
-        self._communicator.broadcast(
-            source.data.ptr, received.data.ptr, source.nbytes, self._nccl.NCCL_INT8, root, self._stream()
-        )
+        pointers = source.data.ptr, received.data.ptr
+        self._communicator.broadcast(*pointers, source.nbytes, self._type, root, self._stream())
         return received
 
     def _all_gather_host(self, row: Any) -> Any:

@@ -317,9 +317,9 @@ def _trace(model: BaseModel, graph: Graph, limits: dict[str, int]) -> bytes:
     """Return the ONNX file of a graph."""
     from spox import _future
 
-    from xformer.export import onnx_kernels, onnx_namespace
+    from xformer.export import onnx_namespace
 
-    onnx_kernels.register_kernels()
+    onnx_namespace.register_kernels()
     inputs = onnx_namespace.Inputs(limits)
     silent = _future.type_warning_level(_future.TypeWarningLevel.NONE)  # without values, spox infers few shapes
     with silent, _future.value_prop_backend(_future.ValuePropBackend.NONE):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from spox import Tensor, Var, argument
 from xformer.backends.array_types import Array, Device, DType
 from xformer.backends.library import Library, Table, compute
 from xformer.errors import BackendError
+from xformer.ops import Kernel, register
 from xformer.tracing.tracer import Tracer
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -239,8 +241,12 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
+def _elementwise(function: Callable[[Var], Var], x: Tracer) -> Tracer:
+    return traced(function(var_of(x)), x.shape, x.dtype)
+
+
 def _unary(function: Callable[[Var], Var]) -> Callable[..., Any]:
-    return lambda self, x: traced(function(var_of(x)), x.shape, x.dtype)
+    return lambda self, x: _elementwise(function, x)
 
 
 def _binary(function: Callable[..., Var], dtype: Any = None) -> Callable[..., Any]:
@@ -495,6 +501,46 @@ class OnnxNamespace(Library, library="onnx"):
 
 
 NAMESPACE: Any = OnnxNamespace("onnx", SimpleNamespace(__name__="onnx"))
+
+
+# --- operations that ONNX has as a single node ------------------------------------------------------------------------
+
+# Attention, RMSNormalization and RotaryEmbedding need opset 23, which fewer versions of onnxruntime and browsers load.
+# On CPUs they are not faster than the nodes that the portable definitions make.
+
+
+def _forward(function: Callable[..., Tracer]) -> Callable[..., tuple[Tracer, None]]:
+    return lambda *arrays, save, **static: (function(*arrays, **static), None)
+
+
+def _layer_norm(x: Tracer, weight: Tracer, bias: Tracer | None, *, epsilon: float) -> Tracer:
+    scale, shift = var_of(weight), None if bias is None else var_of(bias)
+    var, _, _ = op.layer_normalization(var_of(x), scale, shift, epsilon=epsilon)
+    return traced(var, x.shape, x.dtype)
+
+
+def _softmax(x: Tracer, mask: Tracer | None) -> Tracer:
+    scores = x if mask is None else NAMESPACE.where(mask, x, -math.inf)
+    y = traced(op.softmax(var_of(scores), axis=-1), x.shape, x.dtype)
+    return y if mask is None else NAMESPACE.where(mask, y, 0.0)  # the softmax of a fully masked row is NaN
+
+
+_KERNELS: dict[str, Callable[..., Tracer]] = {
+    "layer_norm": _layer_norm,
+    "softmax": _softmax,
+    "relu": lambda x: _elementwise(op.relu, x),
+    "gelu": lambda x: _elementwise(op.gelu, x),
+    "gelu_tanh": lambda x: _elementwise(partial(op.gelu, approximate="tanh"), x),
+    "silu": lambda x: NAMESPACE.operator_mul(x, _elementwise(op.sigmoid, x)),
+}
+
+
+def register_kernels() -> None:
+    """Let the operations of a traced model be single nodes."""
+    for operation, function in _KERNELS.items():
+        # Values are compared when the file is verified.
+        kernel = Kernel(f"onnx.{operation}", operation, "onnx", _forward(function), None, tolerance=math.inf)
+        register(kernel)
 
 
 # --- inputs and parameters --------------------------------------------------------------------------------------------
