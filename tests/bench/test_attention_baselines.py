@@ -24,7 +24,9 @@ BASELINES = [
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: "-".join(name for name in flags if flags[name]) or "plain")
+@pytest.mark.parametrize(
+    "flags", FLAGS[1::2], ids=lambda flags: "-".join(name for name in flags if flags[name]) or "plain"
+)
 @pytest.mark.parametrize(("module", "function", "options"), BASELINES, ids=lambda value: str(value))
 def test_a_baseline_computes_the_same(module, function, options, flags):
     if module.startswith("baselines.torch"):

@@ -113,30 +113,6 @@ def test_the_results_so_far_are_written_when_a_case_fails_or_takes_too_long(gpu,
     assert capsys.readouterr().out.splitlines()[-1] == "norm: TimeoutError: time limit reached"
 
 
-def test_the_table_has_the_fastest_baseline_and_the_estimate(gpu):
-    def measured(name, seconds, **others):
-        rates = {"flops_per_second": 1e9 / seconds, "synchronous_seconds": seconds + 1e-4, "ratio": seconds / 1e-3}
-        return {"name": name, "seconds": seconds, "differs": False, "metadata": {}, **rates, **others}
-
-    implementations = [
-        measured("xformer", 1e-3),
-        measured("xformer, deterministic", 9e-4, metadata={"warnings": ["a slower kernel runs instead"]}),
-        measured("torch cudnn", 9.5e-4),
-        measured("torch flash", 2e-3, differs=True, difference=0.5),
-    ]
-    result = {"workload": "attention", "moved": 0, "estimate": "ratio 0.95", "implementations": implementations}
-    run = {"results": [{**result, "unavailable": {"torch": "torch failed: no compiler"}}]}
-    row = "attention", "1.000 ms", "1.100 ms", "1 TFLOP/s", "torch cudnn", "0.950 ms", "0.95", "ratio 0.95"
-    assert gpu.table(run)[1] == row
-    assert gpu.rate({"moved": 2_150_000_000}, {"seconds": 1e-3}) == "50% of 4.3 TB/s"
-    assert gpu.remarks(run) == [
-        "attention: xformer, deterministic 0.900 ms, warning: a slower kernel runs instead",
-        "attention: xformer, deterministic 0.900 ms",
-        "attention: torch flash 2.000 ms, DIFFERS from the first by 50.0%",
-        "attention: torch failed: no compiler",
-    ]
-
-
 def test_every_case_describes_a_workload():
     cases = importlib.import_module("gpu_cases").CASES
     assert len({case.workload.name for case in cases}) == len(cases) > 10

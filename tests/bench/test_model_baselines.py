@@ -33,10 +33,7 @@ def torch():
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize(
     ("module", "function", "baseline"),
-    [
-        ("workloads.stacks", "build_encoder", "build_encoder"),
-        ("workloads.small_model", "build", "build_model"),
-    ],
+    [("workloads.stacks", "build_encoder", "build_encoder"), ("workloads.small_model", "build", "build_model")],
 )
 def test_outputs_are_those_of_torch(module, function, baseline):
     ours, metadata = run(module, function, {**SIZES, "backend": "numpy"})
@@ -78,29 +75,3 @@ def test_a_step_of_a_recipe_is_that_of_xformer():
             change, expected = theirs[name] - before[name], after - before[name]
             error = np.linalg.norm(change - expected) / np.linalg.norm(expected)
             assert error < (0.3 if "feed_forward" in name and after.ndim == 2 else 1e-3), f"{name}: {error}"
-
-
-LAYER = {"padded": False, "causal": True, "layer": True}
-COMPILED = {
-    "encoder": ("torch_models", "build_encoder", {}),
-    "model": ("torch_models", "build_model", {}),
-    "gradient": ("torch_models", "build_model", {"gradient": True}),
-    "layer": ("torch_attention", "build_layer", {**LAYER, "backward": True}),
-    "masked layer": ("torch_attention", "build_layer", {**LAYER, "backward": False, "padded": True}),
-    "training": ("torch_training", "build", training.workload(SIZES).settings),
-}
-
-
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(("module", "function", "settings"), COMPILED.values(), ids=COMPILED)
-def test_compiled_baselines_have_one_graph(torch, monkeypatch, module, function, settings):
-    """Without code of its own: the compiler of torch is slow, and what breaks a graph is found before."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    settings = {**SIZES, **settings}
-    expected, _ = run(f"baselines.{module}", function, settings)
-    torch._dynamo.utils.counters.clear()
-    actual, _ = run(f"baselines.{module}", function, {**settings, "compiled": True})
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    assert not torch._dynamo.utils.counters["graph_break"]
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)

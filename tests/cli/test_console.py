@@ -4,13 +4,11 @@ import dataclasses
 import io
 import shutil
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from xformer.cli._console import program, quote
+from xformer.cli._console import program
 from xformer.runs import progress
 from xformer.runs.config import TrainingConfig
 from xformer.runs.console import make_console
@@ -41,13 +39,6 @@ def test_the_program_is_called_as_a_user_can_call_it(installed, monkeypatch):
     assert program() == ".nox/demo/bin/xformer"
     monkeypatch.setattr(sys, "argv", ["/somewhere/xformer/__main__.py"])
     assert program().endswith(" -m xformer")
-
-
-@pytest.mark.parametrize(("system", "quoted"), [("posix", "'a b'"), ("nt", '"a b"')])
-def test_paths_are_quoted_for_the_shell(monkeypatch, system, quoted):
-    monkeypatch.setattr("xformer.cli._console.os", SimpleNamespace(name=system))
-    assert quote(Path("a b")) == quoted
-    assert quote(Path("a")) == "a"
 
 
 def test_text_is_printed_as_it_is(capsys):
@@ -122,14 +113,6 @@ def test_the_first_limit_decides_the_time_left(monkeypatch):
         ({}, "tokens/s\n"),
     ):
         assert left in print_events(TrainingConfig(**limits), events, clock=clock, seconds=1.0)
-
-
-def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):
-    clock = Clock(monkeypatch)
-    clock.now += 100.0  # compilation
-    events = [make_step(step) for step in range(1, 8)]
-    lines = print_events(TrainingConfig(max_steps=17), events, clock=clock, seconds=2.0).splitlines()
-    assert lines == ["step 5  loss 2.000  1,000 target tokens/s  0:24 left"]
 
 
 def test_numbers_are_smoothed(monkeypatch):

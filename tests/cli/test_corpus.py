@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tests.checkpoints import checkpoint
-from tests.cli.conftest import ROOT
 from tests.cli.test_summarize import DOCUMENTS
 from tests.cli.test_summarize import run as summarizer_run  # noqa: F401 - a fixture
-from xformer.cli.main import exit_code
 from xformer.models import load
 from xformer.pipelines import Translator
 
@@ -170,23 +163,6 @@ def test_the_files_of_a_corpus_are_no_output(refused, trained, tmp_path, exists)
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_corpus_goes_into_a_pipe_and_replaces_no_link(xformer, trained, tmp_path):
-    (tmp_path / "in").write_text("one\ntwo\n")
-    options = ["--model", trained, "--input", tmp_path / "in", "--corpus-out", tmp_path / "out", *SINGLE, "--output"]
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert xformer("translate", *options, tmp_path / "pipe").code == 0
-    written = os.read(reader, 1000)
-    os.close(reader)
-    (tmp_path / "private").touch(0o600)
-    (tmp_path / "link").symlink_to("private")
-    assert xformer("translate", *options, tmp_path / "link").code == 0
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "private").read_bytes() == written
-    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.usefixtures("threads")
 def test_summaries(xformer, request, tmp_path):
     run = request.getfixturevalue("summarizer_run")
     (tmp_path / "in").write_text("\n".join(DOCUMENTS))
@@ -223,84 +199,6 @@ def test_vectors(xformer, tmp_path):
 
 
 # --- Kills ------------------------------------------------------------------------------------------------------------
-
-
-def wait_for_parts(out, count, *processes):
-    deadline = time.monotonic() + 60
-    while len(list(out.glob("part-*.txt"))) < count:
-        assert time.monotonic() < deadline
-        assert all(process.poll() is None for process in processes)
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def start():
-    """Start processes that end with the test."""
-    started = []
-
-    def call(*arguments):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XFORMER_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", *map(str, arguments)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        started.append(process)
-        return process
-
-    yield call
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-@pytest.fixture(scope="module")
-def many(trained, text, tmp_path_factory):
-    """Options of a run of 40 chunks, and its outputs."""
-    folder = tmp_path_factory.mktemp("many")
-    options = ["--model", trained, "--input", text / "train.en", "--temperature", 1.0, "--max-new-tokens", 20]
-    options += ["--batch-tokens", 64, "--chunk-lines", 10, "--corpus-out"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xformer.cli._corpus.WorkerProcesses", ThreadPoolExecutor)
-        assert exit_code(["translate", *map(str, options), str(folder / "out")]) == 0
-    return options, read(folder / "out" / "output.txt")
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_command_and_its_workers(start, many, tmp_path):
-    options, _ = many
-    process = start("xformer", "translate", *options, tmp_path / "out", "--workers", 2)
-    wait_for_parts(tmp_path / "out", 3, process)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert b"Traceback" not in errors
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="distributed is not installed")
-def test_dask_workers_and_the_command_are_killed(start, many, tmp_path):
-    options, expected = many
-    file = tmp_path / "scheduler.json"
-    address = ["--scheduler-file", file, "--no-dashboard"]
-    start("distributed.cli.dask_scheduler", *address, "--port", 0, "--host", "127.0.0.1")
-    worker = ["distributed.cli.dask_worker", *address, "--no-nanny", "--nthreads", 1, "--local-directory", tmp_path]
-    workers = [start(*worker) for _ in range(2)]
-    command = ["xformer", "translate", *options, tmp_path / "out", "--scheduler", file]
-    first = start(*command)
-    wait_for_parts(tmp_path / "out", 3, first)
-    workers[0].kill()
-    workers.append(start(*worker))
-    wait_for_parts(tmp_path / "out", 8, first)
-    first.kill()
-    first.wait()
-    assert not (tmp_path / "out" / "output.txt").exists()
-    second = start(*command)
-    _, errors = second.communicate(timeout=60)
-    assert (second.returncode, read(tmp_path / "out" / "output.txt")) == (0, expected), errors
-    assert b"resuming after " in errors
-    assert json.loads(read(tmp_path / "out" / "manifest.json"))["chunk_lines"] == 10
 
 
 def test_a_scheduler_that_cannot_be_reached(xformer, trained, text, tmp_path):

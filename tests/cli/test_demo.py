@@ -59,12 +59,6 @@ def test_the_demo_from_text_to_plot(finished):
     assert config["recipe"]["training"]["max_minutes"] == 1.5
 
 
-def test_the_result_is_a_run_like_any_other(xformer, earlier):
-    assert xformer("inspect", earlier).code == 0
-    assert xformer("translate", "--model", earlier, stdin=b"forty-two\n").code == 0
-    assert xformer("resume", earlier, "--max-steps", 5).code == 0
-
-
 def test_a_perfect_validation_ends_training(xformer, tmp_path, monkeypatch):
     monkeypatch.setattr("xformer.runs.pairs.PairsTask.score", lambda self, model, ranks: 100.0)
     done = xformer("demo", "--out", tmp_path / "demo")
@@ -101,12 +95,6 @@ def test_other_files_than_a_demo_are_not_touched(refused, finished, trained, tmp
         out.mkdir(exist_ok=True)
         (out / "letter.txt").write_text("dear")
     assert "choose another --out" in refused("demo", "--out", out, untouched=tmp_path)
-
-
-def test_bad_input_leaves_an_earlier_demo(refused, earlier, tmp_path):
-    out = ["--out", earlier]
-    assert "seed is -1" in refused("demo", "--seed", "-1", *out, untouched=tmp_path)
-    assert "'numpi' is unknown" in refused("demo", "--backend", "numpi", *out, untouched=tmp_path)
 
 
 # --- The parts --------------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import pytest
 from tests.cli.test_train_lm import RECIPE, TEXT
 from tests.pipelines.chat_model import write_model
 from tests.pipelines.sliding_generator import SlidingGenerator
-from xformer.cli.generate import _print_stream, _read_message, generate
 from xformer.cli.main import exit_code
 from xformer.generation.sampling import DraftModel
 from xformer.pipelines import TextGenerator
@@ -78,37 +75,6 @@ def test_prompts_from_standard_input(xformer, run, generator):
     assert "--chat needs a prompt; add --prompt" in xformer("generate", "--model", run, "--chat").err
 
 
-def test_json(xformer, run, generator):
-    options = ["--prompt", "one", "--prompt", "two", "--num-return-sequences", 2, "--max-new-tokens", 15, "--json"]
-    lines = [
-        json.loads(line)
-        for line in xformer("generate", "--context", "slide", "--model", run, *options).out.splitlines()
-    ]
-    actual = generator.outputs(["one", "two"], num_return_sequences=2, max_new_tokens=15)
-    assert lines == [
-        {
-            "line": row + 1, "prompt": ("one", "two")[row], "rank": rank,
-            "log_probability": round(output.log_probability, 6), "text": output.text,
-        }
-        for row, outputs in enumerate(actual)
-        for rank, output in enumerate(outputs, start=1)
-    ]  # fmt: skip
-
-
-def test_options_of_decoding_reach_the_search(xformer, run, generator):
-    settings = {
-        "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6, "no_repeat_ngram_size": 2,
-        "repetition_penalty": 1.3,
-    }  # fmt: skip
-    options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
-    done = xformer("generate", "--model", run, "--prompt", "one", *options)
-    assert done.out == blocks(["one", "one"], generator(["one"], **settings)[0])
-
-
-def test_options_that_do_not_apply_are_missing():
-    assert not TextGenerator.unsupported_fields & inspect.signature(generate).parameters.keys()
-
-
 def test_one_prompt_is_streamed_to_a_terminal(xformer, run, generator, monkeypatch):
     texts = []
 
@@ -151,30 +117,6 @@ def test_a_conversation_is_typed_on_a_terminal(tmp_path):
         assert process.communicate(timeout=60)[1] == b"type a message; Ctrl-D ends the conversation\n"
     os.close(leader)
     assert process.returncode == 0
-
-
-def test_a_message_of_invalid_bytes_is_typed_again(monkeypatch, capsys):
-    """Depending on the locale, Python refuses such bytes or keeps them as lone surrogates."""
-    typed = [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a \udcff", " ", "größe"]
-
-    def read(prompt):
-        if isinstance(line := typed.pop(0), Exception):
-            raise line
-        return line
-
-    monkeypatch.setattr("builtins.input", read)
-    assert _read_message() == "größe"
-    assert capsys.readouterr().err == 2 * "error: the message is not valid UTF-8; type it again\n"
-
-
-def test_an_interrupted_stream_ends_its_line(capsys):
-    def texts():
-        yield "upon a"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        _print_stream("Once ", texts())
-    assert capsys.readouterr().out == "Once upon a\n"
 
 
 @pytest.mark.parametrize(("options", "message"), [

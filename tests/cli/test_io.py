@@ -41,27 +41,8 @@ def test_lines_keep_their_numbers_and_marks_over_chunks(pipe):
         next(chunks)
 
 
-def test_a_line_longer_than_a_block_is_read_in_full(pipe, monkeypatch):
-    monkeypatch.setattr(_io, "_BLOCK_BYTES", 4)
-    pipe.write(b"one hundred\nse")
-    chunks = _io.read_chunks("-")
-    assert next(chunks) == ["one hundred"]
-    pipe.write(b"ven")
-    pipe.close()
-    assert list(chunks) == [["seven"]]
-
-
 def test_a_stream_without_line_ends_is_refused_early():
     stream = io.BytesIO(b"x" * 1_000_000)
     with pytest.raises(DataError, match="standard input line 1 has more than 100000 characters"):
         next(_io._read_arriving(stream))
     assert stream.tell() < 500_000
-
-
-def test_a_terminal_is_recognized(pipe, monkeypatch):
-    assert not _io.is_terminal("-")
-    leader, terminal = os.openpty()
-    with open(leader, "rb", buffering=0), open(terminal, "rb", buffering=0) as stream:
-        monkeypatch.setattr(sys, "stdin", stream)
-        assert _io.is_terminal("-")
-        assert not _io.is_terminal("text")

@@ -36,13 +36,6 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys, ab
     assert printed.err == f'error: the command xformer needs {absent}; run: pip install "array-transformers[cli]"\n'
 
 
-def test_the_package_is_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "xformer", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("xformer ")
-
-
 def test_a_terminal_without_our_letters_is_no_error():
     program = "from xformer.cli import main\nmain.exit_code = lambda arguments: print('zwölf →')\nmain.run()"
     done = subprocess.run(
@@ -53,76 +46,6 @@ def test_a_terminal_without_our_letters_is_no_error():
 
 
 # --- Streams and signals ---
-
-
-def run_with(streams, *arguments):
-    """Run the command in a shell with redirections."""
-    command = ["bash", "-c", f'exec "$0" -m xformer "$@" {streams}', sys.executable, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
-
-
-def test_closed_streams_cost_no_output(trained, text, tmp_path):
-    options = ["--model", trained, "--input", text / "test.en", "--max-new-tokens", 5]
-    plain = run_with("", "translate", *options)
-    assert plain.stdout.count("\n") == 12
-    done = run_with("2>&- <&-", "translate", *options)
-    assert (done.returncode, done.stdout) == (0, plain.stdout)
-    done = run_with(">&-", "translate", *options, "--output", tmp_path / "out")
-    assert (done.returncode, done.stderr) == (0, plain.stderr)
-    assert (tmp_path / "out").read_text(encoding="utf-8") == plain.stdout
-    done = run_with("<&- >&- 2>&-", "export", trained, tmp_path / "checkpoint")
-    assert (done.returncode, (tmp_path / "checkpoint" / "config.json").exists()) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("streams", "arguments", "message"),
-    [
-        ("<&-", ["score", "--reference", __file__], "standard input is closed"),
-        (">&-", ["rerank", "--model", ".", "--query", "a", "--output", "/dev/stdout"], "standard output is closed"),
-    ],
-)
-def test_text_does_not_come_from_or_go_to_a_closed_stream(tmp_path, streams, arguments, message):
-    done = run_with(streams, *(tmp_path if argument == "." else argument for argument in arguments))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert message in done.stderr
-
-
-def test_errors_do_not_go_to_the_output_if_their_stream_is_closed():
-    done = run_with("2>&-", "translate", "--model", "nowhere")
-    assert (done.returncode, done.stdout) == (2, "")
-
-
-@pytest.mark.parametrize("module", ["typer", "xformer.generation.config"])
-def test_ctrl_c_while_the_program_starts_ends_it_silently(module):
-    program = f"""
-import signal, sys
-from xformer.cli.main import run
-signal.signal(signal.SIGINT, signal.default_int_handler)
-class Finder:
-    def find_spec(name, path=None, target=None):
-        if name == {module!r}:
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except KeyboardInterrupt as error:
-                raise (error if name in ("logging", "typer") else RuntimeError)  # as in calls of __set_name__
-sys.meta_path.insert(0, Finder)
-run(["translate", "--help"])
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-def test_ctrl_c_inside_exec_is_no_signal_at_the_end():
-    """Python ends by the signal after a KeyboardInterrupt inside exec, though it was handled."""
-    program = """
-import signal
-from xformer.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
-main.exit_code = lambda arguments: exec("signal.raise_signal(signal.SIGINT)", {"signal": signal})
-main.run([])
-"""
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 130
 
 
 # --- Commands and errors ---

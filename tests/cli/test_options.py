@@ -9,13 +9,6 @@ from xformer.errors import BackendError, ConfigError
 from xformer.runs import backend
 
 
-def test_numpy_is_opened_without_trimming_memory(monkeypatch):
-    called = []
-    monkeypatch.setattr(backend, "disable_malloc_trim", lambda: called.append(True))
-    assert backend.open_backend("numpy").zeros(2).shape == (2,)
-    assert called == [True]
-
-
 @pytest.mark.parametrize(("dtype", "wanted"), [("float64", True), ("float32", False), (None, False)])
 def test_jax_gets_float64_where_the_model_needs_it(monkeypatch, dtype, wanted):
     jax = pytest.importorskip("jax")

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from xformer.cli import _plots
@@ -79,16 +77,3 @@ def test_memory_is_plotted_as_memory(figure, tmp_path):
     assert [bar.get_width() for bar in axes.patches] == [1.0, 0.0]
     assert [text.get_text() for text in axes.texts] == ["1.0 MiB", "unknown"]
     assert axes.get_xlabel() == "peak memory (MiB)"
-
-
-def test_a_plot_goes_into_a_pipe_and_through_links(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "real.png")
-    _plots.draw_curves(LOG, tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    picture = (tmp_path / "real.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    _plots.draw_curves(LOG, tmp_path / "pipe")
-    assert os.read(reader, 8) == picture[:8]
-    os.close(reader)

@@ -56,28 +56,6 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     assert steps == sorted(set(steps))
 
 
-@pytest.mark.slow
-def test_a_run_whose_output_is_closed_is_saved(xformer, start_process, train_options, tmp_path):
-    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-steps", 100_000)
-    wait_for_state(process, tmp_path / "run")
-    process.stdout.close()
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=60) in (1, 129)
-    assert process.stderr.read() == STOPPING.encode()
-    last = json.loads(load_arrays(tmp_path / "run" / "last.safetensors")[1]["progress"])["step"]
-    done = xformer("resume", tmp_path / "run", "--max-steps", last + 2)
-    assert (done.code, done.err) == (0, "")
-
-
-def test_two_trainings_do_not_share_a_directory(refused, start_process, train_options, tmp_path):
-    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-steps", 100_000)
-    wait_for_state(process, tmp_path / "run")
-    error = refused("resume", tmp_path / "run", untouched=tmp_path / "nothing")
-    assert "another process is training in" in error
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-
-
 def test_a_run_killed_before_it_saved_anything_starts_again(xformer, train_options, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").unlink()
@@ -89,70 +67,12 @@ def test_a_run_killed_before_it_saved_anything_starts_again(xformer, train_optio
     assert [event["step"] for event in events(tmp_path / "run", "validation")] == [4, 6]
 
 
-def test_a_finished_run_has_nothing_left_to_do(xformer, trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
-    done = xformer("resume", tmp_path / "run")
-    assert done.code == 0
-    assert "nothing left to do: 6 steps" in done.out
-    assert state(tmp_path / "run") == state(trained)
-
-
 def test_resume_without_its_state_keeps_the_model(refused, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").unlink()
     error = refused("resume", tmp_path / "run", "--max-steps", 9, untouched=tmp_path)
     assert "last.safetensors is missing, but" in error
     assert "has a trained model; restore it, or start a new run" in error
-
-
-def test_a_damaged_recipe_in_the_configuration(refused, trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    config["recipe"]["model"] = "text"
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    for command in (["translate", "--model"], ["inspect"]):
-        error = refused(*command, tmp_path / "run", untouched=tmp_path)
-        assert "config.json is damaged: 'model' of its recipe is not a table" in error
-
-
-def damage(path, how):
-    content = bytearray(path.read_bytes())
-    if how == "missing":
-        path.unlink()
-    elif how == "truncated":
-        path.write_bytes(content[:-20])
-    elif how == "corrupted":
-        content[-1000] ^= 0xFF
-        path.write_bytes(content)
-    else:
-        path.write_bytes(b"%PDF-1.7 something else")
-
-
-@pytest.mark.parametrize(
-    ("file", "how"),
-    [
-        ("last.safetensors", "corrupted"),
-        ("tokenizer.json", "truncated"),
-        ("tokenizer.json", "missing"),
-        ("config.json", "foreign"),
-    ],
-)
-def test_resume_refuses_damaged_files(refused, trained, tmp_path, file, how, xformer):
-    shutil.copytree(trained, tmp_path / "run")
-    damage(tmp_path / "run" / file, how)
-    done = xformer("resume", tmp_path / "run")
-    assert done.code == 2
-    assert done.err.count("\n") == 1
-    assert "Traceback" not in done.err
-
-
-def test_resume_refuses_a_configuration_with_holes(refused, trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    del config["data"]["source"]["sha256"]
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    error = refused("resume", tmp_path / "run", untouched=tmp_path)
-    assert "config.json is incomplete" in error
 
 
 def test_changed_data_is_refused(refused, xformer, trained, text, tmp_path):

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ from tests.cli.conftest import RECIPE, events, write
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
 from xformer.tokenizers import Tokenizer
-from xformer.training.checkpoint import TrainingFiles
 
 SIZE = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
 # --- A run ------------------------------------------------------------------------------------------------------------
@@ -80,20 +76,6 @@ def test_a_run_is_resumed_in_its_precision(xformer, train_options, tmp_path):
     assert {array.dtype for array in load_arrays(run / "model.safetensors")[0].values()} == {np.dtype("float32")}
 
 
-def test_a_precision_that_a_library_lacks(refused, train_options, tmp_path):
-    pytest.importorskip("array_api_strict")
-    options = ["--precision", "bfloat16", "--backend", "array_api_strict"]
-    error = refused("train", *train_options, *options, "--out", tmp_path / "run", untouched=tmp_path)
-    assert "precision is 'bfloat16', but array_api_strict cannot compute in it" in error
-
-
-def test_without_limits_a_run_ends_after_half_an_hour(xformer, train_options, text, tmp_path, monkeypatch):
-    recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text().replace("max_steps = 6", ""))
-    monkeypatch.setattr("xformer.runs.trainer.Trainer.run", lambda self: "stopped by a test")
-    assert xformer("train", *train_options, "--recipe", recipe, "--out", tmp_path / "run").code == 0
-    assert RunDirectory(tmp_path / "run").read_config()["recipe"]["training"]["max_minutes"] == 30.0
-
-
 def test_blank_and_long_pairs_are_dropped_and_counted(xformer, train_options, text, tmp_path):
     source = write(tmp_path / "train.en", "\n" + (text / "train.en").read_text().split("\n", 1)[1])
     options = ["--source", source, "--max-length", 8, "--truncation", "drop"]
@@ -105,15 +87,6 @@ def test_blank_and_long_pairs_are_dropped_and_counted(xformer, train_options, te
     assert f"(dropped: 1 with a blank side, {counts['train_pairs_dropped_long']} too long" in done.out
 
 
-# jax compiles anew for every length that decoding meets, which takes a minute; the trainer's own tests use it.
-def test_another_library_trains_too(xformer, train_options, tmp_path):
-    pytest.importorskip("torch")
-    options = ["--backend", "torch", "--max-steps", 1]
-    done = xformer("train", *train_options, *options, "--out", tmp_path / "run")
-    assert (done.code, done.err) == (0, "")
-    assert "; torch, float32, 1 shard" in done.out
-
-
 # --- Bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -122,25 +95,6 @@ def options_with(train_options, **changed):
         *train_options,
         *[word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", value)],
     ]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("one\n", r"train.en has 1 lines and .*train.de has 400"), (b"\x1f\x8b\x08", "gzip")],
-)
-def test_bad_text(refused, train_options, tmp_path, content, message):
-    source = write(tmp_path / "train.en", content)
-    options = options_with(train_options, source=source, out=tmp_path / "run")
-    assert re.search(message, refused("train", *options, untouched=tmp_path))
-
-
-def test_a_pipe_instead_of_a_file(refused, train_options, text, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    content = (text / "train.en").read_bytes()
-    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,), daemon=True)
-    writer.start()
-    options = options_with(train_options, source=tmp_path / "pipe", out=tmp_path / "run")
-    assert "is not a regular file" in refused("train", *options, untouched=tmp_path)
 
 
 def test_a_long_line_is_named(refused, train_options, text, tmp_path):
@@ -186,38 +140,3 @@ def test_out_that_holds_something(refused, train_options, trained, tmp_path):
     assert "is not empty" in refused("train", *train_options, "--out", tmp_path / "full", untouched=tmp_path)
     assert "is a file" in refused("train", *train_options, "--out", letter, untouched=tmp_path)
     assert "cannot create" in refused("train", *train_options, "--out", letter / "run", untouched=tmp_path)
-
-
-def test_a_disk_that_gets_full_leaves_the_old_state(xformer, train_options, tmp_path, monkeypatch):
-    real, full = os.fsync, []
-
-    def fsync(descriptor):
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
-
-    save_state = TrainingFiles.save_state
-
-    def then_full(self, *arguments):
-        save_state(self, *arguments)
-        full.append(True)
-
-    monkeypatch.setattr("xformer.io.os.fsync", fsync)
-    monkeypatch.setattr(TrainingFiles, "save_state", then_full)
-    done = xformer("train", *train_options, "--out", tmp_path / "run")
-    assert done.code == 2
-    assert done.err.count("\n") == 1
-    assert "No space left on device" in done.err
-    assert json.loads(load_arrays(tmp_path / "run" / "last.safetensors")[1]["progress"])["step"] == 4
-    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")) == []
-
-
-def test_a_loss_that_is_not_a_number_ends_the_run(xformer, train_options, text, tmp_path):
-    recipe = (text / "recipe.toml").read_text().replace("warmup_steps = 20", "warmup_steps = 1")
-    path = write(tmp_path / "bad.toml", recipe + "learning_rate_factor = 1e30\n")
-    done = xformer("train", *options_with(train_options, recipe=path, max_steps=200, out=tmp_path / "run"))
-    assert done.code == 2
-    assert done.err.count("\n") == 1
-    assert done.err.startswith("error: step 2: the loss is")
-    assert "lower the learning rate or use a longer warm-up (no state was saved)" in done.err
-    assert not (tmp_path / "run" / "last.safetensors").exists()

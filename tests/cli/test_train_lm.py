@@ -10,7 +10,6 @@ import pytest
 
 from tests.cli.conftest import events, write
 from xformer.data.demo_tasks import numbers_task
-from xformer.families.run_directory import RunDirectory
 from xformer.models import load
 
 TEXT = 2 * ("\n".join(numbers_task(num_train=118, num_valid=1, num_test=1, largest=9999).train.source) + "\n")
@@ -89,16 +88,6 @@ def test_a_run_leaves_its_files_and_the_configuration_that_was_used(xformer, opt
     assert config["counts"] == {**counts, "valid_tokens_unknown": 0}
 
 
-def test_a_text_for_validation(xformer, options, tmp_path):
-    valid = write(tmp_path / "valid", "one hundred QUX\n" * 3)
-    done = xformer("train-lm", *options, "--valid-text", valid, "--out", tmp_path / "run")
-    assert done.code == 0
-    assert f"training: {len(TEXT):,} characters\nvalidation: 48 characters, 9 of them unknown\n" in done.out
-    assert set(RunDirectory(tmp_path / "run").read_config()["data"]) == {"text", "valid_text"}
-    again = xformer("resume", tmp_path / "run", "--max-steps", 7)
-    assert (again.code, again.err) == (0, "")
-
-
 # --- Bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -120,8 +109,3 @@ def test_bad_input(refused, options, tmp_path, files, more, message):
         write(tmp_path / name, content)
     error = refused("train-lm", *options, *more, "--out", tmp_path / "run", untouched=tmp_path)
     assert message.format(recipe=tmp_path / "recipe.toml") in error
-
-
-def test_train_refuses_the_recipe_of_a_language_model(refused, options, train_options, tmp_path):
-    error = refused("train", *train_options, *options[2:], "--out", tmp_path / "run", untouched=tmp_path)
-    assert error.endswith("expected translation or summarization; use: xformer train-lm\n")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 
@@ -37,10 +36,6 @@ def test_standard_input_to_standard_output(xformer, trained, translator):
     assert done.code == 0
     assert done.out == expected(translator, ["one hundred", "", "", "seven"])
     assert done.out.split("\n")[1:3] == ["", ""]
-
-
-def test_no_input_gives_no_output(xformer, trained):
-    assert xformer("translate", "--model", trained, stdin=b"") == (0, "", "")
 
 
 def test_quantized_weights(xformer, trained, monkeypatch):
@@ -94,45 +89,7 @@ def test_an_invalid_line_of_a_pipe_is_named(xformer, trained, lines, message):
     assert done.err.count("\n") == 1
 
 
-def test_every_line_is_tokenized_once(xformer, trained, text, monkeypatch):
-    token_ids, tokenized = Translator.token_ids, []
-    monkeypatch.setattr(Translator, "token_ids", lambda self, lines: tokenized.extend(lines) or token_ids(self, lines))
-    xformer("translate", "--model", trained, "--input", text / "test.en", "--max-new-tokens", 1)
-    assert tokenized == read(text / "test.en")
-
-
 # --- Bad input --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"one\nz\xe9ro\n", "is not valid UTF-8: line 2"), (b"", "is empty"), (b"one\n" + b"one " * 2000, "line 2 has ")],
-)
-def test_an_invalid_file_is_refused(refused, trained, tmp_path, content, message):
-    (tmp_path / "in").write_bytes(content)
-    (tmp_path / "out").write_text("old")
-    options = ["--model", trained, "--input", tmp_path / "in", "--output", tmp_path / "out"]
-    error = refused("translate", *options, untouched=tmp_path)
-    assert message in error
-    assert str(tmp_path / "in") in error
-
-
-def test_an_output_that_cannot_be_written(refused, trained, tmp_path):
-    (tmp_path / "file").write_text("not a directory")
-    options = ["--model", trained, "--output", tmp_path / "file" / "out"]
-    assert "cannot write" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
-    options = ["--model", trained, "--output", tmp_path]
-    assert "it is a directory" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
-
-
-def test_devices_and_links_are_not_replaced(xformer, trained, translator, tmp_path):
-    (tmp_path / "target").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    assert xformer("translate", "--model", trained, "--output", tmp_path / "link", stdin=b"seven\n").code == 0
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "target").read_text() == expected(translator, ["seven"])
-    assert xformer("translate", "--model", trained, "--output", os.devnull, stdin=b"seven\n").code == 0
-    assert not os.path.isfile(os.devnull)
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------------------
@@ -196,10 +153,3 @@ def test_an_output_replaces_nothing_that_is_read(refused, trained, text, tmp_pat
     monkeypatch.setattr("xformer.cli.translate.load_pipeline", lambda *_: pytest.fail("the model was loaded"))
     options = ("--model", tmp_path / "run", "--input", tmp_path / "test.en", "--output", tmp_path / file)
     assert f"--output {tmp_path / file} would replace " in refused("translate", *options, untouched=tmp_path)
-
-
-def test_an_output_may_lie_beside_the_files_of_a_run(xformer, trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
-    options = ("--model", tmp_path / "run", "--output", tmp_path / "run" / "out")
-    for _ in range(2):  # what is there already, too
-        assert xformer("translate", *options, stdin=b"seven\n").code == 0

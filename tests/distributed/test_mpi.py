@@ -103,15 +103,6 @@ def test_the_bits_do_not_depend_on_the_number_of_ranks(alone, files, tmp_path, c
     assert state(tmp_path / "run") == state(alone)
 
 
-def test_the_bits_are_the_same_by_default(files, tmp_path):
-    options = [option for option in files if option != "training.data_parallel=4"]
-    options.remove("--set")
-    for count in (1, 2):
-        code, output = train(count, options, tmp_path / str(count), "--max-steps", "10")
-        assert (code, "8 shards" in output) == (0, True), output
-    assert len({digest(tmp_path / str(count) / "model.safetensors") for count in (1, 2)}) == 1
-
-
 def test_a_run_resumes_with_another_number_of_ranks(alone, files, tmp_path):
     for count, command in (
         (2, ["train", *files, "--out", tmp_path / "run", "--max-steps", "13"]),
@@ -207,23 +198,3 @@ def test_fit_on_ranks(tmp_path):
         assert output.count("step 10") == 1
         outputs.add(output.split()[-1])
     assert len(outputs) == 1
-
-
-def test_an_error_on_one_rank_ends_all(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    code, output = finish(start(2, tmp_path / "train.py", "raise"), timeout=30)
-    assert code != 0
-    assert "RuntimeError: a callback failed" in output
-
-
-def test_the_network_is_measured(tmp_path):
-    code, output = run(2, "bench/all_reduce.py", "--out", tmp_path / "network.json")
-    assert code == 0, output
-    assert "all-reduce over 2 ranks" in output
-    results = json.loads((tmp_path / "network.json").read_text())
-    assert results["alpha"] >= 0.0
-    assert results["measured"][-1]["bytes"] == 2**26
-    efficiencies = [row["float32"]["efficiency"] for row in results["predicted"]]
-    assert efficiencies == sorted(efficiencies, reverse=True)
-    code, output = run(1, "bench/all_reduce.py")
-    assert "error: there is 1 rank; expected at least 2" in output

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import os
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,34 +309,6 @@ def test_a_file_that_is_not_causal_has_the_states_of_config_json_with_is_causal_
     np.testing.assert_allclose(*states, rtol=0, atol=1e-5)
 
 
-def test_damaged_files_are_refused_in_one_line(llama, tmp_path):
-    content, path = llama.read_bytes(), tmp_path / "model.gguf"
-    for length in [0, 3, 4, 20, 30, 200, 1000, 3000, len(content) // 2, len(content) - 64]:
-        path.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"model\.gguf") as info:
-            load_pretrained(path)
-        assert "\n" not in str(info.value)
-    for begin in (b"ABCD", content[:4] + b"\x01", content[:4] + b"\x00\x00\x00\x03"):
-        path.write_bytes(begin + content[len(begin) :])
-        with pytest.raises(CheckpointError, match=r"model\.gguf"):
-            load_pretrained(path)
-
-
-def test_types_have_the_names_and_sizes_of_the_package():
-    for number, (name, *block) in gguf_file._TYPES.items():
-        assert (TYPE(number).name, gguf.GGML_QUANT_SIZES[TYPE(number)]) == (name, tuple(block))
-    for number, name in gguf_file._UNSUPPORTED.items():
-        assert TYPE(number).name == name
-
-
-def test_a_file_that_changed_is_read_again(llama, tmp_path):
-    path = tmp_path / "model.gguf"
-    shutil.copy(llama, path)
-    assert load_pretrained(path).config.num_layers == 2
-    convert("gpt2", path)
-    assert load_pretrained(path).model_type == "gpt2"
-
-
 # --- weights that stay in blocks --------------------------------------------------------------------------------------
 
 needs_library = pytest.mark.skipif(not native.is_available(), reason="the library was not compiled")
@@ -415,28 +385,3 @@ def test_a_model_in_blocks_can_be_saved_moved_and_quantized_but_not_trained(tmp_
         fit(model, lambda m, b, r: m(b).sum(), [ids], optimizer=Adam(), learning_rate=1e-3, steps=1)
     with raises_line(ConfigError, r"the model is packed for inference; use lora\(model.unpack\(\)\)"):
         lora(model)
-
-
-@needs_library
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not list open files")
-def test_all_blocks_share_one_map_of_the_file(tmp_path):
-    path = convert_wider("llama", tmp_path / "model.gguf", TYPE.Q8_0)
-    before = len(os.listdir("/proc/self/fd"))
-    model = load_pretrained(path, pack=True)
-    assert len(weights_in_blocks(model)) > 10
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
-
-
-@needs_library
-def test_blocks_of_another_shape_are_refused(tmp_path):
-    path = convert_wider("llama", tmp_path / "model.gguf", TYPE.Q8_0)
-    header = gguf_file._read_header(path)[1]["blk.0.ffn_up.weight"]
-    assert header.shape == (160, 96)
-    content = path.read_bytes()
-    name = b"blk.0.ffn_up.weight"
-    start = content.index(name) + len(name) + 4
-    assert content[start : start + 16] == np.array([96, 160], "<u8").tobytes()
-    path.write_bytes(content[:start] + np.array([160, 96], "<u8").tobytes() + content[start + 16 :])
-    for pack in (False, True):
-        with raises_line(CheckpointError, r"has shape \(96, 160\), which gives layers.0.feed_forward.up.weight"):
-            load_pretrained(path, pack=pack)

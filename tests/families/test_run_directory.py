@@ -9,7 +9,7 @@ import pytest
 import xformer as xf
 from tests.reference import raises_line, small_model
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.run_directory import FORMAT, RunDirectory, sha256
+from xformer.families.run_directory import FORMAT, RunDirectory
 from xformer.io import load_arrays
 from xformer.tokenizers import Tokenizer
 from xformer.tree import map_arrays
@@ -102,13 +102,6 @@ def test_a_checkpoint_is_not_a_run(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"model\.gguf is a GGUF file; expected the directory of a run"):
         RunDirectory(tmp_path / "model.gguf").read_config()
-
-
-def test_the_digest_is_that_of_sha256sum(tmp_path):
-    (tmp_path / "file").write_bytes(b"content")
-    assert sha256(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()
-    with pytest.raises(CheckpointError, match="cannot read"):
-        sha256(tmp_path / "nowhere")
 
 
 # --- The best model ---------------------------------------------------------------------------------------------------

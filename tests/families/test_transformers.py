@@ -10,10 +10,7 @@ from safetensors.numpy import load_file
 import xformer as xf
 from tests.checkpoints import DATA
 from tests.families.cases import CASES, IMPLEMENTATIONS
-from tests.families.test_checkpoint import write_mxfp4
-from tests.families.test_export import MODELS, random_model
 from xformer.families import load_pretrained, save_pretrained
-from xformer.families.tensor_files import _FP4_PAIRS, _POWERS
 from xformer.generation.processors import Rows
 from xformer.pipelines.timestamps import TimestampRules, split_segments
 from xformer.random import Rng
@@ -114,34 +111,6 @@ def test_gradients_with_the_load_balancing_loss_are_those_of_transformers(refere
         assert relative_error(x, expected) < 1e-10, key
 
 
-def test_mxfp4_tensors_have_the_values_of_transformers(references, tmp_path):
-    import torch
-    import transformers
-
-    write_mxfp4(tmp_path)
-    with references.float64_throughout():
-        settings = transformers.Mxfp4Config(dequantize=True)
-        theirs = transformers.GptOssForCausalLM.from_pretrained(
-            tmp_path, dtype=torch.float64, quantization_config=settings, attn_implementation="eager",
-            experts_implementation="eager",
-        )  # fmt: skip
-    tokens = [[5, 9, 8, 4, 7, 11, 6, 3]]
-    model = load_pretrained(tmp_path, dtype="float64")
-    for i, layer in enumerate(model.layers):
-        experts = theirs.model.layers[i].mlp.experts
-        for e, expert in enumerate(layer.feed_forward.experts):
-            np.testing.assert_array_equal(expert.gate.weight, experts.gate_up_proj[e, :, 0::2].detach().numpy())
-            np.testing.assert_array_equal(expert.down.weight, experts.down_proj[e].detach().numpy())
-    with torch.no_grad():
-        logits = theirs(torch.tensor(tokens)).logits
-    assert relative_error(model(tokens), logits.numpy()) < 1e-5  # its rotary positions are float32
-    bits, scales = torch.arange(256, dtype=torch.uint8), torch.arange(253, dtype=torch.uint8)
-    convert = transformers.integrations.mxfp4.convert_moe_packed_tensors
-    values = convert(bits.repeat(253, 1, 1)[:, :, None, :], scales[:, None, None], dtype=torch.bfloat16)
-    expected = values.float().reshape(253, 256, 2).numpy()
-    np.testing.assert_array_equal(np.stack([_FP4_PAIRS * power for power in _POWERS[:253]]), expected)
-
-
 CLASSES = {
     "pegasus": "PegasusForConditionalGeneration",
     "marian": "MarianMTModel",
@@ -163,11 +132,6 @@ def assert_same_model(model, directory, model_type, references):
         logits = model(*(x[:1] for x in inputs[:-1]), [[*prefix, *tokens[:index]]])[0, -1]
         logits[sorted(model.config.suppressed_ids)] = -np.inf
         assert int(np.argmax(logits)) == token
-
-
-@pytest.mark.parametrize("model_type", CLASSES)
-def test_models_of_xformer_are_exported(model_type, references, tmp_path):
-    assert_same_model(random_model(MODELS[model_type]), tmp_path, model_type, references)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "marian"])

@@ -210,10 +210,7 @@ def test_errors():
             {**LOOKUP, "num_beams": 2},
             "prompt_lookup_num_tokens is given, num_beams is 2 and num_return_sequences 1; exp",
         ),
-        (
-            {"draft_model": model, "num_beams": 2},
-            "draft_model is given, num_beams is 2 and num_return_sequences",
-        ),
+        ({"draft_model": model, "num_beams": 2}, "draft_model is given, num_beams is 2 and num_return_sequences"),
         ({**LOOKUP, "do_sample": True, "num_return_sequences": 2}, "prompt_lookup_num_tokens is given, num_beams is 1"),
         ({**LOOKUP, "draft_model": model}, "prompt_lookup_num_tokens and draft_model are both given; expected"),
         ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens is 0; expected"),
@@ -237,36 +234,3 @@ def test_errors():
 
     with raises_line(ConfigError, re.escape("Plain has no to_static(cache, max_length); expected a model that has it")):
         xf.generate(Plain(), PROMPTS[:1], **LOOKUP)
-
-
-def earliest(lookup, tokens):
-    """The candidates of transformers: what followed the earliest occurrence of the last tokens."""
-    for size in range(min(lookup.max_ngram_size, len(tokens) - 1), 0, -1):
-        for end in range(size, len(tokens)):
-            if tokens[end - size : end] == tokens[-size:]:
-                return tokens[end : end + lookup.num_tokens]
-    return []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_transformers_takes_as_many_steps(monkeypatch, steps, tmp_path, seed):
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    special = {"bos_token_id": 1, "eos_token_id": 31, "pad_token_id": 0}
-    config = transformers.LlamaConfig(vocab_size=32, initializer_range=0.4, **sizes, **special)
-    reference = transformers.LlamaForCausalLM(config).double().eval()
-    reference.save_pretrained(tmp_path)
-    calls, forward = [], reference.forward
-    monkeypatch.setattr(reference, "forward", lambda *args, **options: calls.append(1) or forward(*args, **options))
-    prompt = np.random.default_rng(seed).integers(3, 30, size=12).tolist()
-    ids = torch.tensor([[*prompt, *prompt[:5]]])
-    options = {"max_new_tokens": 60, "prompt_lookup_num_tokens": 4}
-    with torch.no_grad():
-        expected = reference.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **options)
-    monkeypatch.setattr(PromptLookup, "__call__", earliest)
-    ((output,),) = xf.generate(xf.load_pretrained(tmp_path), ids.tolist(), **options)
-    assert output.tokens == [token for token in expected[0, ids.shape[1] :].tolist() if token != 31]
-    # At the maximum length, xformer makes another step to see whether the output ends.
-    assert len(calls) == 1 + len(steps) - (not output.finished)

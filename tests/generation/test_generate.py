@@ -174,12 +174,6 @@ def test_outputs_begin_with_their_prefixes(models, seed, method, data):
             assert hypothesis.log_probability == pytest.approx(full - given_part, abs=1e-9)
 
 
-def test_the_own_greedy_beginning_changes_nothing(model):
-    full = [one[0].tokens for one in generate(model, padded(SOURCES), max_new_tokens=8)]
-    prefixes = [row[: min(2, len(row))] for row in full]
-    assert [one[0].tokens for one in run(model, SOURCES, prefix=prefixes)] == full
-
-
 def test_invalid_prefixes_raise(model):
     with raises_line(ConfigError, "prefix 2 has length 3; expected at most 2, the maximum length of the output"):
         run(model, SOURCES[:2], max_new_tokens=2, prefix=[[], [3, 4, 5]])
@@ -270,11 +264,7 @@ def test_the_same_seed_gives_the_same_tokens(model):
 def test_samples_do_not_depend_on_the_batch(models, seed, order, num_return_sequences):
     full = run(models[seed], SOURCES, "sampling", num_return_sequences=num_return_sequences)
     shuffled = run(
-        models[seed],
-        [SOURCES[i] for i in order],
-        "sampling",
-        num_return_sequences=num_return_sequences,
-        indices=order,
+        models[seed], [SOURCES[i] for i in order], "sampling", num_return_sequences=num_return_sequences, indices=order
     )
     assert tokens(shuffled) == [tokens(full)[i] for i in order]
     single = run(models[seed], [SOURCES[3]], "sampling", num_return_sequences=num_return_sequences, indices=[3])

@@ -109,20 +109,6 @@ def test_all_tokens_may_be_ordinary(model, monkeypatch):
     assert all(one[0].score >= two[0].score - 1e-9 for one, two in zip(wide, greedy, strict=True))
 
 
-def test_topics_and_blocks(model):
-    found = generate(
-        model,
-        PROMPTS,
-        GenerationConfig(max_new_tokens=6, sequence_bias_strength=60.0),
-        sequence_bias=[[[[11, 12]]]] * 3,
-    )
-    assert all(one[0].tokens[:2] == [11, 12] for one in found)
-    for prompt, (hypothesis,) in zip(
-        PROMPTS, generate(model, PROMPTS, GenerationConfig(max_new_tokens=6, no_repeat_ngram_size=1)), strict=True
-    ):
-        assert len({*prompt, *hypothesis.tokens}) == len(prompt) + len(hypothesis.tokens)
-
-
 def test_invalid_arguments_raise(model):
     with raises_line(DataError, "prompt 2 is empty; expected at least one token, e.g. bos_id"):
         generate(model, [[1], []])

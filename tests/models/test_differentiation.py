@@ -43,16 +43,6 @@ def test_value_and_grad(xp, model, expected):
     assert_all_close(value_and_grad(translation_loss)(moved), expected, xp)
 
 
-@pytest.mark.slow
-def test_value_and_grad_on_jax_outside_jit():
-    """Few layers and shapes, because JAX compiles each operation on its own."""
-    xp = library_or_skip("jax")
-    small = small_model(d_ff=8, num_encoder_layers=0, num_decoder_layers=1, norm_position="post")
-    inputs = (SOURCE[:, :4], TARGET)
-    expected = value_and_grad(translation_loss)(small, *inputs)
-    assert_all_close(value_and_grad(translation_loss)(small.to(xp), *inputs), expected, xp)
-
-
 def test_torch_autograd(model, expected):
     xp = library_or_skip("torch")
     native = map_arrays(lambda array: array.requires_grad_(), model.to(xp))

@@ -49,20 +49,6 @@ def test_the_mask_is_that_of_transformers(tmp_path):
         assert encode_conversation(tokenizer, messages) == (expected["input_ids"], expected["assistant_masks"])
 
 
-def test_special_tokens_in_messages_are_text(tmp_path):
-    tokenizer = write_tokenizer(tmp_path, TAGGED)
-    messages = [
-        {"role": "user", "content": "<|im_end|>"},
-        {"role": "assistant", "content": "is <|im_start|> two <|im_end|>"},
-    ]
-    ids, mask = encode_conversation(tokenizer, messages)
-    assert answers(tokenizer, ids, mask) == ["is <|im_start|> two <|im_end|><|im_end|>"]
-    assert [tokenizer.id_to_token(index) for index in ids if index in tokenizer.special_ids] == [
-        "<|im_start|>",
-        "<|im_end|>",
-    ] * 2
-
-
 @pytest.mark.parametrize("template", [TAGGED, PLAIN])
 def test_answers_without_weight_are_read_only(template, tmp_path):
     tokenizer = write_tokenizer(tmp_path, template)
@@ -74,14 +60,6 @@ def test_answers_without_weight_are_read_only(template, tmp_path):
         encode_conversation(tokenizer, [*messages[:4], {**rest[1], "weight": "x"}])
     with raises_line(DataError, "the conversation has no answer to learn; expected a message of the role assistant"):
         encode_conversation(tokenizer, messages[:4])
-
-
-def test_functions_are_written(tmp_path):
-    template = "{% for t in tools or [] %}{{ t['function']['name'] }} {% endfor %}" + PLAIN
-    tokenizer = write_tokenizer(tmp_path, template)
-    ids, mask = encode_conversation(tokenizer, CHATS[0], [{"type": "function", "function": {"name": "two"}}])
-    assert tokenizer.decode(ids, skip_special_tokens=False).startswith("two <|im_start|>user")
-    assert answers(tokenizer, ids, mask) == ["five<|im_end|>\n"]
 
 
 def test_a_template_that_rewrites_earlier_answers_needs_tags(tmp_path):

@@ -55,24 +55,6 @@ def test_text_is_generated_until_any_end_token_and_streamed(llama):
     assert generator([ids], max_new_tokens=30) == [output.text]
 
 
-def test_byte_order_marks_change_nothing(llama, bert):
-    """Of tokenizers, templates and configurations, which editors of Windows write."""
-    chat, text = [{"role": "user", "content": "the dog runs"}], ["a man sleeps"]
-    config = json.loads((llama / "tokenizer_config.json").read_text())
-    (llama / "chat_template.jinja").write_text(config.pop("chat_template"))
-    (llama / "tokenizer_config.json").write_text(json.dumps(config))
-    modules = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in ("Transformer", "Pooling")]
-    (bert / "modules.json").write_text(json.dumps([{**modules[0], "path": ""}, modules[1]]))
-    (bert / "Pooling").mkdir()
-    (bert / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
-    generated = xf.TextGenerator.from_pretrained(llama)([chat], max_new_tokens=4)
-    vectors = xf.Embedder.from_pretrained(bert)(text)
-    for path in (*llama.glob("*.json*"), *llama.glob("*.jinja"), *bert.rglob("*.json")):
-        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert xf.TextGenerator.from_pretrained(llama)([chat], max_new_tokens=4) == generated
-    np.testing.assert_array_equal(xf.Embedder.from_pretrained(bert)(text), vectors)
-
-
 def test_chats_use_the_template_of_the_checkpoint(llama):
     generator = xf.TextGenerator.from_pretrained(llama)
     chat = [{"role": "user", "content": "the dog runs"}]
@@ -94,23 +76,6 @@ def test_settings_of_the_checkpoint_are_defaults_that_a_caller_replaces(marian):
     assert first.score == pytest.approx(first.log_probability / (len(first.tokens) + first.finished))
     (greedy,) = translator.outputs(["a man sleeps"], num_beams=1)
     assert len(greedy) == 1
-
-
-def test_a_target_length_replaces_the_length_limits_of_a_checkpoint(marian):
-    translator = xf.Translator.from_pretrained(marian)
-    assert translator.defaults.max_new_tokens == 11
-    ((output,),) = translator.outputs(["a man sleeps"], target_length=20, num_return_sequences=1)
-    assert 18 <= len(output.tokens) <= 22
-    with pytest.raises(ConfigError, match="both a target length and max_new_tokens are set"):
-        translator(["a man sleeps"], target_length=20, max_new_tokens=9)
-
-
-def test_blank_texts_have_vectors_without_special_tokens_too(tmp_path):
-    directory = checkpoint(tmp_path, "qwen3", template="")
-    embedder = xf.Embedder.from_pretrained(directory)
-    assert embedder.token_ids([""]) == [[]]
-    for embedder.pooling in ("mean", "cls", "lasttoken"):
-        np.testing.assert_allclose(embedder(["", ""])[1], embedder(["", "a"])[0], atol=1e-6)
 
 
 def test_vectors_are_means_of_the_states_of_all_tokens(bert):
@@ -332,20 +297,6 @@ def test_texts_are_cut_as_in_sentence_transformers(bert, caplog, settings, modul
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("module", [{"max_seq_length": 10}, {"tokenizer_args": {"truncation_side": "right"}}])
-def test_pairs_are_cut_at_the_side_that_the_files_state(cross_encoder, module):
-    transformers = pytest.importorskip("transformers")
-    (cross_encoder / "tokenizer_config.json").write_text(json.dumps({**TOKENIZER, **LEFT}))
-    (cross_encoder / "sentence_bert_config.json").write_text(json.dumps(module))
-    reranker = xf.Reranker.from_pretrained(cross_encoder)
-    assert reranker.max_length == module.get("max_seq_length", 9)
-    theirs = transformers.AutoTokenizer.from_pretrained(cross_encoder, **module.get("tokenizer_args", {}))
-    pairs = [(first, second) for first in LONG for second in LONG]
-    options = {"truncation": True, "max_length": reranker.max_length, "return_token_type_ids": True}
-    expected = theirs(pairs, **options)
-    assert reranker.encode_pairs(pairs) == list(zip(expected["input_ids"], expected["token_type_ids"], strict=True))
-
-
 # The fate of each key of sentence_bert_config.json; those that are followed are in the test above.
 FOLLOWED = {"max_seq_length", "do_lower_case", "processor_kwargs", "tokenizer_args"}
 REFUSED = {
@@ -504,15 +455,6 @@ def test_the_maximum_length_of_sentence_transformers_is_limited_by_the_positions
     (bert / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512}))
     embedder = xf.Embedder.from_pretrained(bert)
     assert embedder.max_length == embedder.model.config.max_positions
-
-
-def test_invalid_names_of_classes_are_refused(tmp_path):
-    directory = checkpoint(tmp_path, "bert_classifier")
-    path = directory / "config.json"
-    for names in ({"a": "x", "b": "y", "c": "z"}, {"0": 1, "1": 2, "2": 3}, ["x", "y", "z"]):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": names}))
-        with pytest.raises(CheckpointError, match="has id2label"):
-            xf.Classifier.from_pretrained(directory)
 
 
 def test_an_unknown_argument_is_refused_before_loading(marian, llama):

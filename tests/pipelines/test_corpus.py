@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,11 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xformer.errors import CheckpointError, ConfigError, CorpusError, DataError
-from xformer.io import lock_directory
+from xformer.errors import ConfigError, CorpusError, DataError
 from xformer.pipelines import ChunkOutput, WorkerProcesses, process_corpus
 
-ROOT = Path(__file__).parents[2]
 LINES = [f"line {number}" for number in range(95)]
 
 
@@ -252,17 +248,6 @@ def kill_worker(lines, first_index):
     return number_lines(lines, first_index)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
-def test_a_worker_that_starts_ignores_ctrl_c():
-    """It reaches all processes of a terminal; that of the command ends the workers."""
-    with WorkerProcesses(1) as processes:
-        future = processes.submit(number_lines, ["a"], 3)
-        while not processes._processes and not future.done():
-            pass
-        os.kill(next(iter(processes._processes)).pid, signal.SIGINT)
-        assert future.result().data == b"3 a\n"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_kills", [2, 9])
 def test_a_killed_worker_fails_its_own_chunk_only(run, tmp_path, monkeypatch, num_kills):
@@ -276,60 +261,3 @@ def test_a_killed_worker_fails_its_own_chunk_only(run, tmp_path, monkeypatch, nu
         ((path, error),) = corpus.failures.items()
         assert path.name == "part-00000002.error"
         assert "worker process was killed by signal 9" in error
-
-
-def fill_disk(lines, first_index):
-    if first_index == 50:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # of this worker
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        return ChunkOutput(b"x" * 2000)
-    return number_lines(lines, first_index)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="the system limits no sizes of files")
-def test_a_full_disk_stops_the_run(run, tmp_path):
-    with pytest.raises(CorpusError, match=r"cannot write .*part-00000005.txt: File too large"):
-        run(fill_disk, executor=WorkerProcesses(1), max_pending=1)
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"log.jsonl", "manifest.json", *(f"part-{number:08}.txt" for number in range(5))}
-    assert merged(run()) == EXPECTED
-
-
-def test_an_executor_that_has_ended_stops_the_run(run):
-    executor = ThreadPoolExecutor(1)
-
-    def function(lines, first_index):
-        if first_index == 20:
-            executor.shutdown(wait=False)
-        return number_lines(lines, first_index)
-
-    with pytest.raises(CorpusError, match=r"the executor accepts no task \(RuntimeError: cannot schedule new futures"):
-        run(function, executor=executor, max_pending=1)
-    assert merged(run()) == EXPECTED
-
-
-def test_a_directory_in_use_is_refused(run, tmp_path):
-    (tmp_path / "out").mkdir()
-    code = (
-        "import sys, pathlib; from xformer.io import lock_directory\n"
-        f"with lock_directory(pathlib.Path({str(tmp_path / 'out')!r}), 'processing a corpus'):\n"
-        "    print('locked', flush=True); sys.stdin.read()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
-    with process:
-        assert process.stdout.readline() == b"locked\n"
-        with pytest.raises(CheckpointError, match="another process is processing a corpus in"):
-            run()
-        process.stdin.close()
-    assert merged(run()) == EXPECTED
-
-
-def test_two_runs_at_once_do_no_harm(run, tmp_path):
-    """As on a file system without locks: a lock keeps no thread of the process that holds it away."""
-    for part in run().parts():
-        part.unlink()
-    with lock_directory(tmp_path / "out"), ThreadPoolExecutor(2) as threads:
-        results = [threads.submit(run) for _ in range(2)]
-    assert merged(results[0].result()) == merged(results[1].result()) == EXPECTED

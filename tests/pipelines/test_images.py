@@ -61,15 +61,6 @@ def test_models_that_resize_positions_accept_other_sizes(tmp_path):
     assert len(classifier(PICTURES)) == len(PICTURES)
 
 
-def test_images_are_read_batch_by_batch(vit, monkeypatch):
-    sizes, call = [], ImageProcessor.__call__
-    monkeypatch.setattr(
-        ImageProcessor, "__call__", lambda self, images: (sizes.append(len(images)), call(self, images))[1]
-    )
-    assert len(xf.ImageClassifier.from_pretrained(vit)(PICTURES, batch_size=2)) == 5
-    assert sorted(sizes) == [1, 2, 2]
-
-
 def test_models_and_images_that_do_not_fit_are_refused(vit, tmp_path):
     classifier = xf.ImageClassifier.from_pretrained(vit)
     with raises_line(DataError, "images is .*; expected a list of images"):

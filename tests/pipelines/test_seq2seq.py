@@ -160,14 +160,6 @@ def test_documents_are_truncated_as_in_training():
     assert summarizer([long], max_new_tokens=5) == [outputs[0].text]
 
 
-def test_german_documents_have_their_own_rules():
-    tokenizer = Tokenizer.train(["Am 3. Mai kam z. B. Frau Dr. Ott. Sie blieb."], 60, separator=True)
-    text = ["Am 3. Mai kam z. B. Frau Dr. Ott. Sie blieb."]
-    german, english = (Tokenizers(tokenizer, tokenizer, language).encode_source(text)[0] for language in ("de", "en"))
-    assert german.count(tokenizer.sep_id) == 1
-    assert english.count(tokenizer.sep_id) > 1
-
-
 def test_invalid_settings_raise(translator):
     for settings, message in (
         ({"batch_tokens": 0}, "batch_tokens is 0; expected an integer of at least 1"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from xformer.generation import generate as search
 from xformer.generation.sampling import DraftModel
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
-from xformer.pipelines.output_text import GeneratedText
 from xformer.tokenizers import Tokenizer
 from xformer.tree import map_arrays
 
@@ -137,15 +134,6 @@ def test_hypotheses_have_the_order_and_scores_of_the_search(settings):
         assert any(row[0].log_probability < row[-1].log_probability for row in outputs)
 
 
-def test_scores_of_long_texts_have_the_length_penalty():
-    settings = {"do_sample": True, "length_penalty": 2.0, "length_penalty_base": "length", "num_return_sequences": 3}
-    (outputs,) = ending().outputs(["the"], max_new_tokens=30, context="slide", suppress_tokens=[2], **settings)
-    for output in outputs:
-        assert len(output.tokens) == 30
-        assert output.score == pytest.approx(output.log_probability / 30**2)
-    assert [output.score for output in outputs] == sorted((output.score for output in outputs), reverse=True)
-
-
 def test_invalid_arguments_raise(generator):
     with raises_line(DataError, r"prompt 2 has characters that the tokenizer does not know: 'X', 'é'"):
         generator(["the", "Xé"])
@@ -222,20 +210,12 @@ def test_texts_that_do_not_fit_are_refused_by_default(generator):
 
 
 @pytest.mark.parametrize(
-    ("settings", "prompt"),
-    [({"seed": 3}, ""), ({"top_k": 3, "sequence_bias": ["cat"]}, "the cat sat on the mat")],
+    ("settings", "prompt"), [({"seed": 3}, ""), ({"top_k": 3, "sequence_bias": ["cat"]}, "the cat sat on the mat")]
 )
 def test_streamed_text_concatenates_to_the_output(generator, settings, prompt):
     texts = list(generator.stream(prompt, max_new_tokens=40, **settings))
     assert "".join(texts) == generator([prompt], max_new_tokens=40, **settings)[0]
     assert len(texts) == 40  # characters; the context has 12 tokens
-
-
-def test_streamed_subwords_keep_their_spaces():
-    generator = make("low lower lowest slow slower " * 8, model="bpe", context_length=16)
-    texts = list(generator.stream("low", max_new_tokens=20, seed=2))
-    assert "".join(texts) == generator(["low"], max_new_tokens=20, seed=2)[0]
-    assert len(texts) > 5
 
 
 def test_streaming_decodes_a_short_suffix_at_each_step(generator, monkeypatch):
@@ -280,16 +260,6 @@ def test_a_stop_string_of_several_tokens_ends_beams(prompt, stop):
     assert [each.text for each in outputs] == [generator.tokenizer.decode(x.tokens).split(stop)[0] for x in expected]
     assert outputs[0].finished
     assert len(outputs[0].text) < len(generator.outputs([prompt], **settings)[0][0].text)
-
-
-def test_a_stop_string_of_characters_of_several_tokens_ends_beams(tmp_path):
-    tokenizer = TextGenerator.from_pretrained(write_model(tmp_path / "model")).tokenizer
-    ids = tokenizer.encode_text("five 🙂🙂")
-    assert len(ids) > 8
-    text = GeneratedText(tokenizer, 0, 0, ["🙂🙂"], None, prompt=ids[:1])
-    for count, expected in ((len(ids), True), (len(ids) - 1, False)):
-        rows: Any = SimpleNamespace(tokens=np.asarray([ids[:count]]), lengths=np.asarray([count]))
-        assert text.has_stop_string(rows, 0) is expected
 
 
 def test_a_stop_string_of_beams_does_not_begin_in_the_prompt():

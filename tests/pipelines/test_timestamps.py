@@ -108,18 +108,6 @@ def test_the_rules_leave_the_tokens_that_transformers_leaves(xp):
         np.testing.assert_array_equal(changed[0, expected], logits[expected])
 
 
-def test_rows_of_a_batch_have_their_own_rules():
-    rules, logits = TimestampRules(14, 10, 2), np.stack([normal(seed, 20) for seed in range(3)]).astype(np.float32)
-    rows = Rows.first([[11, 12], [12], [11, 12]], [0, 1, 2], is_normalized=False).extend([14, 14, 14])
-    rows = rows.extend([3, 4, 5])
-    together = rules(rows.tokens, rows.lengths, logits, rows)
-    for row in range(3):
-        alone = rows.take([row])
-        np.testing.assert_array_equal(
-            rules(alone.tokens, alone.lengths, logits[row : row + 1], alone)[0], together[row]
-        )
-
-
 # Tokens from 100 on are timestamps; the window has 50 positions. Segments and the next position are those of
 # `WhisperGenerationMixin._retrieve_segment`.
 @pytest.mark.parametrize(
@@ -339,17 +327,6 @@ def test_words_have_the_times_and_probabilities_of_a_teacher_forced_pass(transcr
     assert 0.0 <= words[0].start <= words[0].end <= min(0.24, starts[3] + 1e-9)
     assert words[1].start == pytest.approx(max(0.24, starts[3]))
     check_times(result, 0.5)
-
-
-def test_times_are_the_same_on_other_libraries(whisper, transcriber):
-    pytest.importorskip("torch")
-    options = {"timestamps": "words", "language": "en", "max_new_tokens": 12}
-    actual = xf.Transcriber.from_pretrained(whisper, "torch")(NOISE[:WINDOW], **options)
-    expected = transcriber(NOISE[:WINDOW], **options)
-    assert actual.text == expected.text
-    for ours, others in zip(expected.segments, actual.segments, strict=True):
-        assert ours[:3] == others[:3]
-        assert [word[:3] for word in ours.words] == [word[:3] for word in others.words]
 
 
 def test_chinese_is_joined_without_spaces(transcriber, monkeypatch):

@@ -85,14 +85,6 @@ def test_labels_fill_the_template(classifiers):
     assert "ImageTextEncoder(" in repr(classifier)
 
 
-def test_zero_shot_classifiers_run_on_other_libraries(classifiers):
-    pytest.importorskip("torch")
-    classifier = classifiers["siglip_masked"]
-    other = xf.ZeroShotImageClassifier(classifier.model.to("torch"), classifier.processor, classifier.tokenizer)
-    for actual, expected in zip(other(PICTURES, LABELS), EXPECTED["siglip_masked"], strict=True):
-        np.testing.assert_allclose(list(actual.probabilities.values()), expected, rtol=0, atol=1e-5)
-
-
 def test_wrong_calls_are_refused(classifiers):
     for arguments, error, match in (
         ({"labels": "cat"}, DataError, "labels is a single text; expected a list of texts"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.pipelines.chat_model import CHATS, PLAIN, write_model
+from tests.pipelines.chat_model import CHATS, write_model
 from tests.reference import raises_line
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
@@ -182,17 +182,3 @@ def test_outputs_for_loggers(base, tmp_path):
     assert sample["reference"] == CHATS[1][2]["content"]
     assert isinstance(sample["output"], str)
     assert next(iter(task.attention(task.model).maps.values())).weights[0].shape[-1] == 30
-
-
-@pytest.mark.parametrize("options", [{"xp": "torch"}, {"data_parallel": 2}, {"precision": "bfloat16", "xp": "torch"}])
-def test_other_ways_to_compute(options, base, tmp_path):
-    pytest.importorskip(options.get("xp", "numpy"))
-    expected, run = (tune(base, tmp_path / name, **each).history for name, each in (("a", {}), ("b", options)))
-    losses = [next(event["loss"] for event in each if event["event"] == "validation") for each in (expected, run)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-2 if "precision" in options else 1e-4)
-
-
-def test_templates_without_tags(tmp_path):
-    base = write_model(tmp_path / "base", PLAIN)
-    run = tune(base, tmp_path / "run")
-    assert xf.TextGenerator.from_pretrained(run.directory).has_chat

@@ -14,6 +14,7 @@ from xformer.data.demo_tasks import numbers_task
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
+from xformer.runs import launch
 from xformer.runs.recipe import TASKS, Recipe, make_recipe
 
 TASK = numbers_task(num_train=300, num_valid=8, num_test=8, largest=999)
@@ -104,13 +105,6 @@ def test_callbacks_see_events_and_end_a_run(tmp_path):
     assert max(event["step"] for event in run.history) == 3
 
 
-def test_a_summarizer(tmp_path):
-    run = train(tmp_path / "run", task="summarization", max_steps=1, vocab_size=100)
-    assert isinstance(run.pipeline, xf.Summarizer)
-    tuned = train(tmp_path / "tuned", {"task": "summarization"}, init=run.directory, max_steps=1)
-    assert isinstance(tuned.pipeline, xf.Summarizer)
-
-
 def test_adapters_of_a_run(tmp_path, capsys):
     base = xf.train_lm(text=TASK.train.source, out=tmp_path / "base", progress=False, **LM)
     training = {"context_length": 12, "max_steps": 6, "validate_every": 3, "progress": True}
@@ -151,6 +145,37 @@ def test_a_language_model_has_the_bits_of_the_command_line(tmp_path):
     assert config["counts"]["train_characters"] == len("\n".join(lines)) + 1
     assert " ".join(lines).startswith(config["example"])
     assert config["example"]
+
+
+@pytest.mark.parametrize("task", ["translation", "language_modeling"])
+def test_loggers_get_samples_and_figures_of_each_validation(tmp_path, monkeypatch, task):
+    pytest.importorskip("matplotlib")
+    written = []
+
+    class Recorder(launch.TensorBoard):
+        package = "math"  # always installed
+
+        def ignore(self, *arguments):
+            """Write nothing."""
+
+        open = write_scalars = flush = end = ignore
+
+        def write_table(self, step, name, rows):
+            written.append((step, list(rows[0])))
+
+        def write_figure(self, step, name, figure):
+            written.append((step, name))
+
+    monkeypatch.setattr(launch, "TensorBoard", Recorder)
+    monkeypatch.setitem(launch.LOGGERS, "tensorboard", Recorder)
+    options = {"out": tmp_path / "run", "loggers": ["tensorboard"], "progress": False}
+    if task == "translation":
+        xf.train(TABLES, **TEXTS, **options)
+    else:
+        xf.train_lm(text=TASK.train.source, **LM, validate_every=2, **options)
+    columns = ["source" if task == "translation" else "prompt", "output", "reference"]
+    steps = (2, 4) if task == "translation" else (2, 3)
+    assert written == [(step, what) for step in steps for what in (columns, "attention/layer 0")]
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------

@@ -69,13 +69,6 @@ def test_settings_out_of_range():
             TrainingConfig(**{name: value})
 
 
-def test_schedules_that_need_their_end():
-    for name in ("cosine", "linear"):
-        with pytest.raises(ConfigError, match="needs max_steps"):
-            TrainingConfig(schedule=name)
-        assert TrainingConfig(schedule=name, max_steps=5).max_steps == 5
-
-
 def test_averaging_needs_something_to_average():
     with pytest.raises(ConfigError, match=r"average is 'last', but keep_checkpoints is 0; expected the number"):
         TrainingConfig(average="last")
@@ -85,20 +78,6 @@ def test_averaging_needs_something_to_average():
         settings = TrainingConfig(average="best", keep_checkpoints=3, checkpoint_every=every, validate_every=20)
         assert settings.checkpoint_interval == (every or 20)
     assert TrainingConfig(average="last", keep_checkpoints=3, checkpoint_every=7).checkpoint_interval == 7
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"[model", "is not valid TOML"), (b"a = '\xff'", "is not valid TOML")]
-)
-def test_files_that_are_no_recipe(tmp_path, content, message):
-    path = tmp_path / "recipe.toml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        Recipe.from_toml(path)
-    with pytest.raises(ConfigError, match="cannot read recipe"):
-        Recipe.from_toml(tmp_path / "nowhere.toml")
-    with pytest.raises(ConfigError, match="cannot read recipe"):
-        Recipe.from_toml(tmp_path)
 
 
 @pytest.mark.parametrize(("model", "message"), [
@@ -125,11 +104,6 @@ def test_warm_up_from_a_checkpoint_is_short(training, expected):
     """A tenth of the steps, and no more than 20: a new model has 600 steps."""
     recipe = Recipe.from_dict({"init": {"path": "somewhere"}, "training": training})
     assert recipe.training.warmup_steps == expected
-
-
-def test_a_byte_order_mark_of_an_editor_is_dropped(tmp_path):
-    (tmp_path / "recipe.toml").write_bytes(b"\xef\xbb\xbf[training]\nseed = 3\n")
-    assert Recipe.from_toml(tmp_path / "recipe.toml").training.seed == 3
 
 
 def test_a_language_model_has_settings_of_its_own():

@@ -89,47 +89,6 @@ def test_a_run_reports_logs_and_saves(tmp_path):
     assert arrays["source_embedding.weight"].tobytes() == trainer.model.source_embedding.weight.tobytes()
 
 
-@pytest.mark.parametrize("library", ["torch"])  # on jax, tests/training makes steps and fits a module
-def test_every_library_learns(tmp_path, library):
-    pytest.importorskip(library)
-    events = []
-    pairs = TokenPairs([[4 + row % 5] * 3 for row in range(8)], [[4 + row % 5] * 2 for row in range(8)])
-    model = Transformer(dataclasses.replace(MODEL, dropout=0.0), xp=library, seed=0)
-    config = TrainingConfig(batch_tokens=1000, learning_rate=0.01, warmup_steps=1, max_steps=4, validate_every=4)
-    task = PairsTask(Recipe(training=config), model, pairs, pairs)
-    trainer = Trainer(task, RunDirectory(tmp_path), callbacks=[lambda event, _: events.append(event)])
-    trainer.run()
-    losses = [event.loss for event in events if isinstance(event, Step)]
-    assert losses[-1] < losses[0]
-    assert Transformer.load(tmp_path / "model.safetensors", xp=np).config == model.config
-
-
-@pytest.mark.parametrize(("shards", "count"), [(1, 3), (2, 1)])
-def test_blas_threads_are_limited_during_a_run(tmp_path, monkeypatch, three_blas_threads, shards, count):  # noqa: F811
-    monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
-    held = []
-    config = dataclasses.replace(TRAINING, data_parallel=shards, max_steps=2)
-    make(tmp_path, config, report=lambda event: held.append(blas_pools()) if isinstance(event, Step) else None).run()
-    assert [max(pools) for pools in held] == [count, count]
-    assert max(blas_pools()) == 3
-
-
-def test_shards_change_only_the_last_bits_and_threads_none(tmp_path, monkeypatch):
-    # Without dropout, whose masks are drawn for each shard.
-    model_config = dataclasses.replace(MODEL, dropout=0.0)
-    losses, weights = [], []
-    for shards, threads in ((1, 2), (3, 1), (3, 2)):
-        monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))
-        config = dataclasses.replace(TRAINING, data_parallel=shards, max_steps=4)
-        path = tmp_path / f"{shards} {threads}"
-        trainer = make(path, config, model_config=model_config, dtype="float64")
-        trainer.run()
-        losses.append(trainer.validation_loss(trainer.model))
-        weights.append(bits(trainer))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
-    assert weights[1] == weights[2]
-
-
 def interrupt_at(step):
     def interrupt(event):
         if isinstance(event, Step) and event.step == step:
@@ -340,17 +299,6 @@ def test_an_average_that_was_interrupted_is_computed_after_resuming(tmp_path, mo
     assert run_again(tmp_path, config) == ("12 steps", [])
 
 
-def test_the_state_is_saved_by_the_clock_between_validations(tmp_path):
-    saved = []
-    config = dataclasses.replace(TRAINING, validate_every=100, save_every_minutes=1e-9)
-    trainer = make(tmp_path, config, report=lambda event: saved.append((tmp_path / "last.safetensors").exists()))
-    trainer.run()
-    assert all(saved[2:])  # from the first step on
-    plain = make(tmp_path / "plain", dataclasses.replace(config, save_every_minutes=5.0))
-    plain.run()
-    assert bits(trainer) == bits(plain)
-
-
 def test_minutes_end_a_run_and_count_over_resumed_runs(tmp_path):
     config = dataclasses.replace(TRAINING, max_steps=None, max_minutes=0.01)
     trainer = make(tmp_path, config)
@@ -401,13 +349,6 @@ def learning_rates(monkeypatch, first_bad):
     monkeypatch.setattr(
         TrainingConfig, "make_schedule", lambda config, d_model: lambda step: 1e-3 if step < first_bad else 1e36
     )
-
-
-def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_state(tmp_path, monkeypatch):
-    learning_rates(monkeypatch, 6)
-    with pytest.raises(TrainingError, match=r"step 7: the loss is .* \(the state of step 4 is kept\)"):
-        make(tmp_path).run()
-    assert json.loads(load_arrays(tmp_path / "last.safetensors")[1]["progress"])["step"] == 4
 
 
 def test_a_model_with_nan_does_not_replace_the_state_at_a_validation(tmp_path, monkeypatch):

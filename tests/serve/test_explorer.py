@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -273,26 +273,6 @@ def test_the_output_continues_with_an_alternative_that_is_clicked(open_page: Any
 
 
 @pytest.mark.slow
-def test_a_second_run_replaces_one_that_has_not_ended(open_page: Any) -> None:
-    page = open_page(GREEDY)
-    expected = tokens_of(page)
-    page.evaluate(
-        """() => {
-            const form = document.getElementById("inputs");
-            form.requestSubmit();
-            new MutationObserver((_, observer) => {
-                if (!document.querySelector(".output .token")) return;
-                observer.disconnect();
-                form.requestSubmit();
-            }).observe(document.getElementById("output"), { childList: true, subtree: true });
-        }"""
-    )
-    page.wait_for_function("() => document.querySelector('.status').textContent.includes(' s')")
-    assert tokens_of(page) == expected
-    assert "stopped" not in page.inner_text(".status")
-
-
-@pytest.mark.slow
 def test_a_classifier_shows_its_classes_first(open_page: Any) -> None:
     page = open_page({"text": "a man sleeps", "a": "bert_classifier"})
     page.wait_for_selector("[data-tab=result][aria-selected=true]")
@@ -458,29 +438,3 @@ def test_attention_is_changed_by_hand(open_page: Any) -> None:
     assert shown[:3] == [70, 30, 0]  # the others keep their proportions
     page.click("text=Restore")
     assert page.locator(".editor .bars").count() == 0
-
-
-@pytest.mark.slow
-def test_the_page_fits_phones_and_both_color_schemes(open_page: Any) -> None:
-    width = 390
-    colors = []
-    for scheme in ("light", "dark"):
-        page = open_page(BEAM, width=width, scheme=scheme)
-        for tab in ("tokens", "attention", "layers", "switches", "alignment", "beam", "training"):
-            page.click(f"[data-tab={tab}]")
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
-        colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    page.click("#scheme")  # auto, light, dark
-    colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert colors[0] == colors[2]
-    assert all(one != other for one, other in pairwise(colors))
-
-
-@pytest.mark.slow
-def test_errors_of_the_server_are_shown(open_page: Any, browser: Any, address: str) -> None:
-    page = browser.new_page()
-    page.goto(address)
-    page.fill("#text", "word " * 1500)
-    page.click("#generate")
-    assert "tokens" in page.inner_text("[role=alert]")
-    page.close()

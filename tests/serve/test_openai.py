@@ -289,16 +289,6 @@ def test_answers_follow_a_schema(client):
         client.chat.completions.create(model="llama", messages=USER, response_format=form)
 
 
-def test_prompt_lookup_changes_no_answer(client):
-    body = {"model": "llama", "messages": USER, "max_tokens": 60, "temperature": 0, "logprobs": True}
-    plain, assisted = (
-        client.chat.completions.create(**body, extra_body=extra).choices[0]
-        for extra in ({}, {"prompt_lookup_num_tokens": 4})
-    )
-    assert assisted.message.content == plain.message.content
-    assert [each.bytes for each in assisted.logprobs.content] == [each.bytes for each in plain.logprobs.content]
-
-
 def test_structured_output_needs_a_package(scripted, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     options = {"model": "scripted", "messages": USER, "response_format": {"type": "json_object"}}

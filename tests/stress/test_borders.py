@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
-import io
 import json
-import pickle
-import tempfile
-import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,20 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xformer as xf
-from tests.cli.conftest import RECIPE
 from tests.stress.conftest import MESSAGE, limits
-from xformer.cli.main import exit_code
-from xformer.cli.translate import LineOptions, process_chunk
 from xformer.config import Config
 from xformer.environment import clear_cache
 from xformer.errors import XformerError
-from xformer.layers.cache import KVCache
 from xformer.models.config import GATED, POSITIONS
 from xformer.ops.activations import ACTIVATIONS
-from xformer.runs.recipe import TASKS, Recipe
-from xformer.text import bleu, chrf, exact_match, read_lines, read_parallel, read_text, rouge, ter
-from xformer.text.corpus import LineChunks, one_line
-from xformer.tokenizers.chat import render_chat_template
 
 SECONDS = 120  # for one call, the compilation of its kernels included
 
@@ -477,7 +463,6 @@ def tokenizers():
 
 
 TOKENIZERS = list(tokenizers())
-DIRECTORIES = sorted(path for path in (Path(__file__).parents[1] / "tokenizers" / "data").iterdir() if path.is_dir())
 UNK = 3
 
 
@@ -510,88 +495,6 @@ def test_tokenizers(data):
         outcome(lambda odd=odd: tokenizer.decode(odd))
         outcome(lambda odd=odd: tokenizer.decode_batch([odd]))
         outcome(lambda odd=odd: tokenizer.tokens(odd))
-
-
-@given(data=st.data())
-def test_pretrained_tokenizers(data):
-    tokenizer = load_pretrained_tokenizer(data.draw(st.sampled_from(DIRECTORIES)))
-    line = data.draw(texts)
-    ids = outcome(lambda: tokenizer.encode(line))
-    if ids is not Refused:
-        assert all(0 <= token < tokenizer.vocab_size for token in ids)
-        assert isinstance(tokenizer.decode(ids), str)
-        assert tokenizer.encode_batch([line]) == [ids]
-    odd = data.draw(st.sampled_from(NOT_TEXTS))
-    outcome(lambda: tokenizer.encode(odd))
-    outcome(lambda: tokenizer.encode_batch(odd))
-    for odd in (*IDS, [10**30], np.asarray([3, 4]), np.asarray([3.0])):
-        outcome(lambda odd=odd: tokenizer.decode(odd))
-
-
-@functools.cache
-def load_pretrained_tokenizer(directory):
-    return xf.tokenizers.load_tokenizer(directory)
-
-
-TEMPLATE = """{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] | trim }}
-{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
-
-
-@given(
-    messages=st.lists(st.dictionaries(st.sampled_from(["role", "content", "x"]), texts | st.sampled_from(NOT_TEXTS))),
-    template=st.just(TEMPLATE) | texts,
-)
-def test_chat_templates(messages, template):
-    rendered = outcome(lambda: render_chat_template(template, messages=messages, add_generation_prompt=True))
-    assert rendered is Refused or isinstance(rendered, str)
-
-
-line_ends = st.sampled_from(["\n", "\n", "\r\n", ""])
-
-
-@given(
-    rows=st.lists(st.tuples(texts, line_ends), max_size=5),
-    start=st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xff\xfe"]),
-)
-def test_corpus_files(rows, start, tmp_path_factory):
-    path = tmp_path_factory.getbasetemp() / "corpus"
-    content = start + "".join(line + end for line, end in rows).encode("utf-8", "surrogatepass")
-    path.write_bytes(content)
-    lines = outcome(lambda: read_lines(path))
-    if lines is Refused:
-        return
-    number = content.count(b"\n") + (not content.endswith(b"\n"))
-    assert len(lines) == number
-    assert all("\n" not in line for line in lines)
-    chunks = LineChunks(path, 2)
-    assert [line for chunk in chunks for line in chunk.read()] == lines
-    for line in lines:
-        assert len(one_line(line).splitlines()) <= 1
-    text = outcome(lambda: read_text(path))
-    assert text is Refused or text.count("\n") == content.count(b"\n")
-    pairs = outcome(lambda: read_parallel(path, path))
-    assert pairs is Refused or len(pairs) + pairs.num_dropped == number
-
-
-@given(data=st.data())
-def test_metrics(data):
-    hypotheses = data.draw(
-        st.lists(texts | st.sampled_from(NOT_TEXTS), max_size=4) | st.sampled_from(NOT_TEXTS) | texts
-    )
-    references = data.draw(st.lists(texts, max_size=4) | st.lists(st.lists(texts, max_size=4), max_size=2) | texts)
-    if data.draw(st.booleans()):
-        hypotheses, references = data.draw(
-            st.lists(st.tuples(texts, texts), max_size=4).map(
-                lambda x: (list(y) for y in zip(*x, strict=True)) if x else ([], [])
-            )
-        )
-    for metric in (bleu, chrf, ter, rouge, exact_match):
-        result = outcome(lambda metric=metric: metric(hypotheses, references))
-        if result is not Refused:
-            for each in result if isinstance(result, list) else [result]:
-                value = getattr(each, "value", each)
-                assert np.isfinite(value)
-                assert value >= 0
 
 
 @functools.cache
@@ -665,24 +568,6 @@ def test_text_generators(data):
             assert text is Refused or text == pipeline([prompts[0]], **options)[0]
 
 
-@given(rows=st.lists(st.tuples(texts, line_ends), max_size=4), index=st.integers(0, len(TOKENIZERS) - 1))
-def test_commands_keep_lines(rows, index, tmp_path_factory):
-    path, error = tmp_path_factory.getbasetemp() / "lines", io.StringIO()
-    content = "".join(line + end for line, end in rows).encode("utf-8", "surrogatepass")
-    path.write_bytes(content)
-    lines = outcome(lambda: read_lines(path))
-    if lines is not Refused:
-        options = LineOptions().to_dict()
-        chunk = process_chunk(translator(index), lines, 0, options=options, generation={"max_new_tokens": 3})
-        written = chunk.data.decode()
-        assert len(written.splitlines()) == written.count("\n") == len(lines)
-    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()) as printed, limits():
-        code = exit_code(["score", "--reference", str(path), "--hypothesis", str(path), "--metric", "all"])
-    assert code == (2 if lines is Refused else 0)
-    assert "Traceback" not in error.getvalue()
-    assert "nan" not in printed.getvalue()
-
-
 # --- Activations and analyses -----------------------------------------------------------------------------------------
 
 NAMES = ["*", "*residual_out", "logits", "*.0.self_attention.weights", "*cross_attention*", "*.output", "states"]
@@ -713,120 +598,6 @@ def test_activations(data):
         np.testing.assert_array_equal(after, before)
         if change is CHANGES[0] or change is CHANGES[1]:
             assert_equal(result[0], before)
-
-
-# --- Modules ----------------------------------------------------------------------------------------------------------
-
-
-class Tree(xf.Module):
-    """A module with leaves and branches of any kind."""
-
-    weight: xf.backends.Array
-    rest: object
-    number: object
-
-
-ARRAYS = st.builds(
-    lambda shape, dtype, order: np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 3 + 1, dtype, order),
-    st.sampled_from([(), (0,), (1,), (3,), (2, 3), (4, 4), (1, 0, 2), (2, 3, 4)]),
-    st.sampled_from(["float32", "float32", "float64", "float16", "int64", "int32", "uint8", "bool"]),
-    st.sampled_from(["C", "F"]),
-)
-LEAVES = (
-    ARRAYS | st.none() | st.booleans() | st.integers() | st.text(max_size=2) | st.sampled_from([1.5, np.float32(2)])
-)
-BRANCHES = st.recursive(
-    LEAVES,
-    lambda nodes: (
-        st.lists(nodes, max_size=3)
-        | st.lists(nodes, max_size=3).map(tuple)
-        | st.dictionaries(st.sampled_from(["a", "b", "0"]), nodes, max_size=3)
-        | st.builds(Tree, ARRAYS, nodes, nodes)
-    ),
-    max_leaves=6,
-)
-OPTIMIZERS = [xf.SGD(), xf.SGD(momentum=0.9), xf.Adam(), xf.AdamW(decay_all=True), xf.Muon(), xf.Adafactor()]
-
-
-def sum_of_squares(tree):
-    return sum(xf.ops.squared_norm(x) for _, x in tree.named_parameters())
-
-
-def assert_same_arrays(one, other):
-    one, other = dict(one.named_arrays()), dict(other.named_arrays())
-    assert one.keys() == other.keys()
-    for name, x in one.items():
-        assert (x.shape, x.dtype) == (other[name].shape, other[name].dtype)
-        np.testing.assert_array_equal(x, other[name])
-
-
-@given(
-    tree=st.builds(Tree, ARRAYS, BRANCHES, BRANCHES),
-    optimizer=st.sampled_from(OPTIMIZERS),
-    dtype=st.none() | st.sampled_from(["float64", "float16", "bfloat16", "x", "int8"]),
-)
-def test_modules(tree, optimizer, dtype):
-    before = copy.deepcopy(dict(tree.named_arrays()))
-    parameters = dict(tree.named_parameters())
-    for moved in (
-        pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree), tree.to("numpy"), tree.to("torch").to("numpy"),
-    ):  # fmt: skip
-        assert_same_arrays(moved, tree)
-    moved = outcome(lambda: tree.to(dtype=dtype))
-    assert moved is Refused or all(
-        x.dtype == (dtype or before[name].dtype) if name in parameters else x.dtype == before[name].dtype
-        for name, x in moved.named_arrays()
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "tree.safetensors"
-        if outcome(lambda: xf.save_parameters(tree, path)) is not Refused:
-            assert_same_arrays(outcome(lambda: xf.load_parameters(tree, path)), tree)
-    result = outcome(lambda: xf.value_and_grad(sum_of_squares)(tree))
-    if result is Refused:
-        return
-    _, gradient = result
-    assert {name for name, _ in gradient.named_arrays()} == parameters.keys()
-    for name, x in gradient.named_arrays():
-        np.testing.assert_allclose(x, 2 * parameters[name], rtol=1e-3)
-    updated, state = optimizer.update(tree, gradient, optimizer.init(tree), 0.1)
-    updated, state = optimizer.update(updated, gradient, state, 0.1)
-    for name, x in updated.named_arrays():
-        assert (x.shape, x.dtype) == (before[name].shape, before[name].dtype)
-        assert np.all(np.isfinite(x))
-        if name not in parameters:
-            np.testing.assert_array_equal(x, before[name])
-        elif x.size and x.dtype != "float16":
-            assert np.all(x != before[name]) if isinstance(optimizer, xf.Muon) else np.all(x < before[name])
-    for name, x in tree.named_arrays():
-        np.testing.assert_array_equal(x, before[name])
-
-
-# --- Cases that were wrong once ---------------------------------------------------------------------------------------
-
-X = np.ones((2, 3, 8), "float32")
-ATTENTION = xf.MultiHeadAttention(8, 2, init=0)
-
-
-def test_calls_that_were_computed_once_are_refused():
-    grouped = xf.MultiHeadAttention(8, 4, num_key_value_heads=2, init=0)
-    for call in (
-        lambda: ATTENTION(1.5), lambda: ATTENTION.weights(X, X[:, :2], mask=1.5, bias=1.5),
-        lambda: KVCache(X[None], X[None]).append(X[None, :1], X[None, :1]),
-        lambda: TRANSFORMERS[0]([[3]], source_mask=1.5), lambda: grouped(X[:, :1], mask=1.5),
-        lambda: grouped(X[:, :1], bias=[1.5]),
-        lambda: xf.generate(TRANSFORMERS[0], [[3], [4]], attention_mask=[[1], [1, 1]]),
-        lambda: TOKENIZERS[0].encode_batch(None), lambda: text_generator(0).outputs(["a"], sequence_bias=[None]),
-        lambda: translator(0).outputs(["a"], prefix=3), lambda: bleu([None], ["a"]),
-        lambda: xf.LanguageModelConfig(vocab_size=9, num_layers=1, layer_types=1.5),
-        lambda: xf.Encoder(xf.EncoderConfig(vocab_size=9, positions="relative", relative_buckets=2)),
-    ):  # fmt: skip
-        assert outcome(call) is Refused
-
-
-def test_parameters_without_axes_stay_parameters():
-    tree = Tree(np.arange(3), np.asarray(2.0), None)
-    _, gradient = xf.value_and_grad(sum_of_squares)(tree)
-    assert dict(gradient.named_arrays()) == {"rest": 4.0}
 
 
 # --- Configurations ---------------------------------------------------------------------------------------------------
@@ -891,34 +662,3 @@ def test_configurations(data):
         if model is not Refused:
             ids = np.ones((1, 3), int)
             outcome(lambda: model(ids, ids) if cls is xf.TransformerConfig and model.decoder else model(ids))
-
-
-TABLES = ["model", "training", "tokenizer", "init", "x"]
-
-
-@given(data=st.data())
-def test_recipes(data):
-    base = tomllib.loads(RECIPE)
-    for _ in range(data.draw(st.integers(1, 3))):
-        table = data.draw(st.sampled_from([*base, *TABLES]))
-        part = base.setdefault(table, {})
-        name = data.draw(
-            st.sampled_from([*(part if isinstance(part, dict) else []), "x", "d_model", "dropout", "max_steps"])
-        )
-        value = data.draw(
-            st.sampled_from(
-                [
-                    x
-                    for x in ODD
-                    if isinstance(x, bool | int | float | str | list | dict) and not isinstance(x, np.generic)
-                ]
-            )
-        )
-        if isinstance(part, dict) and data.draw(st.integers(0, 5)):
-            part[name] = copy.deepcopy(value)
-        else:
-            base[table] = copy.deepcopy(value)
-    base["task"] = data.draw(st.sampled_from([*TASKS, *TASKS, "x", 3]))
-    recipe = outcome(lambda: Recipe.from_dict(base))
-    if recipe is not Refused:
-        json.dumps(recipe.to_dict(), allow_nan=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import os
 import random
@@ -35,7 +34,6 @@ CORPUS = (
 )
 EXPORT = "export {0}/run"
 SERVE = "serve --model {0}/run --port"
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # of Debian's package faketime
 
 
 @pytest.fixture(scope="module")
@@ -184,28 +182,6 @@ def test_server_that_is_killed_changes_no_file_and_starts_again_at_the_same_port
         assert contents(inputs) == before
 
 
-@pytest.mark.skipif(not FAKETIME.exists(), reason="needs Debian's package faketime")
-def test_clock_that_jumps_changes_nothing(inputs, tmp_path):
-    train = TRAIN.format(inputs).split()
-    finish(*train, tmp_path / "expected")
-    clock = tmp_path / "clock"
-    clock.write_text("+0")
-    jumping = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
-    jumping["FAKETIME_DONT_FAKE_MONOTONIC"] = "1"  # which never jumps
-    process = start(*train, tmp_path / "run", "--max-minutes", "20", **jumping)
-    for jump in itertools.cycle(("+400d", "-30d", "+1h", "-400d")):
-        clock.write_text(jump)
-        try:
-            _, errors = process.communicate(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    assert process.returncode == 0, errors
-    expected = final_files(tmp_path / "expected")
-    # The limit is part of the configuration.
-    assert {**final_files(tmp_path / "run"), "config.json": expected["config.json"]} == expected
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int, str], Path]]:
     """Return a function that mounts a disk of some KiB."""
@@ -236,19 +212,3 @@ def test_a_full_disk_is_reported_in_one_line_and_saved_files_are_whole(command, 
     assert "Traceback" not in errors
     if output.is_dir():
         check_files(output)
-
-
-def test_a_second_process_on_the_same_run_is_refused(inputs, tmp_path):
-    train = [*TRAIN.format(inputs).replace("--max-steps 40", "--max-steps 4000").split(), tmp_path / "run"]
-    first = start(*train)
-    while not (tmp_path / "run" / "last.safetensors").exists():
-        assert first.poll() is None, first.communicate()
-        time.sleep(0.02)
-    for arguments in (train, ["resume", tmp_path / "run"]):
-        second = start(*arguments)
-        errors = second.communicate(timeout=60)[1].decode()
-        assert second.returncode == 2
-        assert errors.count("\n") == 1
-    first.kill()
-    first.communicate()
-    check_files(tmp_path / "run")

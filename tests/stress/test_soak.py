@@ -229,25 +229,3 @@ def test_mixed_use_keeps_outputs_memory_threads_and_files(run, texts, scale, cap
     finally:
         server.terminate()
         server.communicate(timeout=60)
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_compute_what_one_computes(run, texts, method, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import multiprocessing, sys, warnings\n"
-        "from xformer import Translator\n"
-        "from xformer.text import read_lines\n"
-        "def work(part):\n"
-        "    return Translator.from_pretrained(sys.argv[1])(part, max_new_tokens=8)\n"
-        "if __name__ == '__main__':\n"
-        "    warnings.simplefilter('ignore', DeprecationWarning)\n"
-        "    texts = read_lines(sys.argv[2])[:24]\n"
-        "    parts = [texts[start::4] for start in range(4)]\n"
-        "    expected = [work(part) for part in parts]\n"
-        "    with multiprocessing.get_context(sys.argv[3]).Pool(3) as pool:\n"
-        "        assert pool.map(work, parts) == expected\n"
-        "        assert pool.map(work, parts) == expected\n"
-    )
-    arguments = [sys.executable, script, run, run.parent / "train.source", method]
-    subprocess.run(list(map(str, arguments)), env=ENVIRONMENT, check=True, timeout=240)

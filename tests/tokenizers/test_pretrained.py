@@ -1,7 +1,5 @@
-import base64
 import json
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
@@ -95,14 +93,6 @@ def test_marian_has_two_models_and_language_tokens_of_the_target():
     assert tokenizer.pad_id == tokenizer.vocab_size - 1
     # The source piece "▁th" is not in vocab.json.
     assert tokenizer.unk_id in tokenizer.encode("the")
-
-
-def test_special_tokens_may_be_objects(tmp_path):
-    directory = copy("marian", tmp_path)
-    (directory / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>", "lstrip": false}}')
-    tokenizer = load_tokenizer(directory)
-    assert tokenizer.encode("the") == load_tokenizer(DATA / "marian").encode("the")
-    assert tokenizer.special_tokens["eos_token"] == "</s>"
 
 
 def test_properties_come_from_the_files():
@@ -205,14 +195,6 @@ def test_bytes_of_tokens_concatenate_to_the_text(case):
     assert [*map(tokenizer.token_bytes, sorted(tokenizer.special_ids))] == [token.encode() for token in special]
 
 
-def test_bytes_of_parts_of_a_character():
-    tokenizer = load_tokenizer(DATA / "byte_level")
-    ids = tokenizer.encode("👨")
-    assert len(ids) > 1
-    assert b"".join(map(tokenizer.token_bytes, ids)) == "👨".encode()
-    assert [tokenizer.decode([index]) for index in ids] == ["\ufffd"] * len(ids)
-
-
 # --- Damaged and unsupported files ------------------------------------------------------------------------------------
 
 
@@ -237,26 +219,6 @@ def test_damaged_vocabularies(file, content, message, tmp_path):
     with pytest.raises(CheckpointError, match=message) as error:
         load_tokenizer(directory)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"version": "1.0", "model": {}}', b"\xff\xfe"])
-def test_a_damaged_tokenizer_json(tmp_path, content):
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a valid tokenizer") as error:
-        load_tokenizer(tmp_path)
-    assert "\n" not in str(error.value)
-
-
-def test_a_tokenizer_that_fails_in_the_library(tmp_path, capfd):
-    directory = copy("byte_level", tmp_path)
-    content = json.loads((directory / "tokenizer.json").read_text())
-    charsmap = base64.b64encode(struct.pack("<II", 4, 1 << 30) + b"a").decode()
-    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": charsmap}
-    (directory / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"the tokenizer of .* failed") as error:
-        load_tokenizer(directory).encode("hello")
-    assert "\n" not in str(error.value)
-    assert capfd.readouterr().out == ""  # Rust writes the panic to the error stream
 
 
 @pytest.mark.parametrize(

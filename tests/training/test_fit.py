@@ -32,7 +32,6 @@ from xformer.training import (
     Skip,
     Start,
     Step,
-    TrainingLoop,
     early_stopping,
     fit,
     load_parameters,
@@ -118,39 +117,6 @@ def test_a_callback_may_keep_the_model():
     assert bits(model) == bits(kept[-1][0])
 
 
-def test_a_loss_of_main_trains_on_two_workers(tmp_path):
-    """Neither closures nor functions of a script need to be importable."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        """
-import numpy as np
-from tests.training.test_fit import Regression, make_batches
-from xformer.training import Adam, fit
-
-class Pair:
-    num_tokens = 8
-    def __init__(self, x, y): self.x, self.y = x, y
-    def split(self, count):
-        return [Pair(x, y) for x, y in zip(np.array_split(self.x, count), np.array_split(self.y, count))]
-
-scale = 2.0
-def loss(model, batch, rng):
-    error = model(batch.x) - batch.y
-    return scale * (error @ error)
-
-batches = [Pair(*batch) for batch in make_batches()]
-ends = [fit(Regression(), loss, batches, optimizer=Adam(), learning_rate=0.1, steps=3, data_parallel=n) for n in (1, 2)]
-np.testing.assert_allclose(ends[0][0].weight, ends[1][0].weight, rtol=1e-9)
-assert ends[1][1][0].num_tokens == 8
-print("done")
-""",
-        encoding="utf-8",
-    )
-    environment = {**os.environ, "XFORMER_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
-
-
 def test_products_of_batches_that_are_not_split_have_all_threads(monkeypatch, three_blas_threads):  # noqa: F811
     monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
     held = []
@@ -223,17 +189,6 @@ def test_no_batches_are_refused():
         fit(Regression(), squared_error, [], optimizer=Adam(), learning_rate=0.1)
     with raises_line(DataError, r"the batches of step 1 have \[0\] tokens; expected at least 1"):
         run(num_tokens=lambda batch: 0)
-
-
-def test_a_batch_may_be_none():
-    """A loss function may take its data from elsewhere."""
-    batch = make_batches(1)[0]
-
-    def loss(model, none, rng):
-        return squared_error(model, batch, rng)
-
-    _, history = fit(Regression(), loss, [None] * 3, optimizer=Adam(), learning_rate=0.1)
-    assert [event.step for event in history] == [1, 2, 3]
 
 
 def test_accumulated_batches_are_one_large_batch():
@@ -439,15 +394,6 @@ def test_a_finished_run_makes_no_more_steps(tmp_path):
     assert [step.step for step in more] == [7, 8]
 
 
-def test_a_loop_that_is_resumed_by_hand_continues_the_clock(tmp_path):
-    options = {"optimizer": Adam(), "learning_rate": 0.05, "steps": 6, "run_dir": tmp_path}
-    first, second = (TrainingLoop(Regression(), squared_error, make_batches(), **options) for _ in range(2))
-    first.run()
-    second.resume()
-    assert second.step == 6
-    assert second.minutes > first.history[-1].minutes
-
-
 def test_the_log_has_the_first_step_and_every_tenth(tmp_path):
     run(run_dir=tmp_path, steps=21)
     assert [event["step"] for event in TrainingFiles(tmp_path).read_log()] == [1, 10, 20]
@@ -536,10 +482,7 @@ class Collecting:
     [
         ({"model": Masked(1j)}, "mask has dtype complex128, which no file can hold; expected one of float64, "),
         ({"model": Masked(np.asarray(["a"]))}, "mask has dtype str32, which no file can hold"),
-        (
-            {"model": with_fields(Regression(), weight=TARGET * np.inf)},
-            "weight is not finite, and run_dir keeps",
-        ),
+        ({"model": with_fields(Regression(), weight=TARGET * np.inf)}, "weight is not finite, and run_dir keeps"),
         ({"optimizer": Counting()}, "the optimizer's state, a dict, cannot be saved in run_dir"),
         ({"callbacks": [Collecting({"seen": {1, 2}})]}, r"state_dict\(\) of the callback Collecting 1 cannot be saved"),
     ],
