@@ -17,7 +17,7 @@ from xformer.errors import BackendError, ConfigError
 from xformer.testing import check_backend
 
 STRICT = resolve("array_api_strict")
-LIBRARIES = {"numpy": "numpy", "torch": "torch", "array_api_strict": "array_api_strict", "mlx": "mlx.core"}
+LIBRARIES = {"torch": "torch", "array_api_strict": "array_api_strict", "mlx": "mlx.core"}
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -92,6 +92,6 @@ def test_a_check_that_takes_too_long_fails(monkeypatch):
                 time.sleep(0.01)
 
     monkeypatch.setattr(STRICT, "sqrt", wait)
-    report = check_backend("array_api_strict", groups=["forward"], time_limit=0.5)
-    assert {(check.status, check.detail) for check in report.checks} == {("fails", "not finished after 0.5 s")}
+    report = check_backend("array_api_strict", groups=["forward"], time_limit=0.1)
+    assert {(check.status, check.detail) for check in report.checks} == {("fails", "not finished after 0.1 s")}
     assert report.checks[0].where.startswith("xformer/")

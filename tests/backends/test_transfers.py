@@ -129,16 +129,18 @@ def in_steps(transfers: Transfers, run: Any, first: int, last: int) -> tuple[Cou
     return Counter(transfers.reads) - reads, again
 
 
-@for_each("optimizer", ["SGD", "Adam", "AdamW", "Adafactor", "Muon"])
-@for_each("positions", ["sinusoidal", "rotary", "alibi", "relative"])
+@for_each(
+    "optimizer, positions",
+    [("SGD", "sinusoidal"), ("Adam", "rotary"), ("AdamW", "alibi"), ("Adafactor", "relative"), ("Muon", "sinusoidal")],
+)
 def test_a_step_of_training_reads_once(transfers, optimizer, positions):
     def train(steps):
         model = transfers.transformer(dropout=0.1, positions=positions)
         options = {"optimizer": getattr(xf, optimizer)(), "steps": steps, "num_tokens": lambda batch: batch[2].size}
         xf.fit(model, loss_fn, batches(steps), learning_rate=xf.schedules.cosine(1e-2, total_steps=20), **options)
 
-    reads, copied_again = in_steps(transfers, train, 3, 7)
-    assert reads.total() == 4, reads
+    reads, copied_again = in_steps(transfers, train, 2, 5)
+    assert reads.total() == 3, reads
     assert not copied_again
 
 
@@ -164,8 +166,8 @@ def test_a_step_of_decoding_reads_once(transfers, model, mode):
         options = {"min_new_tokens": steps, "max_new_tokens": steps, **MODES[mode]}
         xf.generate(model, [[3, 4, 5, 6], [7, 8, 9, 10]], **options)
 
-    reads, copied_again = in_steps(transfers, decode, 4, 12)
-    assert reads.total() == 8, reads
+    reads, copied_again = in_steps(transfers, decode, 4, 8)
+    assert reads.total() == 4, reads
     assert not [copy for copy in copied_again if "int64" not in copy]  # a token or a beam may be chosen again
 
 

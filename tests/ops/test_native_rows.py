@@ -94,7 +94,7 @@ def test_layouts_of_parameters_ids_and_cotangents(monkeypatch):
     for weight in (single(7, 9).T, single(9, 14)[:, ::2], single(9, 7)[::-1]):
         assert_same(monkeypatch, lambda w: embedding(w, ids), weight)
     for dtype, scale in (("uint8", 1.0), ("int32", 2.5), ("int64", 1.0)):
-        for own in (ids.reshape(6, 5)[::2].T, ids[3], ids[:0].reshape(0, 3)):
+        for own in (ids.reshape(6, 5)[::2].T, np.asarray(ids[3]), ids[:0].reshape(0, 3)):
             assert_selected("embedding", single(9, 7), own.astype(dtype), scale=scale)
             function = functools.partial(embedding, ids=own.astype(dtype), scale=scale)
             assert_same(monkeypatch, function, single(9, 7))

@@ -72,7 +72,7 @@ def test_a_bias(monkeypatch, shape, mask, causal):
     assert_same(monkeypatch, lambda q, k, v, b: attend(q, k, v, allowed, b), *arrays, bias)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@for_each("seed", range(20))
 def test_any_sizes(monkeypatch, seed):
     """Grouped heads, and masks, biases and dropout masks of any shape that broadcasts."""
     rng = np.random.default_rng(seed)
