@@ -244,17 +244,7 @@ class Library(ModuleType):
 
     # --- functions that the standard lacks ----------------------------------------------------------------------------
 
-    def erf(self, x: Array) -> Array:
-        """Compute the error function elementwise."""
-        return portable.erf(self, x)
-
-    def scatter_add(self, target: Array, indices: Array, updates: Array) -> Array:
-        """Return `target` (rows, ...) with `updates` (n, ...) added to the rows `indices` (n,); repeats accumulate."""
-        return portable.scatter_add(self, target, indices, updates)
-
-    def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
-        """Return the k largest values and their indices, sorted; of equal values the lower index comes first."""
-        return portable.top_k(self, x, k)
+    erf, scatter_add, top_k = portable.erf, portable.scatter_add, portable.top_k
 
     def set_item(self, x: Array, value: Any, key: Any) -> Array:
         """Return a copy of `x` with `value` at `key`."""

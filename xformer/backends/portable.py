@@ -1,4 +1,4 @@
-"""`erf`, `scatter_add` and `top_k` in functions of the standard alone, for libraries that lack them."""
+"""`erf`, `scatter_add` and `top_k` in functions of the standard alone: methods of libraries that lack them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def erf(xp: Namespace, x: Array) -> Array:
 
 @compute_in_float32
 def scatter_add(xp: Namespace, target: Array, indices: Array, updates: Array) -> Array:
-    """Multiply by one-hot matrices: the only way in the bare standard that accumulates repeated rows."""
+    """Return `target` (rows, ...) with `updates` (n, ...) added to the rows `indices` (n,); repeats accumulate.
+
+    One-hot matrices are the only way in the bare standard that accumulates repeated rows.
+    """
     rows = target.shape[0]
     flat = xp.reshape(updates, (updates.shape[0], math.prod(updates.shape[1:])))
     device = getattr(indices, "device", None)  # some libraries name no devices
@@ -64,7 +67,10 @@ def scatter_add(xp: Namespace, target: Array, indices: Array, updates: Array) ->
 
 
 def top_k(xp: Namespace, x: Array, k: int) -> tuple[Any, Any]:
-    """Sort everything. CuPy does it this way too: its argpartition is a full sort (array-api issue 629)."""
+    """Return the k largest values and their indices, sorted; of equal values the lower index comes first.
+
+    Everything is sorted, as CuPy's argpartition does it, too (array-api issue 629).
+    """
     indices = xp.argsort(x, axis=-1, descending=True, stable=True)[..., :k]
     return xp.take_along_axis(x, indices, axis=-1), indices
 

@@ -1,6 +1,6 @@
 // The attention of an output: its figures, and an editor of the weights of one token.
 
-import { errorLine, html, visible } from "./dom.js";
+import { html, visible } from "./dom.js";
 import { AttentionView } from "./attention_view.js";
 import { partName } from "./switches.js";
 
@@ -44,15 +44,11 @@ export function drawEditor(column) {
   const hint = `Attention of “${visible(map.queries[query])}” in ${partName({ ...part, part: "attention" })}. Click a row of the map to choose another token.`;
   show(html("p", { class: "hint" }, hint), rowEditor({
     keys: map.keys.slice(0, numKeys), weights,
-    onchange: async (values) => {
+    onchange: (values) => {
       const signal = column.beginChange();
       if (!values) return content.replaceChildren();
-      try {
-        const change = await column.changed({ attention_rows: [{ ...part, weights: [...values, ...rest] }] }, signal);
-        if (!signal.aborted) content.replaceChildren(column.changeCard(change, token, column.editor));
-      } catch (error) {
-        if (!signal.aborted) content.replaceChildren(errorLine(error));
-      }
+      const changes = { attention_rows: [{ ...part, weights: [...values, ...rest] }] };
+      column.showChange(content, signal, async () => column.changeCard(await column.changed(changes, signal), token, column.editor));
     },
   }));
 }

@@ -2,7 +2,7 @@
 
 import { attentionLines } from "./attention_lines.js";
 import { entropy, leavesOutFirst, maxima, rowOf, scalesRows, shown } from "./attention_maps.js";
-import { checkBox, choice, html, roving } from "./dom.js";
+import { checkBox, choice, html, layerRow, roving } from "./dom.js";
 import { figureCard } from "./figure_card.js";
 import { heatMap, thumbnail } from "./heatmap.js";
 
@@ -112,11 +112,11 @@ export class AttentionView {
     const isSorted = selection.order !== "layer";
     const current = heads.findIndex(({ layer, head }) => layer === (selection.layer ?? 0) && head === (selection.head ?? 0));
     roving(buttons, isSorted ? 0 : numHeads, Math.max(0, current));
-    const name = (text) => html("span", { class: "layer-name", "aria-hidden": "true" }, text);
-    const rows = heads.length / numHeads;
+    const named = (button, { layer, head }) =>
+      html("div", { class: "named-head" }, button, html("span", { class: "layer-name", "aria-hidden": "true" }, `${layer + 1}.${head + 1}`));
     const content = isSorted
-      ? buttons.map((button, index) => html("div", { class: "named-head" }, button, name(`${heads[index].layer + 1}.${heads[index].head + 1}`)))
-      : Array.from({ length: rows }, (_, row) => html("div", { class: "layer" }, name(String((map.only ?? row) + 1)), buttons.slice(row * numHeads, (row + 1) * numHeads)));
+      ? buttons.map((button, index) => named(button, heads[index]))
+      : map.weights.map((_, row) => layerRow(map.only ?? row, buttons.slice(row * numHeads, (row + 1) * numHeads)));
     const orders = [["layer", "by layer"], ["focused", "most focused first"], ["spread", "most spread out first"]];
     const order = choice("order", "Order", orders, selection.order, (value) => this.set({ order: value }));
     const hint = isSorted ? "labels: layer.head; focused: low entropy of the weights" : "rows: layers, columns: heads";

@@ -267,6 +267,15 @@ export class Column {
     return this.change.signal;
   }
 
+  /** Show what `work` computes in a place, unless another change begins before that. */
+  async showChange(place, signal, work) {
+    place.setAttribute("aria-busy", "true");
+    const child = await work().catch(errorLine);
+    if (signal.aborted) return;
+    place.replaceChildren(child);
+    place.removeAttribute("aria-busy");
+  }
+
   /** The output tokens with their probabilities `before` and `after` changes of the model. */
   async changed(changes, signal) {
     const unchanged = this.keep("unchanged", () => this.api.layers(this.model, this.result, this.output));

@@ -37,6 +37,10 @@ function fill(element, attributes, children) {
   return element;
 }
 
+/** Elements of a layer, with its number before them. */
+export const layerRow = (layer, elements) =>
+  html("div", { class: "layer" }, html("span", { class: "layer-name", "aria-hidden": "true" }, String(layer + 1)), elements);
+
 export const errorLine = (error) => html("p", { class: "error", role: "alert" }, error.message);
 
 /** Say a message in the live region of the page. */

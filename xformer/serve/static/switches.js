@@ -1,6 +1,6 @@
 // Parts of the model that are switched off: heads, attention and feed-forward networks, and what that changes.
 
-import { announce, choice, errorLine, html, roving } from "./dom.js";
+import { announce, choice, html, layerRow, roving } from "./dom.js";
 import { TokenRow } from "./tokens.js";
 
 const KINDS = { cross: "Cross-attention", decoder: "Decoder", encoder: "Encoder" };
@@ -35,7 +35,7 @@ function switches({ kind, numLayers, numHeads, hasFeedForward, off, ontoggle }) 
   });
   roving(buttons, columns);
   const rows = Array.from({ length: numLayers }, (_, layer) =>
-    html("div", { class: "layer" }, html("span", { class: "layer-name", "aria-hidden": "true" }, String(layer + 1)), buttons.slice(layer * columns, (layer + 1) * columns)));
+    layerRow(layer, buttons.slice(layer * columns, (layer + 1) * columns)));
   return html("div", { class: "heads switches", role: "group", "aria-label": "Parts of the model" }, rows);
 }
 
@@ -100,22 +100,12 @@ async function switched(column) {
   column.shownChange = null;
   const signal = column.beginChange();
   if (!ablations.length) return;
-  const attempt = async (place, work) => {
-    place.setAttribute("aria-busy", "true");
-    try {
-      const value = await work();
-      if (!signal.aborted) place.replaceChildren(value);
-    } catch (error) {
-      if (!signal.aborted) place.replaceChildren(errorLine(error));
-    }
-    if (!signal.aborted) place.removeAttribute("aria-busy");
-  };
-  await attempt(switchView.prediction, async () => {
+  await column.showChange(switchView.prediction, signal, async () => {
     const change = await column.changed({ ablations }, signal);
     if (!signal.aborted) column.shownChange = change;
     return column.changeCard(change, column.token ?? 0, switchView.prediction);
   });
-  await attempt(switchView.output, async () => {
+  await column.showChange(switchView.output, signal, async () => {
     const generated = await column.api.generateWithout(column.model, text, options, { ablations, forced, signal });
     const row = new TokenRow("Output with these parts off");
     row.set(generated.tokens);
