@@ -18,7 +18,6 @@ PROCESSOR_FILE = "preprocessor_config.json"
 # files of the second group, a square in those of the first.
 _SQUARE, _SHORTER = ("ViT", "DeiT", "Siglip"), ("CLIP", "Bit")
 _SUFFIXES = ("ImageProcessor", "ImageProcessorFast", "FeatureExtractor")
-_RESAMPLE = (0, 1, 2, 3, 4, 5)  # filters of Pillow
 
 ImageSource = str | os.PathLike[str] | Any
 
@@ -73,7 +72,7 @@ class ImageProcessor(NamedTuple):
         if values.get("do_resize", True):
             fields["size"] = sides("size", is_square=is_square)
             if "resample" in values:
-                fields["resample"] = value("resample", "0 to 5", lambda x: type(x) is int and x in _RESAMPLE)
+                fields["resample"] = value("resample", "0 to 5", lambda x: type(x) is int and x in range(6))
             elif not is_square:
                 fields["resample"] = 3
         if values.get("do_center_crop", not is_square):

@@ -185,7 +185,8 @@ def token_attention(
     else:
         tokens = dict.fromkeys(maps, (read + predicted, read + predicted))
     kinds = [kind for kind in _TITLES if kind in tokens and maps[kind][layers]]
-    return Attention({kind: AttentionMap(_stack(maps[kind][layers]), *tokens[kind]) for kind in kinds})
+    weights = {kind: np.stack([to_host(x)[0].astype(np.float32) for x in maps[kind][layers]]) for kind in kinds}
+    return Attention({kind: AttentionMap(weights[kind], *tokens[kind]) for kind in kinds})
 
 
 def model_inputs(model: Any, ids: Sequence[int], output: Sequence[int] = ()) -> list[list[list[int]]]:
@@ -193,10 +194,6 @@ def model_inputs(model: Any, ids: Sequence[int], output: Sequence[int] = ()) -> 
     if not isinstance(model, Transformer):
         return [[[*ids, *output]]]
     return [[list(ids)], [[model.config.bos_id, *output[:-1]]]] if output else [[list(ids)]]
-
-
-def _stack(layers: Sequence[Any]) -> Any:
-    return np.stack([to_host(layer)[0].astype(np.float32) for layer in layers])
 
 
 def _target_ids(model: Any, target: Any) -> list[int]:

@@ -57,9 +57,8 @@ def _parse_call(text: str) -> ToolCall | None:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
-    return ToolCall(
-        call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    )
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(call["name"], text)
 
 
 def tool_call_grammar(

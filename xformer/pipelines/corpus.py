@@ -6,7 +6,6 @@ but the chunk, so a task that runs twice, or in a process that should have ended
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -195,19 +194,17 @@ def process_corpus(
         progress = CorpusProgress(chunks.num_lines, num_resumed, num_resumed)
         on_progress(progress)
 
-        def submit(*arguments: Any) -> Future[_Outcome]:
+        def submit(number: int | None = None) -> Future[_Outcome]:
+            task = () if number is None else (chunks[number], _part(directory.absolute(), number, suffix))
             try:
-                return executor.submit(_run, function, *arguments)
+                return executor.submit(_run, function, *task)
             except Exception as error:
                 message = f"{type(error).__name__}: {_first_line(str(error))}"
                 raise CorpusError(f"the executor accepts no task ({message}); restart it, and run again") from error
 
-        def submit_chunk(number: int) -> Future[_Outcome]:
-            return submit(chunks[number], _part(directory.absolute(), number, suffix))
-
         if missing and (message := _outcome_of(submit()).error):
             raise CorpusError(_first_line(message))
-        for number, outcome in _run_all(submit_chunk, missing, max_pending):
+        for number, outcome in _run_all(submit, missing, max_pending):
             error_path = _part(directory, number, ".error")
             try:
                 if outcome.error:
@@ -225,8 +222,7 @@ def process_corpus(
             progress = progress._replace(num_done=num_done, num_failed=len(failures))
             on_progress(progress)
         for temporary in directory.glob(".part-*"):  # of processes that were killed
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            temporary.unlink(missing_ok=True)
         events, counts = _read_events(directory), Counter[str]()
         for event in events.values():
             counts.update(event["counts"])

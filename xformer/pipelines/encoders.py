@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -67,17 +68,14 @@ class EncoderPipeline(Pipeline):
         """
         return self.tokenizer.encode_truncated(texts, self.max_length)
 
-    def _class_logits(self, states: Array, is_token: Array) -> Array:
-        return self.model.class_logits(states, mask=is_token)
-
     def _run(
         self,
         encoded: Sequence[list[int]],
-        function: Callable[[Array, Array], Array],
+        function: Callable[..., Array],
         batch_tokens: int,
         types: Sequence[list[int]] | None = None,
     ) -> Any:
-        """Return function(states, is_token) for all texts as a NumPy array with one row per text."""
+        """Return function(states, mask=is_token) for all texts as a NumPy array with one row per text."""
         check_count("batch_tokens", batch_tokens)
         like = self.model._parameter
         xp, place = array_namespace(like), device(like)
@@ -94,7 +92,7 @@ class EncoderPipeline(Pipeline):
                 token_types = None if types is None else pad([types[row] or [0] for row in rows], 0)
                 mask = xp.from_host(is_token[:, None, None, :], device=place)
                 states = self.model(ids, token_types=token_types, mask=mask)
-            return to_host(function(states, xp.from_host(is_token, device=place)))
+            return to_host(function(states, mask=xp.from_host(is_token, device=place)))
 
         order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
         batches = fill_batches(order, [len(ids) for ids in encoded], batch_tokens)
@@ -215,9 +213,7 @@ class Embedder(EncoderPipeline):
         if not len(rows):
             return np.zeros((0, truncate_dim or self.num_features), np.float32)
         encoded = self.token_ids([prompt + text for text in rows])
-        vectors = self._run(
-            encoded, lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens
-        )
+        vectors = self._run(encoded, functools.partial(self._pool, num_skipped), batch_tokens)
         vectors = vectors if truncate_dim is None else self.truncate(vectors, truncate_dim)
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -258,7 +254,8 @@ class Embedder(EncoderPipeline):
             raise ConfigError(f"prompt_name is {name!r}; {hint}")
         return "" if name is None else self.prompts[name]
 
-    def _pool(self, states: Array, is_token: Array) -> Array:
+    def _pool(self, num_skipped: int, states: Array, *, mask: Array) -> Array:
+        states, is_token = states[:, num_skipped:, ...], mask[:, num_skipped:]
         if self.pooling == "cls":
             vectors = states[:, 0, :]
         else:
@@ -376,7 +373,7 @@ class Classifier(EncoderPipeline):
         check_texts(texts)
         if not len(texts):
             return []
-        logits = self._run(self.token_ids(texts), self._class_logits, batch_tokens)
+        logits = self._run(self.token_ids(texts), self.model.class_logits, batch_tokens)
         return class_predictions(logits, self.labels, self.model.config.problem_type)
 
 
@@ -469,5 +466,5 @@ class Reranker(EncoderPipeline):
         ids = [ids for ids, _ in encoded]
         if not ids:
             return []
-        logits = self._run(ids, self._class_logits, batch_tokens, types)[:, 0]
+        logits = self._run(ids, self.model.class_logits, batch_tokens, types)[:, 0]
         return list(_FUNCTIONS[self.activation](logits).tolist())

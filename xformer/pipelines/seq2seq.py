@@ -86,9 +86,7 @@ class TextToText(GenerationPipeline):
     @classmethod
     def _from_run(cls, model: Transformer, run: RunDirectory, config: dict[str, Any]) -> Self:
         counts, settings = config.get("counts", {}), config.get("recipe", {}).get("training", {})
-        pairs, tokens, words = (
-            counts.get(name) for name in ("train_pairs", "train_target_tokens", "train_target_words")
-        )
+        pairs, tokens, words = (counts.get(f"train_{name}") for name in ("pairs", "target_tokens", "target_words"))
         return cls(
             model,
             Tokenizers.load(run),
@@ -358,10 +356,8 @@ class TextToText(GenerationPipeline):
         lengths = None if condition is None else [condition + 1] * len(outputs)
         tokens = [output.tokens for output in outputs]
         weights = alignments(self.model, [source] * len(outputs), tokens, lengths=lengths)
-        return [
-            output._replace(alignment=each.argmax(axis=1).tolist())
-            for output, each in zip(outputs, weights, strict=True)
-        ]
+        found = [each.argmax(axis=1).tolist() for each in weights]
+        return [output._replace(alignment=each) for output, each in zip(outputs, found, strict=True)]
 
     def _prefixes(self, prefix: Any, count: int) -> list[list[int]] | None:
         """Return the token ids that outputs begin with: the forced bos, and the text of the caller."""

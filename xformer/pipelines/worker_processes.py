@@ -55,7 +55,14 @@ class WorkerProcesses(Executor):
     def _run(self, task: Callable[[], Any]) -> Any:
         """Run a task in the process of this thread."""
         if getattr(self._local, "process", None) is None:
-            self._start()
+            context = multiprocessing.get_context("spawn")
+            self._local.connection, other = context.Pipe()
+            process = context.Process(target=_work, args=(other, self._num_threads), daemon=True)
+            with _without_interrupts():
+                process.start()
+            other.close()  # so that the connection ends with the process
+            self._processes.add(process)
+            self._local.process = process
         process, connection = self._local.process, self._local.connection
         try:
             connection.send(task)
@@ -69,16 +76,6 @@ class WorkerProcesses(Executor):
         if error is not None:
             raise error
         return result
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._local.connection, other = context.Pipe()
-        process = context.Process(target=_work, args=(other, self._num_threads), daemon=True)
-        with _without_interrupts():
-            process.start()
-        other.close()  # so that the connection ends with the process
-        self._processes.add(process)
-        self._local.process = process
 
 
 @contextlib.contextmanager

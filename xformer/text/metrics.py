@@ -53,8 +53,7 @@ def bleu(hypotheses: Sequence[str], references: References, *, lowercase: bool =
         ConfigError: If sacreBLEU has no such tokenizer.
         BackendError: If the package sacrebleu, or one that the tokenizer needs, is missing.
     """
-    metric = make_bleu(lowercase, tokenize)
-    return _score(metric, "BLEU", hypotheses, _reference_streams(hypotheses, references))
+    return _score(make_bleu(lowercase, tokenize), "BLEU", hypotheses, references)
 
 
 def make_bleu(lowercase: bool, tokenize: str) -> Any:
@@ -96,8 +95,7 @@ def chrf(hypotheses: Sequence[str], references: References, *, lowercase: bool =
 
     Arguments and errors are those of `bleu`.
     """
-    streams = _reference_streams(hypotheses, references)
-    return _score(require("sacrebleu").CHRF(lowercase=lowercase), "chrF", hypotheses, streams)
+    return _score(require("sacrebleu").CHRF(lowercase=lowercase), "chrF", hypotheses, references)
 
 
 def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = False) -> Score:
@@ -106,9 +104,8 @@ def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = 
     Words are separated by white space. Of several references the nearest one counts, and their mean length. Case counts
     by default, unlike in sacreBLEU's command. Arguments and errors are those of `bleu`.
     """
-    streams = _reference_streams(hypotheses, references)
     metric = require("sacrebleu").TER(case_sensitive=not lowercase)
-    return _score(metric, "TER", hypotheses, streams, lower_is_better=True)
+    return _score(metric, "TER", hypotheses, references, lower_is_better=True)
 
 
 def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: bool = False) -> list[Score]:
@@ -143,9 +140,9 @@ def exact_match(hypotheses: Sequence[str], references: References) -> float:
 
 
 def _score(
-    metric: Any, name: str, hypotheses: Sequence[str], streams: list[list[str]], *, lower_is_better: bool = False
+    metric: Any, name: str, hypotheses: Sequence[str], references: References, *, lower_is_better: bool = False
 ) -> Score:
-    value = metric.corpus_score(list(hypotheses), streams).score
+    value = metric.corpus_score(list(hypotheses), _reference_streams(hypotheses, references)).score
     # After scoring, because the signature contains the number of references.
     return Score(name, float(value), str(metric.get_signature()), lower_is_better)
 
