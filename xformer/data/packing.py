@@ -38,9 +38,7 @@ class TextChunks(NamedTuple):
 
     def split(self, count: int) -> list[Self]:
         """Return at most `count` batches of neighboring chunks."""
-        groups = split_rows(range(self.tokens.shape[0]), count)
-        slices = [slice(rows[0], rows[-1] + 1) for rows in groups]
-        return [self._replace(tokens=self.tokens[rows], labels=self.labels[rows]) for rows in slices]
+        return [type(self)(self.tokens[rows], self.labels[rows]) for rows in split_rows(self.tokens.shape[0], count)]
 
     @classmethod
     def make(
@@ -110,8 +108,7 @@ class PackedBatch(NamedTuple):
 
     def split(self, count: int) -> list[Self]:
         """Return at most `count` batches of neighboring rows."""
-        groups = split_rows(range(len(self.counts)), count)
-        return [type(self)(*(array[rows[0] : rows[-1] + 1] for array in self)) for rows in groups]
+        return [type(self)(*(array[rows] for array in self)) for rows in split_rows(len(self.counts), count)]
 
     @classmethod
     def make(

@@ -71,8 +71,7 @@ class Batch(NamedTuple):
     def split(self, count: int) -> list[Self]:
         """Return at most `count` batches of neighboring pairs, each padded to its own longest pair."""
         copy, parts = array_namespace(self.source).asarray, []  # kernels need contiguous arrays
-        for group in split_rows(range(len(self.lengths)), count):
-            rows = slice(group[0], group[-1] + 1)
+        for rows in split_rows(len(self.lengths), count):
             source, target = (slice(max(column)) for column in zip(*self.lengths[rows], strict=True))
             columns = self.source[rows, source], self.target[rows, target], self.labels[rows, target]
             parts.append(type(self)(*(copy(x, copy=True) for x in columns), self.lengths[rows]))  # type: ignore[call-arg]
@@ -172,8 +171,8 @@ def epochs(pairs: TokenPairs, batch_tokens: int, rng: Rng, skip: int = 0) -> Ite
         skip = max(0, skip - len(bounds))
 
 
-def split_rows(rows: Sequence[int], count: int) -> list[list[int]]:
-    """Split rows into at most `count` groups of neighbors; sorted rows keep their padding small."""
-    count = max(1, min(count, len(rows)))
-    bounds = [len(rows) * index // count for index in range(count + 1)]
-    return [list(rows[start:stop]) for start, stop in itertools.pairwise(bounds)]
+def split_rows(num_rows: int, count: int) -> list[slice]:
+    """Return at most `count` slices of neighboring rows; sorted rows keep their padding small."""
+    count = max(1, min(count, num_rows))
+    bounds = [num_rows * index // count for index in range(count + 1)]
+    return list(itertools.starmap(slice, itertools.pairwise(bounds)))

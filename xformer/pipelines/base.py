@@ -16,28 +16,20 @@ from xformer.families.checkpoint import Progress, for_inference, is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
-from xformer.models import (
-    BaseModel,
-    Encoder,
-    ImageEncoder,
-    ImageTextEncoder,
-    LanguageModel,
-    SpeechTransformer,
-    Transformer,
-)
+from xformer.models import BaseModel
 from xformer.pipelines.output_text import Output
 from xformer.text.normalize import check_texts
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.tokenizers import BaseTokenizer, load_tokenizer
 
 # Description and pipelines of each class of models.
-_MODELS: dict[type[BaseModel], tuple[str, str]] = {
-    LanguageModel: ("a language model", "TextGenerator or Embedder"),
-    Transformer: ("an encoder-decoder", "Translator or Summarizer"),
-    SpeechTransformer: ("a speech model", "Transcriber"),
-    Encoder: ("an encoder", "Embedder, Classifier or Reranker"),
-    ImageEncoder: ("an image encoder", "ImageClassifier or load_pretrained"),
-    ImageTextEncoder: ("an encoder of images and texts", "ZeroShotImageClassifier or load_pretrained"),
+_MODELS = {
+    "LanguageModel": ("a language model", "TextGenerator or Embedder"),
+    "Transformer": ("an encoder-decoder", "Translator or Summarizer"),
+    "SpeechTransformer": ("a speech model", "Transcriber"),
+    "Encoder": ("an encoder", "Embedder, Classifier or Reranker"),
+    "ImageEncoder": ("an image encoder", "ImageClassifier or load_pretrained"),
+    "ImageTextEncoder": ("an encoder of images and texts", "ZeroShotImageClassifier or load_pretrained"),
 }
 
 
@@ -106,8 +98,8 @@ class Pipeline:
         if is_public(directory):
             model = load_pretrained(directory, quantize=quantize, pack=True, xp=xp, dtype=dtype, progress=progress)
             if type(model) not in cls.model_classes:
-                name, pipelines = _MODELS[type(model)]
-                expected = " or ".join(_MODELS[each][0] for each in cls.model_classes)
+                name, pipelines = _MODELS[type(model).__name__]
+                expected = " or ".join(_MODELS[each.__name__][0] for each in cls.model_classes)
                 raise CheckpointError(f"{directory} has {name}; {cls.__name__} expects {expected}; use {pipelines}")
             return cls._from_checkpoint(model, Path(directory), **options)
         run = RunDirectory(Path(directory))

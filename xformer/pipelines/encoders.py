@@ -17,15 +17,7 @@ from xformer.models import BaseModel, Encoder, EncoderConfig, ImageEncoderConfig
 from xformer.models.encoder import last_token_mask, mean_of_tokens, normalized
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Pipeline, check_class
-from xformer.pipelines.sentence_transformers import (
-    MIN_LENGTH,
-    POOLINGS,
-    SCORES,
-    Dense,
-    read_activation,
-    read_embedder,
-    read_transformer_module,
-)
+from xformer.pipelines.sentence_transformers import MIN_LENGTH, POOLINGS, SCORES, Dense, read_embedder, read_reranker
 from xformer.text.normalize import check_texts
 from xformer.tokenizers import PretrainedTokenizer
 from xformer.tokenizers.loading import load_with_settings
@@ -427,10 +419,10 @@ class Reranker(EncoderPipeline):
 
     @classmethod
     def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
-        settings = read_transformer_module(directory, "sequence-classification")
+        settings = read_reranker(directory)
         tokenizer = load_with_settings(directory, settings["tokenizer"])
         tokenizer = tokenizer.lower_cased() if settings.get("lower_case") else tokenizer
-        return cls(model, tokenizer, activation=read_activation(directory))
+        return cls(model, tokenizer, activation=settings["activation"])
 
     def __call__(
         self, query: str, documents: Sequence[str], *, top_k: int | None = None, batch_tokens: int = 4096

@@ -8,16 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from xformer.errors import DataError
-from xformer.generation import (
-    GenerationConfig,
-    Hypothesis,
-    LogitsProcessor,
-    Rows,
-    StoppingCriteria,
-    TokenAlternatives,
-    TokenRecord,
-    length_penalty,
-)
+from xformer.generation import GenerationConfig, Hypothesis, LogitsProcessor, StoppingCriteria, length_penalty
+from xformer.generation.processors import Rows, TokenAlternatives, TokenRecord
 from xformer.tokenizers.streaming import DecodeStream, text_after
 
 _MAX_STOP_STRINGS = 16
@@ -230,7 +222,7 @@ class GeneratedText:
         tokens: Tokens of the chunks that have ended.
         steps: Their record.
         log_probability: Their log-probability.
-        outputs: The results.
+        outputs: The results; none until the text is complete.
     """
 
     tokenizer: Any
@@ -250,11 +242,6 @@ class GeneratedText:
 
     def __post_init__(self) -> None:
         self.text, self.described = OutputText(self.tokenizer, self.prompt, self.stop), list[Token]()
-
-    @property
-    def is_done(self) -> bool:
-        """True if nothing is left to generate."""
-        return bool(self.outputs)
 
     def begin_chunk(self, window: int) -> int:
         """Set the context that the model sees; return the number of tokens to generate after it."""

@@ -96,9 +96,10 @@ def read_embedder(directory: Path, model: Any) -> dict[str, Any]:
     }
 
 
-def read_activation(directory: Path) -> str:
-    """Return the activation of a cross-encoder, which each version of sentence-transformers writes elsewhere."""
-    values: dict[str, Any] = {}
+def read_reranker(directory: Path) -> dict[str, Any]:
+    """Return the settings of a cross-encoder: those of `read_transformer_module`, and "activation"."""
+    settings = read_transformer_module(directory, "sequence-classification")
+    values: dict[str, Any] = {}  # each version of sentence-transformers writes the activation elsewhere
     for path in (directory / "config.json", directory / "config_sentence_transformers.json"):
         values |= read_json(path, "configuration") if path.exists() else {}
     nested = values.get("sentence_transformers")
@@ -107,7 +108,7 @@ def read_activation(directory: Path) -> str:
     activation = name.rpartition(".")[2].lower()
     if activation not in SCORES:
         raise CheckpointError(f"{directory} has the activation {name!r:.80}; expected one of {', '.join(SCORES)}")
-    return activation
+    return settings | {"activation": activation}
 
 
 def read_transformer_module(directory: Path, task: str) -> dict[str, Any]:

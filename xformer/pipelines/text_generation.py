@@ -282,7 +282,7 @@ class TextGenerator(GenerationPipeline):
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
             for text in texts:
-                if not text.is_done:
+                if not text.outputs:
                     groups.setdefault(text.begin_chunk(self.context_length), []).append(text)
             if not groups:
                 break

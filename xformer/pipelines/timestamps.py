@@ -156,6 +156,34 @@ def _warp(costs: Any) -> Any:
     return starts
 
 
+def timed_words(
+    parts: Iterable[TokenSegment],
+    starts: Sequence[int],
+    probabilities: Sequence[float],
+    decode: Callable[[list[int]], str],
+    *,
+    has_spaces: bool,
+) -> list[list[Word]]:
+    """Return the words of each segment, with positions of the encoder as times.
+
+    Args:
+        parts: The segments.
+        starts: Position at which each token of all segments begins, and that at which the last one ends.
+        probabilities: Probability of each token.
+        decode: As for `split_words`.
+        has_spaces: As for `split_words`.
+    """
+    words, ends, position = [], [], 0
+    for part in parts:
+        for text, count in split_words(part.tokens, decode, has_spaces=has_spaces):
+            end = position + count
+            words.append(Word(text, starts[position], starts[end], sum(probabilities[position:end]) / count))
+            position = end
+        ends.append(len(words))
+    words = shorten_pauses(words)
+    return [merge_punctuation(words[first:last]) for first, last in itertools.pairwise([0, *ends])]
+
+
 def split_words(
     tokens: Sequence[int], decode: Callable[[list[int]], str], *, has_spaces: bool = True
 ) -> list[tuple[str, int]]:

@@ -30,10 +30,8 @@ from xformer.pipelines.timestamps import (
     TimestampRules,
     TokenSegment,
     align,
-    merge_punctuation,
-    shorten_pauses,
     split_segments,
-    split_words,
+    timed_words,
 )
 from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.random import Rng
@@ -322,15 +320,8 @@ class Transcriber(Pipeline):
         weights = [to_host(recorded[name][0, head, :, :num_positions]) for name, (_, head) in cross]
         starts = align(np.stack(weights), start, -1).tolist()  # of the tokens, and of eos
         chosen = token_alternatives(logits[0, start:-2, : config.eos_id], tokens, 1)
-        words, ends, position = [], [], 0
-        for part in parts:
-            for text, count in split_words(part.tokens, self.tokenizer.decode, has_spaces=window.has_spaces):
-                probabilities = [math.exp(each.log_probability) for each in chosen[position : position + count]]
-                words.append(Word(text, starts[position], starts[position + count], sum(probabilities) / count))
-                position += count
-            ends.append(len(words))
-        words = shorten_pauses(words)
-        return [merge_punctuation(words[first:last]) for first, last in itertools.pairwise([0, *ends])]
+        probabilities = [math.exp(each.log_probability) for each in chosen]
+        return timed_words(parts, starts, probabilities, self.tokenizer.decode, has_spaces=window.has_spaces)
 
     def _is_without_speech(self, features: Any, output: Hypothesis, settings: _Settings) -> bool:
         """Return whether nobody speaks in a window with an output, whose tokens have no prefix."""
