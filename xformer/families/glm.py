@@ -18,7 +18,7 @@ _GLM = Decoder(
         "num_key_value_heads": 2,
         "head_dim": 128,
     },
-    fixed={"norm": "rms", "norm_position": "pre", "attention_output_bias": False, "feed_forward_bias": False},
+    fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
     theta=10000.0,
     fraction=0.5,
 )

@@ -25,14 +25,11 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B|magnitude_vector)(\.weight)?")
 # Settings of PEFT that change what an adapter computes, and the only values that are supported.
-_FIXED = {"bias": "none", "modules_to_save": None, "lora_bias": False, "target_parameters": None}
-_FIXED |= {
-    "alora_invocation_tokens": None,
-    "trainable_token_indices": None,
-    "layer_replication": None,
-    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config")),
-    "use_bdlora": False,
-    "use_qalora": False,
+_FIXED: dict[str, Any] = {
+    "bias": "none",
+    **dict.fromkeys(("lora_bias", "use_bdlora", "use_qalora"), False),
+    **dict.fromkeys(("modules_to_save", "target_parameters", "alora_invocation_tokens", "trainable_token_indices")),
+    **dict.fromkeys(("layer_replication", "arrow_config", "kasa_config", "monteclora_config")),
 }
 _MUTATED = ("pissa", "olora", "loftq", "corda", "lora_ga")  # initializations that change the weights of the base model
 
