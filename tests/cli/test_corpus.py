@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import checkpoint
-from tests.cli.test_summarize import DOCUMENTS
 from tests.cli.test_summarize import run as summarizer_run  # noqa: F401 - a fixture
 from xformer.models import load
 from xformer.pipelines import Translator
@@ -163,15 +162,6 @@ def test_the_files_of_a_corpus_are_no_output(refused, trained, tmp_path, exists)
 
 
 @pytest.mark.usefixtures("threads")
-def test_summaries(xformer, request, tmp_path):
-    run = request.getfixturevalue("summarizer_run")
-    (tmp_path / "in").write_text("\n".join(DOCUMENTS))
-    options = ["--model", run, "--input", tmp_path / "in", *SINGLE]
-    assert xformer("summarize", *options, "--corpus-out", tmp_path / "out", "--chunk-lines", 3).code == 0
-    assert read(tmp_path / "out" / "output.txt") == xformer("summarize", *options).out
-
-
-@pytest.mark.usefixtures("threads")
 def test_continuations(xformer, tmp_path):
     model = checkpoint(tmp_path, "llama")
     (tmp_path / "in").write_text("a man\n\nthe dog\nthe bench runs\ndog\n")
@@ -196,9 +186,6 @@ def test_vectors(xformer, tmp_path):
     assert os.read(reader, 10_000) == (tmp_path / "plain.npy").read_bytes()
     os.close(reader)
     assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "plain.npy").read_bytes()
-
-
-# --- Kills ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_scheduler_that_cannot_be_reached(xformer, trained, text, tmp_path):

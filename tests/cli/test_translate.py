@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-from xformer.ops.weights import quantized_dtype
 from xformer.pipelines import Translator
 
 
@@ -36,17 +35,6 @@ def test_standard_input_to_standard_output(xformer, trained, translator):
     assert done.code == 0
     assert done.out == expected(translator, ["one hundred", "", "", "seven"])
     assert done.out.split("\n")[1:3] == ["", ""]
-
-
-def test_quantized_weights(xformer, trained, monkeypatch):
-    translator, loaded = Translator.from_pretrained(trained, quantize="int8"), []
-    load = Translator.from_pretrained
-    monkeypatch.setattr(
-        Translator, "from_pretrained", lambda *args, **options: loaded.append(load(*args, **options)) or loaded[-1]
-    )
-    done = xformer("translate", "--model", trained, "--quantize", "int8", stdin=b"one hundred\nseven\n")
-    assert done == (0, expected(translator, ["one hundred", "seven"]), "")
-    assert [quantized_dtype(each.model) for each in loaded] == ["int8"]
 
 
 def test_a_line_is_translated_when_it_arrives(start_process, trained, translator):
@@ -87,9 +75,6 @@ def test_an_invalid_line_of_a_pipe_is_named(xformer, trained, lines, message):
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(message)
     assert done.err.count("\n") == 1
-
-
-# --- Bad input --------------------------------------------------------------------------------------------------------
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------------------

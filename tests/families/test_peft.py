@@ -127,9 +127,7 @@ def test_magnitudes_that_do_not_fit(tmp_path):
     with pytest.raises(ConfigError, match=r"the adapter of .*query has no magnitude, and others have one"):
         xf.save_lora(with_fields(model, layers=(layer, *model.layers[1:])), tmp_path / "out")
     path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": False}))
-    with pytest.raises(
-        CheckpointError, match="has the tensors lora_A, lora_B, lora_magnitude_vector; expected lora_A, lo"
-    ):
+    with pytest.raises(CheckpointError, match="has the tensors lora_A, lora_B, lora_magnitude_vector; expected"):
         xf.load_lora(base, adapters)
     path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
     tensors = load_file(adapters / "adapter_model.safetensors")

@@ -45,17 +45,6 @@ def test_a_run_has_no_model_for_tasks_that_xformer_does_not_train(run, tokenizer
             pipeline.from_pretrained(run.path)
 
 
-def test_directories_that_are_not_free(run, tmp_path):
-    run.path.mkdir()
-    (run.path / "letter").write_text("text")
-    with pytest.raises(ConfigError, match="is not empty and holds no run"):
-        run.check_is_free()
-    with pytest.raises(ConfigError, match="is a file; expected a new or empty directory"):
-        RunDirectory(run.path / "letter").check_is_free()
-    with pytest.raises(CheckpointError, match=r"cannot create .*letter.run: .*letter is not a writable directory"):
-        RunDirectory(run.path / "letter" / "run").check_is_free()
-
-
 def test_another_tokenizer_is_refused(run, tokenizer):
     run.start({}, {"joint": tokenizer})
     Tokenizer.train(["one two three", "two three fivefive"], tokenizer.vocab_size).save(run.tokenizer("joint"))
@@ -95,9 +84,7 @@ def test_a_run_of_0_1_can_be_converted(name, tmp_path):
 
 def test_a_checkpoint_is_not_a_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(
-        CheckpointError, match="is a checkpoint in the Hugging Face format; expected the directory of a"
-    ):
+    with pytest.raises(CheckpointError, match="is a checkpoint in the Hugging Face format; expected the directory of"):
         RunDirectory(tmp_path).read_config()
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"model\.gguf is a GGUF file; expected the directory of a run"):

@@ -206,10 +206,7 @@ def test_errors():
     model, other = language_model(), language_model(vocab_size=14)
     translator = varied_model(1)
     for options, message in (
-        (
-            {**LOOKUP, "num_beams": 2},
-            "prompt_lookup_num_tokens is given, num_beams is 2 and num_return_sequences 1; exp",
-        ),
+        ({**LOOKUP, "num_beams": 2}, "prompt_lookup_num_tokens is given, num_beams is 2 and num_return_sequences 1;"),
         ({"draft_model": model, "num_beams": 2}, "draft_model is given, num_beams is 2 and num_return_sequences"),
         ({**LOOKUP, "do_sample": True, "num_return_sequences": 2}, "prompt_lookup_num_tokens is given, num_beams is 1"),
         ({**LOOKUP, "draft_model": model}, "prompt_lookup_num_tokens and draft_model are both given; expected"),

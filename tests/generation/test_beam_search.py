@@ -300,7 +300,7 @@ def test_every_library_finds_the_same(model, xp):
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_early_stopping_ends_a_search_as_in_transformers(tmp_path, alpha):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     sizes = {"d_model": 16, "vocab_size": 20, "max_position_embeddings": 40, "init_std": 1.0}

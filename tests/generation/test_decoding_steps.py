@@ -137,7 +137,7 @@ def test_weights_that_change_in_place_are_seen_and_replaced_ones_too(programs):
 
 def test_threads_that_share_a_model_do_not_share_a_program(programs):
     model = varied_model(1)
-    sources = [padded([row]) for row in SOURCES] * 6
+    sources = [padded([row]) for row in SOURCES] * 2
     expected = [generate(model, source, CONFIGS["beam"]) for source in sources]
     with ThreadPoolExecutor(6) as pool:
         actual = list(pool.map(lambda source: generate(model, source, CONFIGS["beam"]), sources))

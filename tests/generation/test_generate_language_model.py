@@ -142,9 +142,7 @@ def test_padded_arrays_need_a_mask(model):
     expected = generate(model, prompts, max_new_tokens=4)
     for padded in ([[5, 6, 7], [0, 8, 9]], [[5, 6, 7], [8, 9, 0]]):
         array = np.asarray(padded)
-        with raises_line(
-            DataError, "inputs is an array with pad_id 0 at the start or end of a row; expected lists of ids"
-        ):
+        with raises_line(DataError, "inputs is an array with pad_id 0 at the start or end of a row; expected lists"):
             generate(model, array, max_new_tokens=4)
         assert generate(model, array, max_new_tokens=4, attention_mask=(array > 0) * 1) == expected
         assert generate(model, padded, max_new_tokens=4, attention_mask=(array > 0).tolist()) == expected
@@ -179,24 +177,14 @@ def test_a_row_without_a_possible_token_is_named(settings):
     [
         ([5, 3], {}, DataError, "prompt 1 is 5; expected a list of token ids"),
         (["hello"], {}, DataError, "prompt 1 is 'hello'; expected a list of token ids"),
-        (
-            [[1]],
-            {"logits_processors": [lambda tokens, lengths, logits: None]},
-            ShapeError,
-            "returned None; expected logits",
-        ),
+        ([[1]], {"logits_processors": [lambda tokens, lengths, logits: None]}, ShapeError, "returned None; expected"),
         (
             [[1]],
             {"logits_processors": [lambda tokens, lengths, logits: logits[:, :2]]},
             ShapeError,
             "returned shape .1, 2.;",
         ),
-        (
-            [[1]],
-            {"stopping_criteria": [lambda tokens, lengths: False]},
-            ShapeError,
-            "returned False; expected one bool per row",
-        ),
+        ([[1]], {"stopping_criteria": [lambda tokens, lengths: False]}, ShapeError, "returned False; expected one"),
     ],
 )
 def test_wrong_inputs_and_results_of_functions_are_named(inputs, options, error, message):

@@ -63,20 +63,6 @@ def test_a_prefix_does_not_depend_on_longer_ones(positions, options):
     assert_independent(xf.Transformer(config), [[4, 5, 6]] * 3, prefix=prefix, **options)
 
 
-def test_long_prompts_are_read_in_one_step(monkeypatch):
-    config = xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES)
-    model, lengths, step = xf.LanguageModel(config), [], xf.LanguageModel.decode_step
-
-    def decode_step(self, tokens, cache, *options, **keywords):
-        lengths.append(tokens.shape[1])
-        return step(self, tokens, cache, *options, **keywords)
-
-    monkeypatch.setattr(xf.LanguageModel, "decode_step", decode_step)
-    xf.generate(model, PROMPTS, max_new_tokens=3)
-    assert lengths[0] == 30
-    assert len(lengths) <= 4
-
-
 def test_logits_before_padding_are_those_of_the_prompt():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=2, **SIZES))
     cache = model.init_cache(2)

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from xformer.generation import TokenRecord, generate, stream
+from xformer.generation import TokenRecord, generate
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.random import Rng
 
@@ -61,16 +61,3 @@ def test_scores_of_beams_are_sums_of_recorded_log_probabilities(model):
     for index, (prompt, (output, *_)) in enumerate(zip(PROMPTS, outputs, strict=True)):
         steps = record.steps(index, prompt, output.tokens)
         assert sum(step.log_probability for step in steps) == pytest.approx(output.score)
-
-
-def test_one_record_serves_several_batches_at_once(model):
-    """As threads do: the steps of two batches alternate."""
-    record = TokenRecord(1)
-    hooks = {"logits_processors": [record], "stopping_criteria": [record.observe], "special_tokens": False}
-    searches = [
-        stream(model, [[*prompt]], max_new_tokens=5, indices=[row], **hooks) for row, prompt in enumerate(PROMPTS)
-    ]
-    steps = list(zip(*searches, strict=True))
-    for row, prompt in enumerate(PROMPTS):
-        tokens = [token for step in steps for token in step[row][0]]
-        assert [each.token for each in record.steps(row, prompt, tokens)] == tokens

@@ -47,14 +47,6 @@ def test_every_library_gives_the_same(xp):
     assert_close(effects, interpret.head_ablation(plain, TOKENS, METRIC), xp=xp)
 
 
-@pytest.mark.slow
-def test_jax_compiles_analyses():
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
-    model, analysis = small_language_model(num_layers=1), ANALYSES["attribution_patching"]
-    assert_close(jax.jit(analysis)(model.to("jax")), analysis(model), xp=jax.numpy)
-
-
 @pytest.mark.parametrize(
     "settings",
     [

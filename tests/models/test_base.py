@@ -113,10 +113,7 @@ def test_files_without_a_model_are_refused(path):
     [
         (lambda arrays, config: arrays.pop("encoder_norm.bias"), r"missing \['encoder_norm\.bias'\]"),
         (lambda arrays, config: arrays.update(extra=np.zeros(3)), r"unknown \['extra'\]"),
-        (
-            lambda arrays, config: arrays.update({"encoder_norm.bias": np.zeros(3)}),
-            r"encoder_norm\.bias has shape \(3,\)",
-        ),
+        (lambda arrays, config: arrays.update({"encoder_norm.bias": np.zeros(3)}), r"encoder_norm\.bias has shape"),
         (lambda arrays, config: config.update(d_ff=11), r"has shape \(8, 12\); expected \(8, 11\)"),
         (lambda arrays, config: config.update(num_heads=3), "d_model 8 is not divisible by num_heads 3"),
         (lambda arrays, config: config.update(d_model=None), "d_model is None"),

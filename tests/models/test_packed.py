@@ -13,7 +13,6 @@ from xformer.backends import to_host
 from xformer.errors import ConfigError
 from xformer.families import save_pretrained
 from xformer.layers.quantization import is_packed
-from xformer.ops.weights import PackedWeight
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)
@@ -76,9 +75,3 @@ def test_packed_models_are_exported_but_not_trained(tmp_path):
     np.testing.assert_allclose(outputs(loaded), outputs(model), rtol=0.0, atol=1e-5)
     with raises_line(ConfigError, "the model is packed for inference; train model.unpack()"):
         fit(model, lambda m, b, r: m(b).sum(), [IDS], optimizer=xf.Adam(), learning_rate=1e-3, steps=1)
-
-
-def test_layers_are_packed_once():
-    model = MODELS["untied"]().pack()
-    assert isinstance(model.embedding.weight, PackedWeight)
-    assert model.pack().output.weight.panels is model.output.weight.panels

@@ -44,14 +44,6 @@ def test_decoding_with_a_cache_equals_decoding_without(model):
         assert list(output.tokens) == row[1 : 1 + len(output.tokens)].tolist()
 
 
-def test_beam_search_of_a_batch_equals_that_of_single_inputs(model):
-    options = {"num_beams": 3, "num_return_sequences": 2, "coverage_penalty": 0.2, "max_new_tokens": 5}
-    batch = xf.generate(model, FRAMES, **options)
-    for row, outputs in enumerate(batch):
-        (single,) = xf.generate(model, FRAMES[row : row + 1], **options)
-        assert [list(each.tokens) for each in outputs] == [list(each.tokens) for each in single]
-
-
 def test_masked_frames_have_no_influence(model):
     changed, mask = FRAMES.copy(), np.ones((3, 1, 1, 6), dtype=bool)
     changed[:, 8:] += 1.0  # the convolutions see these frames from the vector 3 on

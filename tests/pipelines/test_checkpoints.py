@@ -16,7 +16,6 @@ from tests.reference import raises_line
 from xformer.cli.main import exit_code
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.pipelines import pipeline_class
-from xformer.tree import map_arrays
 
 
 @pytest.fixture
@@ -109,18 +108,6 @@ def test_vectors_are_means_of_the_states_of_all_tokens(bert):
     ):
         with raises_line(ConfigError, r"(model is|record got) an Embedder \(pass its .model\); expected a"):
             use()
-
-
-def test_masks_are_on_the_device_of_the_model(bert, llama):
-    strict = pytest.importorskip("array_api_strict")
-    texts = ["a man sleeps", "dog"]
-    for directory in (bert, llama):
-        embedder = xf.Embedder.from_pretrained(directory, xp=strict)
-        moved = map_arrays(lambda x: strict.asarray(x, device=strict.Device("device1")), embedder.model)
-        for pooling in ("mean", "lasttoken"):
-            there = xf.Embedder(moved, embedder.tokenizer, pooling=pooling)
-            here = xf.Embedder(embedder.model, embedder.tokenizer, pooling=pooling)
-            np.testing.assert_allclose(there(texts), here(texts), atol=1e-6)
 
 
 def test_pooling_follows_the_files_of_sentence_transformers(bert):
@@ -438,9 +425,7 @@ def test_rerank_writes_lines_best_first(cross_encoder, tmp_path, capsys):
 
 
 def test_a_checkpoint_of_another_kind_is_refused(bert, llama):
-    with pytest.raises(
-        CheckpointError, match="has an encoder; Translator expects an encoder-decoder; use Embedder, Classifier or Rer"
-    ):
+    with pytest.raises(CheckpointError, match="has an encoder; Translator expects an encoder-decoder; use Embedder,"):
         xf.Translator.from_pretrained(bert)
     message = "has a language model; Classifier expects an encoder; use TextGenerator or Embedder"
     with pytest.raises(CheckpointError, match=message):

@@ -180,11 +180,6 @@ def test_lists_have_one_entry_a_text(translator):
             translator(LINES, **settings)
 
 
-def test_a_model_without_a_decoder_is_refused():
-    with pytest.raises(ConfigError, match="the model has no decoder"):
-        make(num_decoder_layers=0)
-
-
 def test_a_run_of_another_task_is_refused(tmp_path):
     summarizer = make(Summarizer, separator=True)
     run = RunDirectory(tmp_path / "run")

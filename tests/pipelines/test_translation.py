@@ -1,11 +1,9 @@
-from array import array
-
 import numpy as np
 import pytest
 
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.data.demo_tasks import numbers_task
-from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.errors import CheckpointError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation.engine import run_task
 from xformer.models import Transformer, TransformerConfig
@@ -97,16 +95,6 @@ def test_long_sentences_are_refused_before_anything_is_translated(translator, mo
         check_source_lengths(translator.token_ids(["one", "one " * 9]), 8, name="file line", first_number=11)
 
 
-def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, monkeypatch):
-    lines = [LINES[0], "  ", "", LINES[1]]
-    expected = translator(lines, max_new_tokens=5)
-    encoded = translator.token_ids(lines)
-    assert encoded[1:3] == [[], []]
-    monkeypatch.setattr(Translator, "token_ids", lambda *a: pytest.fail("tokenized again"))
-    (batch,) = translator.batches_of_ids([array("i", ids) for ids in encoded], max_new_tokens=5)
-    assert {row: outputs[0].text for row, outputs in batch} == {0: expected[0], 3: expected[3]}
-
-
 def test_a_tokenizer_of_another_size_is_refused(translator):
     other = tokenizer_of(90)
     with pytest.raises(CheckpointError, match=r"the target tokenizer has 90 tokens, the model 100"):
@@ -129,13 +117,6 @@ def test_a_run_with_two_vocabularies(tmp_path):
     loaded = Translator.from_pretrained(run.path, xp=np)
     assert loaded.tokenizers.source.encode(LINES[0]) == source.encode(LINES[0])
     assert loaded.tokenizers.target.encode("zweihundert") == target.encode("zweihundert")
-
-
-def test_arguments_of_other_classes_are_refused(translator):
-    with pytest.raises(ConfigError, match=r"^tokenizers is a Tokenizer; expected an instance of Tokenizers"):
-        Translator(translator.model, translator.tokenizers.source)
-    with pytest.raises(ConfigError, match=r"^model is None; expected an instance of Transformer$"):
-        Translator(None, translator.tokenizers)
 
 
 def test_parts_of_a_text_come_with_their_tokens(translator):

@@ -132,13 +132,6 @@ def test_consecutive_chunks_predict_each_token_once(size, length, batch_size):
     assert all(batch.tokens.shape[0] <= batch_size and batch.tokens.shape[1] <= length for batch in batches)
 
 
-def test_chunks_of_a_short_text_are_the_text():
-    task = text_task(small_language_model(), TEXT[:5], TEXT[:2], context_length=8, batch_size=3)
-    _, batch = next(task.batches(Rng(0), skip=0))
-    assert np.array_equal(batch.tokens, [TEXT[:4]] * 3)
-    assert np.array_equal(batch.labels, [TEXT[1:5]] * 3)
-
-
 def test_a_text_that_is_too_short_is_refused():
     with raises_line(DataError, "the training text has 1 tokens; expected at least 2"):
         text_task(small_language_model(), TEXT[:1], TEXT, context_length=8, batch_size=4)

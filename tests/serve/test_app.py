@@ -887,7 +887,7 @@ COMPUTED = {
 
 
 def test_computed_routes_have_the_timeout_too(chat, generator):
-    client = Client({"generator": generator, **make_encoders(chat[1])}, timeout=0.3)
+    client = Client({"generator": generator, **make_encoders(chat[1])}, timeout=0.1)
     proceed = threading.Event()
     try:
         for model in client.models:

@@ -273,18 +273,6 @@ def test_the_output_continues_with_an_alternative_that_is_clicked(open_page: Any
 
 
 @pytest.mark.slow
-def test_a_classifier_shows_its_classes_first(open_page: Any) -> None:
-    page = open_page({"text": "a man sleeps", "a": "bert_classifier"})
-    page.wait_for_selector("[data-tab=result][aria-selected=true]")
-    assert tokens_of(page) == ["[CLS]", "a", "man", "sleeps", "[SEP]"]
-    labels = page.locator(".bars [role=listitem]")
-    assert labels.count() == 3
-    assert "LABEL_" in labels.first.get_attribute("aria-label")
-    page.click("[data-tab=attention]")
-    page.wait_for_selector("[data-export=svg]")
-
-
-@pytest.mark.slow
 def test_attention_is_shown_for_each_kind_layer_and_head(open_page: Any) -> None:
     page = open_page(GREEDY)
     page.click("[data-tab=attention]")
@@ -361,20 +349,6 @@ def test_figures_settings_and_results_are_exported(open_page: Any) -> None:
     again.reload()
     again.wait_for_selector("#json:enabled")
     assert tokens_of(again) == tokens_of(page)
-
-
-@pytest.mark.slow
-def test_two_models_are_shown_side_by_side(open_page: Any) -> None:
-    page = open_page({**GREEDY, "b": "lm", "b.method": "sampling", "b.temperature": "0.8", "b.max_new_tokens": "5"})
-    sides = page.locator(".column")
-    assert [sides.nth(index).locator("h2").inner_text() for index in (0, 1)] == ["translator", "lm"]
-    boxes = [sides.nth(index).bounding_box() for index in (0, 1)]
-    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
-    assert sides.nth(1).locator(".output .token").count() > 0
-    sides.nth(1).locator("[data-tab=attention]").click()
-    assert sides.nth(1).locator(".heat-map").get_attribute("aria-label").startswith("Self-attention: ")
-    page.click("#compare")
-    assert not sides.nth(1).is_visible()
 
 
 @pytest.mark.slow

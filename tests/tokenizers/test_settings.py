@@ -8,7 +8,7 @@ import re
 import pytest
 
 from xformer.errors import CheckpointError
-from xformer.tokenizers import DecodeStream, load_tokenizer
+from xformer.tokenizers import load_tokenizer
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -207,14 +207,6 @@ def test_a_warning_names_what_is_not_followed(tmp_path, caplog, settings, named)
     assert caplog.messages == expected
 
 
-def test_a_warning_names_tokens_of_files_that_are_not_read(tmp_path, caplog):
-    word_piece(tmp_path)
-    write(tmp_path, {CONFIG: GENERIC})
-    write(tmp_path, FILES["added_tokens_decoder and other files"])
-    load_tokenizer(tmp_path)
-    assert caplog.messages[0].endswith("not followed: eos_token, <|im|>")
-
-
 def test_files_of_a_wrong_form_are_refused(tmp_path):
     word_piece(tmp_path)
     for values, message in (
@@ -226,16 +218,6 @@ def test_files_of_a_wrong_form_are_refused(tmp_path):
         (tmp_path / CONFIG).write_text(json.dumps(values))
         with pytest.raises(CheckpointError, match=message):
             load_tokenizer(tmp_path)
-
-
-def test_a_stream_of_cleaned_text_is_the_text(tmp_path):
-    word_piece(tmp_path)
-    write(tmp_path, {CONFIG: {**GENERIC, "clean_up_tokenization_spaces": True}})
-    tokenizer = load_tokenizer(tmp_path)
-    for text in TEXTS:
-        ids = tokenizer.encode(text, special_tokens=False)
-        stream = DecodeStream(tokenizer.decode, cleans_up_spaces=tokenizer.cleans_up_spaces)
-        assert "".join([*map(stream.step, ids), stream.finish()]) == tokenizer.decode(ids)
 
 
 # --- Every key --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ PAIRS = TokenPairs(
 HALVES = PRECISIONS[1:]
 SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # of the numbers from 1 to 2
 TEXT = [4 + (index * index) % 7 for index in range(60)]
-EVERYWHERE = [(name, dtype) for name in ("numpy", "torch", "jax") for dtype in HALVES]
+EVERYWHERE = [(name, dtype) for name in ("numpy", "torch") for dtype in HALVES] + [("jax", "bfloat16")]
 
 
 def namespace(name, dtype):
