@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference import for_each, native_levels
@@ -103,56 +103,26 @@ def lowered(rng: np.random.Generator, name: str, *args: Any, ulp: float = 0, **k
 
 # --- elementwise functions --------------------------------------------------------------------------------------------
 
-ARITHMETIC = ["add", "subtract", "multiply", "operator_add", "operator_sub", "operator_mul"]
-COMPARISONS = ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "operator_lt", "operator_ne"]
-UNARY = ["negative", "abs", "square", "sign", "operator_neg", "operator_abs"]
+# Names of functions, the dtypes that they compute, and how many arrays they take.
+ELEMENTWISE: list[tuple[str, tuple[str, ...], int]] = [
+    ("add subtract multiply operator_add operator_sub operator_mul", NUMBERS, 2),
+    ("divide operator_truediv", FLOATS, 2),
+    ("floor_divide maximum minimum remainder", ("int64",), 2),
+    ("equal not_equal less less_equal greater greater_equal operator_lt operator_ne", (*NUMBERS, "bool"), 2),
+    ("logical_and logical_or logical_xor operator_and bitwise_or", ("bool",), 2),
+    ("logical_not", ("bool",), 1),
+    ("negative abs square sign operator_neg operator_abs floor ceil trunc round isfinite isinf isnan", NUMBERS, 1),
+    ("sqrt reciprocal", FLOATS, 1),
+]
+CALLS = [(name, dtype, count) for names, dtypes, count in ELEMENTWISE for name in names.split() for dtype in dtypes]
 
 
-@given(RNGS, SHAPES, st.sampled_from(ARITHMETIC), st.sampled_from(NUMBERS))
-def test_arithmetic(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    a, b = array(rng, broadcast_part(rng, shape), dtype), array(rng, shape, dtype)
-    lowered(rng, name, *((a, b) if rng.random() < 0.5 else (b, a)))
-
-
-@given(RNGS, SHAPES, st.sampled_from(FLOATS), st.sampled_from(["divide", "operator_truediv"]))
-def test_divide(rng: Any, shape: Any, dtype: str, name: str) -> None:
-    lowered(rng, name, array(rng, broadcast_part(rng, shape), dtype), array(rng, shape, dtype))
-
-
-@given(RNGS, SHAPES, st.sampled_from(["floor_divide", "maximum", "minimum", "remainder"]))
-def test_functions_of_integers(rng: Any, shape: Any, name: str) -> None:
-    lowered(rng, name, array(rng, shape, "int64"), array(rng, broadcast_part(rng, shape), "int64"))
-
-
-@given(RNGS, SHAPES, st.sampled_from(COMPARISONS), st.sampled_from([*NUMBERS, "bool"]))
-def test_comparisons(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    lowered(rng, name, array(rng, shape, dtype), array(rng, broadcast_part(rng, shape), dtype))
-
-
-@given(RNGS, SHAPES, st.sampled_from(["logical_and", "logical_or", "logical_xor", "operator_and", "bitwise_or"]))
-def test_logic(rng: Any, shape: Any, name: str) -> None:
-    lowered(rng, name, array(rng, shape, "bool"), array(rng, broadcast_part(rng, shape), "bool"))
-    lowered(rng, "logical_not", array(rng, shape, "bool"))
-
-
-@given(RNGS, SHAPES, st.sampled_from(UNARY), st.sampled_from(NUMBERS))
-def test_unary(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    lowered(rng, name, array(rng, shape, dtype))
-
-
-@given(RNGS, SHAPES, st.sampled_from(["floor", "ceil", "trunc", "round"]), st.sampled_from(NUMBERS))
-def test_rounding(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    lowered(rng, name, array(rng, shape, dtype))
-
-
-@given(RNGS, SHAPES, st.sampled_from(["isfinite", "isinf", "isnan"]), st.sampled_from(NUMBERS))
-def test_classification(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    lowered(rng, name, array(rng, shape, dtype))
-
-
-@given(RNGS, SHAPES, st.sampled_from(["sqrt", "reciprocal"]), st.sampled_from(FLOATS))
-def test_functions_of_floats(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    lowered(rng, name, array(rng, shape, dtype))
+@settings(max_examples=600)
+@given(RNGS, SHAPES, st.sampled_from(CALLS))
+def test_elementwise(rng: Any, shape: Any, call: tuple[str, str, int]) -> None:
+    name, dtype, count = call
+    arrays = [array(rng, broadcast_part(rng, shape), dtype) for _ in range(count - 1)] + [array(rng, shape, dtype)]
+    lowered(rng, name, *(arrays if rng.random() < 0.5 else arrays[::-1]))
 
 
 @given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "int32", "bool", "int8", "uint8"]))
@@ -257,13 +227,12 @@ def axes_of(rng: np.random.Generator, ndim: int) -> Any:
     return axes[0] if len(axes) == 1 else axes
 
 
-@given(RNGS, SHAPES, st.sampled_from(["sum", "any", "all"]), st.sampled_from(["int64", "bool"]))
-def test_exact_reductions(rng: Any, shape: Any, name: str, dtype: str) -> None:
-    lowered(rng, name, array(rng, shape, dtype), axis=axes_of(rng, len(shape)), keepdims=bool(rng.integers(2)))
+EXACT = [(name, dtype) for name in ("sum", "any", "all") for dtype in ("int64", "bool", *FLOATS)]
 
 
-@given(RNGS, SHAPES, st.sampled_from(["any", "all"]), st.sampled_from(FLOATS))
-def test_exact_reductions_of_floats(rng: Any, shape: Any, name: str, dtype: str) -> None:
+@given(RNGS, SHAPES, st.sampled_from([call for call in EXACT if call[0] != "sum" or call[1] not in FLOATS]))
+def test_exact_reductions(rng: Any, shape: Any, call: tuple[str, str]) -> None:
+    name, dtype = call
     lowered(rng, name, array(rng, shape, dtype), axis=axes_of(rng, len(shape)), keepdims=bool(rng.integers(2)))
 
 

@@ -10,26 +10,16 @@ import sys
 import numpy as np
 import pytest
 
-from tests.ops.numpy_cases import LENGTHS, MASKS, assert_same, heads, make_mask, normal
+from tests.ops.native_cases import kernels, needs_library, single  # noqa: F401
+from tests.ops.numpy_cases import LENGTHS, MASKS, assert_same, heads, make_mask
 from tests.reference import for_each
 from xformer import native, ops, vjp
 from xformer.errors import ShapeError
 from xformer.ops import attention
 
-if not native.is_available():
-    pytest.skip(native.WHY_NOT, allow_module_level=True)
+pytestmark = needs_library
 
 PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def native_kernels(monkeypatch):
-    """Enable the kernel."""
-    monkeypatch.setenv("XFORMER_KERNELS", "auto")
-
-
-def single(*shape, seed=0):
-    return normal(*shape, seed=seed).astype("float32")
 
 
 def assert_served(*arrays, **static):

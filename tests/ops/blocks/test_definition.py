@@ -37,6 +37,8 @@ def of_library(xp, blocks, is_transposed):
 
 @for_each("name", QUANTIZED)
 def test_values_are_those_of_the_package_on_every_library(name, xp):
+    if xp.name == "jax" and name not in ("Q4_1", "Q6_K"):
+        pytest.skip("compiling each takes long")
     blocks, values = random_blocks(name, 5, 3)
     assert_close(dequantize(from_host(xp, blocks)), values, xp=xp, dtype="float32", tolerance=1e-7)
 

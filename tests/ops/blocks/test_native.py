@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import xformer as xf
 from tests.ops.blocks.test_definition import random_blocks
-from tests.ops.numpy_cases import normal
+from tests.ops.native_cases import kernels, needs_library, single  # noqa: F401
 from tests.reference import for_each
-from xformer import native, ops
+from xformer import ops
 from xformer.families.gguf_file import QUANTIZED
 from xformer.ops import linear
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.embedding import embedding
 
-if not native.is_available():
-    pytest.skip(native.WHY_NOT, allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def native_kernels(monkeypatch):
-    """Enable the kernels."""
-    monkeypatch.setenv("XFORMER_KERNELS", "auto")
-
-
-def single(*shape, seed=0):
-    return normal(*shape, seed=seed).astype("float32")
+pytestmark = needs_library
 
 
 @for_each("name", QUANTIZED)

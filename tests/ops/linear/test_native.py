@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.ops.numpy_cases import assert_same, normal
+from tests.ops.native_cases import kernels, needs_library, single  # noqa: F401
+from tests.ops.numpy_cases import assert_same
 from tests.reference import for_each, raises_line
 from xformer import native, ops
 from xformer.errors import ShapeError
@@ -16,24 +17,13 @@ from xformer.ops import linear
 from xformer.ops.linear import project_heads
 from xformer.ops.weights import PackedWeight
 
-if not native.is_available():
-    pytest.skip(native.WHY_NOT, allow_module_level=True)
+pytestmark = needs_library
 
 LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "submatrix": lambda x: np.tile(x, (2, 2))}
 SHAPES = [
     *((1, 300, 95), (1, 1100, 65), (1, 67, 4500), (2, 40, 47), (5, 300, 95), (40, 513, 48), (8, 300, 500)),
     *((43, 70, 1600), (95, 32, 145), (97, 47, 95), (391, 257, 49), (300, 300, 300), (1, 1, 1), (3, 17, 15)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def native_kernels(monkeypatch):
-    """Enable the kernels."""
-    monkeypatch.setenv("XFORMER_KERNELS", "auto")
-
-
-def single(*shape, seed=0):
-    return normal(*shape, seed=seed).astype("float32")
 
 
 def arranged(layout, x):

@@ -11,26 +11,15 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.ops.numpy_cases import normal
+from tests.ops.native_cases import kernels, needs_library, single  # noqa: F401
 from tests.reference import for_each, native_levels
-from xformer import native, ops
+from xformer import ops
 from xformer.ops import embedding, linear
 from xformer.ops.weights import PackedWeight, QuantizedWeight, packed_forward
 
-if not native.is_available():
-    pytest.skip(native.WHY_NOT, allow_module_level=True)
+pytestmark = needs_library
 
 DTYPES = ["float32", "int8", "bfloat16"]
-
-
-@pytest.fixture(autouse=True)
-def native_kernels(monkeypatch):
-    """Enable the kernels."""
-    monkeypatch.setenv("XFORMER_KERNELS", "auto")
-
-
-def single(*shape, seed=0):
-    return normal(*shape, seed=seed).astype("float32")
 
 
 def matrix(depth, columns, dtype):

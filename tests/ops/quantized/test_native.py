@@ -6,23 +6,12 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.ops.numpy_cases import normal
-from xformer import native, ops
+from tests.ops.native_cases import kernels, needs_library, single  # noqa: F401
+from xformer import ops
 from xformer.ops import linear
 from xformer.ops.weights import QuantizedWeight, quantized_forward
 
-if not native.is_available():
-    pytest.skip(native.WHY_NOT, allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def native_kernels(monkeypatch):
-    """Enable the kernels."""
-    monkeypatch.setenv("XFORMER_KERNELS", "auto")
-
-
-def single(*shape, seed=0):
-    return normal(*shape, seed=seed).astype("float32")
+pytestmark = needs_library
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
