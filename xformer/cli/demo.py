@@ -121,7 +121,7 @@ def _show_result(task: DemoTask, translator: Translator, run: RunDirectory, cons
         "(of characters, since each line is one word)\n"
     )
     _show_samples(sources, translations, references, console)
-    row = _row_to_draw(translator, task, translations)
+    row = _row_to_draw(sources, references, translations)
     attention = show_attention(translator, sources[row], translations[row])
     save(attention.plot(title=f"{sources[row]} → {translations[row]}"), run.path / PICTURE)
     console.print(f"\nattention while writing {translations[row]!r}: {run.path / PICTURE}")
@@ -137,27 +137,20 @@ def _show_result(task: DemoTask, translator: Translator, run: RunDirectory, cons
 
 def _show_samples(sources: list[str], translations: list[str], references: list[str], console: Any) -> None:
     """Print a few translations, among them wrong ones if there are any."""
-    right = [row for row in range(len(sources)) if translations[row] == references[row]]
-    wrong = [row for row in range(len(sources)) if translations[row] != references[row]]
+    rows = list(zip(sources, translations, references, strict=True))
+    right, wrong = ([row for row in rows if (row[1] == row[2]) == is_right] for is_right in (True, False))
     num_wrong = min(len(wrong), max(2, _SAMPLES - len(right)))
-    for row in right[: _SAMPLES - num_wrong]:
-        console.print(f"  right  {sources[row]} → {translations[row]}", style="green")
-    for row in wrong[:num_wrong]:
-        console.print(f"  wrong  {sources[row]} → {translations[row]} (expected {references[row]})", style="red")
+    for source, translation, _ in right[: _SAMPLES - num_wrong]:
+        console.print(f"  right  {source} → {translation}", style="green")
+    for source, translation, reference in wrong[:num_wrong]:
+        console.print(f"  wrong  {source} → {translation} (expected {reference})", style="red")
 
 
-def _row_to_draw(translator: Translator, task: DemoTask, translations: list[str]) -> int:
-    """Return the row of the shortest source with a clear plot and a correct translation, or else of another one."""
-    tokenizer = translator.tokenizers.source
-    tokens = [tokenizer.tokens(ids) for ids in tokenizer.encode_batch(task.test.source)]
+def _row_to_draw(sources: list[str], references: list[str], translations: list[str]) -> int:
+    """Return the row of the shortest source that ends with tens and units, which German swaps, correct if possible."""
 
     def preference(row: int) -> tuple[bool, bool, int]:
-        wrong = translations[row] != task.test.target[row]
-        return wrong, not _shows_crossing(tokens[row]), len(tokens[row])
+        *before, last = sources[row].split()
+        return translations[row] != references[row], not before or "-" not in last, len(sources[row])
 
-    return min(range(len(tokens)), key=preference)
-
-
-def _shows_crossing(tokens: list[str]) -> bool:
-    """Return whether tens and units are separate tokens at the end ("▁thirty-", "nine"), which German swaps."""
-    return len(tokens) > 3 and tokens[-2].endswith("-")
+    return min(range(len(sources)), key=preference)

@@ -115,9 +115,9 @@ def generate(
         loading["draft_model"] = os.path.abspath(draft_model)
     elif "num_draft_tokens" in settings:
         raise ConfigError("--num-draft-tokens is given without --draft-model; expected both")
-    form: dict[str, Any] = {"chat": inputs.chat, "system": inputs.system, "as_json": inputs.json}
+    arguments: dict[str, Any] = {"generation": settings, "options": options}
+    arguments |= {"chat": inputs.chat, "system": inputs.system, "as_json": inputs.json}
     if corpus.corpus_out is not None:
-        arguments = {"generation": settings, "options": options, **form}
         process_file(process_chunk, TextGenerator, model, source, output, corpus, loading, arguments)
         return
     pipeline = load_pipeline(TextGenerator, model, **loading)
@@ -134,14 +134,15 @@ def generate(
     if is_conversation:
         raise ConfigError("a conversation has one answer at a time; add --num-beams 1 --num-return-sequences 1")
     number = 0
-    with _io.open_output(output) as write:
+    with _io.open_bytes(output) as file:
         for chunk in _read_prompts(prompts, source):
-            write(_continue(pipeline, config, chunk, number, options, **form))
+            file.write(process_chunk(pipeline, chunk, number, **arguments).data)
+            file.flush()
             number += len(chunk)
         if is_open and not number:
             if inputs.chat:
                 raise ConfigError(_NO_PROMPT)
-            write(_continue(pipeline, config, [""], number, options, **form))
+            file.write(process_chunk(pipeline, [""], number, **arguments).data)
 
 
 def process_chunk(
@@ -151,31 +152,17 @@ def process_chunk(
     *,
     generation: dict[str, Any],
     options: dict[str, Any],
-    **form: Any,
-) -> ChunkOutput:
-    """Return the texts for a chunk of a large file; this is what its workers run."""
-    written = _continue(pipeline, pipeline.resolve_config(**generation), lines, first_index, options, **form)
-    return ChunkOutput("".join(f"{line}\n" for line in written).encode())
-
-
-def _continue(
-    pipeline: TextGenerator,
-    config: GenerationConfig,
-    texts: Sequence[str],
-    first_index: int,
-    options: dict[str, Any],
-    *,
     chat: bool,
     system: str | None,
     as_json: bool,
-) -> list[str]:
-    """Return the lines to write for consecutive prompts."""
-    prompts = [_to_prompt(text, chat, system) for text in texts]
-    results = pipeline.outputs(prompts, config, first_index=first_index, **options)
+) -> ChunkOutput:
+    """Return the texts for consecutive prompts; of a large file, each worker calls it for its chunks."""
+    prompts = [_to_prompt(line, chat, system) for line in lines]
+    results = pipeline.outputs(prompts, first_index=first_index, **options, **generation)
     written: list[str] = []
-    for number, (text, outputs) in enumerate(zip(texts, results, strict=True), start=first_index):
-        written += _json_lines(number, text, outputs) if as_json else _texts(number, "" if chat else text, outputs)
-    return written
+    for number, (line, outputs) in enumerate(zip(lines, results, strict=True), start=first_index):
+        written += _json_lines(number, line, outputs) if as_json else _texts(number, "" if chat else line, outputs)
+    return ChunkOutput("".join(f"{line}\n" for line in written).encode())
 
 
 def _to_prompt(text: str, chat: bool, system: str | None) -> Prompt:

@@ -145,19 +145,12 @@ def _candidates(model: ServedModel, candidates: Sequence[BeamCandidate]) -> list
     tokenizer = model.pipeline.target_tokenizer
     pieces = pieces_of(tokenizer, [each.token for each in candidates])
     texts = tokenizer.decode_batch([[each.token] for each in candidates])
-    return [
-        schema.BeamToken(
-            each.token,
-            piece,
-            f" {text}" if piece.startswith("▁") and text and not text.startswith(" ") else text,
-            each.group,
-            each.parent,
-            finite(each.log_probability),
-            finite(each.score),
-            each.status,
-        )
-        for each, piece, text in zip(candidates, pieces, texts, strict=True)
-    ]
+    found = []
+    for each, piece, text in zip(candidates, pieces, texts, strict=True):
+        text = f" {text}" if piece.startswith("▁") and text and not text.startswith(" ") else text
+        token, *values = each._replace(log_probability=finite(each.log_probability), score=finite(each.score))
+        found.append(schema.BeamToken(token, piece, text, *values))
+    return found
 
 
 def _beam(model: ServedModel, history: BeamHistory) -> schema.BeamTree:

@@ -11,13 +11,15 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from xformer.errors import DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.generation.engine import Task
-from xformer.pipelines import Classifier, Embedder, Output, Reranker, Summarizer, TextGenerator, TextToText, Translator
+from xformer.io import read_json
+from xformer.pipelines import Output, TextGenerator, TextToText, Translator
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.options import SearchOptions
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
@@ -27,26 +29,7 @@ from xformer.serve.jobs import Job, JobError, Worker, too_long
 
 _ENCODING_THREADS = 2
 MAX_SOURCE_LENGTH = 1024
-_EXAMPLES = {
-    Translator: "The little girl is reading a book.",
-    Summarizer: "",
-    TextGenerator: "Once upon a time",
-    Embedder: "A man sleeps.",
-    Classifier: "A great film.",
-    Reranker: "Where do pandas live?\nPandas live in China.\nThe bank is closed.",
-}
-_CHAT_EXAMPLE = "What is the capital of France?"
-_TRANSLATION_EXAMPLES = {  # by language
-    "de": "Das kleine Mädchen liest ein Buch.",
-    "es": "La niña está leyendo un libro.",
-    "fr": "La petite fille lit un livre.",
-    "it": "La bambina legge un libro.",
-    "nl": "Het meisje leest een boek.",
-    "pt": "A menina está lendo um livro.",
-    "ru": "Девочка читает книгу.",
-    "zh": "小女孩在看书。",
-}
-_LONG_CODES = {"deu": "de", "spa": "es", "fra": "fr", "ita": "it", "nld": "nl", "por": "pt", "rus": "ru", "zho": "zh"}
+_EXAMPLES = Path(__file__).with_name("examples.json")
 AnyPipeline = TextToText | TextGenerator | EncoderPipeline
 
 
@@ -221,12 +204,12 @@ class ServedModel:
 
 def _example(pipeline: AnyPipeline) -> str:
     """Return a text to try a model with, in the language that it expects."""
+    examples = read_json(_EXAMPLES, "examples")
     if pipeline.has_chat:
-        return _CHAT_EXAMPLE
-    if not isinstance(pipeline, Translator):
-        return _EXAMPLES[type(pipeline)]
-    code = str(getattr(pipeline.source_tokenizer, "source_language", None)).replace("-", "_").partition("_")[0]
-    return _TRANSLATION_EXAMPLES.get(_LONG_CODES.get(code, code), _EXAMPLES[Translator])
+        return str(examples["chat"])
+    language = str(getattr(pipeline.source_tokenizer, "source_language", None)).replace("-", "_").partition("_")[0]
+    by_language = examples["translation"] if isinstance(pipeline, Translator) else {}
+    return str(by_language.get(language, examples["tasks"][pipeline.task]))
 
 
 class Server:

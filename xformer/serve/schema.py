@@ -101,23 +101,23 @@ class TranslateRequest(_with_fields(_Steered, _DIRECTED + _STOP), kw_only=True):
     stream: Annotated[bool, about("Send the output of one text as it is generated.")] = False
 
 
-class Ablation(Struct, forbid_unknown_fields=True):
-    """A part of a model that is switched off: it adds nothing."""
-
+class _Part(Struct, kw_only=True, forbid_unknown_fields=True):
     kind: Annotated[Literal["encoder", "decoder", "cross"], about("Layers, by their attention as in /attention.")]
     layer: Annotated[int, about("Layer, counted from 0.", ge=0)]
-    part: Annotated[Literal["attention", "feed_forward"], about("Part of the layer.")] = "attention"
     head: Annotated[int, about("One head of the attention. Default: all.", ge=0)] | None = None
 
 
-class AttentionRow(Struct, forbid_unknown_fields=True):
+class Ablation(_Part, kw_only=True):
+    """A part of a model that is switched off: it adds nothing."""
+
+    part: Annotated[Literal["attention", "feed_forward"], about("Part of the layer.")] = "attention"
+
+
+class AttentionRow(_Part, kw_only=True):
     """Attention weights in place of those that the model computes."""
 
-    kind: Annotated[Literal["encoder", "decoder", "cross"], about("Kind of attention.")]
-    layer: Annotated[int, about("Layer, counted from 0.", ge=0)]
     query: Annotated[int, about("Position of the token that attends.", ge=0)]
     weights: list[Annotated[float, about("Weight of a key; they are normalized to a sum of 1.", ge=0)]]
-    head: Annotated[int, about("One head. Default: all.", ge=0)] | None = None
 
 
 _Text = Annotated[str | None, about("Source text or prompt.")]
@@ -137,21 +137,22 @@ class ExploreRequest(_with_fields(_Steered, _DIRECTED), kw_only=True):  # type: 
     stream: Annotated[bool, about("Send tokens or beam steps as they are generated.")] = False
 
 
-class AttentionRequest(_Request, kw_only=True):
-    """A text or a chat, and the output whose attention is shown."""
-
+class _ShownRequest(_Request, kw_only=True):
     text: _Text = None
     messages: _Messages = None
+
+
+class AttentionRequest(_ShownRequest, kw_only=True):
+    """A text or a chat, and the output whose attention is shown."""
+
     output_ids: Annotated[list[int], about("Token ids of the output; omit them for encoders.")] = _NONE
     kinds: Annotated[list[Literal["encoder", "decoder", "cross"]] | None, about("Kinds. Default: all.")] = None
     layer: Annotated[int, about("One layer, counted from 0. Default: all.", ge=0)] | None = None
 
 
-class LayersRequest(_Request, kw_only=True):
+class LayersRequest(_ShownRequest, kw_only=True):
     """A text or a chat, its output, and changes of the model."""
 
-    text: _Text = None
-    messages: _Messages = None
     output_ids: Annotated[list[int], about("Token ids of the output.")]
     num_alternatives: _NumAlternatives = 10
     ablations: _Ablations = _NONE
