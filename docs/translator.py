@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from xformer.cli.demo import MODEL, TRAINING
+from xformer.cli.demo import RECIPE
 from xformer.data.demo_tasks import numbers_task
 from xformer.errors import ConfigError
 from xformer.export import find_runtime
@@ -31,10 +31,9 @@ NPM = os.environ.get("XFORMER_NPM", ".")
 
 def train_small(run: Path) -> None:
     """Train a smaller model than `xformer demo`, for more steps."""
-    model = MODEL | {"d_model": 64, "d_ff": 128}
-    training = TRAINING | {"max_steps": 4000, "learning_rate_factor": 0.5, "validate_every": 500, "max_minutes": 10.0}
-    recipe = {"model": model, "tokenizer": {"vocab_size": 128}, "training": training}
-    train(recipe, **numbers_task().texts, out=run)
+    sizes = {"d_model": 64, "d_ff": 128}
+    training = {"max_steps": 4000, "learning_rate_factor": 0.5, "validate_every": 500, "max_minutes": 10.0}
+    train(RECIPE, **numbers_task().texts, out=run, **sizes, **training)
 
 
 def runtime() -> dict[str, Path] | None:

@@ -8,24 +8,28 @@ import signal
 
 import pytest
 
+from tests.cli.conftest import write
 from xformer.cli import demo
 from xformer.cli.main import exit_code
 from xformer.data.demo_tasks import numbers_task
 from xformer.families.run_directory import RunDirectory
 from xformer.models import TransformerConfig
 
-ORIGINAL = {name: getattr(demo, name) for name in ("MODEL", "TRAINING")}
-TINY = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+RECIPE = demo.RECIPE
+TINY = """
+model = {d_model = 16, num_heads = 2, d_ff = 32, num_encoder_layers = 1, num_decoder_layers = 1}
+tokenizer = {vocab_size = 128}
+training = {batch_tokens = 256, max_steps = 4, validate_every = 2}
+"""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small():
+def small(tmp_path_factory):
     """Make the demo end after a few steps, having learned hardly anything."""
     sizes = {"num_train": 400, "num_valid": 5, "num_test": 8, "largest": 9999}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "numbers_task", functools.partial(numbers_task, **sizes))
-        patch.setattr(demo, "MODEL", TINY)
-        patch.setattr(demo, "TRAINING", {"batch_tokens": 256, "max_steps": 4, "validate_every": 2})
+        patch.setattr(demo, "RECIPE", write(tmp_path_factory.mktemp("recipe") / "tiny.toml", TINY))
         yield
 
 
@@ -101,8 +105,7 @@ def test_other_files_than_a_demo_are_not_touched(refused, finished, trained, tmp
 
 
 def test_the_recipe_of_the_demo_is_a_recipe(monkeypatch):
-    for name, value in ORIGINAL.items():
-        monkeypatch.setattr(demo, name, value)
+    monkeypatch.setattr(demo, "RECIPE", RECIPE)
     recipe = demo.demo_recipe(60.0, 7)
     assert (recipe.training.seed, recipe.training.max_minutes) == (7, 1.0)
     TransformerConfig(source_vocab_size=128, target_vocab_size=128, **recipe.model)

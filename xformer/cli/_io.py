@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from xformer.errors import ConfigError
+from xformer.families.run_directory import RunDirectory
 from xformer.io import atomic_write, check_no_overwrite, descriptor_of, is_device, unwritable_parent
 from xformer.text import iter_lines, read_lines
 from xformer.text.corpus import MAX_CHARACTERS
@@ -75,24 +76,26 @@ def _read_arriving(stream: Any) -> Iterator[list[str]]:
             yield lines
 
 
-def check_output(name: str, source: str | None, protected: Iterable[Path]) -> None:
+def check_output(name: str, inputs: Iterable[str | Path | None], *models: Path | None) -> None:
     """Check `--output` before anything is computed.
 
     Args:
         name: Path of the output, or "-".
-        source: Path of the input, "-", or None.
-        protected: Other files that must not be replaced.
+        inputs: Paths of the inputs, "-", or None.
+        *models: Directories of models, or None.
 
     Raises:
-        ConfigError: If it is closed or cannot be written, or would replace the input or one of the protected files.
+        ConfigError: If it is closed or cannot be written, or would replace an input or a file of a model.
     """
     if sys.__stdout__ is None and (name == STANDARD or descriptor_of(name) == 1):
         raise ConfigError("standard output is closed; expected a place for the output; add --output FILE")
     if name == STANDARD:
         return
     check_writable(name)
-    inputs = [] if source is None else [_stdin().fileno() if source == STANDARD else source]
-    check_no_overwrite(name, [*inputs, *protected], "--output")
+    protected = [_stdin().fileno() if each == STANDARD else each for each in inputs if each is not None]
+    for model in filter(None, models):
+        protected += [model, *RunDirectory(model).files(), *model.glob("*.safetensors")]
+    check_no_overwrite(name, protected, "--output")
 
 
 def check_writable(path: str) -> None:

@@ -11,13 +11,6 @@ from xformer.families.run_directory import RunDirectory
 from xformer.pipelines import Pipeline
 from xformer.runs.backend import open_backend
 
-
-def files_of(*models: Path | None) -> list[Path]:
-    """Return the files of models, which no output may replace."""
-    paths = [path for path in models if path is not None]
-    return [file for path in paths for file in (path, *RunDirectory(path).files(), *path.glob("*.safetensors"))]
-
-
 Loaded = TypeVar("Loaded", bound=Pipeline)
 
 

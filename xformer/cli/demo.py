@@ -31,7 +31,7 @@ from xformer.pipelines import Translator, show_attention
 from xformer.runs.backend import open_backend
 from xformer.runs.console import make_console
 from xformer.runs.launch import train
-from xformer.runs.recipe import Recipe
+from xformer.runs.recipe import Recipe, make_recipe
 from xformer.text import bleu, exact_match
 from xformer.training import Event, Start, Validation
 from xformer.training.fit import TrainingLoop
@@ -39,17 +39,7 @@ from xformer.training.fit import TrainingLoop
 PICTURE, MARK = "attention.png", "demo"
 _SAMPLES = 6
 _PERFECT = 99.99  # BLEU
-_BLEU = "char"  # each line is one word
-MODEL = {"d_model": 128, "num_heads": 4, "d_ff": 256, "num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.0}
-TRAINING = {
-    "batch_tokens": 1024,
-    "schedule": "cosine",
-    "learning_rate_factor": 0.3,
-    "warmup_steps": 80,
-    "max_steps": 400,
-    "validate_every": 50,
-    "bleu_tokenize": _BLEU,
-}
+RECIPE = Path(__file__).with_name("demo.toml")
 
 
 def demo(
@@ -89,8 +79,7 @@ def demo(
 
 def demo_recipe(seconds: float, seed: int) -> Recipe:
     """Return the recipe of a translator that learns the task in less than 90 seconds."""
-    training = TRAINING | {"max_minutes": seconds / 60.0, "seed": seed}
-    return Recipe.from_dict({"model": MODEL, "tokenizer": {"vocab_size": 128}, "training": training}, "the demo")
+    return make_recipe(RECIPE, {"max_minutes": seconds / 60.0, "seed": seed}, ["translation"])
 
 
 def earlier_demo(run: RunDirectory) -> list[Path]:
@@ -117,7 +106,7 @@ def _show_result(task: DemoTask, translator: Translator, run: RunDirectory, cons
     exact = exact_match(translations, references)
     console.print(
         f"\n{len(sources):,} unseen sources: {exact:.1f} % exactly right, "
-        f"BLEU {bleu(translations, references, tokenize=_BLEU).value:.1f} "
+        f"BLEU {bleu(translations, references, tokenize='char').value:.1f} "
         "(of characters, since each line is one word)\n"
     )
     _show_samples(sources, translations, references, console)

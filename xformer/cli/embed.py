@@ -20,7 +20,7 @@ import numpy as np
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
-from xformer.cli._loading import files_of, load_pipeline
+from xformer.cli._loading import load_pipeline
 from xformer.cli._options import CheckpointOption, config_options, file_option, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
@@ -43,7 +43,7 @@ def embed(
         raise ConfigError(f"--output is {output}; expected a name that ends with .npy, a pipe, or -")
     corpus = CorpusOptions.pop_from(settings)
     output = corpus.output_path(output, ".npy")
-    _io.check_output(output, source, files_of(model))
+    _io.check_output(output, [source], model)
     if corpus.corpus_out is not None:
         process_file(process_chunk, Embedder, model, source, output, corpus, loading, settings, suffix=".npy")
         return

@@ -43,7 +43,7 @@ from typing import Annotated, Any
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
-from xformer.cli._loading import files_of, load_pipeline
+from xformer.cli._loading import load_pipeline
 from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option, take_options
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError, XformerError
@@ -108,7 +108,7 @@ def generate(
     corpus = CorpusOptions.pop_from(settings)
     options = take_options(SearchOptions, settings)
     output = corpus.output_path(output)
-    _io.check_output(output, source, files_of(model, draft_model))
+    _io.check_output(output, [source], model, draft_model)
     if draft_model is not None:
         if settings.get("num_beams", 1) != 1 or "prompt_lookup_num_tokens" in settings:
             raise ConfigError("--draft-model is given with --num-beams or --prompt-lookup-num-tokens; expected one")

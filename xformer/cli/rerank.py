@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._loading import files_of, load_pipeline
+from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
     CheckpointOption,
     check_utf8,
@@ -36,7 +36,7 @@ def rerank(
     loading: dict[str, Any],
 ) -> None:
     """Order documents by a query."""
-    _io.check_output(output, source, files_of(model))
+    _io.check_output(output, [source], model)
     documents = _io.read_all(source)
     reranker = load_pipeline(Reranker, model, **loading)
     ranked = reranker(query, documents, top_k=top_k, **settings)

@@ -25,7 +25,7 @@ import typer
 
 from xformer.cli import _io
 from xformer.cli._console import percent_progress
-from xformer.cli._loading import files_of, load_pipeline
+from xformer.cli._loading import load_pipeline
 from xformer.cli._options import DATA, CheckpointOption, config_options, file_option
 from xformer.config import Config, option
 from xformer.data.audio import read_wav
@@ -79,7 +79,7 @@ def transcribe(
         raise ConfigError(f"--format {target} has subtitles of one file; got {len(audio)} files: run it for each")
     if target != "txt":
         settings = {"timestamps": "segments", **settings}
-    _io.check_output(output, None, [*audio, *files_of(model)])
+    _io.check_output(output, audio, model)
     for path in audio:
         read_wav(path)  # report invalid files before the first text is written
     transcriber = load_pipeline(Transcriber, model, **loading)

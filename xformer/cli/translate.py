@@ -36,7 +36,7 @@ from typing import Annotated, Any
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
-from xformer.cli._loading import files_of, load_pipeline
+from xformer.cli._loading import load_pipeline
 from xformer.cli._options import COMPUTING, DATA, ModelOption, config_options, file_option, take_options
 from xformer.config import field_names, option
 from xformer.generation import GenerationConfig
@@ -97,7 +97,7 @@ def _transform_lines(
     loading |= {name: value for name, value in languages.items() if value is not None}
     GenerationConfig(**settings)  # refuses contradictions before the model is loaded
     output = corpus.output_path(output)
-    _io.check_output(output, source, files_of(model))
+    _io.check_output(output, [source], model)
     if corpus.corpus_out is not None:
         arguments = {"options": options.to_dict(), "generation": settings}
         sums = process_file(process_chunk, pipeline_type, model, source, output, corpus, loading, arguments)

@@ -52,7 +52,8 @@ class TrainingProgress:
             if isinstance(event, Start) and event.step:
                 self.console.print(f"resuming after step {event.step:,}")
             elif isinstance(event, Validation):
-                self._validation = _summarize_validation(event)
+                score = "" if event.score is None else f", {event.metric} {event.score:.2f}"
+                self._validation = f"valid: perplexity {format_number(event.perplexity)}{score}"
                 self.console.print(describe_validation(event))
             elif isinstance(event, Step):
                 self._show_step(event)
@@ -86,11 +87,6 @@ class TrainingProgress:
             by_clock = max(0.0, 60.0 * (max_minutes - step.minutes))
             seconds_left = by_clock if seconds_left is None else min(seconds_left, by_clock)
         return min(fraction, 1.0), seconds_left
-
-
-def _summarize_validation(validation: Validation) -> str:
-    score = "" if validation.score is None else f", {validation.metric} {validation.score:.2f}"
-    return f"valid: perplexity {format_number(validation.perplexity)}{score}"
 
 
 def describe_validation(validation: Validation) -> str:

@@ -201,20 +201,16 @@ class Trainer:
 
     def _save_best(self, model: Any) -> None:
         """Write the best model, and its adapters, if any."""
-        save_parameters(self._merged(model), self.directory.model)
+        save_parameters(_merged(model), self.directory.model)
         if has_adapters(model):
             save_arrays(self.directory.adapters, dict(model.named_trainable_parameters()), {"format": "xformer"})
-
-    def _merged(self, model: Any) -> Any:
-        """Return a model with its adapters, if any, merged into its weights."""
-        return merge_lora(model) if has_adapters(model) else model
 
     def _keep_checkpoint(self, score: float | None) -> None:
         """Keep the model if a checkpoint is due; the next saved state contains the entry."""
         step = self.loop.step
         if not self.config.keep_checkpoints or step == 0 or step % self.config.checkpoint_interval:
             return
-        entries = self.checkpoints.add(self.progress.checkpoints, step, score, self._merged(self.loop.model))
+        entries = self.checkpoints.add(self.progress.checkpoints, step, score, _merged(self.loop.model))
         self.progress.checkpoints = entries
         self.loop.emit(ModelCheckpoint(step, score, [entry[0] for entry in entries]))
 
@@ -222,7 +218,7 @@ class Trainer:
         """Evaluate the average of the kept models, which becomes the model if it is better than the best one."""
         self.progress = progress = Progress(**self.communicator.all_gather(self.state_dict())[0])
         steps, writes = [step for step, _ in progress.checkpoints], self.communicator.rank == 0
-        model = self._merged(self.loop.model)
+        model = _merged(self.loop.model)
         if self.config.average == "none" or not steps or progress.averaged_step == self.loop.step:
             return
         if writes:
@@ -237,6 +233,11 @@ class Trainer:
         progress.averaged_score = self.validator.rank(event)[0] if event.best else None
         self.loop.save()
         self.loop.emit(event)
+
+
+def _merged(model: Any) -> Any:
+    """Return a model with its adapters, if any, merged into its weights."""
+    return merge_lora(model) if has_adapters(model) else model
 
 
 class _TaskBatches:

@@ -146,6 +146,7 @@ def _candidates(model: ServedModel, candidates: Sequence[BeamCandidate]) -> list
     pieces = pieces_of(tokenizer, [each.token for each in candidates])
     texts = tokenizer.decode_batch([[each.token] for each in candidates])
     found = []
+    values: list[Any]
     for each, piece, text in zip(candidates, pieces, texts, strict=True):
         text = f" {text}" if piece.startswith("▁") and text and not text.startswith(" ") else text
         token, *values = each._replace(log_probability=finite(each.log_probability), score=finite(each.score))
