@@ -42,7 +42,7 @@ from xformer.models import Encoder, ImageEncoder, ImageTextEncoder, LanguageMode
 from xformer.pipelines import Tokenizers
 from xformer.runs.console import format_number, make_console, plural
 from xformer.runs.recipe import TASKS
-from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
+from xformer.tokenizers import BaseTokenizer, PretrainedTokenizer, load_tokenizer
 
 _PLOT_HELP = "Plot loss and score of a run against steps."
 _MAX_ROWS = 20  # of the table of validations
@@ -109,7 +109,7 @@ def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, A
     task = config.get("task", "translation")
     entries = read_header(run.model) if run.model.exists() else {}
     pretrained = run.pretrained_files()
-    tokenizers = Tokenizers.load(run).by_side() if pretrained is None else {}
+    tokenizers = Tokenizers.load(run).by_side() if pretrained is None else {"joint": load_tokenizer(pretrained)}
     spec = TASKS[task]
     recipe = {name: table for name, table in config.get("recipe", {}).items() if isinstance(table, dict)}
     settings = {name: _changed(spec.tables[name], table) for name, table in recipe.items() if name in spec.tables}
@@ -119,11 +119,7 @@ def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, A
         "model_type": f"run of xformer {config.get('xformer')} for {task.replace('_', ' ')}",
         "model": spec.model.__name__.removesuffix("Config"),
         **_describe_tensors(entries),
-        "tokenizers": {
-            side: {"model": t.model, "vocab_size": t.vocab_size, "lowercase": t.lowercase}
-            for side, t in tokenizers.items()
-        }
-        or {"joint": _describe_tokenizer(load_tokenizer(run.pretrained))},
+        "tokenizers": {side: _describe_tokenizer(tokenizer) for side, tokenizer in tokenizers.items()},
         "data": counts,
         "config": config,
         "validations": [event for event in read_log(run.log) if event.get("event") in ("validation", "average")],
@@ -168,13 +164,12 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
     return report, {name: _changed(type(part), part.to_dict()) for name, part in parts.items()}
 
 
-def _describe_tokenizer(tokenizer: PretrainedTokenizer) -> dict[str, Any]:
-    return {
-        "model": tokenizer.model,
-        "vocab_size": tokenizer.vocab_size,
-        "special_tokens": tokenizer.special_tokens,
-        "chat_template": bool(tokenizer.chat_templates),
-    }
+def _describe_tokenizer(tokenizer: BaseTokenizer) -> dict[str, Any]:
+    described: dict[str, Any] = {"model": tokenizer.model, "vocab_size": tokenizer.vocab_size}
+    if isinstance(tokenizer, PretrainedTokenizer):
+        special = tokenizer.special_tokens
+        return {**described, "special_tokens": special, "chat_template": bool(tokenizer.chat_templates)}
+    return {**described, "lowercase": tokenizer.lowercase}
 
 
 def _describe_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, Any]:

@@ -39,20 +39,6 @@ class InitConfig(Config):
     )
 
 
-class TokenizerConfig(Config):
-    """Tokenization of pairs of texts."""
-
-    vocab_size: int = option("Size of the vocabulary (of each vocabulary if joint is false).", default=8000, at_least=1)
-    model: str = option("Tokenizer type.", default="bpe", choices=("bpe", "words", "characters"))
-    joint: bool = option("Use one vocabulary, and one embedding, for both sides.", default=True)
-    lowercase: bool = option("Lower-case all text, the output included.", default=False)
-    unicode_form: str = option("Unicode normalization form.", default="NFC", choices=("NFC", "NFKC"))
-    documents: bool = option(
-        "Sources are documents, split into sentences with a separator between them.", default=False
-    )
-    language: str = option("Language of the sentence splitter.", default="en", choices=("en", "de"))
-
-
 class TextTokenizerConfig(Config):
     """Tokenization of one long text."""
 
@@ -62,6 +48,18 @@ class TextTokenizerConfig(Config):
     )
     lowercase: bool = option("Lower-case all text, the output included.", default=False)
     unicode_form: str = option("Unicode normalization form.", default="NFC", choices=("NFC", "NFKC"))
+
+
+class TokenizerConfig(TextTokenizerConfig):
+    """Tokenization of pairs of texts."""
+
+    vocab_size: int = option("Size of the vocabulary (of each vocabulary if joint is false).", default=8000, at_least=1)
+    model: str = option("Tokenizer type.", default="bpe", choices=("bpe", "words", "characters"))
+    joint: bool = option("Use one vocabulary, and one embedding, for both sides.", default=True)
+    documents: bool = option(
+        "Sources are documents, split into sentences with a separator between them.", default=False
+    )
+    language: str = option("Language of the sentence splitter.", default="en", choices=("en", "de"))
 
 
 class BaseTrainingConfig(FitConfig):
