@@ -7,7 +7,6 @@ import contextlib
 import hmac
 import ipaddress
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,9 +20,8 @@ from xformer.serve import interpret, native, openai  # noqa: F401 - they declare
 from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
 from xformer.serve.models import ServedModel, Server
-from xformer.serve.routes import ROUTES, Receive, Send, docs_page, error_response, openapi, starlette_route
+from xformer.serve.routes import ROUTES, STATIC, Receive, Send, docs_page, error_response, openapi, starlette_route
 
-STATIC = Path(__file__).parent / "static"
 _WILDCARDS = ("0.0.0.0", "::", "")
 _PUBLIC_PATHS = ("/", "/health", "/openapi.json", "/docs", "/favicon.ico")
 _HEADERS = {
@@ -117,8 +115,7 @@ def create_app(models: Sequence[ServedModel], config: ServeConfig | None = None)
         return error_response(error)
 
     async def index(request: Request) -> Response:
-        page = STATIC / "index.html"
-        return FileResponse(page) if page.is_file() else await docs(request)
+        return FileResponse(STATIC / "index.html")
 
     async def docs(request: Request) -> Response:
         return HTMLResponse(docs_page(server.config.max_tokens))
@@ -128,8 +125,7 @@ def create_app(models: Sequence[ServedModel], config: ServeConfig | None = None)
 
     routes: list[Any] = [Route("/", index), Route("/docs", docs), Route("/openapi.json", description)]
     routes += [starlette_route(route, server) for route in ROUTES]
-    if STATIC.is_dir():
-        routes.append(Mount("/static", StaticFiles(directory=STATIC)))
+    routes.append(Mount("/static", StaticFiles(directory=STATIC)))
     handlers: Any = {HTTPException: on_error, Exception: on_error}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.state.server = server

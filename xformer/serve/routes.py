@@ -7,6 +7,7 @@ import contextlib
 import html
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
@@ -22,6 +23,7 @@ from xformer.serve import schema
 from xformer.serve.jobs import Event, JobError, public_error, timed_out
 from xformer.serve.schema import Json
 
+STATIC = Path(__file__).parent / "static"
 _SECONDS_FOR_BODY = 20.0
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 Receive = Callable[[], Awaitable[Any]]
@@ -272,22 +274,9 @@ def _content(structure: Any) -> Json:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{structure.__name__}"}}}
 
 
-_HEAD = (
-    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>xformer serve</title>'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    '<meta name="color-scheme" content="light dark">'
-    '<link rel="icon" href="static/icon.svg" type="image/svg+xml">'
-    '<link rel="stylesheet" href="static/style.css"></head>'
-)
-
-
 def docs_page(max_tokens: int) -> str:
     """Return an HTML page that lists the routes and the fields of all structures; arguments as of `openapi`."""
-    described = openapi(max_tokens)
-    parts = [
-        f'{_HEAD}<body class="docs"><h1>xformer serve</h1>',
-        "<p>Bodies are JSON. <a href=/openapi.json>openapi.json</a> has this description in OpenAPI 3.1.</p>",
-    ]
+    described, parts = openapi(max_tokens), list[str]()
     for route in ROUTES:
         names = [each.__name__ for each in (route.request, route.answer) if each is not None]
         links = " → ".join(f"<a href=#{name}>{name}</a>" for name in names)
@@ -302,7 +291,7 @@ def docs_page(max_tokens: int) -> str:
         table = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
         text = html.escape(structure.get("description", ""))
         parts.append(f"<h2 id={name}>{name}</h2><p>{text}</p><table>{table}</table>")
-    return "".join(parts) + "</body></html>"
+    return (STATIC / "docs.html").read_text(encoding="utf-8").replace("CONTENT", "".join(parts))
 
 
 def _kind(field: Json) -> str:
