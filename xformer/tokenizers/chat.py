@@ -88,16 +88,13 @@ class _Rejection(Exception):
 
 @functools.lru_cache(maxsize=64)
 def _compiled(template: str) -> Any:
-    """Compile a template for the environment that the templates of Hugging Face models expect."""
-    environment = _environment_class()(trim_blocks=True, lstrip_blocks=True, extensions=_extensions())
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment.from_string(template)
+    return _environment().from_string(template)
 
 
 @functools.cache
-def _environment_class() -> Any:
-    sandbox = require("jinja2.sandbox")
+def _environment() -> Any:
+    """Return the environment that the templates of Hugging Face models expect."""
+    sandbox, ext, nodes = (require(f"jinja2.{name}") for name in ("sandbox", "ext", "nodes"))
 
     class Environment(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc, name-defined]
         """Sandbox that also bounds the products of numbers and texts."""
@@ -115,13 +112,6 @@ def _environment_class() -> Any:
                     raise OverflowError(f"it computes a number of {bits} bits")
             return super().call_binop(context, operator, left, right)
 
-    return Environment
-
-
-@functools.cache
-def _extensions() -> list[Any]:
-    ext, nodes = require("jinja2.ext"), require("jinja2.nodes")
-
     class Generation(ext.Extension):  # type: ignore[misc, name-defined]
         """The tag {% generation %} around answers, which writes the variables generation_start and generation_end."""
 
@@ -134,7 +124,13 @@ def _extensions() -> list[Any]:
             start, end = (nodes.Output([name], lineno=line) for name in names)
             return [start, *body, end]
 
-    return [Generation, ext.loopcontrols]
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+    }
+    return environment
 
 
 def _bounded_range(error: type[Exception]) -> Any:
@@ -153,10 +149,6 @@ def _bounded_range(error: type[Exception]) -> Any:
 
 def _raise_exception(message: str) -> None:
     raise _Rejection(" ".join(str(message).split())[:300])
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
 
 
 def _to_json(
