@@ -119,21 +119,6 @@ def test_limits_and_backend_may_change(xformer, refused, trained, tmp_path):
     assert [event["step"] for event in events(tmp_path / "run", "validation")] == [4, 6, 7]
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_resumed_run_continues_its_log(xformer, train_options, tmp_path):
-    pytest.importorskip("tensorboardX")
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = tmp_path / "run"
-    assert xformer("train", *train_options, "--out", run, "--logger", "tensorboard").code == 0
-    assert xformer("resume", run, "--max-steps", 12).code == 0
-    events = reader.EventAccumulator(str(run / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("step/loss")] == [1, 10]
-    assert [event.step for event in events.Scalars("validation/BLEU")] == [4, 6, 8, 12]
-    assert [image.step for image in events.Images("attention/layer_0")] == [4, 6, 8, 12]
-    (text, *_) = events.Tensors("samples/text_summary")
-    assert text.tensor_proto.string_val[0].decode().count("\n") == 1 + 5
-
-
 def test_a_logger_without_its_package_is_refused_before_training(refused, trained, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "run: pip install wandb" in refused("resume", trained, "--logger", "wandb", untouched=trained)

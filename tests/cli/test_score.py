@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from tests.text.test_metrics import CHINESE
 from xformer.cli import score
 from xformer.text import bleu, chrf, rouge, ter
 
@@ -47,17 +46,6 @@ def test_all_measures(xformer, files):
     assert rows(done.out) == expected
     some = xformer(*common, "--metric", "rouge", "--metric", "ter", "--metric", "ter")
     assert rows(some.out) == {name: expected[name] for name in ("TER", "ROUGE-1", "ROUGE-2", "ROUGE-L")}
-
-
-def test_the_tokenizer_of_bleu(xformer, files):
-    hypotheses, references = CHINESE
-    for name, lines in (("hyp.zh", hypotheses), ("ref.zh", references), ("ref.txt", references)):
-        (files / name).write_text("\n".join(lines), encoding="utf-8")
-    common = ("score", "--hypothesis", files / "hyp.zh", "--metric", "bleu", "--reference")
-    chinese = row(bleu(hypotheses, references, tokenize="zh"))
-    assert rows(xformer(*common, files / "ref.zh").out)["BLEU"] == chinese
-    assert rows(xformer(*common, files / "ref.txt", "--tokenize", "zh").out)["BLEU"] == chinese
-    assert rows(xformer(*common, files / "ref.txt").out)["BLEU"] == row(bleu(hypotheses, references))
 
 
 def test_json_from_standard_input(xformer, files):
