@@ -6,6 +6,7 @@ but the chunk, so a task that runs twice, or in a process that should have ended
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -222,7 +223,8 @@ def process_corpus(
             progress = progress._replace(num_done=num_done, num_failed=len(failures))
             on_progress(progress)
         for temporary in directory.glob(".part-*"):  # of processes that were killed
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         events, counts = _read_events(directory), Counter[str]()
         for event in events.values():
             counts.update(event["counts"])
