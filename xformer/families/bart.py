@@ -11,7 +11,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family
-from xformer.families.layouts import Layout, affine, attention, linear, same, single_row, skip_rows, transposed
+from xformer.families.layouts import Layout, affine, attention, feed_forward, same, single_row, skip_rows, transposed
 from xformer.families.values import (
     read_activation,
     read_decoder_ids,
@@ -158,8 +158,7 @@ def stack(side: str, *, unused_positions: int = 0) -> dict[str, Layout]:
         **affine(f"model.{side}.layernorm_embedding", f"{side}_input.norm"),
         **attention(theirs + "self_attn", ours + "self_attention"),
         **affine(theirs + "self_attn_layer_norm", ours + "self_attention_residual.norm"),
-        **linear(theirs + "fc1", ours + "feed_forward.up"),
-        **linear(theirs + "fc2", ours + "feed_forward.down"),
+        **feed_forward(theirs[:-1], ours + "feed_forward", "fc1 fc2"),
         **affine(theirs + "final_layer_norm", ours + "feed_forward_residual.norm"),
         **affine(f"model.{side}.layer_norm", f"{side}_norm"),
     }

@@ -7,7 +7,7 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family
-from xformer.families.layouts import Layout, affine, attention, fused, linear, same, single_row
+from xformer.families.layouts import Layout, affine, attention, feed_forward, fused_linear, linear, same, single_row
 from xformer.families.values import read_labels, write_labels
 from xformer.families.vit import FIELDS, read_image_fields, write_image_fields
 from xformer.models import ImageEncoder, ImageEncoderConfig
@@ -59,17 +59,10 @@ def _tensors(config: ImageEncoderConfig) -> dict[str, Layout]:
     names = "attention.query attention.key attention.value output.dense"
     layer, ours = "dinov2.encoder.layer.{i}.", "layers.{i}."
     if config.activation == "swiglu":
-        parts = tuple(f"{ours}feed_forward.{part}" for part in ("gate", "up"))
-        feed_forward = {
-            f"{layer}mlp.weights_in.weight": fused(*(f"{part}.weight" for part in parts), transpose=True),
-            f"{layer}mlp.weights_in.bias": fused(*(f"{part}.bias" for part in parts)),
-            **linear(f"{layer}mlp.weights_out", f"{ours}feed_forward.down"),
-        }
+        network = fused_linear(f"{layer}mlp.weights_in", f"{ours}feed_forward", "gate up")
+        network |= linear(f"{layer}mlp.weights_out", f"{ours}feed_forward.down")
     else:
-        feed_forward = {
-            **linear(f"{layer}mlp.fc1", f"{ours}feed_forward.up"),
-            **linear(f"{layer}mlp.fc2", f"{ours}feed_forward.down"),
-        }
+        network = feed_forward(f"{layer}mlp", f"{ours}feed_forward", "fc1 fc2")
     return {
         "dinov2.embeddings.cls_token": single_row("embedding.class_token"),
         "dinov2.embeddings.position_embeddings": single_row("input.positions.weight"),
@@ -78,7 +71,7 @@ def _tensors(config: ImageEncoderConfig) -> dict[str, Layout]:
         **attention(f"{layer}attention", f"{ours}self_attention", names),
         f"{layer}layer_scale1.lambda1": same(f"{ours}self_attention_residual.layer_scale"),
         **affine(f"{layer}norm2", f"{ours}feed_forward_residual.norm"),
-        **feed_forward,
+        **network,
         f"{layer}layer_scale2.lambda1": same(f"{ours}feed_forward_residual.layer_scale"),
         **affine("dinov2.layernorm", "norm"),
         **linear("classifier", "classifier"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from xformer.families.decoder import HEADS, LAYER, OURS, RMS_SIZES, Decoder, embedding_and_norms, register_decoders
-from xformer.families.layouts import Layout, attention, fused, transposed
+from xformer.families.layouts import Layout, attention, fused_linear, linear
 from xformer.models import LanguageModelConfig
 
 _GLM = Decoder(
@@ -34,12 +34,11 @@ _NORMS = {
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     head_dim, names = config.features_per_head, "q_proj k_proj v_proj o_proj"
     rotated = head_dim, int(head_dim * config.rotary_fraction)
-    gate, up = (f"{OURS}feed_forward.{part}.weight" for part in ("gate", "up"))
     return {
         **embedding_and_norms(_NORMS),
         **attention(LAYER + "self_attn", OURS + "self_attention", names, rotated=rotated),
-        LAYER + "mlp.gate_up_proj.weight": fused(gate, up, transpose=True),
-        LAYER + "mlp.down_proj.weight": transposed(OURS + "feed_forward.down.weight"),
+        **fused_linear(LAYER + "mlp.gate_up_proj", OURS + "feed_forward", "gate up"),
+        **linear(LAYER + "mlp.down_proj", OURS + "feed_forward.down"),
     }
 
 

@@ -15,8 +15,8 @@ from xformer.families.layouts import (
     affine,
     attention,
     feed_forward,
-    fused,
     fused_attention,
+    fused_linear,
     linear,
     same,
     skip_rows,
@@ -59,11 +59,7 @@ register_decoders(
         "transformer.wte.weight": same("embedding.weight"),
         "transformer.wpe.weight": same("input.positions.weight"),
         # The matrices are those of Conv1D, (in_features, out_features) like ours.
-        **{
-            f"{_LAYER}attn.c_attn.{kind}": fused(*(f"{_OURS}self_attention.{part}.{kind}" for part in parts))
-            for parts in [("query", "key", "value")]
-            for kind in ("weight", "bias")
-        },
+        **fused_linear(_LAYER + "attn.c_attn", _OURS + "self_attention", "query key value", transpose=False),
         **affine(_LAYER + "attn.c_proj", _OURS + "self_attention.output"),
         **affine(_LAYER + "ln_1", _OURS + "self_attention_residual.norm"),
         **affine(_LAYER + "ln_2", _OURS + "feed_forward_residual.norm"),

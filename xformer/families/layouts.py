@@ -125,6 +125,21 @@ def fused(*parameters: str, transpose: bool = False) -> Layout:
     return Layout(parameters, split, join)
 
 
+def fused_linear(tensor: str, parameter: str, parts: str, *, transpose: bool = True) -> dict[str, Layout]:
+    """Return the layouts of weight and bias of a Linear that has several linear maps of a layer.
+
+    Args:
+        tensor: Name of the Linear.
+        parameter: Name of the layer in the model.
+        parts: Names of its linear maps in the order of the tensor.
+        transpose: As for `fused`.
+    """
+    return {
+        f"{tensor}.{kind}": fused(*(f"{parameter}.{part}.{kind}" for part in parts.split()), transpose=transpose)
+        for kind in ("weight", "bias")
+    }
+
+
 def fused_by_head(num_heads: int, *parameters: str) -> Layout:
     """Return the layout of parameters that a torch Linear interleaves by head: (heads, features of all parameters).
 

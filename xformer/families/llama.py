@@ -24,7 +24,17 @@ from xformer.families.decoder import (
     interleaved_decoder,
     register_decoders,
 )
-from xformer.families.layouts import Layout, affine, attention, feed_forward, fused, linear, plus_one, same, transposed
+from xformer.families.layouts import (
+    Layout,
+    affine,
+    attention,
+    feed_forward,
+    fused_linear,
+    linear,
+    plus_one,
+    same,
+    transposed,
+)
 from xformer.families.values import SIZES, read_no_window, read_window, read_windows, write_fields, write_windows
 from xformer.models import LanguageModelConfig
 
@@ -211,7 +221,6 @@ def _write_phi3(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str
     return {**values, "original_max_position_embeddings": original}
 
 
-_PARTS = {"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")}
 register_decoders(
     {
         "phi3": replace(
@@ -227,13 +236,8 @@ register_decoders(
         **embedding_and_norms(),
         **linear(LAYER + "self_attn.o_proj", OURS + "self_attention.output"),
         **linear(LAYER + "mlp.down_proj", OURS + "feed_forward.down"),
-        **{
-            f"{LAYER}{name}.weight": fused(
-                *(f"{OURS}{'feed_forward' if 'up' in parts else 'self_attention'}.{part}.weight" for part in parts),
-                transpose=True,
-            )
-            for name, parts in _PARTS.items()
-        },
+        **fused_linear(LAYER + "self_attn.qkv_proj", OURS + "self_attention", "query key value"),
+        **fused_linear(LAYER + "mlp.gate_up_proj", OURS + "feed_forward", "gate up"),
     },
 )
 register_decoders(

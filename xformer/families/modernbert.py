@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.bert import register_encoder
 from xformer.families.config_reader import ConfigReader
-from xformer.families.layouts import Layout, affine, fused, linear, same
+from xformer.families.layouts import Layout, affine, fused_linear, linear, same
 from xformer.families.values import (
     ACTIVATION_NAMES,
     SIZES,
@@ -63,12 +63,14 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
 def _tensors(config: EncoderConfig) -> dict[str, Layout]:
     attention, feed = f"{_OURS}self_attention", f"{_OURS}feed_forward"
     head = "pooler" if config.num_labels else "masked_lm"
-    layouts = {
+    return {
         "model.embeddings.tok_embeddings.weight": same("embedding.weight"),
         **affine("model.embeddings.norm", "input.norm"),
         **affine(_LAYER + "attn_norm", attention + "_residual.norm"),
+        **fused_linear(_LAYER + "attn.Wqkv", attention, "query key value"),
         **linear(_LAYER + "attn.Wo", attention + ".output"),
         **affine(_LAYER + "mlp_norm", feed + "_residual.norm"),
+        **fused_linear(_LAYER + "mlp.Wi", feed, "gate up"),
         **linear(_LAYER + "mlp.Wo", feed + ".down"),
         **affine("model.final_norm", "norm"),
         **linear("head.dense", head + ".linear"),
@@ -76,11 +78,6 @@ def _tensors(config: EncoderConfig) -> dict[str, Layout]:
         "decoder.bias": same("masked_lm.bias"),
         **linear("classifier", "classifier"),
     }
-    for name, is_matrix in (("weight", True), ("bias", False)):
-        parts = (f"{attention}.{part}.{name}" for part in ("query", "key", "value"))
-        layouts[f"{_LAYER}attn.Wqkv.{name}"] = fused(*parts, transpose=is_matrix)
-        layouts[f"{_LAYER}mlp.Wi.{name}"] = fused(f"{feed}.gate.{name}", f"{feed}.up.{name}", transpose=is_matrix)
-    return layouts
 
 
 register_encoder(

@@ -7,7 +7,7 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family
-from xformer.families.layouts import Layout, attention, same, transposed
+from xformer.families.layouts import Layout, attention, feed_forward, same, transposed
 from xformer.families.values import read_decoder_ids, read_fields, write_decoder_ids, write_fields
 from xformer.models import Transformer, TransformerConfig
 from xformer.models.config import GATED
@@ -94,22 +94,20 @@ def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
     """Return the layouts of one side, "encoder" or "decoder"."""
     theirs, ours = f"{side}.block.{{i}}.layer.", f"{side}.{{i}}."
     bias = "SelfAttention.relative_attention_bias.weight"
-    feed_forward = f"{theirs}{1 if side == 'encoder' else 2}."
+    network = f"{theirs}{1 if side == 'encoder' else 2}."
     tensors = {
         f"{side}.block.0.layer.0.{bias}": same(f"{side}_positions.weight"),
         f"{theirs}0.{bias}": same(f"{side}_positions.{{i}}.weight"),  # umT5
         f"{side}.final_layer_norm.weight": same(f"{side}_norm.weight"),
         f"{theirs}0.layer_norm.weight": same(f"{ours}self_attention_residual.norm.weight"),
         **attention(f"{theirs}0.SelfAttention", f"{ours}self_attention", "q k v o"),
-        f"{feed_forward}layer_norm.weight": same(f"{ours}feed_forward_residual.norm.weight"),
+        f"{network}layer_norm.weight": same(f"{ours}feed_forward_residual.norm.weight"),
     }
     if side == "decoder":
         tensors[f"{theirs}1.layer_norm.weight"] = same(f"{ours}cross_attention_residual.norm.weight")
         tensors |= attention(f"{theirs}1.EncDecAttention", f"{ours}cross_attention", "q k v o")
-    inputs = {"wi_0": "gate", "wi_1": "up"} if is_gated else {"wi": "up"}
-    for name, part in {**inputs, "wo": "down"}.items():
-        tensors[f"{feed_forward}DenseReluDense.{name}.weight"] = transposed(f"{ours}feed_forward.{part}.weight")
-    return tensors
+    names = "wi_0 wi_1 wo" if is_gated else "wi wo"
+    return tensors | feed_forward(f"{network}DenseReluDense", f"{ours}feed_forward", names)
 
 
 Family(

@@ -8,7 +8,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family
-from xformer.families.layouts import affine, attention, linear, single_row
+from xformer.families.layouts import affine, attention, feed_forward, linear, single_row
 from xformer.families.values import (
     SIZES,
     has_tensor,
@@ -100,8 +100,7 @@ Family(
         **affine(_LAYER + "layernorm_before", _OURS + "self_attention_residual.norm"),
         **attention(_LAYER + "attention", _OURS + "self_attention", _ATTENTION),
         **affine(_LAYER + "layernorm_after", _OURS + "feed_forward_residual.norm"),
-        **linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
-        **linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
+        **feed_forward(_LAYER[:-1], _OURS + "feed_forward", "intermediate.dense output.dense"),
         **affine("vit.layernorm", "norm"),
         **linear("vit.pooler.dense", "pooler.linear"),
         **linear("classifier", "classifier"),
