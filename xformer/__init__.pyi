@@ -51,7 +51,7 @@ from xformer.models import SpeechTransformerConfig as SpeechTransformerConfig
 from xformer.models import Transformer as Transformer
 from xformer.models import TransformerConfig as TransformerConfig
 from xformer.models import load as load
-from xformer.ops.cross_entropy import cross_entropy as cross_entropy
+from xformer.ops import cross_entropy as cross_entropy
 from xformer.pipelines import Classifier as Classifier
 from xformer.pipelines import Embedder as Embedder
 from xformer.pipelines import ImageClassifier as ImageClassifier

@@ -152,7 +152,6 @@ def check_arguments(**hints: str) -> Callable[[Function], Function]:
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return function
         known = [*parameters]
-        is_method = known[:1] == ["self"]
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
@@ -161,16 +160,23 @@ def check_arguments(**hints: str) -> Callable[[Function], Function]:
             except XformerError:  # some are TypeErrors
                 raise
             except TypeError:
-                unknown = next((name for name in keywords if name not in known), None)
-                if unknown is None:
+                unknown = [name for name in keywords if name not in known]
+                if not unknown:
                     raise
-                name = type(args[0]).__name__ if is_method else function.__name__
-                hint = nearest_hint(unknown, known[is_method:], hints)
-            raise ConfigError(f"{name} got an unknown argument {unknown!r}; {hint}")
+            raise unknown_argument(type(args[0]) if known[0] == "self" else function, unknown, known, hints)
 
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def unknown_argument(
+    function: Any, unknown: Collection[str], known: Collection[str], hints: Mapping[str, str]
+) -> ConfigError:
+    """Return the error of a function, or of an instance of a class, for arguments that it does not have."""
+    name = next(iter(unknown))
+    hint = nearest_hint(name, [each for each in known if each not in ("self", "unknown")], hints)
+    return ConfigError(f"{function.__name__} got an unknown argument {name!r}; {hint}")
 
 
 def moved_names(package: str) -> Callable[[str], Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 from xformer import hints, masks
 from xformer.backends import Array, array_namespace, device
 from xformer.config import check_bool, check_heads
-from xformer.errors import ConfigError, ShapeError, check_arguments
+from xformer.errors import ConfigError, ShapeError, check_arguments, unknown_argument
 from xformer.layers.cache import KVCache
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
-from xformer.ops import attention, attention_weights, project_heads
+from xformer.ops import project_heads
+from xformer.ops.attention import attention, attention_weights
 from xformer.ops.linear import merge_heads
 from xformer.random import Rng
 from xformer.tracing.activations import OPEN_BLOCKS, is_observed, named
@@ -115,7 +117,6 @@ class MultiHeadAttention(Module):
         self.window = window
         self.scale = scale
 
-    @check_arguments(**hints.ATTENTION_CALL)
     def __call__(
         self,
         query: Array,
@@ -128,6 +129,7 @@ class MultiHeadAttention(Module):
         causal: bool = False,
         rng: Rng | None = None,
         cache: KVCache | None = None,
+        **unknown: Never,
     ) -> Array:
         """Attend from queries to keys. Inputs are cast to the dtype of the parameters.
 
@@ -141,13 +143,18 @@ class MultiHeadAttention(Module):
             causal: Attend to keys up to the position of the query only; the last query is aligned with the last key.
             rng: Draws dropout on the attention weights; None switches it off.
             cache: Keys and values of earlier tokens; those of this call are appended.
+            **unknown: None; the error for one has a hint.
 
         Returns:
             Array of shape (batch, queries, d_model).
 
         Raises:
             ShapeError: If shapes do not match, or `value` is given without `key`.
+            ConfigError: If an argument is unknown.
         """
+        if unknown:
+            known = inspect.signature(type(self).__call__).parameters
+            raise unknown_argument(type(self), unknown, known, hints.ATTENTION_CALL)
         if key is None and value is not None:
             raise ShapeError("value is given without key; expected both, or neither for self-attention")
         key = query if key is None else key

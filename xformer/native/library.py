@@ -182,11 +182,10 @@ def call(
     """
     threads = 1 if IS_WORKER.get() else num_threads()
     error = LIB.xf_call(OPERATIONS[name], arrays, i0, i1, i2, i3, n0, n1, n2, n3, threads)
-    if error is not None:
-        if b"contiguous" not in error:
-            raise_error(name, error)
+    if error is not None:  # some operations take contiguous inputs only
         written = _OUTPUTS[name]
-        arrays = tuple([x if x is None or written >> i & 1 else contiguous(x) for i, x in enumerate(arrays)])
+        copied = (type(x) is np.ndarray and not written >> i & 1 for i, x in enumerate(arrays))
+        arrays = tuple([contiguous(x) if is_input else x for x, is_input in zip(arrays, copied, strict=True)])
         error = LIB.xf_call(OPERATIONS[name], arrays, i0, i1, i2, i3, n0, n1, n2, n3, threads)
         if error is not None:
             raise_error(name, error)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import Array, array_namespace, extra
-from xformer.errors import ConfigError, check_arguments
+from xformer.errors import ConfigError
 from xformer.ops.operation import Operation
 
 _SIGNATURE = "x: (...) float -> (...)"
@@ -74,7 +74,6 @@ def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
 _gelu = Operation("gelu", _SIGNATURE, _gelu_forward, _gelu_vjp, compute_in_float32=True)
 
 
-@check_arguments(approximate="for the tanh approximation, use gelu_tanh")
 def gelu(x: Array) -> Array:
     """Compute GELU, x Phi(x) with Phi the normal distribution function (Hendrycks and Gimpel, 2016).
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from xformer.backends import Array, Device, Namespace, accumulation_dtype, array_namespace, device, extra
 from xformer.config import as_flag
-from xformer.errors import ConfigError, ShapeError, check_arguments
+from xformer.errors import ConfigError, ShapeError
 from xformer.ops.dropout import apply_dropout, check_keep_probability
 from xformer.ops.operation import FINITE, Operation
 from xformer.ops.softmax import softmax, softmax_cotangent
@@ -143,7 +143,6 @@ _operation = Operation(
 )
 
 
-@check_arguments()
 def attention(
     query: Array,
     key: Array,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace
-from xformer.errors import check_arguments
 from xformer.ops.operation import FINITE, Operation
 
 
@@ -72,7 +71,6 @@ _rms_norm = Operation(
 )
 
 
-@check_arguments()
 def layer_norm(x: Array, weight: Array, bias: Array | None, *, epsilon: float = 1e-5) -> Array:
     """Normalize rows to mean 0 and variance 1, then multiply by `weight` and add `bias`.
 
@@ -95,7 +93,6 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, *, epsilon: float = 
     return _layer_norm(x, weight, bias, epsilon=epsilon)
 
 
-@check_arguments()
 def rms_norm(x: Array, weight: Array, *, epsilon: float = 1e-5) -> Array:
     """Divide rows by their root mean square, then multiply by `weight`.
 

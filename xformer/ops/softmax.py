@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, extra
-from xformer.errors import ConfigError, check_arguments
+from xformer.errors import ConfigError
 from xformer.ops.operation import Operation
 
 
@@ -42,7 +42,6 @@ _operation = Operation(
 )
 
 
-@check_arguments(dim="the softmax is over the last axis", axis="the softmax is over the last axis")
 def softmax(x: Array, mask: Array | None = None, *, temperature: float = 1.0) -> Array:
     """Compute exp(x / temperature) / sum(exp(x / temperature)) over the last axis.
 
