@@ -135,8 +135,7 @@ PACKAGE = {
     "CrossEntropyLoss": "xformer.cross_entropy",
     "DataLoader": "any iterable of batches",
     **dict.fromkeys(
-        ("ModuleList", "Sequential"),
-        "a field with a list of modules, as in layers: list[xformer.EncoderLayer]",
+        ("ModuleList", "Sequential"), "a field with a list of modules, as in layers: list[xformer.EncoderLayer]"
     ),
     "Tensor": "the arrays of your library",
     "Trainer": "xformer.fit",

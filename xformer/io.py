@@ -18,13 +18,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from xformer.backends import (
-    Array,
-    array_namespace,
-    dtype_name,
-    resolve,
-    to_host,
-)
+from xformer.backends import Array, array_namespace, dtype_name, resolve, to_host
 from xformer.errors import BackendError, CheckpointError, ConfigError, abbreviate, describe_type
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # first line of the text file

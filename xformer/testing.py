@@ -226,20 +226,16 @@ class _Library:
     @functools.cache  # noqa: B019  (a library lives as long as its checks)
     def models(self, kind: str, **options: Any) -> tuple[Any, Any]:
         """Return a model on NumPy, and the same model on the library."""
-        reference = _MODELS[kind](**options)
+        model, config, own = _MODELS[kind]
+        vocabulary = "source_vocab_size" if kind == "encoder-decoder" else "vocab_size"
+        reference = model(config(**{vocabulary: _VOCAB_SIZE, **_SIZES, **own, **options}), seed=0)
         return reference, reference.to(self.xp)
 
     @functools.cached_property
     def trained(self) -> tuple[Any, Any]:
         """Return a model that copies its input, on NumPy and on the library."""
         model, _ = self.models("encoder-decoder")
-        options: dict[str, Any] = {
-            "optimizer": xf.Adam(),
-            "learning_rate": 1e-2,
-            "steps": 60,
-            "num_tokens": _num_tokens,
-        }
-        model = xf.fit(model, _translation_loss, [self.batch], **options)[0]
+        model, _ = _fitted(self, model, xf.Adam(), steps=60, learning_rate=1e-2)
         return model, model.to(self.xp)
 
     @property
@@ -252,27 +248,15 @@ class _Library:
         return from_host(self.xp, data)
 
 
-def _encoder_decoder(**options: Any) -> Any:
-    config: dict[str, Any] = {"source_vocab_size": _VOCAB_SIZE, "target_vocab_size": _VOCAB_SIZE, "dropout": 0.1}
-    config |= {"num_encoder_layers": 1, "num_decoder_layers": 1, **_SIZES, **options}
-    return xf.Transformer(xf.TransformerConfig(**config), seed=0)
-
-
-def _language_model(**options: Any) -> Any:
-    config: dict[str, Any] = {"vocab_size": _VOCAB_SIZE, "num_layers": 2, "num_key_value_heads": 2}
-    config |= {"positions": "rotary", "norm": "rms", "activation": "swiglu", **_SIZES, **options}
-    return xf.LanguageModel(xf.LanguageModelConfig(**config), seed=0)
-
-
-def _encoder(**options: Any) -> Any:
-    config: dict[str, Any] = {"vocab_size": _VOCAB_SIZE, "num_layers": 2, "activation": "gelu", **_SIZES, **options}
-    return xf.Encoder(xf.EncoderConfig(**config), seed=0)
-
-
-_MODELS: dict[str, Callable[..., Any]] = {
-    "encoder-decoder": _encoder_decoder,
-    "language model": _language_model,
-    "encoder": _encoder,
+_DECODER: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 2}
+_MODELS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "encoder-decoder": (
+        xf.Transformer,
+        xf.TransformerConfig,
+        {"num_encoder_layers": 1, "num_decoder_layers": 1, "target_vocab_size": _VOCAB_SIZE, "dropout": 0.1},
+    ),
+    "language model": (xf.LanguageModel, xf.LanguageModelConfig, {"num_layers": 2, **_DECODER}),
+    "encoder": (xf.Encoder, xf.EncoderConfig, {"num_layers": 2, "activation": "gelu"}),
 }
 
 
@@ -280,8 +264,10 @@ def _inputs(library: _Library, kind: str) -> tuple[Any, ...]:
     return (library.source, library.target) if kind == "encoder-decoder" else (library.source,)
 
 
-def _num_tokens(batch: Any) -> int:
-    return int(np.count_nonzero(batch[-1]))
+def _fitted(library: _Library, model: Any, optimizer: Any, **options: Any) -> Any:
+    num_tokens = int(np.count_nonzero(library.source))
+    options = {"learning_rate": 3e-3, "num_tokens": lambda batch: num_tokens, **options}
+    return xf.fit(model, _translation_loss, [library.batch], optimizer=optimizer, **options)
 
 
 def _translation_loss(model: Any, batch: Any, rng: Any) -> Any:
@@ -315,11 +301,8 @@ def _checks() -> Iterator[tuple[str, str, Callable[[_Library], float | None]]]:
     for kind in _MODELS:
         yield "forward", kind, functools.partial(_forward, kind=kind)
     for positions in ("sinusoidal", "learned", "alibi", "relative"):
-        yield (
-            "forward",
-            f"{positions} positions",
-            functools.partial(_forward, kind="language model", positions=positions),
-        )
+        check = functools.partial(_forward, kind="language model", positions=positions)
+        yield "forward", f"{positions} positions", check
     for kind in _MODELS:
         yield "gradients", kind, functools.partial(_gradients, kind=kind)
     yield "gradients", "second derivative", _second_derivative
@@ -351,9 +334,8 @@ def _forward(library: _Library, *, kind: str, **options: Any) -> float:
 
 def _gradients(library: _Library, *, kind: str) -> float:
     reference, model = library.models(kind)
-    loss, batch = (
-        (_translation_loss, library.batch) if kind == "encoder-decoder" else (_sum_of_squares, (library.source,))
-    )
+    is_translation = kind == "encoder-decoder"
+    loss, batch = (_translation_loss, library.batch) if is_translation else (_sum_of_squares, (library.source,))
     gradients = [xf.value_and_grad(loss)(each, batch, None)[1].named_parameters() for each in (model, reference)]
     return max(_compare(g, expected, 1e-4) for (_, g), (_, expected) in zip(*gradients, strict=True))
 
@@ -381,15 +363,7 @@ def _dropout(library: _Library) -> float | None:
 def _training(library: _Library, *, optimizer: str) -> float:
     losses = []
     for model in library.models("encoder-decoder", dropout=0.0):
-        _, history = xf.fit(
-            model,
-            _translation_loss,
-            [library.batch],
-            optimizer=getattr(xf, optimizer)(),
-            learning_rate=3e-3,
-            steps=_STEPS,
-            num_tokens=_num_tokens,
-        )
+        _, history = _fitted(library, model, getattr(xf, optimizer)(), steps=_STEPS)
         losses.append(np.asarray(history[-1].loss))
     return _compare(losses[1], losses[0], 1e-3)
 
@@ -455,9 +429,8 @@ def _dtype(library: _Library, *, dtype: str, tolerance: float) -> float:
 
 def _precision(library: _Library, *, precision: str) -> None:
     _, model = library.models("encoder-decoder")
-    options: dict[str, Any] = {"optimizer": xf.AdamW(), "learning_rate": 3e-3, "steps": 5, "num_tokens": _num_tokens}
     try:
-        _, history = xf.fit(model, _translation_loss, [library.batch], precision=precision, **options)
+        _, history = _fitted(library, model, xf.AdamW(), steps=5, precision=precision)
     except BackendError as error:
         raise _Absent(str(error)) from error
     if not math.isfinite(history[-1].loss):

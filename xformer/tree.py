@@ -25,24 +25,13 @@ from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 import numpy as np
 
 from xformer import hints
-from xformer.backends import (
-    Array,
-    Device,
-    DType,
-    Library,
-    Namespace,
-    array_namespace,
-    device,
-    dtype_name,
-    is_floating,
-    resolve,
-    to_host,
-)
-from xformer.backends.library import load_imported, loaded_libraries, on_load
+from xformer.backends import Array, Device, DType, Library, Namespace, device, dtype_name, is_floating, to_host
+from xformer.backends.library import array_namespace, load_imported, loaded_libraries, on_load, resolve
 from xformer.errors import ConfigError, ShapeError, add_absent_methods, check_arguments, describe_type, nearest_hint
 from xformer.html import Markup, details, tag
 
 _SEQUENCES = (tuple, list)
+_CONTAINERS = (tuple, list, dict)
 _ARRAY_TYPE = re.compile(r"\b(Array|ndarray|NDArray|Tensor)\b")
 _FROZEN = "_frozen"  # where a module has the names of its arrays that are not parameters
 _LAYOUT = "_layout"  # where a module caches the names of its leaves and branches: a training step needs them often
@@ -243,6 +232,15 @@ def map_items(function: Callable[[Any], Any], value: Any) -> Any:
 def rebuild_sequence(value: Any, items: Iterable[Any]) -> Any:
     """Return a tuple, named tuple or list of the class of `value`."""
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def items_of(value: Any) -> Iterator[Any]:
+    """Yield the items of nested tuples, lists and dicts, or any other value itself."""
+    if isinstance(value, _CONTAINERS):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from items_of(item)
+    else:
+        yield value
 
 
 def children_of(node: Any) -> list[tuple[Any, Any]]:
@@ -489,8 +487,7 @@ def unfreeze(tree: Any) -> Any:
 
 
 def _has_modules(tree: Any) -> bool:
-    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, _SEQUENCES) else ()
-    return isinstance(tree, Module) or any(map(_has_modules, items))
+    return any(isinstance(item, Module) for item in items_of(tree))
 
 
 def is_frozen(module: Module) -> bool:
@@ -603,10 +600,8 @@ def _is_leaf(node: Module, name: str, value: Any) -> bool:
 
 def _is_branch(value: Any) -> bool:
     """Return whether a value is a module, or a container with arrays or modules in it."""
-    if isinstance(value, dict | tuple | list):
-        items = value.values() if isinstance(value, dict) else value
-        return any(is_array(item) or _is_branch(item) for item in items)
-    return isinstance(value, Module)
+    is_container = isinstance(value, _CONTAINERS)
+    return any(isinstance(item, Module) or (is_container and is_array(item)) for item in items_of(value))
 
 
 def replace(module: Any, arrays: dict[str, Array]) -> Any:

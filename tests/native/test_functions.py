@@ -111,7 +111,7 @@ ELEMENTWISE: list[tuple[str, tuple[str, ...], int]] = [
     ("equal not_equal less less_equal greater greater_equal operator_lt operator_ne", (*NUMBERS, "bool"), 2),
     ("logical_and logical_or logical_xor operator_and bitwise_or", ("bool",), 2),
     ("logical_not", ("bool",), 1),
-    ("negative abs square sign operator_neg operator_abs floor ceil trunc round isfinite isinf isnan", NUMBERS, 1),
+    ("negative abs square sign operator_neg operator_abs isfinite isinf isnan", NUMBERS, 1),
     ("sqrt reciprocal", FLOATS, 1),
 ]
 CALLS = [(name, dtype, count) for names, dtypes, count in ELEMENTWISE for name in names.split() for dtype in dtypes]
@@ -171,49 +171,19 @@ def test_creation(rng: Any, shape: Any, dtype: str) -> None:
     assert LOWERINGS["empty_like"](np.empty(shape, dtype), (array(rng, shape, dtype),), {})
 
 
-@given(RNGS, SHAPES, st.sampled_from(["float32", "bool"]))
-def test_joins(rng: Any, shape: Any, dtype: str) -> None:
-    x, y = array(rng, shape, dtype), array(rng, shape, dtype)
-    for axis in range(-len(shape), len(shape)):
-        lowered(rng, "concat", [x, y, x], axis=axis)
-    lowered(rng, "concat", [x, y], axis=None)
-    if len(shape) < 6:
-        lowered(rng, "stack", [x, y], axis=-1)
-        lowered(rng, "stack", (x, y, y), axis=0)
-
-
 @given(RNGS, SHAPES)
-def test_moves(rng: Any, shape: Any) -> None:
+def test_reshape(rng: Any, shape: Any) -> None:
     x = array(rng, shape, "float32")
     out = np.empty(x.size, np.float32)
     assert LOWERINGS["reshape"](out, (x, (-1,)), {})
     same(out, x.reshape(-1))
-    lowered(rng, "permute_dims", x, tuple(int(i) for i in rng.permutation(x.ndim)))
-    if x.ndim >= 2:
-        lowered(rng, "matrix_transpose", x)
-        lowered(rng, "tril", x, k=1)
-        lowered(rng, "triu", x)
-    if x.ndim and x.size:
-        lowered(rng, "flip", x, axis=0)
-        lowered(rng, "roll", x, 2, axis=-1)
-        expected, contiguous = xp.repeat(x, 3, axis=0), np.empty((3 * shape[0], *shape[1:]), np.float32)
-        if x.ndim < 6:
-            assert LOWERINGS["repeat"](contiguous, (x, 3), {"axis": 0})
-            same(contiguous, expected)
 
 
-def test_views_need_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_needs_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "call", None)
     x = np.zeros((2, 3), np.float32)
-    for name, args in [
-        ("reshape", (x, (6,))),
-        ("permute_dims", (x, (1, 0))),
-        ("broadcast_to", (x, (4, 2, 3))),
-        ("getitem", (x, (0, slice(1, None)))),
-        ("getitem", (x, (..., None))),
-        ("unstack", (x,)),
-    ]:
-        assert LOWERINGS[name](base_function(xp, name)(*args), args, {})
+    for key in ((0, slice(1, None)), (..., None)):
+        assert LOWERINGS["getitem"](x[key], (x, key), {})
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -275,11 +245,6 @@ def test_cumulative_sum(rng: Any, shape: Any, dtype: str, include_initial: bool)
         lowered(rng, "cumulative_sum", array(rng, shape, dtype), axis=axis, include_initial=include_initial)
 
 
-@given(RNGS, SHAPES, st.sampled_from(["float32", "int64", "bool"]))
-def test_count_nonzero(rng: Any, shape: Any, dtype: str) -> None:
-    lowered(rng, "count_nonzero", array(rng, shape, dtype), axis=axes_of(rng, len(shape)))
-
-
 # --- indexing ---------------------------------------------------------------------------------------------------------
 
 
@@ -297,14 +262,6 @@ def test_take(rng: Any, shape: Any, dtype: str, positions: Any) -> None:
     lowered(rng, "take", x, indices, axis=axis)
     lowered(rng, "getitem", x, (*[slice(None)] * (axis % len(shape)), indices))
     lowered(rng, "getitem", x, (..., indices, *[slice(None)] * (len(shape) - axis % len(shape) - 1)))
-
-
-@given(RNGS, SMALL, st.sampled_from(["float32", "int32", "bool"]), st.integers(0, 6))
-def test_take_along_axis(rng: Any, shape: Any, dtype: str, count: int) -> None:
-    axis = int(rng.integers(-len(shape), len(shape)))
-    given = [size if rng.random() < 0.7 else 1 for size in shape]
-    given[axis] = count
-    lowered(rng, "take_along_axis", array(rng, shape, dtype), indices_for(rng, shape[axis], given), axis=axis)
 
 
 @given(RNGS, SMALL, st.sampled_from(["float32", "int64", "bool"]), st.lists(st.integers(0, 2), max_size=2).map(tuple))

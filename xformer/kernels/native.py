@@ -127,17 +127,17 @@ def _adam(
 _SWAP_LENGTH_AND_HEADS = (0, 2, 1, 3)  # (batch, length, heads, features) -> (batch, heads, length, features)
 
 
-def _empty_heads(shape: tuple[int, ...]) -> Any:
+def empty_heads(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
     """Allocate (batch, heads, length, features) in the memory order (batch, length, heads, features)."""
     batch, heads, length, features = shape
-    return np.empty((batch, length, heads, features), np.float32).transpose(_SWAP_LENGTH_AND_HEADS)
+    return np.empty((batch, length, heads, features), dtype).transpose(_SWAP_LENGTH_AND_HEADS)
 
 
 def _attention_forward(
     *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool
 ) -> tuple[Any, Any]:
     query, _, value, *_ = arrays
-    out = _empty_heads((*query.shape[:3], value.shape[3]))
+    out = empty_heads((*query.shape[:3], value.shape[3]))
     statistics = np.empty((2, *query.shape[:3]), np.float32) if save else None
     saved = *arrays, out, statistics
     native.call("attention", saved, causal, n0=scale, n1=1.0 / keep_probability)
@@ -148,7 +148,7 @@ def _attention_vjp(
     g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
 ) -> tuple[Any, ...]:
     query, key, value = residuals[:3]
-    dquery, dkey, dvalue = (_empty_heads(x.shape) for x in (query, key, value))
+    dquery, dkey, dvalue = (empty_heads(x.shape) for x in (query, key, value))
     dbias = native.zeros((*query.shape[:3], key.shape[2]), np.float32) if needs[4] else None
     arrays = (*residuals, g, dquery, dkey, dvalue, dbias)
     native.call("attention_vjp", arrays, causal, n0=scale, n1=1.0 / keep_probability)
@@ -171,10 +171,6 @@ def _dequantize(blocks: Any, *, save: bool) -> tuple[Any, Any]:
     if values.size:
         native.call("dequantize", (blocks.reshape(by_block[0], num_bytes), values.reshape(by_block)))
     return values, None
-
-
-def _block_linear_why_not(x: Any, blocks: Any, bias: Any, **options: Any) -> str | None:
-    return _blocks_why_not(blocks)
 
 
 def _block_linear(x: Any, blocks: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
@@ -453,7 +449,9 @@ KERNELS = [
     native_kernel("adam", _adam, None, why_not=_adam_why_not, is_recordable=False),
     native_kernel("attention", _attention_forward, _attention_vjp),
     native_kernel("dequantize", _dequantize, None, dtypes=None, why_not=_blocks_why_not),
-    native_kernel("block_linear", _block_linear, None, why_not=_block_linear_why_not),
+    native_kernel(
+        "block_linear", _block_linear, None, why_not=lambda x, blocks, *rest, **options: _blocks_why_not(blocks)
+    ),
     native_kernel("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp),
     native_kernel("logsumexp", _logsumexp, None, is_recordable=False),
     native_kernel("top_k", _top_k, None, why_not=_why_not_top_k),

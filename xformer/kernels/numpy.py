@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.kernels.native import empty_heads
 from xformer.ops.attention import with_repeated_heads
 from xformer.ops.experts import sliced_forward, sliced_vjp
 from xformer.ops.operation import Kernel
@@ -60,21 +61,6 @@ def _why_not(query: Any, key: Any, value: Any, mask: Any, bias: Any, dropout_mas
     if query.shape[2] * key.shape[2] < _MIN_SCORES:
         return f"fewer than {_MIN_SCORES} scores per head"
     return None
-
-
-def _tiles(batch: int, heads: int, scores: int, tile_scores: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of batch and heads with about `tile_scores` scores each; `scores` is the number per head."""
-    count = -(-batch * heads * scores // tile_scores) or 1
-    heads_step = -(-heads // max(1, count // max(batch, 1))) or 1
-    batch_step = -(-batch // min(batch, count)) if batch else 1
-    for first in range(0, batch, batch_step):
-        for head in range(0, heads, heads_step):
-            yield slice(first, min(first + batch_step, batch)), slice(head, min(head + heads_step, heads))
-
-
-def _empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any) -> Any:
-    """Allocate (batch, heads, length, features) in the memory order (batch, length, heads, features)."""
-    return np.empty((batch, length, heads, features), dtype=dtype).transpose(0, 2, 1, 3)
 
 
 class _Heads:
@@ -191,7 +177,14 @@ def _groups(query: Any, key: Any) -> list[tuple[slice, slice]]:
     batch, heads, queries, features = query.shape
     size = max(min(queries, _QUERIES), features) * key.shape[2]
     group_size = max(1, min(_GROUP_SIZE, batch * heads * size // _MIN_GROUPS))
-    return list(_tiles(batch, heads, size, group_size))
+    count = -(-batch * heads * size // group_size) or 1
+    heads_step = -(-heads // max(1, count // max(batch, 1))) or 1
+    batch_step = -(-batch // min(batch, count)) if batch else 1
+    return [
+        (slice(first, min(first + batch_step, batch)), slice(head, min(head + heads_step, heads)))
+        for first in range(0, batch, batch_step)
+        for head in range(0, heads, heads_step)
+    ]
 
 
 def _key_mask(mask: Any, sentences: slice) -> Any:
@@ -204,8 +197,7 @@ def _key_mask(mask: Any, sentences: slice) -> Any:
 
 def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Any, Any]:
     query, key, value, mask, _, _ = arrays
-    batch, heads, queries, _ = query.shape
-    out = _empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
+    out = empty_heads((*query.shape[:3], value.shape[-1]), query.dtype)
     statistics = np.empty((2, *query.shape[:3]), query.dtype)
     if mask is not None:
         mask = np.broadcast_to(mask, (*mask.shape[:-1], key.shape[2]))
@@ -220,10 +212,7 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
 
 def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
     query, key, value, mask, out, statistics = residuals
-    batch, heads, queries, head_dim = query.shape
-    dquery = _empty_heads(batch, heads, queries, head_dim, query.dtype)
-    dkey = _empty_heads(batch, heads, key.shape[2], head_dim, query.dtype)
-    dvalue = _empty_heads(batch, heads, key.shape[2], value.shape[3], query.dtype)
+    dquery, dkey, dvalue = (empty_heads(x.shape, query.dtype) for x in (query, key, value))
 
     def backward(group: tuple[slice, slice]) -> None:
         part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)

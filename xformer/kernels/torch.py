@@ -37,15 +37,11 @@ def is_differentiated_by_torch(*arrays: Any) -> bool:
 _aten, _functional = torch.ops.aten, torch.nn.functional
 
 
-def _activation_forward(x: Any, *, save: bool, function: Callable[[Any], Any]) -> tuple[Any, Any]:
-    return function(x), x
-
-
 def _activation_vjp(g: Any, x: Any, needs: Any, *, backward: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
     return (backward(g, x),)
 
 
-def _activation_relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
+def _relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     y = torch.relu(x)
     return y, y
 
@@ -60,11 +56,6 @@ def _gelu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
 
 def _gelu_backward(g: Any, x: Any) -> Any:
     return _aten.gelu_backward(g, x.clamp(max=_MAX_ABS))
-
-
-def _kernel(operation: str, forward: Callable[..., Any], backward: Callable[[Any, Any], Any]) -> Kernel:
-    vjp = functools.partial(_activation_vjp, backward=backward)
-    return Kernel(f"torch.{operation}", operation, "torch", forward, vjp, dtypes=FLOATS)
 
 
 # --- adam -------------------------------------------------------------------------------------------------------------
@@ -342,39 +333,38 @@ def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
 
 # --- registration -----------------------------------------------------------------------------------------------------
 
+
+def _kernel(
+    operation: str,
+    forward: Callable[..., Any],
+    vjp: Callable[..., Any] | None,
+    why_not: Any = None,
+    dtypes: Any = FLOATS,
+) -> Kernel:
+    return Kernel(f"torch.{operation}", operation, "torch", forward, vjp, dtypes, why_not)
+
+
+def _activation(operation: str, forward: Callable[..., Any], backward: Callable[[Any, Any], Any]) -> Kernel:
+    return _kernel(operation, forward, functools.partial(_activation_vjp, backward=backward))
+
+
 KERNELS = [
-    _kernel("relu", _activation_relu_forward, lambda g, y: _aten.threshold_backward(g, y, 0.0)),
-    _kernel("silu", functools.partial(_activation_forward, function=_functional.silu), _aten.silu_backward),
-    _kernel("gelu", _gelu_forward, _gelu_backward),
-    _kernel(
+    _kernel("relu", _relu_forward, _relu_vjp),
+    _activation("silu", lambda x, *, save: (_functional.silu(x), x), _aten.silu_backward),
+    _activation("gelu", _gelu_forward, _gelu_backward),
+    _activation(
         "gelu_tanh",
-        functools.partial(_activation_forward, function=functools.partial(_functional.gelu, approximate="tanh")),
+        lambda x, *, save: (_functional.gelu(x, approximate="tanh"), x),
         functools.partial(_aten.gelu_backward, approximate="tanh"),
     ),
-    Kernel("torch.adam", "adam", "torch", _adam_forward, None, dtypes=WIDE_FLOATS, why_not=_adam_why_not),
-    Kernel(
-        "torch.attention",
-        "attention",
-        "torch",
-        _any_forward,
-        _differentiable_vjp,
-        dtypes=FLOATS,
-        why_not=_attention_why_not,
-    ),
-    Kernel("torch.cross_entropy", "cross_entropy", "torch", _cross_entropy_forward, _cross_entropy_vjp, dtypes=FLOATS),
-    Kernel("torch.dropout", "dropout", "torch", _dropout_forward, _dropout_vjp),
-    Kernel(
-        "torch.embedding",
-        "embedding",
-        "torch",
-        _embedding_forward,
-        _embedding_vjp,
-        dtypes=WIDE_FLOATS,
-        why_not=_embedding_why_not,
-    ),
-    Kernel("torch.experts", "experts", "torch", sliced_forward, sliced_vjp, why_not=_expert_why_not),
-    *[Kernel(f"torch.{name}", name, "torch", *_AFFINE, dtypes=FLOATS) for name in ("linear", "project_heads")],
-    Kernel("torch.layer_norm", "layer_norm", "torch", _layer_norm_forward, _layer_norm_vjp, dtypes=WIDE_FLOATS),
-    Kernel("torch.rms_norm", "rms_norm", "torch", _rms_norm_forward, None, dtypes=WIDE_FLOATS, why_not=_norm_why_not),
-    Kernel("torch.squared_norm", "squared_norm", "torch", _squared_norm_forward, _squared_norm_vjp, dtypes=WIDE_FLOATS),
+    _kernel("adam", _adam_forward, None, _adam_why_not, WIDE_FLOATS),
+    _kernel("attention", _any_forward, _differentiable_vjp, _attention_why_not),
+    _kernel("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp),
+    _kernel("dropout", _dropout_forward, _dropout_vjp, dtypes=None),
+    _kernel("embedding", _embedding_forward, _embedding_vjp, _embedding_why_not, WIDE_FLOATS),
+    _kernel("experts", sliced_forward, sliced_vjp, _expert_why_not, None),
+    *[_kernel(name, *_AFFINE) for name in ("linear", "project_heads")],
+    _kernel("layer_norm", _layer_norm_forward, _layer_norm_vjp, dtypes=WIDE_FLOATS),
+    _kernel("rms_norm", _rms_norm_forward, None, _norm_why_not, WIDE_FLOATS),
+    _kernel("squared_norm", _squared_norm_forward, _squared_norm_vjp, dtypes=WIDE_FLOATS),
 ]

@@ -1,6 +1,6 @@
 """Functions of the Array API standard as operations of the native library.
 
-`LOWERINGS["add"](out, args, keywords)` computes what `np.add(*args, **keywords)` returned into the arrays `out`, and
+`LOWERINGS["add"](out, args, keywords)` computes what `np.add(*args, **keywords)` returned into the array `out`, and
 returns True; or it calls nothing and returns False, if the library has no operation for these dtypes or options. All
 effects are made by `native.call`, so that the calls can be recorded. Names are those of the namespace of a trace:
 functions of the standard, `operator_add` and others for operators of Python, and `getitem`, `setitem`.
@@ -30,17 +30,16 @@ _NUMBERS = (*_FLOATS, *_INTEGERS)
 # --- registration -------------------------------------------------------------------------------------------------
 
 
-def _lowering(*names: str, makes_views: bool = False) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+def _lowering(*names: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
     """Register a function of the output and the arguments; arguments that it does not declare are not supported."""
 
     def register(function: Callable[..., bool]) -> Callable[..., bool]:
         signature = inspect.signature(function)
 
         def lower(out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-            outputs = out if isinstance(out, (tuple, list)) else (out,)
-            if not all(isinstance(y, np.ndarray) and (makes_views or y.flags.writeable) for y in outputs):
+            if not isinstance(out, np.ndarray) or not out.flags.writeable:
                 return False
-            if not all(_is_supported(array) for array in _arrays((out, args, keywords))):
+            if not all(native.can_copy(array, array.dtype) for array in _arrays((out, args, keywords))):
                 return False
             try:
                 bound = signature.bind(out, *args, **keywords)
@@ -63,10 +62,6 @@ def _arrays(value: Any) -> Iterator[Any]:
             yield from _arrays(item)
     elif isinstance(value, np.ndarray):
         yield value
-
-
-def _is_supported(array: Any) -> bool:
-    return native.can_copy(array, array.dtype)
 
 
 # --- operands -----------------------------------------------------------------------------------------------------
@@ -147,15 +142,6 @@ def _unary(operation: str, dtypes: tuple[Any, ...], *names: str) -> None:
         return True
 
 
-def _rounding(operation: str) -> None:
-    @_lowering(operation)
-    def lower(out: Any, x: Any, /) -> bool:
-        if out.dtype in _FLOATS and x.dtype == out.dtype:
-            native.call(operation, (x, out))
-            return True
-        return out.dtype in _INTEGERS and _copy_unless_same(x, out)
-
-
 def _classification(operation: str, of_integers: bool) -> None:
     """Register a predicate; that of all integers is known."""
 
@@ -187,8 +173,6 @@ for _name in ("square", "sign"):
 for _name in ("sqrt", "reciprocal"):
     _unary(_name, _FLOATS)
 _unary("logical_not", (_BOOL,), "bitwise_invert", "operator_invert")
-for _name in ("floor", "ceil", "trunc", "round"):
-    _rounding(_name)
 for _name, _of_integers in (("isfinite", True), ("isinf", False), ("isnan", False)):
     _classification(_name, _of_integers)
 
@@ -244,106 +228,9 @@ def _copy(out: Any, x: Any, dtype: Any = None, /, **options: Any) -> bool:
     return isinstance(x, np.ndarray) and _copy_unless_same(x, out)
 
 
-@_lowering("reshape", makes_views=True)
+@_lowering("reshape")
 def _reshape(out: Any, x: Any, /, shape: Any = None, *, copy: Any = None) -> bool:
-    if _layout(x)[0] == _layout(out)[0]:  # a view
-        return True
-    if not out.flags.c_contiguous:
-        return False
-    return _copy_unless_same(x, out.reshape(x.shape))
-
-
-def _view(name: str) -> None:
-    """Register a function of NumPy whose result is a view; only a result with other memory is a copy."""
-
-    @_lowering(name, makes_views=True)
-    def lower(out: Any, *args: Any, **keywords: Any) -> bool:
-        view = getattr(np, name)(*args, **keywords)
-        views, outputs = (view, out) if isinstance(view, (tuple, list)) else ((view,), (out,))
-        if not all(isinstance(x, np.ndarray) for x in views):  # np.flip returns a number for an array without axes
-            return False
-        return all(_copy_unless_same(x, y) for x, y in zip(views, outputs, strict=True))
-
-
-for _name in (
-    "broadcast_to",
-    "expand_dims",
-    "flip",
-    "matrix_transpose",
-    "moveaxis",
-    "permute_dims",
-    "squeeze",
-    "unstack",
-):
-    _view(_name)
-
-
-def _copy_parts(out: Any, arrays: Any, axis: int) -> bool:
-    """Copy arrays into neighboring slices."""
-    start, before = 0, (slice(None),) * axis
-    for x in arrays:
-        end = start + x.shape[axis]
-        native.call("copy", (x, out[(*before, slice(start, end))]))
-        start = end
-    return True
-
-
-@_lowering("concat")
-def _concat(out: Any, arrays: Any, /, *, axis: int | None = 0) -> bool:
-    if not all(isinstance(x, np.ndarray) for x in arrays):
-        return False
-    if axis is not None:
-        return _copy_parts(out, arrays, axis % out.ndim)
-    start = 0
-    for x in arrays:
-        native.call("copy", (x, out[start : start + x.size].reshape(x.shape)))
-        start += x.size
-    return True
-
-
-@_lowering("stack")
-def _stack(out: Any, arrays: Any, /, *, axis: int = 0) -> bool:
-    if not all(isinstance(x, np.ndarray) for x in arrays):
-        return False
-    axis = axis % out.ndim
-    return _copy_parts(out, [np.expand_dims(x, axis) for x in arrays], axis)
-
-
-@_lowering("roll")
-def _roll(out: Any, x: Any, /, shift: Any, *, axis: Any = None) -> bool:
-    if not isinstance(shift, int) or not isinstance(axis, int) or 0 in x.shape:
-        return False
-    axis = axis % x.ndim
-    split, before = -shift % x.shape[axis], (slice(None),) * axis
-    return _copy_parts(out, [x[(*before, slice(split, None))], x[(*before, slice(split))]], axis)
-
-
-@_lowering("repeat")
-def _repeat(out: Any, x: Any, repeats: Any, /, *, axis: Any = None) -> bool:
-    if not isinstance(repeats, int) or not isinstance(axis, int) or not out.flags.c_contiguous:
-        return False
-    if not 0 < x.ndim < _MAX_DIMS:
-        return False
-    axis = axis % x.ndim + 1
-    native.call("copy", (np.expand_dims(x, axis), out.reshape((*x.shape[:axis], repeats, *x.shape[axis:]))))
-    return True
-
-
-def _triangle(out: Any, k: int) -> Any:
-    """Return the mask of the lower triangle of matrices: a constant."""
-    return np.tri(out.shape[-2], out.shape[-1], k, np.bool_)
-
-
-@_lowering("tril")
-def _tril(out: Any, x: Any, /, *, k: int = 0) -> bool:
-    native.call("where", (_triangle(out, k), x, np.zeros((), x.dtype), out))
-    return True
-
-
-@_lowering("triu")
-def _triu(out: Any, x: Any, /, *, k: int = 0) -> bool:
-    native.call("where", (_triangle(out, k - 1), np.zeros((), x.dtype), x, out))
-    return True
+    return out.flags.c_contiguous and _copy_unless_same(x, out.reshape(x.shape))
 
 
 # --- reductions ---------------------------------------------------------------------------------------------------
@@ -374,12 +261,6 @@ _reduction("any", {_BOOL: (_BOOL, *_NUMBERS)})
 _reduction("all", {_BOOL: (_BOOL, *_NUMBERS)})
 
 
-@_lowering("count_nonzero")
-def _count_nonzero(out: Any, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> bool:
-    native.call("sum", (_operand(x, _BOOL), out), _mask_of(axis, x.ndim))
-    return True
-
-
 @_lowering("cumulative_sum")
 def _cumulative_sum(out: Any, x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> bool:
     if out.dtype != _INT64 or x.dtype not in (_INT64, _BOOL) or x.ndim == 0:
@@ -408,14 +289,6 @@ def _take(out: Any, x: Any, indices: Any, /, axis: Any = None) -> bool:
     return True
 
 
-@_lowering("take_along_axis")
-def _take_along_axis(out: Any, x: Any, indices: Any, /, axis: int = -1) -> bool:
-    if not _is_index(indices) or out.ndim >= _MAX_DIMS:
-        return False
-    native.call("take_along_axis", (x, indices, out), axis % x.ndim)
-    return True
-
-
 def _indexed_axis(x: Any, key: Any) -> int | None:
     """Return the axis that a key of one array of integers and else whole axes indexes; None for another key."""
     keys = list(key) if isinstance(key, tuple) else [key]
@@ -441,7 +314,7 @@ def _view_at(x: Any, key: Any) -> Any:
     return x[keys if any(k is Ellipsis for k in keys) else (*keys, ...)]
 
 
-@_lowering("getitem", makes_views=True)
+@_lowering("getitem")
 def _get_item(out: Any, x: Any, key: Any, /) -> bool:
     if _is_basic(key):
         return _copy_unless_same(_view_at(x, key), out)

@@ -137,7 +137,6 @@ def _max_abs(array: Array) -> float:
 # Largest sizes of examples: of the first axis, the last, and others. A larger size is reduced to a multiple of _STEP
 # and what it has beyond one.
 _MAX_FIRST, _MAX_LAST, _MAX_OTHER, _STEP = 16, 2**16, 640, 128
-_MAX_IDENTITIES = 16
 _GUARDED: dict[tuple[str, str], Checks] = {}  # by kernel and namespace
 on_clear(_GUARDED.clear)
 
@@ -288,8 +287,6 @@ on_clear(_read.cache_clear)
 def _write(identity: str, key: str, result: str) -> None:
     results = _read()
     results.setdefault(identity, {})[key] = result
-    while len(results) > _MAX_IDENTITIES:
-        del results[next(iter(results))]
     try:
         _path().parent.mkdir(parents=True, exist_ok=True)
         write_json(_path(), results)

@@ -13,6 +13,7 @@ Three environment variables, read once, when the kernels are loaded:
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -21,7 +22,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -158,7 +158,7 @@ class Signature:
                 if sizes.setdefault(size_name, size) != size:
                     self._raise_mismatch(operation, size_name, arguments, arrays)
             if bound:
-                check = partial(_check_range, operation, name, bound, sizes[bound])
+                check = functools.partial(_check_range, operation, name, bound, sizes[bound])
                 array_namespace(array).check_range(array, sizes[bound], check)
         for condition, holds in self.conditions.items():
             if not holds(sizes):
@@ -250,7 +250,6 @@ def _check_range(operation: str, name: str, bound: str, size: int, array: Any) -
 # that can run a call, the one registered last does.
 _MODULES = {"numpy": ("numpy", "native"), "cupy": ("cupy.kernels", "cupy.cudnn"), "torch": ("torch",)}
 OPERATIONS: dict[str, Operation] = {}  # by name; each adds itself when it is created
-_IMPORTED: set[str] = set()  # names of modules with kernels
 _LOADED: set[tuple[str, str]] = set()  # backends and values of XFORMER_KERNELS
 _LOCK = fork_safe_lock()
 _LOG = logging.getLogger(__name__)  # the command line prints it
@@ -384,7 +383,7 @@ class Operation:
         else:
             kernel = self.portable(xp, arrays)
         if _SELECTIONS.blocks and (selections := _SELECTIONS.items()) is not None:
-            selections.append(self._selection(kernel, xp.library, arrays, options, dtype, save))
+            selections.append(self._describe(kernel, xp.library, arrays, options, dtype, save))
         return kernel
 
     def enable_kernels(self, library: Library) -> list[Kernel]:
@@ -406,21 +405,23 @@ class Operation:
         if not (self.compute_in_float32 and xp.needs_upcast and any(map(_is_half_precision, arrays))):
             return self.definition
         dtype = arrays[0].dtype
-        forward = partial(_upcast_forward, _operation=self, _dtype=dtype, _without_kernels=without_kernels)
+        forward = functools.partial(_upcast_forward, _operation=self, _dtype=dtype, _without_kernels=without_kernels)
         name = f"in float32, rounded to {dtype_name(dtype)}"
         return self.definition._replace(name=name, forward=forward, vjp=_upcast_vjp)
 
-    def _selection(
+    def _describe(
         self, chosen: Kernel, library: Library, arrays: Any, options: dict[str, Any], dtype: str, save: bool
-    ) -> Selection:
-        enabled, rejected = {kernel.name: kernel for kernel in library.kernels[self.name]}, []
+    ) -> tuple[str, ...]:
+        """Return a line with the kernel that runs a call, and one for each other kernel with the reason."""
+        enabled = {kernel.name: kernel for kernel in library.kernels[self.name]}
+        lines = [f"{self.name} on {library.name}: {chosen.name}"]
         for kernel in kernels_of(self.name, library.name):
             if kernel.name not in enabled:
-                rejected.append((kernel.name, f"XFORMER_KERNELS={_mode()}"))
+                lines.append(f"  not {kernel.name}: XFORMER_KERNELS={_mode()}")
             elif kernel.name != chosen.name:
                 reason = enabled[kernel.name].refusal(arrays, options, dtype, save=save)
-                rejected.append((kernel.name, reason or f"{chosen.name} comes first"))
-        return Selection(self.name, library.name, chosen.name, tuple(rejected))
+                lines.append(f"  not {kernel.name}: {reason or f'{chosen.name} comes first'}")
+        return tuple(lines)
 
 
 # --- half precision ---------------------------------------------------------------------------------------------------
@@ -503,18 +504,20 @@ def load_kernels(backend: str) -> None:
     env_flag("XFORMER_CHECK_KERNELS")
     # Other threads wait until all kernels are loaded: a call that ran the definition would give different bits.
     with _LOCK:
+        if (backend, mode) in _LOADED:
+            return
         for module in _MODULES.get(backend, ()):
-            is_off = module == "native" and not native.is_available()
-            if module not in _IMPORTED and not is_off and importlib.util.find_spec(backend) is not None:
-                _IMPORTED.add(module)
-                _load_module(module)
-        if (backend, mode) not in _LOADED:
-            apply_thread_limits()
-            _LOADED.add((backend, mode))
+            if importlib.util.find_spec(backend) is not None:
+                _register_module(module)
+        apply_thread_limits()
+        _LOADED.add((backend, mode))
 
 
-def _load_module(module: str) -> None:
+@functools.cache
+def _register_module(module: str) -> None:
     """Register the kernels of a module, unless the package they need cannot be imported."""
+    if module == "native" and not native.is_available():
+        return
     try:
         kernels = importlib.import_module(f"xformer.kernels.{module}").KERNELS
     except ImportError as error:
@@ -556,22 +559,7 @@ def _operation(name: Any) -> Operation:
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
-class Selection(NamedTuple):
-    """The outcome of one selection: what runs, and why the other kernels do not."""
-
-    operation: str
-    backend: str
-    chosen: str
-    rejected: tuple[tuple[str, str], ...]  # names of kernels, and reasons
-
-    def describe(self, count: int = 1) -> str:
-        """Return one line, and an indented one for each kernel that does not run."""
-        calls = f" ({count} calls)" if count > 1 else ""
-        lines = (f"  not {name}: {reason}" for name, reason in self.rejected)
-        return "\n".join([f"{self.operation} on {self.backend}: {self.chosen}{calls}", *lines])
-
-
-_SELECTIONS: Collector[Selection] = Collector("kernel_selections")  # of the call that `explain` follows
+_SELECTIONS: Collector[tuple[str, ...]] = Collector("kernel_selections")  # lines for each call that `explain` follows
 
 
 def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **options: Any) -> str:
@@ -598,7 +586,10 @@ def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **o
     if callable(call):
         with _SELECTIONS.collect() as selections:
             call()
-        return "\n".join(selection.describe(count) for selection, count in Counter(selections).items())
+        counted = Counter(selections).items()
+        return "\n".join(
+            line for (first, *rest), n in counted for line in (f"{first} ({n} calls)" if n > 1 else first, *rest)
+        )
     operation = _operation(call)
     library, dtype = array_namespace(*arrays).library, operation.check(*arrays)
     parameters = inspect.signature(operation.definition.forward).parameters.values()
@@ -607,7 +598,7 @@ def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **o
         if not {*options} <= {*known}:
             raise TypeError("an unknown option")
         kernel = operation.select(library, arrays, options, dtype, save=save)
-        lines = [operation._selection(kernel, library, arrays, options, dtype, save).describe()]
+        lines = [*operation._describe(kernel, library, arrays, options, dtype, save)]
     except TypeError as error:
         raise ConfigError(
             f"explain({call!r}) got the options {', '.join(options) or 'none'}; expected {', '.join(known) or 'none'}"

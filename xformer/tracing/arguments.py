@@ -12,7 +12,7 @@ from xformer.backends import array_namespace, dtype_name
 from xformer.backends.arrays import check_class
 from xformer.errors import ConfigError, JitError, describe_type
 from xformer.random import Rng
-from xformer.tree import Module, flatten, is_array, rebuild_sequence
+from xformer.tree import Module, flatten, is_array, items_of, rebuild_sequence
 
 
 class Arguments:
@@ -114,13 +114,13 @@ def has_identity_hash(value: Any) -> bool:
 
 def hides_arrays(value: Any) -> bool:
     """Return whether an object that is hashed by its identity has arrays in its attributes, or a container has one."""
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        return any(map(hides_arrays, value))
-    if not has_identity_hash(value) or holds_arrays(value) or any(True for _ in arrays_of(value)):
-        return False
-    return _reaches_array(value, {})
+    return any(
+        has_identity_hash(item)
+        and not holds_arrays(item)
+        and not any(True for _ in arrays_of(item))
+        and _reaches_array(item, {})
+        for item in items_of(value)
+    )
 
 
 def _reaches_array(value: Any, seen: dict[int, Any]) -> bool:
@@ -161,17 +161,11 @@ def holds_arrays(value: Any) -> bool:
 
 def arrays_of(value: Any) -> Iterator[Any]:
     """Yield the arrays of arguments, also those of objects and of Rngs."""
-    if isinstance(value, Rng):
-        value = value.counter
-    if holds_arrays(value):
-        yield from (array for array in value.arrays() if array is not None)
-    elif isinstance(value, dict):
-        yield from arrays_of(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from arrays_of(item)
-    else:
-        yield from flatten(value)[0]
+    for item in items_of(value):
+        if holds_arrays(item):
+            yield from (array for array in item.arrays() if array is not None)
+        else:
+            yield from flatten(item.counter if isinstance(item, Rng) else item)[0]
 
 
 def namespace_of(value: Any) -> Any:

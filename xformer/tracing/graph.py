@@ -28,7 +28,7 @@ from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
 from xformer.tracing.record import base_function
 from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, WRITES_OUTER, Tracer
-from xformer.tree import rebuild_sequence
+from xformer.tree import items_of, map_items, rebuild_sequence
 
 ACTIVE_GRAPH: ContextVar[GraphTrace | None] = ContextVar("active_graph", default=None)
 
@@ -148,7 +148,7 @@ class GraphTrace:
             if is_number or isinstance(value, np.generic):
                 traced._origin = NUMBER
             return traced
-        return _map_items(self.wrap, value)
+        return map_items(self.wrap, value)
 
     def unwrap(self, value: Any) -> Any:
         """Return plain arrays instead of arrays of this trace, also in tuples, lists and dicts."""
@@ -159,7 +159,7 @@ class GraphTrace:
     def unwrap_traced(self, value: Any, visit: Callable[[Any], Any] | None = None) -> Any:
         """Unwrap arrays of this trace; other arrays stay as they are, though the function may write into them."""
         if type(value) is not Tracer:
-            return _map_items(visit or self.unwrap_traced, value)
+            return map_items(visit or self.unwrap_traced, value)
         if value._namespace is not self:
             value._namespace.__getattr__("unwrap")
         if self.is_closed:
@@ -212,10 +212,10 @@ class GraphTrace:
         if x._origin is NUMBER:
             target = target[()]  # which NumPy refuses to write
         target[key] = value
-        sources = [y for y in (*_flat(key), value) if isinstance(y, np.ndarray)]
+        sources = [y for y in (*items_of(key), value) if isinstance(y, np.ndarray)]
         overlaps = any(np.may_share_memory(target, y) for y in sources)  # so it must be made once
         if overlaps or not _lower("setitem", target, (target, value, key), {}):
-            self._append(operator.setitem, (target, key, value), (target,))
+            self.calls.append(Call(operator.setitem, (target, key, value), (target,)))
 
     def update(self, x: Tracer, name: str, other: Any) -> Tracer:
         """Compute `x op= other` in place, as NumPy does, for the operator with this name, such as "add"; return x."""
@@ -223,12 +223,12 @@ class GraphTrace:
         if not _lower_update(name, target, other):
             function = getattr(operator, f"__i{name}__")
             function(target, other)
-            self._append(function, (target, other), (target,))
+            self.calls.append(Call(function, (target, other), (target,)))
         return x
 
     def _unwrap_written(self, value: Any) -> Any:
         """Unwrap values that are written; those of an inner trace would lose their derivative."""
-        if any(type(x) is Tracer and x._namespace.trace_level for x in _flat(value)):
+        if any(type(x) is Tracer and x._namespace.trace_level for x in items_of(value)):
             raise DifferentiationError(WRITES_OUTER)
         return self.unwrap(value)
 
@@ -264,16 +264,14 @@ class GraphTrace:
         return function
 
     def _bind(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if name in _VALUE_DEPENDENT:
-            return self._refuse(name)
-        if name in ("empty", "full", "ones", "zeros"):  # the function may write into the array
-            return lambda *args, **keywords: self._create(name, function, args, keywords)
-
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
-            traced = [x for x in _flat((args, keywords)) if type(x) is Tracer]
-            if name == "asarray" and isinstance(args[0], bool | int | float):
+            if name in _VALUE_DEPENDENT:
+                raise JitError(f"the shape of xp.{name}(x) depends on values, which may differ in the next call")
+            is_number = name == "asarray" and isinstance(args[0], bool | int | float)
+            if is_number or name in ("empty", "full", "ones", "zeros"):  # the function may write into the array
                 return self._create(name, function, args, keywords)
+            traced = [x for x in items_of((args, keywords)) if type(x) is Tracer]
             if not traced:
                 return function(*args, **keywords)
             inner = max(traced, key=lambda x: x._namespace.trace_level)._namespace
@@ -288,7 +286,7 @@ class GraphTrace:
             numbers = {id(x._value) for x in traced if x._origin is NUMBER}
 
             def given(value: Any) -> Any:  # NumPy makes no views of numbers
-                return value[()] if id(value) in numbers else _map_items(given, value)
+                return value[()] if id(value) in numbers else map_items(given, value)
 
             result = function(*given(args), **given(keywords))
             return self.append_result(name, result, function, args, keywords)
@@ -298,18 +296,12 @@ class GraphTrace:
     def _unwrap_array(self, value: Any) -> Any:
         return self.unwrap(value) if isinstance(value, Tracer | np.ndarray) else value
 
-    def _refuse(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **keywords: Any) -> Any:
-            raise JitError(f"the shape of xp.{name}(x) depends on values, which may differ in the next call")
-
-        return call
-
     def _create(self, name: str, function: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Tracer:
         result = function(*args, **keywords)
         if name != "empty":
             value = result.flat[0] if result.size else 0
             if not _lower("full", result, (result.shape, value), {}):
-                self._append(np.ndarray.fill, (result, value), (result,))
+                self.calls.append(Call(np.ndarray.fill, (result, value), (result,)))
         return self.wrap(result)
 
     # --- calls ----------------------------------------------------------------------------------------------------
@@ -324,14 +316,14 @@ class GraphTrace:
         if not isinstance(result, np.ndarray | np.generic):
             return result
         check_class(result)
-        inputs = [x for x in _flat((args, keywords)) if isinstance(x, np.ndarray)]
+        inputs = [x for x in items_of((args, keywords)) if isinstance(x, np.ndarray)]
         # NumPy finds no memory that empty arrays share, and there is nothing to compute.
         if result.size and not any(np.may_share_memory(x, result) for x in inputs):
             is_number, is_writable = isinstance(result, np.generic), result.flags.writeable
             owner = np.asarray(result) if is_writable or is_number else np.array(result)
             if not _lower(name, owner, args, keywords):
                 call, arguments = _call_into(owner, function, args, keywords)
-                self._append(call, arguments, (owner,))
+                self.calls.append(Call(call, arguments, (owner,)))
             result = owner if is_writable or is_number else np.broadcast_to(owner, owner.shape)  # read-only, too
             return self.wrap(result, is_number=is_number)
         return self.wrap(result)
@@ -352,7 +344,8 @@ class GraphTrace:
         args = tuple(map(self.unwrap, args))
         result = function(*args)
         if result is None:
-            return self._append(function, args, ())
+            self.calls.append(Call(function, args, ()))
+            return None
         return self.append_result("", result, function, args, {})
 
     def check_range(self, x: Tracer, size: int, check: Callable[[Any], None]) -> None:
@@ -372,16 +365,16 @@ class GraphTrace:
             args: Arguments, the first of which are options; arrays of this trace are unwrapped.
             is_native: Whether all that it computes are calls of the native library, which record themselves.
         """
-        reads_options = any(type(x) is Tracer for x in _flat(args[0]))  # numbers, which the kernel may read
+        reads_options = any(type(x) is Tracer for x in items_of(args[0]))  # numbers, which the kernel may read
         args = self.unwrap(args)
-        for x in _flat(args):
+        for x in items_of(args):
             check_class(x)
         if is_native and not reads_options:
             return self.wrap(run(*args))
         with native.record(None):
             result = run(*args)
         results = result if isinstance(result, tuple | list) else (result,)
-        inputs = [x for x in _flat(args) if isinstance(x, np.ndarray)]
+        inputs = [x for x in items_of(args) if isinstance(x, np.ndarray)]
         if any(id(x) in self._copies for x in results):
             raise JitError("a kernel writes into an array that is not an argument; pass it, with donate_argnums")
         own = set(map(id, inputs))  # most arrays written in place; comparing all memory is quadratic
@@ -398,15 +391,12 @@ class GraphTrace:
                 target[...] = new[index]
 
         in_place = [x for x in results if x is not None and id(x) in own]
-        self._append(call, (targets, *args), (*targets, *in_place))
+        self.calls.append(Call(call, (targets, *args), (*targets, *in_place)))
         outputs = list(results)
         for index, target in zip(fresh, targets, strict=True):
             outputs[index] = target
         outputs = [self.wrap(x) for x in outputs]
         return tuple(outputs) if isinstance(result, tuple | list) else outputs[0]
-
-    def _append(self, function: Callable[..., Any], args: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        self.calls.append(Call(function, args, outputs))
 
     def _append_native(self, name: str, arrays: tuple[Any, ...], numbers: tuple[Any, ...], outputs: Any) -> None:
         self.calls.append(Call(name, (arrays, *numbers), outputs))
@@ -427,7 +417,7 @@ def traced_kernel(kernel: Any) -> Any:
     is_native = kernel.is_recordable
 
     def forward(*arrays: Any, save: bool, **options: Any) -> tuple[Any, Any]:
-        trace, residuals = _trace_of((arrays, options)), [None]
+        trace, residuals = next(x._namespace for x in items_of((arrays, options)) if type(x) is Tracer), [None]
 
         def run(options: Any, *arrays: Any) -> Any:
             output, residuals[0] = kernel.forward(*arrays, save=save, **options)
@@ -445,10 +435,6 @@ def traced_kernel(kernel: Any) -> Any:
         return trace.call_kernel(run, (options, g, alive), is_native=is_native)
 
     return kernel._replace(forward=forward, vjp=None if kernel.vjp is None else vjp)
-
-
-def _trace_of(value: Any) -> GraphTrace:
-    return next(x._namespace for x in _flat(value) if type(x) is Tracer)
 
 
 def _lower(name: str, out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
@@ -506,24 +492,3 @@ def root_of(array: Any) -> Any:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
-
-
-def _map_items(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to the items of a tuple, list or dict; return other values as they are."""
-    cls = type(value)
-    if cls is tuple or cls is list:
-        return cls(map(function, value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return cls(*map(function, value))
-    return {name: function(item) for name, item in value.items()} if cls is dict else value
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    """Yield the items of nested tuples, lists and dicts."""
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value

@@ -16,16 +16,9 @@ from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
 from xformer.tracing.activations import is_observing
-from xformer.tracing.arguments import (
-    Arguments,
-    arrays_of,
-    check_function,
-    check_hashable,
-    check_static,
-    namespace_of,
-)
+from xformer.tracing.arguments import Arguments, arrays_of, check_function, check_hashable, check_static, namespace_of
 from xformer.tracing.graph import ACTIVE_GRAPH
-from xformer.tracing.program import CudaProgram, Intervals, Program, array_copy, compiler
+from xformer.tracing.program import Intervals, Program, array_copy, compiler
 from xformer.tree import Module
 
 _MAX_SIGNATURES, _MAX_BYTES = 64, 2**30  # of one function
@@ -122,7 +115,7 @@ class _Entry:
         self.modules = [weakref.ref(module) for module in modules]
         self.arguments: Any = None
         self.shared: Intervals | None = None
-        self.idle: list[Program | CudaProgram] = []
+        self.idle: list[Program] = []
 
 
 def _check_written(program: Any, data: Sequence[Any]) -> None:

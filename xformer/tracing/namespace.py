@@ -25,7 +25,7 @@ from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer
+from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer, value_of
 from xformer.tree import is_array, rebuild_sequence
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
@@ -256,7 +256,7 @@ class GradTrace:
         """
         if new._namespace is not self:
             raise DifferentiationError(WRITES_OUTER)
-        if not getattr(getattr(_value_of(x), "flags", None), "writeable", True):
+        if not getattr(getattr(value_of(x), "flags", None), "writeable", True):
             raise DifferentiationError(
                 "an array was written that is read-only, or that vjp needs unchanged until its pullback; write into a "
                 "copy: xp.asarray(x, copy=True)"
@@ -298,7 +298,7 @@ class GradTrace:
 
     def share_memory(self, x: Any, y: Any) -> bool:
         """Return whether a write into `x` changes `y`, for arrays of this trace or of outer ones."""
-        return self.library.share_memory(_value_of(x), _value_of(y))
+        return self.library.share_memory(value_of(x), value_of(y))
 
     def _with_view(self, parent: Tracer, view: Tracer, new: Any) -> Any:
         """Return the new values of `parent` if those of its view are `new`."""
@@ -403,13 +403,6 @@ def _pull(xp: Any, g: Any, saved: Any) -> Any:
     elif isinstance(g, np.generic):
         g = np.asarray(g)
     return vjp(g, residuals, needs, **options)
-
-
-def _value_of(x: Any) -> Any:
-    """Return the array of the library in a traced one."""
-    while type(x) is Tracer:
-        x = x._value
-    return x
 
 
 # --- opening and closing -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from xformer.backends.arrays import check_class
 from xformer.tracing.arguments import arrays_of
 from xformer.tracing.graph import Call, GraphTrace, root_of
 from xformer.tracing.memory import place_constants, share_memory
-from xformer.tree import Module, flatten, is_array, rebuild_sequence
+from xformer.tree import Module, flatten, is_array, items_of, rebuild_sequence
 
 
 class Program:
@@ -108,13 +108,11 @@ def _steps(calls: Sequence[Call]) -> Iterator[tuple[Callable[..., Any], tuple[An
             yield from ((call.function, call.args) for call in group)  # type: ignore[misc]
 
 
-class CudaProgram:
+class CudaProgram(Program):
     """The kernels of `function(*args, **keywords)` on CuPy, launched as a CUDA graph; see `Program`.
 
     The function must not write into data.
     """
-
-    written: Sequence[int] = ()
 
     def __init__(
         self,
@@ -125,7 +123,7 @@ class CudaProgram:
         data: Sequence[Any] = (),
         numbers: Collection[int] = (),
     ) -> None:
-        self._data = data
+        self._data, self.written, self.constants = data, [], []
         copied, options = _map_arrays(lambda array: array, (args, keywords), {})
         # Weak, so that a program can be a value of a WeakKeyDictionary whose key is the model.
         references = [weakref.ref(arg) if isinstance(arg, Module) else arg for arg in copied]
@@ -141,27 +139,23 @@ class CudaProgram:
         self.result = self.run(data)
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Size of the memory of the graph."""
         return getattr(self._graph, "nbytes", 0)
 
-    def run(self, data: Sequence[Any]) -> Any:
+    def run(self, data: Sequence[Any] = ()) -> Any:
         """Launch the graph; return its result in new arrays except for arrays of the arguments."""
         for target, source in zip(self._data, data, strict=True):
             target[...] = source
         self._graph()
         return self._build()
 
-    def write_back(self, data: Sequence[Any]) -> None:
-        """Do nothing: see `written`."""
-
 
 def _builder(result: Any, arguments: Sequence[Any], data: Sequence[Any]) -> Callable[[], Any]:
     """Return a function that builds a result: arrays of the arguments are kept, data and other arrays are copied."""
     is_data = set(map(id, data))
     known = {_memory(array): array for array in arrays_of(tuple(arguments)) if id(array) not in is_data}
-    modules = list(_modules_of(tuple(arguments)))
-
+    modules = [item for item in items_of(tuple(arguments)) if isinstance(item, Module)]
     return _build(result, known, modules)
 
 
@@ -180,21 +174,12 @@ def _build(tree: Any, known: dict[Any, Any], modules: list[Module]) -> Callable[
     return lambda: rebuild([array_copy(leaf) if array is None else array for leaf, array in pairs])
 
 
-def _modules_of(value: Any) -> Iterator[Module]:
-    """Yield the outermost Modules of arguments, such as the model and the moments in the state of an optimizer."""
-    if isinstance(value, Module):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _modules_of(item)
-
-
 def array_copy(array: Any) -> Any:
     """Return a copy of an array of NumPy or CuPy, in the same memory order."""
     return np.array(array) if isinstance(array, np.ndarray | np.generic) else array.copy(order="K")
 
 
-def compiler(xp: Any) -> Callable[..., Program | CudaProgram] | None:
+def compiler(xp: Any) -> Callable[..., Program] | None:
     """Return the class of programs for a library, or None."""
     if xp.name == "numpy":
         return Program

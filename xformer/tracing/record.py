@@ -1,8 +1,7 @@
 """The functions of a trace: each computes in the base namespace, appends a record to the tape and wraps the result.
 
 There are four kinds: functions with a rule; functions of a list of arrays; unstack, which has several outputs; and
-functions without a rule, whose result is a constant unless they have a decomposition. `_one_array` and `_two_arrays`
-are fast paths for the calls that make up most of a training step; `_any_arrays` handles every call.
+functions without a rule, whose result is a constant unless they have a decomposition.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from typing import Any
 
 from xformer import hints
 from xformer.errors import DifferentiationError
-from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
+from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Rule
 from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, PLAIN, InnerArray, Tracer
 from xformer.tree import is_array
 
 Function = Callable[..., Any]
-_NO_KEYWORDS: dict[str, Any] = {}
 # Functions whose results may share memory with their first argument; broadcast_arrays decomposes into such calls.
 _VIEWS = {
     *("asarray", "astype", "broadcast_arrays", "broadcast_to", "conj", "expand_dims", "flip", "from_dlpack", "getitem"),
@@ -30,83 +28,48 @@ _VIEWS = {
 
 def bind_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     """Return the traced version of a function with a rule."""
-    general = functools.cache(lambda: innermost(trace, name, _any_arrays(trace, name, function, rule)))
-    if trace.trace_level == 1 and rule.positions == (0,):
-        return _one_array(trace, name, function, rule, general)
-    if trace.trace_level == 1 and rule.positions == (0, 1):
-        return _two_arrays(trace, function, rule, general)
-    return general()
+    positions, kept, is_view = rule.positions, rule.kept, name in _VIEWS
+    steps, pull_all = rule.steps, rule.pull_all
 
-
-def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: Callable[[], Function]) -> Function:
-    """Return the fast path for f(x) and f(x, axis=0), where x is a tracked array of this trace."""
-    tape, floating, ((select, pull),) = trace.tape, trace.floating, rule.steps
-    is_view = name in _VIEWS
-
-    def with_static(x: Tracer, static: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
+        values: list[Any] = []
+        parents: list[int] = []
+        inputs, static, num_tracked = list(args), (), 0
         try:
-            static, keywords = _unwrap_static(trace, name, static), _unwrap_static(trace, name, keywords)
+            for i, x in enumerate(args):
+                if type(x) in (tuple, list):
+                    x = inputs[i] = trace.stacked(x)
+                if i not in positions:
+                    static += _unwrap_static(trace, name, (x,))
+                    values.append(static[-1])
+                elif type(x) is Tracer and x._namespace is trace:
+                    values.append(x._value)
+                    parents.append(x._index)
+                    num_tracked += x._index >= 0
+                else:
+                    values.append(x if type(x) is float else trace.unwrap(x))
+                    parents.append(-1)
+            keywords = _unwrap_static(trace, name, keywords) if keywords else keywords
         except InnerArray as error:
-            return getattr(error.trace, name)(x, *static, **keywords)
-        output = function(x._value, *static, **keywords)
-        result = trace.record(output, pull, (x._index,), (select((x._value, output)) + static, keywords))
-        return _as_view(x, result, name, static, keywords) if is_view and not keywords.get("copy") else result
-
-    def call(x: Any, /, *static: Any, **keywords: Any) -> Any:
-        if type(x) is not Tracer or x._namespace is not trace or x._index < 0:
-            return general()(x, *static, **keywords)
-        if static or keywords or is_view:
-            return with_static(x, static, keywords)
-        value = x._value
-        output = function(value)
-        if output.dtype not in floating:
-            return trace.record(output, pull, (x._index,), (select((value, output)), _NO_KEYWORDS))
-        tape.append((pull, (x._index,), (select((value, output)), _NO_KEYWORDS), output.shape, output.dtype))
-        return Tracer(output, trace, len(tape) - 1)
-
-    return call
-
-
-def _two_arrays(trace: Any, function: Function, rule: Rule, general: Callable[[], Function]) -> Function:
-    """Return the fast path for f(a, b), each an array of this trace, a plain array or a scalar."""
-    tape, floating, (first, second) = trace.tape, trace.floating, rule.steps
-    select_first, pull_first, select_second, pull_second, pull_both = *first, *second, rule.pull_all
-    keeps_first, keeps_second = rule.keeps
-
-    def call(a: Any, b: Any, /, *static: Any, **keywords: Any) -> Any:
-        i = j = -1
-        x, y = a, b
-        if type(a) is Tracer and a._namespace is trace:
-            x, i = a._value, a._index
-        elif type(a) in (list, tuple):
-            return general()(a, b, *static, **keywords)
-        if type(b) is Tracer and b._namespace is trace:
-            y, j = b._value, b._index
-        elif type(b) in (list, tuple):
-            return general()(a, b, *static, **keywords)
-        if type(x) is Tracer or type(y) is Tracer or static or keywords:
-            return general()(a, b, *static, **keywords)
-        output = function(x, y)
-        pull: Pull
-        parents: tuple[int, ...]
-        residuals: tuple[Any, ...]
-        if j < 0:
-            if i < 0:
-                return Tracer(output, trace, -1)
-            if keeps_second and type(b) is not float:
-                y = trace.keep(b)
-            pull, parents, residuals = pull_first, (i,), (select_first((x, y, output)), _NO_KEYWORDS)
-        elif i < 0:
-            if keeps_first and type(a) is not float:
-                x = trace.keep(a)
-            pull, parents, residuals = pull_second, (j,), (select_second((x, y, output)), _NO_KEYWORDS)
+            return getattr(error.trace, name)(*args, **keywords)
+        output = function(*values, **keywords)
+        if not num_tracked:
+            result = trace.wrap(output)
+        elif num_tracked == len(steps):
+            pool = (*[values[i] for i in positions], output)
+            result = trace.record(
+                output, pull_all, parents, (*[select(pool) + static for select, _ in steps], keywords)
+            )
         else:
-            pool = (x, y, output)
-            pull, parents, residuals = pull_both, (i, j), (select_first(pool), select_second(pool), _NO_KEYWORDS)
-        if output.dtype not in floating:
-            return trace.record(output, pull, parents, residuals)
-        tape.append((pull, parents, residuals, output.shape, output.dtype))
-        return Tracer(output, trace, len(tape) - 1)
+            tracked = int(parents[0] < 0)  # the other one of two is a constant
+            other = positions[1 - tracked]
+            values[other] = trace.keep(inputs[other]) if other in kept else values[other]
+            select, pull = steps[tracked]
+            pool = (*[values[i] for i in positions], output)
+            result = trace.record(output, pull, (parents[tracked],), (select(pool) + static, keywords))
+        if is_view and not keywords.get("copy"):
+            return _as_view(inputs[0], result, name, static, keywords)
+        return result
 
     return call
 
@@ -138,28 +101,6 @@ def _as_view(source: Any, result: Any, name: str, args: tuple[Any, ...], keyword
     else:
         source.add_view(result, name, args, keywords)
     return result
-
-
-def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Function:
-    """Return the function for calls of any kind."""
-    positions, kept = rule.positions, rule.kept
-
-    def call(*args: Any, **keywords: Any) -> Any:
-        keywords = _unwrap_static(trace, name, keywords)
-        static = _unwrap_static(trace, name, tuple(args[i] for i in range(len(args)) if i not in positions))
-        values = [trace.keep(x) if i in kept else trace.unwrap(x) for i, x in enumerate(args)]
-        output = function(*values, **keywords)
-        parents = [trace.position(args[i]) for i in positions if i < len(args)]
-        if max(parents, default=-1) < 0:
-            result = trace.wrap(output)
-        else:
-            pool = (*(values[i] for i in positions), output)
-            result = trace.record(output, *rule.plan(parents, pool, static, keywords))
-        if name in _VIEWS and not keywords.get("copy"):
-            return _as_view(args[0], result, name, static, keywords)
-        return result
-
-    return call
 
 
 def bind_sequence(trace: Any, name: str, function: Function, formula: Function) -> Function:

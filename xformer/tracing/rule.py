@@ -50,7 +50,6 @@ class Rule:
 
     Attributes:
         positions: Positions of those inputs among the positional arguments.
-        keeps: Whether a formula needs the values of each input.
         kept: Positions of the inputs whose values a formula needs.
     """
 
@@ -59,19 +58,8 @@ class Rule:
         self.positions = tuple(positions)
         self.steps = tuple(_compile(formula, inputs) for formula in formulas)
         names = {name for formula in formulas for name in inspect.signature(formula).parameters}
-        self.keeps = tuple(name in names for name in inputs[: len(formulas)])
-        self.kept = {i for i, keeps in zip(self.positions, self.keeps, strict=True) if keeps}
+        self.kept = {i for i, name in zip(self.positions, inputs, strict=True) if name in names}
         self.pull_all = _pull_both(*self.steps) if len(formulas) == 2 else self.steps[0].pull
-
-    def plan(self, parents: Sequence[int], pool: tuple[Any, ...], static: tuple[Any, ...], keywords: Any) -> Any:
-        """Return (pull, tracked parents, residuals) for a call; `pool` holds its inputs and its output."""
-        if len(parents) == 1:
-            ((select, pull),) = self.steps
-            return pull, parents, (select(pool) + static, keywords)
-        tracked = [i for i, parent in enumerate(parents) if parent >= 0]
-        residuals = [self.steps[i].select(pool) + static for i in tracked]
-        pull = self.pull_all if len(tracked) == len(self.steps) else self.steps[tracked[0]].pull
-        return pull, [parents[i] for i in tracked], (*residuals, keywords)
 
 
 def _compile(formula: Formula, inputs: tuple[str, ...]) -> Step:

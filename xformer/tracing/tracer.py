@@ -37,6 +37,11 @@ class InnerArray(Exception):
         self.trace = trace
 
 
+def _read_as(cls: type) -> Any:
+    """Return the method that converts an array to a number of Python."""
+    return lambda self: cls(self._namespace.read(self, cls.__name__))
+
+
 class Tracer:
     """An Array API array that belongs to a trace: a `GradTrace` or a `GraphTrace`.
 
@@ -156,16 +161,12 @@ class Tracer:
 
     def __copy__(self) -> Tracer:
         """Return what copy.copy returns for an array of the library: a copy, or another name of its memory (torch)."""
-        value: Any = self
-        while type(value) is Tracer:
-            value = value._value
+        value = value_of(self)
         is_view = self._namespace.library.share_memory(copy.copy(value), value)
-        result: Tracer = self._namespace.asarray(self) if is_view else self._namespace.asarray(self, copy=True)
-        return result
+        return self._namespace.asarray(self, copy=None if is_view else True)
 
     def __deepcopy__(self, memo: Any) -> Tracer:
-        result: Tracer = self._namespace.asarray(self, copy=True)
-        return result
+        return self._namespace.asarray(self, copy=True)
 
     def __len__(self) -> int:
         return len(self._value)
@@ -175,17 +176,7 @@ class Tracer:
 
     # --- values outside the trace: for branches, and of arrays without a derivative -----------------------------------
 
-    def __bool__(self) -> bool:
-        return bool(self._namespace.read(self, "bool"))
-
-    def __int__(self) -> int:
-        return int(self._namespace.read(self, "int"))
-
-    def __float__(self) -> float:
-        return float(self._namespace.read(self, "float"))
-
-    def __complex__(self) -> complex:
-        return complex(self._namespace.read(self, "complex"))
+    __bool__, __int__, __float__, __complex__ = map(_read_as, (bool, int, float, complex))
 
     def __index__(self) -> int:
         return operator.index(self._namespace.read(self, "operator.index"))
@@ -259,13 +250,11 @@ def _in_place(name: str) -> Any:
     return update
 
 
-def _unary(name: str) -> Any:
-    operator_name = f"operator_{name}"
-
-    def forward(self: Tracer) -> Any:
-        return getattr(self._namespace, operator_name)(self)
-
-    return forward
+def value_of(x: Any) -> Any:
+    """Return the array of the library in a traced one."""
+    while type(x) is Tracer:
+        x = x._value
+    return x
 
 
 BINARY_OPERATORS = (
@@ -293,4 +282,4 @@ for _name in BINARY_OPERATORS:
 for _name in COMPARISONS:
     setattr(Tracer, f"__{_name}__", _binary(_name)[0])
 for _name in UNARY_OPERATORS:
-    setattr(Tracer, f"__{_name}__", _unary(_name))
+    setattr(Tracer, f"__{_name}__", lambda self, _name=f"operator_{_name}": getattr(self._namespace, _name)(self))

@@ -11,16 +11,7 @@ import numpy as np
 
 from xformer.backends import array_namespace, dtype_name
 from xformer.kernels.cupy import cublas, launch
-from xformer.kernels.cupy.launch import (
-    FLOATS,
-    compute_dtype,
-    contiguous,
-    dtype_names,
-    empty,
-    grid_for_elements,
-    is_compatible_dtype,
-    why_not,
-)
+from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, why_not
 from xformer.ops.operation import Kernel
 from xformer.ops.optimizers import Settings, Slot, slots, updated, writable
 from xformer.tree import is_array
@@ -103,9 +94,9 @@ def _adam_why_not(grad_scale: Any, *arrays: Any, **options: Any) -> str | None:
     for parameter, gradient, exp_avg, exp_avg_sq in slots(arrays):
         if reason := why_not(parameter):
             return reason
-        if not is_compatible_dtype(gradient, parameter):
+        if not launch.is_compatible_dtype(gradient, parameter):
             return f"a gradient of dtype {dtype_name(gradient.dtype)} for a {dtype_name(parameter.dtype)} parameter"
-        if exp_avg.dtype != compute_dtype(parameter) or exp_avg_sq.dtype != exp_avg.dtype:
+        if exp_avg.dtype != launch.compute_dtype(parameter) or exp_avg_sq.dtype != exp_avg.dtype:
             return f"moments of dtype {dtype_name(exp_avg.dtype)} for a {dtype_name(parameter.dtype)} parameter"
         in_place = parameter, exp_avg, exp_avg_sq
         if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
@@ -136,14 +127,14 @@ def _adam_forward(
         columns = {name: [cublas.pointer(array) for array in column] for name, column in fields}
         sizes, rates = tuple(item[0].size for item in batch), tuple(item[4] for item in batch)
         table, blocks = table_of(SLOTS, columns, sizes=sizes, weight_decays=rates)
-        scale = None if grad_scale is None else contiguous(grad_scale, compute_dtype(batch[0][0]))
+        scale = None if grad_scale is None else contiguous(grad_scale, launch.compute_dtype(batch[0][0]))
         arguments = table, BLOCK_ELEMENTS, *map(float, settings), scale, schedule
         launch.launch("optimizer.adam", dtypes, blocks, THREADS, *arguments)
     return updated(arrays), None
 
 
 def _norm_why_not(*arrays: Any, **options: Any) -> str | None:
-    if len({compute_dtype(array) for array in arrays}) > 1:
+    if len({launch.compute_dtype(array) for array in arrays}) > 1:
         return "mixed dtypes: float64 and others"
     return next((reason for reason in map(why_not, arrays) if reason), None)
 
@@ -152,7 +143,7 @@ def _norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
     """Sum the squares per block, then sum these in the order of the arrays."""
     arrays = tuple(contiguous(array) for array in arrays)
     num_blocks = sum(-(-array.size // BLOCK_ELEMENTS) for array in arrays)
-    sums, norm = (empty(arrays[0], shape, compute_dtype(arrays[0])) for shape in ((num_blocks,), ()))
+    sums, norm = (empty(arrays[0], shape, launch.compute_dtype(arrays[0])) for shape in ((num_blocks,), ()))
     start = 0
     for dtypes, batch in batches([(array,) for array in arrays], MAX_ARRAYS):
         addresses = [cublas.pointer(array) for (array,) in batch]
@@ -169,8 +160,8 @@ def _norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
 
 def _times_2g(x: Any, g: Any) -> Any:
     """Return 2 g x, without reading g on the host."""
-    y, g = empty(x), contiguous(g, compute_dtype(x))
-    launch.launch("elementwise.multiply_by_2g", dtype_names(x), *grid_for_elements(x), x, g, y, x.size)
+    y, g = empty(x), contiguous(g, launch.compute_dtype(x))
+    launch.launch("elementwise.multiply_by_2g", dtype_names(x), *launch.grid_for_elements(x), x, g, y, x.size)
     return y
 
 

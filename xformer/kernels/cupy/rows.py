@@ -10,20 +10,7 @@ from typing import Any
 
 from xformer.backends import array_namespace, dtype_name
 from xformer.kernels.cupy import launch
-from xformer.kernels.cupy.launch import (
-    FLOATS,
-    compute_dtype,
-    contiguous,
-    dtype_names,
-    elements_per_thread,
-    empty,
-    grid_for_rows,
-    grid_for_shared_rows,
-    is_compatible_dtype,
-    row_count,
-    vectors_per_thread,
-    why_not,
-)
+from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, why_not
 from xformer.ops.operation import Kernel
 
 # --- Sums over rows (cuda/columns.cu) ---
@@ -36,7 +23,7 @@ def grid_for_columns(x: Any, rows: int) -> tuple[int, int, int]:
 
     There are enough blocks for a large device if chunks of 32 rows allow it.
     """
-    tiles = -(-x.shape[-1] // (32 * elements_per_thread(x)))
+    tiles = -(-x.shape[-1] // (32 * launch.elements_per_thread(x)))
     chunks = max(1, min(-(-rows // 32), 1024 // max(1, tiles)))
     chunk_rows = max(1, -(-rows // chunks))
     chunks = max(1, -(-rows // chunk_rows))
@@ -49,7 +36,7 @@ def column_sums(x: Any, dtype: Any) -> Any:
     blocks, chunks, chunk_rows = grid_for_columns(x, len(x))
     if chunks == 1:
         return column_total(x, dtype)
-    sums = empty(x, (chunks, x.shape[1]), compute_dtype(x))
+    sums = empty(x, (chunks, x.shape[1]), launch.compute_dtype(x))
     _sum_chunks(x, sums, blocks, chunk_rows)
     return column_total(sums, dtype)
 
@@ -57,7 +44,7 @@ def column_sums(x: Any, dtype: Any) -> Any:
 def column_total(x: Any, dtype: Any) -> Any:
     """Sum a matrix of few rows over its rows in one launch."""
     total = empty(x, x.shape[1:], dtype)
-    _sum_chunks(x, total, -(-x.shape[1] // (32 * elements_per_thread(x))), len(x))
+    _sum_chunks(x, total, -(-x.shape[1] // (32 * launch.elements_per_thread(x))), len(x))
     return total
 
 
@@ -75,47 +62,38 @@ _MIN_THREADS = 32  # per row, so that a warp does not diverge at the branch for 
 
 def _norm_why_not(x: Any, weight: Any, *rest: Any, **options: Any) -> str | None:
     for parameter in (weight, *rest):
-        if parameter is not None and (parameter.dtype != weight.dtype or not is_compatible_dtype(parameter, x)):
+        if parameter is not None and (parameter.dtype != weight.dtype or not launch.is_compatible_dtype(parameter, x)):
             return f"parameters of dtype {dtype_name(parameter.dtype)} with {dtype_name(x.dtype)} rows"
     return why_not(x)
 
 
 def _norm_forward(x: Any, weight: Any, bias: Any, centered: int, epsilon: float, save: bool) -> tuple[Any, Any]:
     x, weight, bias = contiguous(x), contiguous(weight), None if bias is None else contiguous(bias)
-    rows, n = row_count(x), x.shape[-1]
+    rows, n = launch.row_count(x), x.shape[-1]
     y = empty(x)
-    means, inverses = (empty(x, (rows,), compute_dtype(x)) if save else None for _ in range(2))
-    *grid, threads = grid_for_shared_rows(rows, x, _NORM_VECTORS, _MIN_THREADS)
+    means, inverses = (empty(x, (rows,), launch.compute_dtype(x)) if save else None for _ in range(2))
+    *grid, threads = launch.grid_for_shared_rows(rows, x, _NORM_VECTORS, _MIN_THREADS)
     settings = rows, n, centered, float(epsilon), threads
-    launch.launch(
-        "norms.normalize",
-        dtype_names(x, weight),
-        *grid,
-        x,
-        weight,
-        bias,
-        y,
-        means,
-        inverses,
-        *settings,
-    )
+    launch.launch("norms.normalize", dtype_names(x, weight), *grid, x, weight, bias, y, means, inverses, *settings)
     return y, (x, weight, means, inverses)
 
 
 def _norm_vjp(g: Any, residuals: Any, centered: int, needs: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
     """Return the cotangents of x, weight and bias, None if not needed."""
     x, weight, means, inverses = residuals
-    g, rows, n = contiguous(g, x.dtype), row_count(x), x.shape[-1]
+    g, rows, n = contiguous(g, x.dtype), launch.row_count(x), x.shape[-1]
     dx = dweight = dbias = None
     if needs[0]:
         dx = empty(x)
         arrays = g, x, weight, means, inverses, dx
-        *grid, threads = grid_for_shared_rows(rows, x, _NORM_VJP_VECTORS, _MIN_THREADS)
+        *grid, threads = launch.grid_for_shared_rows(rows, x, _NORM_VJP_VECTORS, _MIN_THREADS)
         settings = rows, n, centered, threads
         launch.launch("norms.normalize_vjp", dtype_names(x, weight), *grid, *arrays, *settings)
     if needs[1] or needs[2]:
         blocks, chunks, chunk_rows = grid_for_columns(x, rows)
-        dweight, dbias = (empty(x, (chunks, n), compute_dtype(x)) if needed else None for needed in (True, needs[2]))
+        dweight, dbias = (
+            empty(x, (chunks, n), launch.compute_dtype(x)) if needed else None for needed in (True, needs[2])
+        )
         arrays = g, x, means, inverses, dweight, dbias
         sizes = rows, n, chunk_rows
         launch.launch("norms.normalize_parameters_vjp", dtype_names(x), blocks, SUMMING_THREADS, *arrays, *sizes)
@@ -167,21 +145,21 @@ def _strided(mask: Any, shape: tuple[int, ...]) -> tuple[Any, int, int, tuple[in
 
 
 def _softmax_forward(x: Any, mask: Any, *, save: bool) -> tuple[Any, Any]:
-    x, rows = contiguous(x), row_count(x)
+    x, rows = contiguous(x), launch.row_count(x)
     y = empty(x)
     if x.size:
         mask, middle, inner, strides = (None, 1, 1, (0, 0, 0, 0)) if mask is None else _strided(mask, x.shape)
-        sizes, vectors = (rows, x.shape[-1], middle, inner), vectors_per_thread(x, _SOFTMAX_VECTORS)
-        *grid, threads = grid_for_shared_rows(rows, x, vectors)
+        sizes, vectors = (rows, x.shape[-1], middle, inner), launch.vectors_per_thread(x, _SOFTMAX_VECTORS)
+        *grid, threads = launch.grid_for_shared_rows(rows, x, vectors)
         template = *dtype_names(x), str(vectors)
         launch.launch("softmax.softmax", template, *grid, x, mask, y, *sizes, *strides, threads)
     return y, y
 
 
 def _softmax_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
-    g, rows = contiguous(g, y.dtype), row_count(y)
+    g, rows = contiguous(g, y.dtype), launch.row_count(y)
     dx = empty(y)
-    *grid, threads = grid_for_shared_rows(rows, y, _SOFTMAX_VECTORS)
+    *grid, threads = launch.grid_for_shared_rows(rows, y, _SOFTMAX_VECTORS)
     launch.launch("softmax.softmax_vjp", dtype_names(y), *grid, g, y, dx, rows, y.shape[-1], threads)
     return dx, None
 
@@ -196,11 +174,11 @@ def _cross_entropy_forward(
 ) -> tuple[Any, Any]:
     """Save the logits, and two numbers per row."""
     logits, labels = contiguous(logits), contiguous(labels, array_namespace(labels).int64)
-    rows, n = row_count(logits), logits.shape[-1]
-    losses, tops, log_totals = (empty(logits, labels.shape, compute_dtype(logits)) for _ in range(3))
+    rows, n = launch.row_count(logits), logits.shape[-1]
+    losses, tops, log_totals = (empty(logits, labels.shape, launch.compute_dtype(logits)) for _ in range(3))
     arrays = logits, labels, losses, tops, log_totals
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    grid = grid_for_rows(rows, logits, _LOSS_VECTORS)
+    grid = launch.grid_for_rows(rows, logits, _LOSS_VECTORS)
     launch.launch("softmax.cross_entropy", dtype_names(logits), *grid, *arrays, *settings)
     return losses, (logits, labels, tops, log_totals)
 
@@ -209,11 +187,13 @@ def _cross_entropy_vjp(
     g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float
 ) -> tuple[Any, ...]:
     logits, labels, tops, log_totals = residuals
-    g, rows, n = contiguous(g, tops.dtype), row_count(logits), logits.shape[-1]
+    g, rows, n = contiguous(g, tops.dtype), launch.row_count(logits), logits.shape[-1]
     dlogits = empty(logits)
     arrays = g, logits, labels, tops, log_totals, dlogits
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    launch.launch("softmax.cross_entropy_vjp", dtype_names(logits), *grid_for_rows(rows, logits), *arrays, *settings)
+    launch.launch(
+        "softmax.cross_entropy_vjp", dtype_names(logits), *launch.grid_for_rows(rows, logits), *arrays, *settings
+    )
     return dlogits, None
 
 
@@ -226,7 +206,7 @@ def _embedding_forward(weight: Any, ids: Any, *, scale: float, save: bool) -> tu
     ids = contiguous(ids, array_namespace(ids).int64)
     rows, n = weight.shape
     y = empty(weight, (*ids.shape, n))
-    blocks = grid_for_rows(ids.size, weight)
+    blocks = launch.grid_for_rows(ids.size, weight)
     sizes = ids.size, rows, n, float(scale)
     launch.launch("embedding.gather", dtype_names(weight), *blocks, weight, ids, y, *sizes)
     return y, (ids, weight)
@@ -243,12 +223,12 @@ def _embedding_vjp(g: Any, residuals: Any, needs: Any, *, scale: float) -> tuple
         order = xp.argsort(ids, stable=True)
         sorted_ids = xp.take(ids, order, axis=0)
         segments = -(-count // _SEGMENT)
-        heads, tails = (empty(g, (segments, n), compute_dtype(g)) for _ in range(2))
+        heads, tails = (empty(g, (segments, n), launch.compute_dtype(g)) for _ in range(2))
         sizes = count, rows, n, _SEGMENT
         arrays = g, order, sorted_ids, dweight, heads, tails
         settings = *sizes, float(scale)
-        launch.launch("embedding.scatter_segments", dtype_names(g), *grid_for_rows(count, g), *arrays, *settings)
-        grid = grid_for_rows(segments - 1, g)
+        launch.launch("embedding.scatter_segments", dtype_names(g), *launch.grid_for_rows(count, g), *arrays, *settings)
+        grid = launch.grid_for_rows(segments - 1, g)
         launch.launch("embedding.scatter_join", dtype_names(g), *grid, sorted_ids, heads, tails, dweight, *sizes)
     return dweight, None
 
