@@ -1,7 +1,11 @@
-// Attention and its derivative, as in flash attention (Dao et al., 2022): tiles of scores never leave the cache.
+// Attention and its derivative: the scores of a block of queries never leave the cache (Dao et al., 2022).
 //
-// A tile is stored as (keys, queries), so a vector holds the scores of 16 queries for one key. The softmax then needs no
+// Scores are stored as (keys, queries), so a vector holds the scores of 16 queries for one key. The softmax then needs no
 // sums across the lanes of a vector, and keys and values are read where they are: only blocks of queries are copied.
+//
+// Each score is one chain of fused products in the order of the features, and each sum over keys is one chain in the
+// order of the keys, from the exponentials relative to the largest score of all. Hidden keys add exact zeros. So a
+// result depends neither on padding nor on the number of queries, and decoding has the bits of a full pass.
 #include <limits>
 #include <vector>
 #include "vector.h"
@@ -10,6 +14,7 @@ namespace ISA {
 
 constexpr int64_t QUERIES = 64, KEYS = 64;  // of a tile, which fits in the first-level cache
 constexpr int64_t FEW_QUERIES = 8;          // up to here, the lanes of a vector are keys instead of queries
+constexpr int64_t SCORES = 1 << 17;         // of a block of queries, which fit in the second-level cache
 constexpr float LOWEST = std::numeric_limits<float>::lowest();  // initial maximum; finite, as inf - inf is NaN
 constexpr float MASKED = -INFINITY;
 
@@ -33,47 +38,6 @@ public:
 };
 
 // --- transposition ----------------------------------------------------------------------------------------------------
-
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntRegister{__VA_ARGS__})
-#endif
-#if defined(__AVX512F__)
-INLINE Register interleave_first(Register a, Register b) {
-    return SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-}
-INLINE Register interleave_last(Register a, Register b) {
-    return SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-#elif defined(__AVX2__)
-INLINE Register interleave_first(Register a, Register b) { return SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-INLINE Register interleave_last(Register a, Register b) { return SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
-#else
-INLINE Register interleave_first(Register a, Register b) { return SHUFFLE(a, b, 0, 4, 1, 5); }
-INLINE Register interleave_last(Register a, Register b) { return SHUFFLE(a, b, 2, 6, 3, 7); }
-#endif
-
-// Unrolled early, as GCC would otherwise keep arrays of registers in memory.
-#define UNROLLED _Pragma("GCC unroll 16") for
-
-INLINE void transpose(Vector (&rows)[LANES]) {
-    Vector columns[LANES];
-    UNROLLED (int i = 0; i < REGISTERS; i++)
-        UNROLLED (int j = 0; j < REGISTERS; j++) {
-            Register square[WIDTH], mixed[WIDTH];
-            UNROLLED (int n = 0; n < WIDTH; n++) square[n] = rows[i * WIDTH + n].r[j];
-            UNROLLED (int width = WIDTH; width > 1; width /= 2) {
-                UNROLLED (int n = 0; n < WIDTH / 2; n++) {
-                    mixed[2 * n] = interleave_first(square[n], square[n + WIDTH / 2]);
-                    mixed[2 * n + 1] = interleave_last(square[n], square[n + WIDTH / 2]);
-                }
-                UNROLLED (int n = 0; n < WIDTH; n++) square[n] = mixed[n];
-            }
-            UNROLLED (int n = 0; n < WIDTH; n++) columns[j * WIDTH + n].r[i] = square[n];
-        }
-    UNROLLED (int n = 0; n < LANES; n++) rows[n] = columns[n];
-}
 
 // Write the transpose of x, whose rows are `stride` apart, times `scale` to y, in rows of `lanes` columns.
 static void copy_transposed(const float* x, int64_t stride, int64_t rows, int64_t columns, float scale, float* y,
@@ -120,7 +84,7 @@ constexpr int ROWS = 2, VECTORS = 1, VECTORS_OF_ONE_ROW = 2;
 
 INLINE Register load_register(const float* x) { return *(const UnalignedRegister*)x; }
 
-enum Initial { ZERO, SUMS, SCALED_SUMS };  // what the product is added to
+enum Initial { ZERO, SUMS };  // what the product is added to
 
 struct Product {  // y = a b + initial sums
     const float* a;
@@ -129,7 +93,6 @@ struct Product {  // y = a b + initial sums
     int64_t b_row;
     float* y;
     int64_t y_row;
-    const float* scale;  // of each column, for SCALED_SUMS
 };
 
 #define EACH_ROW UNROLLED (int i = 0; i < R; i++)
@@ -137,10 +100,7 @@ struct Product {  // y = a b + initial sums
 
 template <int R, int C, Initial INITIAL> static inline void multiply_tile(const Product& p, int64_t depth) {
     Register sums[R][C * REGISTERS];
-    EACH_ROW EACH_COLUMN {
-        sums[i][j] = INITIAL == ZERO ? Register{} : load_register(p.y + i * p.y_row + j * WIDTH);
-        if (INITIAL == SCALED_SUMS) sums[i][j] *= load_register(p.scale + j * WIDTH);
-    }
+    EACH_ROW EACH_COLUMN sums[i][j] = INITIAL == ZERO ? Register{} : load_register(p.y + i * p.y_row + j * WIDTH);
     const float *a = p.a, *b = p.b;
     for (int64_t k = 0; k < depth; k++, a += p.a_column, b += p.b_row) {
         Register row[C * REGISTERS];
@@ -157,7 +117,7 @@ template <int R, int C, Initial INITIAL> static void multiply_rows(Product p, in
 
 template <Initial INITIAL, int R = ROWS, int C = VECTORS>
 static void multiply(Product p, int64_t rows, int64_t depth, int64_t columns) {
-    for (; columns >= C * LANES; columns -= C * LANES, p.b += C * LANES, p.y += C * LANES, p.scale += C * LANES)
+    for (; columns >= C * LANES; columns -= C * LANES, p.b += C * LANES, p.y += C * LANES)
         multiply_rows<R, C, INITIAL>(p, rows, depth);
     if constexpr (C > 1) if (columns) multiply<INITIAL, R, C - 1>(p, rows, depth, columns);
 }
@@ -263,7 +223,7 @@ struct Problem {
     // Compute the scores of a tile; queries: (features, lanes), scaled.
     void scores(const Tile& tile, const float* queries) const {
         const float* keys = at(key, tile.b, key_head(tile.h), tile.k);
-        multiply<ZERO>({keys, row_stride(key), 1, queries, tile.lanes, tile.scores, tile.lanes, nullptr}, tile.m,
+        multiply<ZERO>({keys, row_stride(key), 1, queries, tile.lanes, tile.scores, tile.lanes}, tile.m, 
                        features, tile.lanes);
         if (bias) combine<float>(tile, bias, [](Vector s, Vector x) { return s + x; });
         if (mask) combine<int8_t>(tile, mask, [](Vector s, Vector x) { return select(x == Vector{}, splat(MASKED), s); });
@@ -289,58 +249,65 @@ struct Problem {
 
 // --- forward ----------------------------------------------------------------------------------------------------------
 
-// Replace scores by exponentials relative to the maximum so far.
-// top, total: running maximum and sum of exponentials of each query; factor: gets what earlier sums are multiplied by.
-static void online_softmax(const Tile& tile, float* top, float* total, float* factor) {
-    constexpr int CHAINS = 4;  // independent of each other, to hide latencies
+// Raise the largest scores so far.
+static void raise(const Tile& tile, float* top) {
     for (int64_t i = 0; i < tile.lanes; i += LANES) {
-        float* column = tile.scores + i;
-        auto each_key = [&](auto f) {
-            int64_t j = 0;
-            for (; j + CHAINS <= tile.m; j += CHAINS)
-                for (int c = 0; c < CHAINS; c++) f(c, column + (j + c) * tile.lanes);
-            for (int c = 0; j + c < tile.m; c++) f(c, column + (j + c) * tile.lanes);
-        };
-        const Vector old = load(top + i);
-        Vector tops[CHAINS] = {old, old, old, old}, totals[CHAINS] = {};
-        each_key([&](int c, const float* s) { tops[c] = max(load(s), tops[c]); });
-        const Vector largest = max(max(tops[0], tops[1]), max(tops[2], tops[3]));
-        each_key([&](int c, float* s) {
-            const Vector power = exp_of_nonpositive(load(s) - largest);
-            totals[c] += power;
-            store(s, power);
-        });
-        const Vector scale = exp_of_nonpositive(old - largest);
+        Vector largest = load(top + i);
+        for (int64_t j = 0; j < tile.m; j++) largest = max(load(tile.scores + j * tile.lanes + i), largest);
         store(top + i, largest);
-        store(factor + i, scale);
-        store(total + i, load(total + i) * scale + ((totals[0] + totals[1]) + (totals[2] + totals[3])));
+    }
+}
+
+// Replace scores by exponentials relative to the largest score, and add these to the totals.
+static void exponentials(const Tile& tile, const float* top, float* total) {
+    for (int64_t i = 0; i < tile.lanes; i += LANES) {
+        const Vector largest = load(top + i);
+        Vector all = load(total + i);
+        for (int64_t j = 0; j < tile.m; j++) {
+            float* s = tile.scores + j * tile.lanes + i;
+            const Vector power = exp_of_nonpositive(load(s) - largest);
+            all += power;
+            store(s, power);
+        }
+        store(total + i, all);
     }
 }
 
 INLINE Vector inverse_or_zero(Vector x) { return select(x == Vector{}, Vector{}, 1.0f / x); }  // zero: fully masked
 
+// Queries of a block: as many as have space for their scores, but whole vectors.
+static int64_t queries_of_block(int64_t keys) {
+    int64_t count = QUERIES;
+    while (count > LANES && count * keys > SCORES) count /= 2;
+    return count;
+}
+
 // A part is some blocks of queries of one head after the other.
 static void run_many_queries(const Record& r, int64_t block) {
     const Problem p(r);
     const Array &out = r.arrays[6], &statistics = r.arrays[7];
-    const int64_t blocks = (p.queries + QUERIES - 1) / QUERIES, head = block / blocks;
+    const int64_t most = queries_of_block(p.keys), blocks = (p.queries + most - 1) / most, head = block / blocks;
     const int64_t b = head / p.heads, h = head % p.heads;
-    const int64_t q = block % blocks * QUERIES, n = std::min(QUERIES, p.queries - q), lanes = padded(n);
-    Workspace workspace((p.features + p.values + KEYS + 3) * lanes);
+    const int64_t q = block % blocks * most, n = std::min(most, p.queries - q), lanes = padded(n);
+    Workspace workspace((p.features + p.values + p.keys + 2) * lanes);
     float *queries = workspace.take(p.features, lanes), *sums = workspace.take(p.values, lanes);
-    float *scores = workspace.take(KEYS, lanes), *top = workspace.take(1, lanes), *total = workspace.take(1, lanes);
-    float* factor = workspace.take(1, lanes);
+    float *scores = workspace.take(p.keys, lanes), *top = workspace.take(1, lanes), *total = workspace.take(1, lanes);
     copy_transposed(at(p.query, b, h, q), row_stride(p.query), n, p.features, p.scale, queries, lanes);
     std::fill_n(top, lanes, LOWEST);
     std::fill_n(total, lanes, 0.0f);
     std::fill_n(sums, p.values * lanes, 0.0f);
-    p.each_tile(b, h, q, n, [&](int64_t k, int64_t m) {
-        const Tile tile = {b, h, q, n, k, m, lanes, scores};
+    auto each_tile = [&](auto f) {
+        p.each_tile(b, h, q, n, [&](int64_t k, int64_t m) { f(Tile{b, h, q, n, k, m, lanes, scores + k * lanes}); });
+    };
+    each_tile([&](const Tile& tile) {
         p.scores(tile, queries);
-        online_softmax(tile, top, total, factor);
-        p.drop(tile, scores);
-        const float* values = at(p.value, b, p.key_head(h), k);
-        multiply<SCALED_SUMS>({values, 1, row_stride(p.value), scores, lanes, sums, lanes, factor}, p.values, m, lanes);
+        raise(tile, top);
+    });
+    each_tile([&](const Tile& tile) {
+        exponentials(tile, top, total);
+        p.drop(tile, tile.scores);
+        const float* values = at(p.value, b, p.key_head(h), tile.k);
+        multiply<SUMS>({values, 1, row_stride(p.value), tile.scores, lanes, sums, lanes}, p.values, tile.m, lanes);
     });
     for (int64_t i = 0; i < lanes; i += LANES) store(total + i, inverse_or_zero(load(total + i)));
     write_transposed(sums, lanes, n, p.values, total, at(out, b, h, q), row_stride(out));
@@ -350,26 +317,21 @@ static void run_many_queries(const Record& r, int64_t block) {
     }
 }
 
-// The scores of 16 keys for one query: dot products.
-INLINE Vector dot_products(const float* query, const float* const (&keys)[LANES], int64_t features) {
-    constexpr int AT_ONCE = WIDTH == 16 ? LANES : 4;  // as many as have space in registers
-    const int64_t whole = features / LANES * LANES;
-    Vector sums[LANES];
-    UNROLLED (int first = 0; first < LANES; first += AT_ONCE) {
-        Vector some[AT_ONCE] = {};
-        for (int64_t f = 0; f < whole; f += LANES) {
-            const Vector x = load(query + f);
-            UNROLLED (int j = 0; j < AT_ONCE; j++) fma(some[j], x, load(keys[first + j] + f));
+// Write the scores of 16 keys for some queries, whose rows are `columns` apart, to rows that are `width` apart.
+static void scores_of_keys(const float* queries, int64_t columns, const float* const (&keys)[LANES], int64_t features,
+                           int64_t count, float* scores, int64_t width) {
+    Vector sums[FEW_QUERIES] = {};
+    for (int64_t f = 0; f < features; f += LANES) {
+        Vector block[LANES];
+        UNROLLED (int j = 0; j < LANES; j++) block[j] = load(keys[j] + f, features - f);
+        transpose(block);
+        for (int64_t i = 0; i < count; i++) {
+            Vector sum = sums[i];
+            UNROLLED (int n = 0; n < LANES; n++) fma(sum, queries[i * columns + f + n], block[n]);
+            sums[i] = sum;
         }
-        if (whole < features)
-            UNROLLED (int j = 0; j < AT_ONCE; j++)
-                fma(some[j], load(query + whole), load(keys[first + j] + whole, features - whole));
-        UNROLLED (int j = 0; j < AT_ONCE; j++) sums[first + j] = some[j];
     }
-    transpose(sums);
-    UNROLLED (int width = LANES / 2; width; width /= 2)
-        UNROLLED (int j = 0; j < width; j++) sums[j] += sums[j + width];
-    return sums[0];
+    for (int64_t i = 0; i < count; i++) store(scores + i * width, sums[i]);
 }
 
 // The lanes of a vector are keys. A part is a head; keys and values are read once.
@@ -390,8 +352,7 @@ static void run_few_queries(const Record& r, int64_t head) {
         for (int j = 0; j < LANES; j++)  // the values of these keys are needed next
             for (int64_t f = 0; f < p.values; f += LANES)
                 __builtin_prefetch(at(p.value, b, key_head, std::min(first_key + k + j, end - 1), f));
-        for (int64_t i = 0; i < p.queries; i++)
-            store(scores + i * width + k, dot_products(queries + i * padded(p.features), rows, p.features));
+        scores_of_keys(queries, padded(p.features), rows, p.features, p.queries, scores + k, width);
     }
     const Vector lanes = lane_numbers();
     for (int64_t i = 0; i < p.queries; i++) {
@@ -400,7 +361,8 @@ static void run_few_queries(const Record& r, int64_t head) {
         auto each = [&](const Array& x, auto* first, int64_t k, auto f) {  // 16 elements of x
             if (x) f(elements(first + (x.strides[3] ? k : 0), x.strides[3], keys - k));
         };
-        Vector top = splat(LOWEST), total = {};
+        Vector top = splat(LOWEST);
+        float total = 0.0f;
         for (int64_t k = 0; k < width; k += LANES) {
             Vector s = load(row + k);
             each(p.bias, at<float>(p.bias, b, h, i, first_key), k, [&](Vector x) { s = s + x; });
@@ -413,22 +375,22 @@ static void run_few_queries(const Record& r, int64_t head) {
         top = splat(largest(top));
         for (int64_t k = 0; k < width; k += LANES) {
             Vector power = exp_of_nonpositive(load(row + k) - top);
-            total += power;
+            store(row + k, power);
+            for (int e = 0; e < LANES; e++) total += row[k + e];
             each(p.dropout_mask, at<int8_t>(p.dropout_mask, b, h, i, first_key), k,
                  [&](Vector keep) { power = select(keep == Vector{}, Vector{}, power * p.dropout_scale); });
             store(row + k, power);
         }
-        const float all = sum(total);
-        inverse[i] = all == 0.0f ? 0.0f : 1.0f / all;
+        inverse[i] = total == 0.0f ? 0.0f : 1.0f / total;
     }
     const int64_t whole = p.values / LANES * LANES, stride = row_stride(p.value);
     const float* values = at(p.value, b, key_head, first_key);
-    const Product product = {scores, width, 1, values, stride, sums, columns, nullptr};
+    const Product product = {scores, width, 1, values, stride, sums, columns};
     if (p.queries == 1) multiply<ZERO, 1, VECTORS_OF_ONE_ROW>(product, 1, keys, whole);
     else multiply<ZERO>(product, p.queries, keys, whole);
     if (whole < p.values) {
         copy_rows(values + whole, stride, keys, p.values - whole, 1.0f, rest);
-        multiply<ZERO>({scores, width, 1, rest, LANES, sums + whole, columns, nullptr}, p.queries, keys, LANES);
+        multiply<ZERO>({scores, width, 1, rest, LANES, sums + whole, columns}, p.queries, keys, LANES);
     }
     for (int64_t i = 0; i < p.queries; i++)
         for (int64_t j = 0; j < p.values; j += LANES)
@@ -491,7 +453,7 @@ static const char* check_attention(Record& r) {
     CHECK(check_common(r));
     const Problem p(r);
     const bool few = p.queries <= FEW_QUERIES && !r.arrays[7];  // the derivative computes the scores as for many
-    const int64_t blocks = few ? 1 : (p.queries + QUERIES - 1) / QUERIES, size = few ? LANES : QUERIES;
+    const int64_t size = few ? LANES : queries_of_block(p.keys), blocks = few ? 1 : (p.queries + size - 1) / size;
     const int64_t count = p.queries ? p.query.shape[0] * p.heads * blocks : 0;
     split(r, count, std::min(padded(p.queries), size) * p.keys * (p.features + p.values), GRAIN);
     r.plan[1] = count;
@@ -566,7 +528,7 @@ static void run_attention_vjp(const Record& r, int part) {
                 const Tile tile = {b, h, q, n, k, m, lanes, weights};
                 const float *keys = at(p.key, b, key_head, k), *values = at(p.value, b, key_head, k);
                 p.scores(tile, q_columns);
-                multiply<ZERO>({values, row_stride(p.value), 1, g_columns, lanes, dscores, lanes, nullptr}, m, p.values, lanes);
+                multiply<ZERO>({values, row_stride(p.value), 1, g_columns, lanes, dscores, lanes}, m, p.values, lanes);
                 p.drop(tile, dscores);
                 for (int64_t j = 0; j < m; j++)
                     for (int64_t i = 0; i < lanes; i += LANES) {
@@ -576,9 +538,9 @@ static void run_attention_vjp(const Record& r, int part) {
                         store(d, weight * (load(d) - load(delta + i)));
                     }
                 p.drop(tile, weights);
-                multiply<SUMS>({weights, lanes, 1, g_rows, value_columns, dv.row(k), dv.stride, nullptr}, m, n, value_columns);
-                multiply<SUMS>({dscores, lanes, 1, q_rows, columns, dk.row(k), dk.stride, nullptr}, m, n, columns);
-                multiply<SUMS>({keys, 1, row_stride(p.key), dscores, lanes, dq, lanes, nullptr}, p.features, m, lanes);
+                multiply<SUMS>({weights, lanes, 1, g_rows, value_columns, dv.row(k), dv.stride}, m, n, value_columns);
+                multiply<SUMS>({dscores, lanes, 1, q_rows, columns, dk.row(k), dk.stride}, m, n, columns);
+                multiply<SUMS>({keys, 1, row_stride(p.key), dscores, lanes, dq, lanes}, p.features, m, lanes);
                 if (dbias) {
                     float ones[KEYS];
                     std::fill_n(ones, KEYS, 1.0f);

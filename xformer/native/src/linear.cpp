@@ -1,8 +1,8 @@
 // Products of matrices: out = x w + bias, with w in float32, int8, bfloat16 or quantized blocks.
 //
 // Lanes are columns, and an element of a result is one chain of fused products in the order of the depth. So its bits
-// depend neither on the number of rows nor on the block sizes, nor on whether w was packed. Only products of few rows
-// with a transposed w (dot products) and those of the BLAS library sum in other orders.
+// depend neither on the number of rows nor on the block sizes, nor on the memory layout of w, nor on whether w was packed.
+// Only the BLAS library sums in other orders.
 #include <cstdlib>
 #include "blocks.h"
 
@@ -20,10 +20,11 @@ constexpr int ROWS = 2, VECTORS = 1;
 constexpr int vectors_for(int) { return 1; }
 #endif
 constexpr int PANEL = 48;                            // columns that are packed next to each other
-constexpr int DEPTH = 256, STEP = DEPTH + LANES;     // rows of x a power of two apart would share cache lines
+constexpr int DEPTH = 512, STEP = DEPTH + LANES;     // rows of x a power of two apart would share cache lines; whole blocks
 constexpr int PANEL_DEPTH = VECTORS * LANES < PANEL ? 64 : DEPTH;  // rows of a panel that stay in the L1 cache
 constexpr int GROUP = 32;                            // rows of w that are read at a time if it is not packed
-constexpr int MAX_ROWS = 12, MAX_ROWS_TRANSPOSED = 12;  // up to which packing w would cost more than it saves
+constexpr int MOST_ROWS = 384, MOST_COLUMNS = 576;   // of a part: each part packs its rows of x and its columns of w
+constexpr int MAX_ROWS = 12;                         // up to which packing w would cost more than it saves
 
 constexpr int64_t MIN_BLAS = 1 << 26;                // multiplications from which the BLAS library is faster
 constexpr int64_t MIN_BLAS_ROWS = 192;               // with fewer, it is not
@@ -105,7 +106,7 @@ template <class T> INLINE void read(const T* column, int64_t k, int64_t count, V
 typedef float Quarter __attribute__((vector_size(16)));
 typedef float UnalignedQuarter __attribute__((vector_size(16), aligned(4), may_alias));
 
-INLINE void transpose(Quarter* q) {
+INLINE void transpose_quarters(Quarter* q) {
     auto low = [](Quarter a, Quarter b) { return Quarter{a[0], b[0], a[1], b[1]}; };
     auto high = [](Quarter a, Quarter b) { return Quarter{a[2], b[2], a[3], b[3]}; };
     const Quarter a = low(q[0], q[2]), b = low(q[1], q[3]), c = high(q[0], q[2]), d = high(q[1], q[3]);
@@ -143,7 +144,7 @@ template <class T> static void pack(Matrix<const T> x, int64_t rows, int64_t col
                 for (int n = 0; n < LANES; n += 4) {
                     Quarter q[4];
                     for (int k = 0; k < 4; k++) std::memcpy(q + k, strip[n + k] + m, sizeof *q);
-                    transpose(q);
+                    transpose_quarters(q);
                     for (int64_t k = 0; k < std::min<int64_t>(4, height - m); k++)
                         *(UnalignedQuarter*)(y + (i + m + k) * step + j + n) = q[k];
                 }
@@ -306,78 +307,108 @@ static void multiply_rows(const Product<float>& p) {
     });
 }
 
-// --- lanes are positions in a sum -------------------------------------------------------------------------------------
+// --- columns of w are contiguous --------------------------------------------------------------------------------------
 
-// As `sum` of four vectors.
-INLINE Quarter sums(const Vector* v) {
-    Quarter quarter[4];
-    for (int i = 0; i < 4; i++) {
-        Quarter q[4];
-        std::memcpy(q, v + i, sizeof q);
-        quarter[i] = (q[0] + q[2]) + (q[1] + q[3]);
+// Multiply M rows of x, which have zeros up to whole vectors, by 16 columns from j on, which are transposed in registers.
+template <int M, class T> static void multiply_16_columns(const float* x, int64_t step_x, const Product<T>& p, int64_t j) {
+    const T* columns[LANES];
+    for (int n = 0; n < LANES; n++) columns[n] = p.w.at(0, std::min(j + n, p.columns - 1));
+    const int64_t count = p.columns - j;
+    Vector total[M];
+    for (int m = 0; m < M; m++) total[m] = p.accumulate ? load(p.out.at(m, j), count) : Vector{};
+    auto multiply = [&](int64_t k, auto read) __attribute__((always_inline)) {
+        Vector block[LANES];
+        UNROLLED (int n = 0; n < LANES; n++) block[n] = read(columns[n] + k);
+        transpose(block);
+        UNROLLED (int n = 0; n < LANES; n++)
+            for (int m = 0; m < M; m++) fma(total[m], x[m * step_x + k + n], block[n]);
+    };
+    const int64_t whole = p.depth / LANES * LANES;
+    for (int64_t k = 0; k < whole; k += LANES) multiply(k, [](const T* from) __attribute__((always_inline)) { return widen(from); });
+    if (whole < p.depth)
+        multiply(whole, [&](const T* from) __attribute__((always_inline)) { return widen(from, p.depth - whole); });
+    for (int m = 0; m < M; m++) {
+        Vector y = p.bias ? load(p.bias + j, count) : Vector{};
+        if (p.scales) fma(y, total[m], load(p.scales + j, count));
+        else y += total[m];
+        store(p.out.at(m, j), y, count);
     }
-    auto lane = [&](int i) { return Quarter{quarter[0][i], quarter[1][i], quarter[2][i], quarter[3][i]}; };
-    return (lane(0) + lane(2)) + (lane(1) + lane(3));
+}
+template <class T, int M = ROWS> static auto columns_for_rows(int64_t m) -> void (*)(const float*, int64_t, const Product<T>&, int64_t) {
+    if constexpr (M > 1) if (m < M) return columns_for_rows<T, M - 1>(m);
+    return multiply_16_columns<M, T>;
+}
+template <class T> static void multiply_columns(const Product<T>& p) {
+    const int64_t step = round_up(p.depth, LANES) + LANES;
+    float* x = scratch(p.rows * step);
+    pack(p.x, p.rows, p.depth, x, step);
+    for (int64_t j = 0; j < p.columns; j += LANES)
+        for (int64_t i = 0; i < p.rows; i += ROWS) columns_for_rows<T>(p.rows - i)(x + i * step, step, p.rows_from(i, ROWS), j);
 }
 
-// M rows of x, whose rows have zeros up to whole vectors, by C columns of w.
-template <int M, int C, class T>
-static void dots(const float* x, int64_t step_x, const Product<T>& p, int64_t i, int64_t j) {
-    constexpr int N = AT_A_TIME<T>;
-    Vector total[(M * C + 3) / 4 * 4] = {};
-    const T* w = p.w.at(0, j);
-    const int64_t whole = p.depth / (N * LANES) * (N * LANES);
-    auto add = [&](int64_t k, int64_t count) __attribute__((always_inline)) {
+// --- quantized blocks: lanes are positions in a sum ---------------------------------------------------------------------
+
+// As `sum` of 16 vectors, whose transpose is added in the same tree.
+INLINE Vector sums(Vector (&v)[LANES]) {
+    transpose(v);
+    UNROLLED (int width = LANES / 2; width; width /= 2)
+        UNROLLED (int n = 0; n < width; n++) v[n] += v[n + width];
+    return v[0];
+}
+
+// M rows of x, which have zeros up to whole vectors, by C columns, which are blocks or their values, `step_w` apart.
+template <int M, int C, class T, class W>
+static void dots(const float* x, int64_t step_x, const W* w, int64_t step_w, const Product<T>& p, int64_t i, int64_t j) {
+    constexpr int N = AT_A_TIME<W>;
+    Vector total[LANES] = {};
+    for (int64_t k = 0; k < p.depth; k += N * LANES) {
         Vector columns[C][N];
-        for (int c = 0; c < C; c++) read(w + c * p.w.column, k, count, columns[c]);
+        for (int c = 0; c < C; c++) read(w + c * step_w, k, LANES, columns[c]);
         for (int n = 0; n < N; n++)
             for (int m = 0; m < M; m++) {
                 const Vector left = load(x + m * step_x + k + n * LANES);
                 for (int c = 0; c < C; c++) fma(total[m * C + c], left, columns[c][n]);
             }
-    };
-    for (int64_t k = 0; k < whole; k += N * LANES) add(k, N * LANES);
-    if (whole < p.depth) add(whole, p.depth - whole);
-    for (int n = 0; n < M * C; n += 4) {
-        const Quarter result = sums(total + n);
-        for (int e = 0; e < std::min(4, M * C - n); e++) {
-            const int64_t column = j + (n + e) % C;
-            float& y = *p.out.at(i + (n + e) / C, column);
-            const float start = p.bias ? p.bias[column] : 0.0f;
-            if (p.accumulate) y += start + result[e];
-            else if (p.scales) y = start + result[e] * p.scales[column];
-            else y = start + result[e];
-        }
     }
+    float results[LANES];
+    store(results, sums(total));
+    for (int n = 0; n < M * C; n++) *p.out.at(i + n / C, j + n % C) = (p.bias ? p.bias[j + n % C] : 0.0f) + results[n];
 }
 
-template <int M, int C, class T> static void columns_of_dots(const float* x, int64_t step, const Product<T>& p) {
-    int64_t j = 0;
-    const int64_t size = p.depth * sizeof(T) / VALUES<T>;  // bytes of a column
-    auto multiply = [&](auto width) __attribute__((always_inline)) {
+template <int M, int C, class T> static void multiply_dots(const Product<T>& p, const float* x, int64_t step) {
+    const int64_t size = p.depth / VALUES<T> * sizeof(T);  // bytes of a column
+    auto multiply = [&](auto width, int64_t j) __attribute__((always_inline)) {
         constexpr int N = decltype(width)::value;
         for (; j + N <= p.columns; j += N) {
-            for (int n = 0; n < N; n++)  // the columns after the next ones
-                for (int64_t k = 0; k < size; k += 64) __builtin_prefetch((const char*)p.w.at(0, j + n + 2 * N) + k);
-            int64_t i = 0;
-            for (; i + M <= p.rows; i += M) dots<M, N>(x + i * step, step, p, i, j);
-            for (; i < p.rows; i++) dots<1, N>(x + i * step, step, p, i, j);
+            if constexpr (M < 4) {
+                for (int n = 0; n < N; n++)  // the columns after the next ones
+                    for (int64_t k = 0; k < size; k += 64) __builtin_prefetch(reinterpret_cast<const char*>(p.w.at(0, j + n + 2 * N)) + k);
+                dots<M, N>(x, step, p.w.at(0, j), p.w.column, p, 0, j);
+            } else {  // values of blocks are computed once for all rows
+                float* columns = const_cast<float*>(x) + p.rows * step;
+                for (int n = 0; n < N; n++)
+                    for (int64_t k = 0; k < p.depth; k += 2 * LANES) {
+                        Vector values[2];
+                        read(p.w.at(0, j + n), k, 2 * LANES, values);
+                        for (int v = 0; v < 2; v++) store(columns + n * step + k + v * LANES, values[v]);
+                    }
+                int64_t i = 0;
+                for (; i + M <= p.rows; i += M) dots<M, N>(x + i * step, step, columns, step, p, i, j);
+                for (; i < p.rows; i++) dots<1, N>(x + i * step, step, columns, step, p, i, j);
+            }
         }
+        return j;
     };
-    multiply(std::integral_constant<int, C>());
-    multiply(std::integral_constant<int, 1>());
+    multiply(std::integral_constant<int, 1>(), multiply(std::integral_constant<int, C>(), 0));
 }
-
-template <class T> static void multiply_columns(const Product<T>& p) {
-    constexpr bool is_wide = REGISTERS == 1, is_block = VALUES<T> > 1;
-    const int64_t step = round_up(p.depth, LANES) + LANES;
-    float* x = scratch(p.rows * step);
+template <class T> static void multiply_blocks(const Product<T>& p) {
+    constexpr bool is_wide = REGISTERS == 1;
+    const int64_t step = p.depth + LANES;
+    float* x = scratch((p.rows + 4) * step);
     pack(p.x, p.rows, p.depth, x, step);
-    if (is_block && p.rows >= 4) {  // reading blocks takes longer than fetching x from the L2 cache
-        for (int64_t i = 0; i < p.rows; i += 4) columns_of_dots<4, is_wide ? 4 : 1>(x + i * step, step, p.rows_from(i, 4));
-    } else if (p.rows >= 4 && is_wide) columns_of_dots<4, 4>(x, step, p);
-    else if (p.rows >= 2) columns_of_dots<2, is_wide ? 4 : 2>(x, step, p);
-    else columns_of_dots<1, 4>(x, step, p);
+    if (p.rows == 1) multiply_dots<1, is_wide ? 8 : 4>(p, x, step);
+    else if (p.rows == 2) multiply_dots<2, is_wide ? 8 : 2>(p, x, step);
+    else multiply_dots<4, is_wide ? 4 : 2>(p, x, step);
 }
 
 // --- the BLAS library -------------------------------------------------------------------------------------------------
@@ -400,7 +431,7 @@ static void multiply_blas(const Product<float>& p) {
 // --- operations -------------------------------------------------------------------------------------------------------
 
 // Arrays: x (..., rows, depth), w (..., depth, columns) or its panels, out (..., rows, columns), bias, scales (columns,)
-// or absent. Integers: whether to add to out; whether not to use the BLAS library.
+// or absent. Integers: whether to add to out; whether each sum has the order above.
 struct Plan { int64_t kind, batch, row_step, column_step, row_parts, column_parts; };
 static_assert(sizeof(Plan) <= sizeof(Record::plan), "a plan has too many numbers");
 
@@ -466,6 +497,9 @@ static void set_plan(Record& r, const Plan& plan) {
 }
 static int64_t parts_of(int64_t count, int64_t step) { return (count + step - 1) / step; }
 
+// The smallest multiple of `unit` that gives no more parts than `most` does.
+static int64_t even_step(int64_t count, int64_t most, int64_t unit) { return round_up(parts_of(count, parts_of(count, most)), unit); }
+
 // Columns of a part that reads about 64 K elements of w, in multiples of a panel. Each part packs x, which takes a tenth of
 // the time for many rows and a single panel.
 static int64_t columns_of_part(int64_t depth, int64_t rows = 1) {
@@ -484,15 +518,15 @@ template <class T> static Plan plan_of(const Record& r) {
     const Array& out = r.arrays[2];
     const Product<T> p = product<T>(r, 0, MATRIX);
     const int64_t step = columns_of_part(p.depth, p.rows);
-    Plan plan{PANELS, 1, 240, 0, 1, 1};
+    Plan plan{PANELS, 1, even_step(p.rows, MOST_ROWS, ROWS), 0, 1, 1};
     for (int i = 0; i < out.ndim - 2; i++) plan.batch *= out.shape[i];
-    if (p.w.row == 1 && p.rows <= MAX_ROWS_TRANSPOSED) plan = {COLUMNS_OF_W, plan.batch, p.rows, step, 1, 1};
+    if (p.w.row == 1 && p.rows <= MAX_ROWS) plan = {COLUMNS_OF_W, plan.batch, p.rows, step, 1, 1};
     else if (sizeof(T) == 4 && p.w.column == 1 && p.rows <= MAX_ROWS) plan = {ROWS_OF_W, plan.batch, p.rows, step, 1, 1};
     else if (sizeof(T) == 4 && blas_sgemm && !r.integers[1] && !p.scales && plan.batch == 1 && p.depth > 0 &&
              p.rows >= MIN_BLAS_ROWS && p.rows * p.depth * p.columns >= MIN_BLAS && fits_blas(p.x, p.rows, p.depth) &&
              fits_blas(p.w, p.depth, p.columns) && p.out.row >= p.columns)
         plan = blas_plan(p.rows, p.columns);
-    else plan.column_step = p.rows <= plan.row_step ? step : 240;
+    else plan.column_step = p.rows <= MOST_ROWS ? step : even_step(p.columns, MOST_COLUMNS, PANEL);
     plan.row_parts = parts_of(p.rows, plan.row_step);
     plan.column_parts = parts_of(p.columns, plan.column_step);
     return plan;
@@ -520,7 +554,8 @@ template <class T> static void run_as(const Record& r, int part, Form form) {
     p = p.columns_from(j, std::min(plan.column_step, p.columns - j)).rows_from(row_part * plan.row_step, plan.row_step);
     if (form == PACKED) return multiply_panels(p, r.arrays[1].as<const T>() + j * p.depth);
     if (plan.kind == PANELS) return multiply_panels<T>(p, nullptr);
-    if (plan.kind == COLUMNS_OF_W) return multiply_columns(p);
+    if constexpr (VALUES<T> > 1) return multiply_blocks(p);
+    else if (plan.kind == COLUMNS_OF_W) return multiply_columns(p);
     if constexpr (sizeof(T) == 4) plan.kind == BLAS ? multiply_blas(p) : multiply_rows(p);
 }
 template <Form form> static void run_matmul(const Record& r, int part) {
@@ -541,7 +576,7 @@ static const char* check_matmul_packed(Record& r) {
     REQUIRE(out.ndim == 2 && are_panels(panels, x.shape[1], out.shape[1]), "the panels are of another matrix");
     if (out.size() == 0) return r.parts = 0, nullptr;
     const int64_t rows = out.shape[0], columns = out.shape[1], step = columns_of_part(x.shape[1], rows);
-    const int64_t row_step = rows <= 384 ? rows : 240;
+    const int64_t row_step = even_step(rows, MOST_ROWS, ROWS);
     set_plan(r, {PANELS, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
     return nullptr;
 }
@@ -553,11 +588,13 @@ static const char* check_matmul_blocks(Record& r) {
     REQUIRE(out.ndim == 2 && blocks.is_contiguous() && blocks.shape[0] == out.shape[1], "the blocks are of another matrix");
     const int64_t values = with_format(blocks.shape[2], [](auto block) { return VALUES<decltype(block)>; });
     REQUIRE(values > 0, "no format has blocks of this size");
+    REQUIRE(!r.integers[0] && !r.arrays[4], "products with blocks are neither added nor scaled");
     REQUIRE(x.shape[1] == blocks.shape[1] * values, "depths differ");
     if (out.size() == 0) return r.parts = 0, nullptr;
     const int64_t rows = out.shape[0], columns = out.shape[1];
-    const bool is_panels = rows > MAX_ROWS_TRANSPOSED;
-    const int64_t row_step = rows <= 384 ? rows : 240, step = is_panels ? 240 : columns_of_part(x.shape[1]);
+    const bool is_panels = rows > MAX_ROWS && !r.integers[1];
+    const int64_t row_step = is_panels ? even_step(rows, MOST_ROWS, ROWS) : std::max<int64_t>(16, 131072 / std::max<int64_t>(1, x.shape[1]) / 4 * 4);
+    const int64_t step = is_panels ? even_step(columns, MOST_COLUMNS, PANEL) : columns_of_part(x.shape[1]);
     set_plan(r, {is_panels ? PANELS : COLUMNS_OF_W, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
     return nullptr;
 }

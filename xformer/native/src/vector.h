@@ -108,6 +108,66 @@ INLINE float largest(Vector v) {
     return lanes[0];
 }
 
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntRegister{__VA_ARGS__})
+#endif
+// The same shuffle of each four lanes, and two shuffles of whole fours: all of them are single instructions.
+#if defined(__AVX512F__)
+#define SHUFFLE_FOURS(a, b, i, j, k, l) SHUFFLE(a, b, i, j, k, l, (i) + 4, (j) + 4, (k) + 4, (l) + 4, \
+                                                (i) + 8, (j) + 8, (k) + 8, (l) + 8, (i) + 12, (j) + 12, (k) + 12, (l) + 12)
+INLINE Register even_fours(Register a, Register b) {
+    return SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+}
+INLINE Register odd_fours(Register a, Register b) {
+    return SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+#elif defined(__AVX2__)
+#define SHUFFLE_FOURS(a, b, i, j, k, l) SHUFFLE(a, b, i, j, k, l, (i) + 4, (j) + 4, (k) + 4, (l) + 4)
+INLINE Register even_fours(Register a, Register b) { return SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11); }
+INLINE Register odd_fours(Register a, Register b) { return SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
+#else
+#define SHUFFLE_FOURS(a, b, i, j, k, l) SHUFFLE(a, b, i, j, k, l)
+INLINE Register even_fours(Register a, Register) { return a; }
+INLINE Register odd_fours(Register, Register b) { return b; }
+#endif
+
+// Unrolled early, as GCC would otherwise keep arrays of registers in memory.
+#define UNROLLED _Pragma("GCC unroll 16") for
+
+INLINE void transpose(Register (&rows)[WIDTH]) {
+    Register t[WIDTH];
+    UNROLLED (int n = 0; n < WIDTH; n += 4) {  // four rows: register n + e gets their columns e, e + 4, ...
+        const Register *r = rows + n, a = SHUFFLE_FOURS(r[0], r[1], 0, WIDTH, 1, WIDTH + 1);
+        const Register b = SHUFFLE_FOURS(r[0], r[1], 2, WIDTH + 2, 3, WIDTH + 3);
+        const Register c = SHUFFLE_FOURS(r[2], r[3], 0, WIDTH, 1, WIDTH + 1);
+        const Register d = SHUFFLE_FOURS(r[2], r[3], 2, WIDTH + 2, 3, WIDTH + 3);
+        t[n] = SHUFFLE_FOURS(a, c, 0, 1, WIDTH, WIDTH + 1), t[n + 1] = SHUFFLE_FOURS(a, c, 2, 3, WIDTH + 2, WIDTH + 3);
+        t[n + 2] = SHUFFLE_FOURS(b, d, 0, 1, WIDTH, WIDTH + 1), t[n + 3] = SHUFFLE_FOURS(b, d, 2, 3, WIDTH + 2, WIDTH + 3);
+    }
+    UNROLLED (int e = 0; e < 4; e++) {
+        if constexpr (WIDTH == 4) rows[e] = t[e];
+        if constexpr (WIDTH == 8) rows[e] = even_fours(t[e], t[e + 4]), rows[e + 4] = odd_fours(t[e], t[e + 4]);
+        if constexpr (WIDTH == 16) {
+            const Register a = even_fours(t[e], t[e + 4]), b = odd_fours(t[e], t[e + 4]);
+            const Register c = even_fours(t[e + 8], t[e + 12]), d = odd_fours(t[e + 8], t[e + 12]);
+            rows[e] = even_fours(a, c), rows[e + 4] = even_fours(b, d), rows[e + 8] = odd_fours(a, c), rows[e + 12] = odd_fours(b, d);
+        }
+    }
+}
+INLINE void transpose(Vector (&rows)[LANES]) {
+    Vector columns[LANES];
+    UNROLLED (int i = 0; i < REGISTERS; i++)
+        UNROLLED (int j = 0; j < REGISTERS; j++) {
+            Register square[WIDTH];
+            UNROLLED (int n = 0; n < WIDTH; n++) square[n] = rows[i * WIDTH + n].r[j];
+            transpose(square);
+            UNROLLED (int n = 0; n < WIDTH; n++) columns[j * WIDTH + n].r[i] = square[n];
+        }
+    UNROLLED (int n = 0; n < LANES; n++) rows[n] = columns[n];
+}
+
 // exp(x) with a relative error of 2e-7: 2^n times a polynomial. Zero below -87.3, infinity above 88.7, NaN for NaN.
 INLINE Vector exp(Vector x) {
     Vector clipped = min(splat(88.8f), max(splat(-87.3f), x));  // keeps NaN
