@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.reference import for_each
-from xformer import vjp
-from xformer.backends import array_namespace, extra, from_host, to_host
+from xformer import grad, vjp
+from xformer.backends import array_namespace, extra, from_host, resolve, to_host
 from xformer.tracing.rule import DECOMPOSITIONS, RULES, SEQUENCE_RULES
 
 torch = pytest.importorskip("torch", reason="it has the expected values")
@@ -265,6 +265,19 @@ def test_derivatives_at_ties_and_of_empty_axes(name: str, function: Function, in
     assert result.shape == value.shape
     for actual, wanted in zip(pull(g), torch.autograd.grad(result, tensors, torch.tensor(g)), strict=True):
         np.testing.assert_allclose(actual, wanted.numpy(), rtol=1e-5, atol=1e-30)
+
+
+@for_each(
+    "name, library", [("sort", "torch"), *itertools.product(("cumulative_sum", "cumulative_prod"), ("numpy", "torch"))]
+)
+def test_a_number_has_the_only_axis(name: str, library: str):
+    x = from_host(resolve(library), np.asarray(2.0))
+
+    def cube(x: Any) -> Any:
+        xp = array_namespace(x)
+        return xp.sum(getattr(xp, name)(x, axis=-1) ** 3)
+
+    assert (float(grad(cube)(x)), float(grad(grad(cube))(x))) == (12.0, 12.0)
 
 
 def test_every_rule_has_special_points():

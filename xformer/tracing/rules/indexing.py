@@ -119,4 +119,4 @@ for _name in ("unique_all", "unique_counts", "unique_inverse", "unique_values"):
 @decomposition("sort")
 def _sort(xp: Any, x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
     order = xp.argsort(x, axis=axis, descending=descending, stable=stable)
-    return xp.take_along_axis(x, order, axis=axis)
+    return xp.take_along_axis(x, order, axis=axis) if x.ndim else xp.asarray(x, copy=True)

@@ -74,6 +74,8 @@ def _cumulative_sum(
     xp: Any, g: Any, x_shape: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False
 ) -> Any:
     """Accumulate the cotangents from the end, since each element enters every later sum."""
+    if not x_shape:
+        return g
     axis = 0 if axis is None else axis % len(x_shape)
     if include_initial:
         g = g[(*(slice(None) for _ in range(axis)), slice(1, None), ...)]
@@ -86,6 +88,8 @@ defvjp("cumulative_sum", _cumulative_sum)
 @decomposition("cumulative_prod")
 def _cumulative_prod(xp: Any, x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Any:
     """Decompose into one product after the other, which is also correct for zeros."""
+    if x.ndim == 0:  # the sum of one number is its product
+        return xp.cumulative_sum(x, axis=axis, dtype=dtype, include_initial=include_initial)
     axis = 0 if axis is None else axis % x.ndim
     x = x if dtype is None else xp.astype(x, dtype)
     rest = tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :])
