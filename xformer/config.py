@@ -217,9 +217,6 @@ def check_bool(name: str, value: Any) -> bool:
     return bool(value)
 
 
-as_flag = check_bool  # the former name, which `xformer.ops` still uses
-
-
 def integers(name: str, values: Any) -> list[int]:
     """Return integers, such as token ids, as a list; raise DataError for anything else."""
     try:

@@ -102,6 +102,7 @@ MODULES = {
     "add_module": "set it as a field in __init__",
     "apply": "use xformer.tree.map_modules(function, model)",
     "backward": "use xformer.fit, or xformer.value_and_grad(loss_fn)(model)",
+    "called_modules": "use model.named_modules()",
     "children": "use model.named_modules()",
     "cpu": "use model.to('numpy') or model.to(device='cpu')",
     "cuda": "use model.to(device=...) or model.to('cupy')",

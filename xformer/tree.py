@@ -136,10 +136,6 @@ class Module:
             else:
                 pending += [(f"{name}.{key}", x) for key, x in reversed(children_of(item))]
 
-    def called_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield `named_modules`: the former name."""
-        return self.named_modules(prefix)
-
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters of the tree, also in frozen ones."""
         return sum(math.prod(array.shape) for _, array in self.named_parameters())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import Array, Device, Namespace, accumulation_dtype, array_namespace, device, extra
-from xformer.config import as_flag
+from xformer.config import check_bool
 from xformer.errors import ConfigError, ShapeError
 from xformer.ops.dropout import apply_dropout, check_keep_probability
 from xformer.ops.operation import FINITE, Operation
@@ -52,7 +52,7 @@ def attention_weights(
         raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     _operation.check_options({"scale": scale})
-    causal = as_flag("causal", causal)
+    causal = check_bool("causal", causal)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "softcap": softcap, "edit": edit_scores}
     weights = _weights(*four_axes[:2], mask, bias, **options)
     weights = extra.cast_like(weights, query)
@@ -196,7 +196,7 @@ def attention(
     if keep_probability != 1.0:
         check_keep_probability(keep_probability)
     if type(causal) is not bool:
-        causal = as_flag("causal", causal)
+        causal = check_bool("causal", causal)
     if softcap is not None or edit_scores is not None or edit_weights is not None:
         _operation.check(q, k, v, mask, bias, dropout_mask)
         options: dict[str, Any] = {"causal": causal, "scale": scale, "softcap": softcap, "edit_scores": edit_scores}

@@ -175,7 +175,7 @@ class _Block:
     def __init__(self, function: str, model: Module, patterns: str | Iterable[str]) -> None:
         known = _names_of(model, function)
         # A traced copy of a model is found by its configuration, also of one inside `model`.
-        self._models = [(name, x) for name, x in model.called_modules() if x is model or hasattr(x, "config")]
+        self._models = [(name, x) for name, x in model.named_modules() if x is model or hasattr(x, "config")]
         self._matches = {pattern: _matching(pattern, known, model) for pattern in _as_patterns(patterns)}
         self._selected = {name for names in self._matches.values() for name in names}
         self._model, self._of_thread = model, threading.local()
@@ -225,7 +225,7 @@ class _Block:
     def _enter(self, model: Module, prefix: str) -> None:
         """Note the names of the layers of a model, and that none of them has been called."""
         layers: dict[Module, deque[str]] = {}
-        for name, module in model.called_modules(prefix):
+        for name, module in model.named_modules(prefix):
             if module.__activations__:
                 layers.setdefault(module, deque()).append(name)
         for names in layers.values():
@@ -306,7 +306,7 @@ def _described(x: Array) -> str:
 def _names_of(model: Any, function: str) -> list[str]:
     names: dict[str, None] = {}  # in order
     if isinstance(model, Module):
-        for path, module in model.called_modules():
+        for path, module in model.named_modules():
             names.update((_joined(path, name), None) for name in module.__activations__)
     if not names:
         raise ConfigError(f"{function} got {describe_type(model)}; expected a model, e.g. a LanguageModel")
