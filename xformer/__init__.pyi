@@ -51,6 +51,7 @@ from xformer.models import SpeechTransformerConfig as SpeechTransformerConfig
 from xformer.models import Transformer as Transformer
 from xformer.models import TransformerConfig as TransformerConfig
 from xformer.models import load as load
+from xformer.native import use_reproducible_algorithms as use_reproducible_algorithms
 from xformer.ops import cross_entropy as cross_entropy
 from xformer.pipelines import Classifier as Classifier
 from xformer.pipelines import Embedder as Embedder

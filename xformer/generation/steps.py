@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer import native
 from xformer.backends import Array, array_namespace, assign, device
 from xformer.errors import JitError
 from xformer.generation.batch import GenerationBatch, Sources
@@ -215,7 +216,8 @@ class DecodingSteps:
     def _key(self) -> Hashable:
         """Return a key that searches with the same programs share."""
         parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
-        return type(self._model).decode_step, available_threads(), *parameters, *self._shapes()
+        settings = type(self._model).decode_step, available_threads(), native.is_reproducible()
+        return *settings, *parameters, *self._shapes()
 
     def _trace(self, tokens: Array, options: dict[str, Any]) -> Array:
         """Make a step and trace it, with arrays that no programs for other shapes of the cache have."""

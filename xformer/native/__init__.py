@@ -9,12 +9,14 @@ from xformer.native.library import (
     can_copy,
     contiguous,
     is_available,
+    is_reproducible,
     level,
     record,
     zeros,
 )
+from xformer.native.reproducible import use_reproducible_algorithms
 
 __all__ = [
-    "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "call", "can_copy", "contiguous", "is_available", "level",
-    "record", "zeros",
+    "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "call", "can_copy", "contiguous", "is_available",
+    "is_reproducible", "level", "record", "use_reproducible_algorithms", "zeros",
 ]  # fmt: skip

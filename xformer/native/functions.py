@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from xformer import native
+from xformer.native.reproducible import are_matrices
 
 Lowering = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 
@@ -345,3 +346,14 @@ def _set_item(out: Any, x: Any, value: Any, key: Any, /) -> bool:
 def _without_leading_ones(x: Any, ndim: int) -> Any:
     """Drop axes of one element that an assigned array has beyond those of its target."""
     return x.reshape(x.shape[x.ndim - ndim :]) if x.ndim > ndim else x
+
+
+# --- products of matrices -----------------------------------------------------------------------------------------
+
+
+@_lowering("matmul", "operator_matmul")
+def _matmul(out: Any, a: Any, b: Any, /) -> bool:
+    is_native = native.is_reproducible() and are_matrices(out, a, b) and a.shape[-1] == b.shape[-2]
+    if is_native:
+        native.call("matmul", (a, b, out))
+    return is_native

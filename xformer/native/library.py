@@ -103,9 +103,7 @@ def _reads_arrays(library: Any) -> bool:
 
 
 def _use_blas(library: Any) -> None:
-    """Let the native library call NumPy's own BLAS library, if there is one, unless XFORMER_BLAS is 0."""
-    if not env_flag("XFORMER_BLAS", default=True):
-        return
+    """Let the native library call NumPy's own BLAS library, if there is one."""
     folders = (
         os.path.join(os.path.dirname(np.__file__), *parts) for parts in ((os.pardir, "numpy.libs"), (".dylibs",))
     )
@@ -123,11 +121,18 @@ def _use_blas(library: Any) -> None:
         return
 
 
+def is_reproducible() -> bool:
+    """Return whether `use_reproducible_algorithms` was called, or XFORMER_REPRODUCIBLE is 1."""
+    return env_flag("XFORMER_REPRODUCIBLE", default=not env_flag("XFORMER_BLAS", default=True))  # its former name
+
+
 LIB, WHY_NOT = _load()
 OPERATIONS: dict[str, int] = {}
 _OUTPUTS: dict[str, int] = {}  # bit i is set if array i is written
 if LIB is not None:
     _use_blas(LIB)
+    # An invalid value is reported by `is_available`.
+    LIB.xf_set_reproducible(env_value("XFORMER_REPRODUCIBLE", str(int(env_value("XFORMER_BLAS") == "0"))) == "1")
     while _name := LIB.xf_name(len(OPERATIONS)):
         _OUTPUTS[_name.decode()] = LIB.xf_outputs(len(OPERATIONS))
         OPERATIONS[_name.decode()] = len(OPERATIONS)
@@ -142,12 +147,21 @@ def is_available() -> bool:
     """
     if WHY_NOT.startswith(_INVALID):
         raise ConfigError(WHY_NOT)
+    if is_reproducible():
+        check_level()
     return not WHY_NOT
 
 
 def level() -> str:
     """Return the instruction set of the library: "avx512", "avx2" or "baseline"; "" without the library."""
     return LIB.xf_level().decode() if LIB is not None else ""
+
+
+def check_level() -> None:
+    """Raise ConfigError unless the library has fused products, which reproducible results need."""
+    if level() in ("", "baseline"):
+        found = f"it runs at level {level()!r}" if level() else WHY_NOT
+        raise ConfigError(f"reproducible results need the native library with AVX2, AVX-512 or NEON, but {found}")
 
 
 def call(

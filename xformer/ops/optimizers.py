@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device
-from xformer.environment import env_flag
-from xformer.ops.linear import linear
 from xformer.ops.operation import Operation
 from xformer.tree import is_array
 
@@ -303,13 +301,10 @@ def orthogonalize(matrix: Array, num_iterations: int = 5) -> Array:
     x = xp.matrix_transpose(matrix) if is_tall else matrix  # products of the shorter side are smaller
     norm = xp.sqrt(xp.sum(x * x))
     x = x / xp.maximum(norm, xp.full((), _SMALLEST_NORM, dtype=x.dtype, device=device(x)))
-    # NumPy's products are faster, but their bits depend on the processor.
-    is_numpy = xp.name == "numpy"
-    matmul = linear if is_numpy and not env_flag("XFORMER_BLAS", default=True) else xp.matmul
     first, cubic, quintic = _COEFFICIENTS
     for _ in range(num_iterations):
-        gram = matmul(x, xp.matrix_transpose(x))
-        x = first * x + matmul(cubic * gram + quintic * matmul(gram, gram), x)
+        gram = xp.matmul(x, xp.matrix_transpose(x))
+        x = first * x + xp.matmul(cubic * gram + quintic * xp.matmul(gram, gram), x)
     return xp.matrix_transpose(x) if is_tall else x
 
 

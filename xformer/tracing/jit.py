@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer import native
 from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
@@ -184,7 +185,8 @@ class _Jitted:
 
     def _run(self, new_program: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
         arguments = Arguments(args, keywords, self._donated)
-        entry, program, may_trace = self._find((arguments.signature, available_threads()), arguments.modules)
+        key = arguments.signature, available_threads(), native.is_reproducible()
+        entry, program, may_trace = self._find(key, arguments.modules)
         if entry.shared is None:
             donated = [args[index] for index in self._donated if index < len(args)]
             entry.shared = Intervals(arrays_of((*arguments.modules, *donated)))

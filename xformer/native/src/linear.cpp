@@ -2,7 +2,7 @@
 //
 // Lanes are columns, and an element of a result is one chain of fused products in the order of the depth. So its bits
 // depend neither on the number of rows nor on the block sizes, nor on the memory layout of w, nor on whether w was packed.
-// Only the BLAS library sums in other orders.
+// Only the BLAS library sums in other orders, and blocks that many rows share in that of `dots`: `is_reproducible` decides.
 #include <cstdlib>
 #include "blocks.h"
 
@@ -431,7 +431,7 @@ static void multiply_blas(const Product<float>& p) {
 // --- operations -------------------------------------------------------------------------------------------------------
 
 // Arrays: x (..., rows, depth), w (..., depth, columns) or its panels, out (..., rows, columns), bias, scales (columns,)
-// or absent. Integers: whether to add to out; whether each sum has the order above.
+// or absent. Integers: whether to add to out.
 struct Plan { int64_t kind, batch, row_step, column_step, row_parts, column_parts; };
 static_assert(sizeof(Plan) <= sizeof(Record::plan), "a plan has too many numbers");
 
@@ -522,7 +522,7 @@ template <class T> static Plan plan_of(const Record& r) {
     for (int i = 0; i < out.ndim - 2; i++) plan.batch *= out.shape[i];
     if (p.w.row == 1 && p.rows <= MAX_ROWS) plan = {COLUMNS_OF_W, plan.batch, p.rows, step, 1, 1};
     else if (sizeof(T) == 4 && p.w.column == 1 && p.rows <= MAX_ROWS) plan = {ROWS_OF_W, plan.batch, p.rows, step, 1, 1};
-    else if (sizeof(T) == 4 && blas_sgemm && !r.integers[1] && !p.scales && plan.batch == 1 && p.depth > 0 &&
+    else if (sizeof(T) == 4 && blas_sgemm && !is_reproducible && !p.scales && plan.batch == 1 && p.depth > 0 &&
              p.rows >= MIN_BLAS_ROWS && p.rows * p.depth * p.columns >= MIN_BLAS && fits_blas(p.x, p.rows, p.depth) &&
              fits_blas(p.w, p.depth, p.columns) && p.out.row >= p.columns)
         plan = blas_plan(p.rows, p.columns);
@@ -592,7 +592,7 @@ static const char* check_matmul_blocks(Record& r) {
     REQUIRE(x.shape[1] == blocks.shape[1] * values, "depths differ");
     if (out.size() == 0) return r.parts = 0, nullptr;
     const int64_t rows = out.shape[0], columns = out.shape[1];
-    const bool is_panels = rows > MAX_ROWS && !r.integers[1];
+    const bool is_panels = rows > MAX_ROWS && !is_reproducible;
     const int64_t row_step = is_panels ? even_step(rows, MOST_ROWS, ROWS) : std::max<int64_t>(16, 131072 / std::max<int64_t>(1, x.shape[1]) / 4 * 4);
     const int64_t step = is_panels ? even_step(columns, MOST_COLUMNS, PANEL) : columns_of_part(x.shape[1]);
     set_plan(r, {is_panels ? PANELS : COLUMNS_OF_W, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});

@@ -66,6 +66,7 @@ struct Family { const Operation* operations; int count; };
 using Sgemm = void (*)(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
                        const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 extern Sgemm blas_sgemm;
+extern bool is_reproducible;  // whether each sum has the same order for any number of rows
 
 extern float halves[1 << 16];  // all numbers of float16 by their bits
 

@@ -25,6 +25,7 @@ static inline void pause_cpu() {}
 #endif
 
 Sgemm blas_sgemm = nullptr;
+bool is_reproducible = false;
 float halves[1 << 16];
 
 // --- instruction sets -------------------------------------------------------------------------------------------------
@@ -422,6 +423,7 @@ EXPORT const char* xf_name(int operation) {
     return operation < (int)operations.size() ? operations[operation].name : nullptr;
 }
 EXPORT int64_t xf_outputs(int operation) { return operations[operation].outputs; }
+EXPORT void xf_set_reproducible(int mode) { is_reproducible = mode; }
 EXPORT void xf_set_blas(Sgemm sgemm, int (*get_threads)(), void (*set_threads)(int)) {
     blas_sgemm = sgemm, blas_threads.get = get_threads, blas_threads.set = set_threads;
     // A child has none of the threads that use the library.

@@ -1,0 +1,138 @@
+"""Sums of the native library have one order: rows have the same bits alone, among others, padded and step by step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.reference import for_each
+from xformer import native
+from xformer.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native library was not compiled")
+HAS_FUSED_PRODUCTS = native.level() not in ("", "baseline")
+ROWS = (1, 2, 3, 5, 8, 9, 12, 13, 20)
+
+
+@pytest.fixture
+def reproducible(monkeypatch):
+    if not HAS_FUSED_PRODUCTS:
+        pytest.skip("needs AVX2 or AVX-512")
+    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "")  # which is restored at the end
+    xf.use_reproducible_algorithms()
+    yield
+    xf.use_reproducible_algorithms(False)
+
+
+def normal(*shape):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def product(x, w, *more, operation="matmul", columns=None):
+    out = np.empty((len(x), w.shape[1] if columns is None else columns), np.float32)
+    native.call(operation, (x, w, out, *more))
+    return out
+
+
+@for_each("dtype", ("float32", "int8", "bfloat16"))
+@for_each("depth", (1, 7, 16, 31, 300, 513))
+@for_each("columns", (1, 5, 16, 33, 100))
+def test_rows_and_layouts_do_not_change_products(dtype, depth, columns):
+    x, w, bias, scales = normal(40, depth), normal(columns, depth), normal(columns), None
+    if dtype != "float32":
+        scales = normal(columns)
+        w = (w * 40).clip(-127, 127).astype(np.int8) if dtype == "int8" else (w.view(np.uint32) >> 16).astype(np.uint16)
+    expected = product(x, w.T, bias, scales)
+    for layout in (w.T, np.ascontiguousarray(w.T)):
+        for rows in (*ROWS, 40):
+            assert np.array_equal(product(x[:rows].copy(), layout, bias, scales), expected[:rows])
+
+
+@for_each("block, values", ((18, 32), (20, 32), (22, 32), (24, 32), (34, 32), (144, 256), (176, 256), (210, 256)))
+def test_rows_do_not_change_products_with_blocks(block, values, reproducible):
+    for count, columns in ((1, 3), (3, 16), (9, 33)):
+        blocks = np.random.default_rng(0).integers(0, 60, (columns, count, block)).astype(np.uint8)
+        x = normal(300, count * values)
+        expected = product(x, blocks, operation="matmul_blocks", columns=columns)
+        for rows in ROWS:
+            one = product(x[7 : 7 + rows].copy(), blocks, operation="matmul_blocks", columns=columns)
+            assert np.array_equal(one, expected[7 : 7 + rows])
+
+
+def attention(query, key, value, mask=None, *, causal=False, statistics=False):
+    out = np.empty((*query.shape[:3], value.shape[3]), np.float32)
+    saved = np.empty((2, *query.shape[:3]), np.float32) if statistics else None
+    native.call("attention", (query, key, value, mask, None, None, out, saved), causal, n0=0.37, n1=1.0)
+    return out
+
+
+@for_each("features", (4, 20, 64))
+@for_each("length", (1, 3, 17, 64, 65, 130, 300))
+@for_each("causal", (False, True))
+def test_padding_and_steps_do_not_change_attention(features, length, causal):
+    query, key, value = (normal(2, 3, length, features) * scale for scale in (1, 2, 3))
+    expected = attention(query, key, value, causal=causal)
+    assert np.array_equal(attention(query, key, value, causal=causal, statistics=True), expected)
+    for left, right in ((0, 5), (3, 0), (70, 9)):
+        size = left + length + right
+        mask = np.zeros((2, 1, size, size), bool)
+        mask[..., left : left + length] = True
+        mask &= np.tri(size, dtype=bool) | (not causal)
+        padded = [np.pad(x, ((0, 0), (0, 0), (left, right), (0, 0)), constant_values=7) for x in (query, key, value)]
+        masks = [mask] if causal else [mask, mask[:, :, :1, :]]
+        for each in masks:
+            assert np.array_equal(attention(*padded, each)[:, :, left : left + length], expected)
+    for end in {1, length // 2, length - 1, length} - {0} if causal else ():
+        for count in (1, 5, 8, 9):
+            new = slice(max(0, end - count), end)
+            step = attention(query[:, :, new].copy(), key[:, :, :end], value[:, :, :end], causal=True)
+            assert np.array_equal(step, expected[:, :, new])
+
+
+def test_products_of_the_namespace_have_the_order_of_layers(reproducible):
+    x, w = normal(3, 200, 700), normal(700, 500)  # so many that the BLAS library would compute them
+    xp = xf.array_namespace(x)
+    parts = [xp.matmul(x[i, j : j + 7], w) for i in range(3) for j in range(0, 200, 7)]
+    expected = np.concatenate(parts).reshape(3, 200, 500)
+    jitted = xf.jit(lambda x, w: x @ w)
+    results = [xp.matmul(x, w), xf.ops.linear(x.reshape(600, 700), w).reshape(3, 200, 500), jitted(x, w), jitted(x, w)]
+    assert all(np.array_equal(result, expected) for result in results)
+    assert np.array_equal(xp.matmul(x[0, 0], w), expected[0, 0])
+    assert np.array_equal(xp.matmul(x, w[:, 3]), expected[..., 3])
+    xf.use_reproducible_algorithms(False)
+    assert np.array_equal(jitted(x, w), x @ w)
+
+
+def test_the_blas_library_sums_in_another_order(reproducible):
+    """So the tests above would notice that it is used."""
+    xf.use_reproducible_algorithms(False)
+    x, w = normal(600, 700), normal(700, 500)
+    others = {str(product(x[:rows].copy(), w)[0].tobytes()) for rows in (1, 600)}
+    assert len(others) == 2 or "openblas" not in str(np.show_config(mode="dicts")).lower()
+
+
+@for_each(
+    "environment, reason",
+    [
+        ({"XFORMER_NATIVE": "off"}, "XFORMER_NATIVE=off"),
+        ({"XFORMER_NATIVE": "baseline"}, "it "),
+        ({"XFORMER_REPRODUCIBLE": "yes"}, "XFORMER_REPRODUCIBLE is 'yes'; expected 0 or 1"),
+    ],
+)
+def test_the_mode_is_refused_in_one_line(environment, reason, monkeypatch):
+    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "1")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    program = "import numpy as np, xformer as xf; xf.ops.gelu(np.ones(3, np.float32))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert reason in done.stderr.splitlines()[-1]
+
+
+def test_the_mode_is_true_or_false():
+    with pytest.raises(ConfigError, match="mode is 'yes'; expected True or False"):
+        xf.use_reproducible_algorithms("yes")
