@@ -65,6 +65,7 @@ def _load() -> tuple[Any, str]:
         library = ctypes.CDLL(str(LIBRARY))
         for name in ("xf_open", "xf_level", "xf_name", "xf_describe", "xf_call", "xf_append", "xf_run"):
             getattr(library, name).restype = ctypes.c_char_p
+        library.xf_set_reproducible.restype = None
     except OSError as error:
         return None, str(error)
     except AttributeError:
