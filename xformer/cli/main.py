@@ -23,6 +23,7 @@ Inspect a run      xformer inspect run
 Export a run       xformer export run checkpoint
 Explore and serve  xformer serve --model run
 Check a library    xformer check-backend mlx.core
+Check a machine    xformer verify
 Measure speed      xformer bench attention
 
 Text files are UTF-8 with one sentence per line (any text for train-lm). Run `xformer COMMAND --help` for the options
@@ -56,6 +57,7 @@ COMMANDS = {
     "export": "Write the best model of a run for another library.",
     "serve": "Serve models: a page to explore them, and an HTTP API.",
     "check-backend": "Check whether Transformers run on an array library.",
+    "verify": "Check that this machine computes the numbers of every other one.",
     "bench": "Measure speed and memory on this machine.",
 }
 

@@ -119,8 +119,7 @@ async def _text_to_text(
 
 def text_output(output: Output) -> schema.TextOutput:
     """Return an output with numbers that JSON can hold."""
-    numbers = finite(output.score), finite(output.log_probability)
-    return schema.TextOutput(output.text, *numbers, output.finished, output.logits_sha256 or msgspec.UNSET)
+    return schema.TextOutput(output.text, finite(output.score), finite(output.log_probability), output.finished)
 
 
 def write_event(event: Event) -> list[bytes]:

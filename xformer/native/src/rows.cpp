@@ -63,6 +63,8 @@ INLINE Vector fused(Vector a, Vector b, Vector c) {
     EACH_REGISTER c.r[i] = (Register)_mm512_fmadd_ps(a.r[i], b.r[i], c.r[i]);
 #elif defined(__AVX2__)
     EACH_REGISTER c.r[i] = (Register)_mm256_fmadd_ps(a.r[i], b.r[i], c.r[i]);
+#elif defined(__aarch64__)
+    EACH_REGISTER c.r[i] = (Register)vfmaq_f32((float32x4_t)c.r[i], (float32x4_t)a.r[i], (float32x4_t)b.r[i]);
 #else
     EACH_REGISTER c.r[i] += a.r[i] * b.r[i];
 #endif

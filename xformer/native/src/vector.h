@@ -9,6 +9,8 @@
 #include "record.h"
 #ifdef __x86_64__
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE_METHOD inline __attribute__((always_inline))
