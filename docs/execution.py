@@ -1,10 +1,15 @@
-"""Execution of the tutorial's code: in the site, as a hook of MkDocs, and cell by cell in the tests."""
+"""Execution of the tutorial's code: in the site, as a hook of MkDocs, and in a terminal.
+
+python docs/execution.py docs/tutorial/1-attention.md  # prints what the page prints
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import io
+import os
 import re
 import sys
 from itertools import count
@@ -14,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "tutorial"
 CACHE = ROOT / ".cache" / "tutorial"
-CELL = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CELL = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The code of a figure is shown in a block that is closed at first; the figure itself stands below it.
 FOLDED = re.compile(r'^```python source="folded"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 UNFOLDED = r"""<details class="example" markdown>
@@ -53,11 +58,6 @@ FIGURE_STYLE = {
 figure_ids = count()
 
 
-def code_cells(page: Path) -> list[str]:
-    """Return the code of a page: every block that is fenced as python."""
-    return CELL.findall(page.read_text(encoding="utf-8"))
-
-
 def prepare() -> None:
     """Let cells import the modules beside their page, as in a notebook, and draw for light and dark pages."""
     import matplotlib as mpl
@@ -82,6 +82,19 @@ def take_figures() -> str:
         elements.append(f'<div class="figure">{element}</div>')
     plt.close("all")
     return "".join(elements)
+
+
+def execute(page: Path) -> None:
+    """Execute every block of a page that is fenced as python, and draw its figures. Source code is not printed."""
+    cells = CELL.findall(page.read_text(encoding="utf-8"))
+    prepare()
+    os.chdir(PAGES)
+    namespace: dict[str, Any] = {"__name__": "tutorial"}
+    for number, (options, cell) in enumerate(cells, start=1):
+        code = compile(cell, f"{page.name}, cell {number}", "exec")
+        with contextlib.redirect_stdout(io.StringIO() if 'result="python"' in options else sys.stdout):
+            exec(code, namespace)
+        take_figures()
 
 
 class Session:
@@ -172,3 +185,7 @@ def on_page_content(content: str, *, page: Any, **arguments: Any) -> str:
     if re.search(r"(<blockquote>\s*){3}", content):
         raise PluginError(f"{page.file.src_uri}: an example is shown as a quotation; its section is called 'Examples:'")
     return content
+
+
+if __name__ == "__main__":
+    execute(Path(sys.argv[1]))

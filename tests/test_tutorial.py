@@ -1,10 +1,15 @@
-"""The code of the tutorial's pages runs, the solutions of the exercises included."""
+"""The code of the tutorial's pages runs, the solutions of the exercises included, and prints what tests/printed has.
+
+python tests/test_tutorial.py  # writes tests/printed
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +19,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from xformer import native
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial"
@@ -28,6 +34,19 @@ PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW))
     for page in sorted(TUTORIAL.glob("*.md"))
 ]
+PRINTED = ROOT / "tests" / "printed"
+# The speed and the time of training, and the version of a package.
+VARYING = re.compile(r".*tokens/s.*\n|\d+:\d\d  |\|version:.*")
+is_reproducible = native.level() not in ("", "baseline")
+# Another processor and number of threads; NumPy warns of features that this processor lacks.
+OLDER = {"XFORMER_NATIVE": "avx2", "XFORMER_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Nehalem"}
+OLDER |= {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4", "PYTHONWARNINGS": "default"}
+OTHER = pytest.param(
+    TUTORIAL / "12-gpt.md",
+    OLDER,
+    id="older processor",
+    marks=[pytest.mark.slow, pytest.mark.skipif(native.level() not in ("avx2", "avx512"), reason="needs AVX2")],
+)
 
 
 def load(name: str) -> ModuleType:
@@ -39,21 +58,27 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_cells_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(TUTORIAL)
-    monkeypatch.setattr(sys, "path", sys.path.copy())  # to which the folder is added
-    matplotlib = pytest.importorskip("matplotlib", reason="the tutorial draws with matplotlib")
-    execution = load("execution")
-    namespace: dict[str, Any] = {"__name__": "tutorial"}
-    with matplotlib.rc_context():
-        execution.prepare()
-        try:
-            for number, cell in enumerate(execution.code_cells(page), start=1):
-                exec(compile(cell, f"{page.name}, cell {number}", "exec"), namespace)
-                execution.take_figures()  # draws them
-        finally:
-            execution.take_figures()
+def printed_by(page: Path, **environment: str) -> str:
+    """Return what the cells of a page print, without what differs from machine to machine."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **environment}
+    command = [sys.executable, str(ROOT / "docs" / "execution.py"), str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=variables)
+    assert done.returncode == 0, done.stderr
+    return VARYING.sub("", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("page", "environment"), [*(pytest.param(*each.values, {}, id=each.id, marks=each.marks) for each in PAGES), OTHER]
+)
+def test_pages_print_the_same_numbers_everywhere(page: Path, environment: dict[str, str]) -> None:
+    packages = ["matplotlib", "tokenizers", "sacrebleu"]
+    packages += ["array_api_strict", "torch", "jax"] if page.stem == "appendix-libraries" else []
+    for package in packages:
+        pytest.importorskip(package)
+    printed = printed_by(page, **environment)
+    if is_reproducible or "use_reproducible_algorithms" not in page.read_text(encoding="utf-8"):
+        expected = (PRINTED / f"{page.stem}.txt").read_text(encoding="utf-8")
+        assert printed == expected, "if the page is right, run: python tests/test_tutorial.py"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -138,3 +163,9 @@ def test_llama_in_numpy_agrees_on_tied_and_untied_models(tmp_path: Path, dtype: 
     logits = llama.forward(weights, settings, [3, 1, 4, 1, 5], [])
     expected = model.to(dtype=dtype).to(dtype="float32")([[3, 1, 4, 1, 5]])[0]
     np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+if __name__ == "__main__":
+    PRINTED.mkdir(exist_ok=True)
+    for path in sorted(TUTORIAL.glob("*.md")):
+        (PRINTED / f"{path.stem}.txt").write_text(printed_by(path), encoding="utf-8", newline="\n")
