@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 
 import numpy as np
 import pytest
@@ -57,6 +58,13 @@ def test_gradients_have_the_same_bits_for_any_number_of_ranks(model, pairs, coun
         assert float(sharded_value) == pytest.approx(float(value), rel=1e-5)
         for one, other in zip(flatten(sharded)[0], flatten(grads)[0], strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_another_order_of_shards_is_noticed(model, pairs, monkeypatch):
+    sequential = importlib.import_module("xformer.training.data_parallel")
+    monkeypatch.setattr(sequential, "tree_sum", lambda items, add: functools.reduce(add, items))
+    with pytest.raises(AssertionError):
+        test_gradients_have_the_same_bits_for_any_number_of_ranks(model, pairs, 9)
 
 
 @pytest.mark.parametrize("count", [9, 1])

@@ -1,58 +1,89 @@
-"""Training in reproducible mode gives the same bits for any number of threads, BLAS kernel and instruction set."""
+"""With reproducible algorithms, training has the same bits in any environment, and resumed or not."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from xformer import native
 
-# Products of 1,024 rows are large enough for the BLAS library.
-PROGRAM = """
-import functools
-import hashlib
-import numpy as np
-import xformer as xf
-from xformer.data.pairs import Batch, TokenPairs
+ROOT = Path(__file__).parents[2]
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+NUMPY_AVX2 = {"NPY_DISABLE_CPU_FEATURES": "X86_V4"}  # names of NumPy 2.4
+OLD_BLAS = {"OPENBLAS_CORETYPE": "Nehalem"}
+PRODUCTS = {"large", "one_large_shard", "own", "lm_softcap", "translation_copy"}  # some of those that use NumPy's BLAS
 
-sizes = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 1, "num_decoder_layers": 1}
-config = xf.TransformerConfig(source_vocab_size=300, target_vocab_size=300, dropout=0.1, **sizes)
-ids = np.random.default_rng(0).integers(4, 300, (64, 17)).tolist()
-batch = Batch.make(TokenPairs(ids, ids), range(64), xp=np)
-for optimizer in (xf.Adam(), xf.Muon()):
-    model, _ = xf.fit(
-        xf.Transformer(config), functools.partial(xf.translation_loss, label_smoothing=0.1), [batch] * 2,
-        optimizer=optimizer, learning_rate=1e-3, data_parallel=2
-    )
-    digest = hashlib.sha256()
-    for name, array in model.named_arrays():
-        digest.update(array.tobytes())
-    print(digest.hexdigest())
-"""
+pytestmark = pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
 
 
-def train(**environment):
-    """Return the hashes of the models that two optimizers train in another process."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **environment}, capture_output=True, text=True, check=True
-    )
-    hashes = done.stdout.split()
-    assert len(set(hashes)) == 2
-    return hashes
+def train(*options, launcher=(), **environment):
+    """Return the hashes of the variants, trained in other processes."""
+    environment = {"XFORMER_REPRODUCIBLE": "1", "XFORMER_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    command = [*launcher, sys.executable, "-m", "tests.native.variants", *options]
+    done = subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def names_of_differences(hashes, expected):
+    return {name for name in hashes if hashes[name] != expected[name]}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return train()
+
+
+def test_variants_differ(expected):
+    others = {name: value for name, value in expected.items() if name != "rematerialized"}
+    assert len(set(others.values())) == len(others)
+    assert expected["rematerialized"] == expected["translation_paper"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"XFORMER_NUM_THREADS": "3", "XFORMER_NATIVE": "avx2"},
+        {"XFORMER_NUM_THREADS": "4", **NUMPY_AVX2, **OLD_BLAS},
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                {"XFORMER_NUM_THREADS": "2"},
+                {"XFORMER_NUM_THREADS": "3"},
+                {"XFORMER_NUM_THREADS": "4"},
+                NUMPY_AVX2,
+                OLD_BLAS,
+                {"XFORMER_NATIVE": "avx2"},
+                {"XFORMER_NATIVE": "avx2", "XFORMER_NUM_THREADS": "2", **NUMPY_AVX2, **OLD_BLAS},
+            )
+        ),
+    ],
+    ids=lambda environment: " ".join(f"{name}={value}" for name, value in environment.items()),
+)
+def test_bits_do_not_depend_on_the_environment(expected, environment):
+    assert not names_of_differences(train(**environment), expected)
+
+
+def test_bits_do_not_depend_on_interruptions(expected):
+    assert not names_of_differences(train("--interrupted"), expected)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
-def test_training_has_one_hash():
-    expected = train(XFORMER_REPRODUCIBLE="1", XFORMER_NUM_THREADS="1")
-    others = [
-        {"XFORMER_NUM_THREADS": "2"},
-        {"OPENBLAS_CORETYPE": "Nehalem"},
-        {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4"},  # the names of NumPy 2.4
-        {"XFORMER_NATIVE": "avx2"},
-    ]
-    for environment in others:
-        assert train(XFORMER_REPRODUCIBLE="1", **environment) == expected, environment
+@pytest.mark.skipif(MPIEXEC is None, reason="mpiexec is not installed")
+@pytest.mark.parametrize("count", [2, 4])
+def test_bits_do_not_depend_on_the_number_of_ranks(expected, count):
+    pytest.importorskip("mpi4py")
+    names = [name for name in expected if not name.startswith("one_")]  # which ranks cannot share
+    hashes = train("--ranks", *names, launcher=(MPIEXEC, "-n", str(count)), XFORMER_NUM_THREADS="2")
+    assert not names_of_differences(hashes, expected)
+
+
+def test_bits_depend_on_the_library_without_the_mode(expected):
+    hashes = train(*PRODUCTS, XFORMER_REPRODUCIBLE="0", **OLD_BLAS)
+    assert names_of_differences(hashes, expected) == PRODUCTS

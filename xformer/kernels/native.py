@@ -208,12 +208,12 @@ _MAX_K = 256  # values are inserted one by one; more are sorted faster
 
 
 def _logsumexp(x: Any, *, save: bool) -> tuple[tuple[Any, Any], Any]:
-    """Take the statistics of a cross-entropy: the largest element, and the sum of exponentials relative to it."""
-    rows = rows_of(x)
-    losses, statistics = np.empty(len(rows), x.dtype), np.empty((2, len(rows)), x.dtype)
-    native.call("cross_entropy", (rows, np.zeros(len(rows), np.int64), losses, statistics), -1, n0=0.0, n1=0.0)
-    shape = (*x.shape[:-1], 1)
-    return (statistics[0].reshape(shape), np.log(statistics[1]).reshape(shape)), None
+    """Take the cross-entropy of the largest element: the logarithm of the sum relative to it, as in training."""
+    rows, shape = rows_of(x), (*x.shape[:-1], 1)
+    (top, label), losses = _top_k(rows, k=1, save=False)[0], np.empty(shape, x.dtype)
+    statistics = np.empty((2, len(rows)), x.dtype)
+    native.call("cross_entropy", (rows, label.reshape(-1), losses, statistics), -1, n0=0.0, n1=0.0)
+    return (top.reshape(shape), losses), None
 
 
 def _top_k(x: Any, *, k: int, save: bool) -> tuple[Any, Any]:
@@ -453,7 +453,7 @@ KERNELS = [
         "block_linear", _block_linear, None, why_not=lambda x, blocks, *rest, **options: _blocks_why_not(blocks)
     ),
     native_kernel("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp),
-    native_kernel("logsumexp", _logsumexp, None, is_recordable=False),
+    native_kernel("logsumexp", _logsumexp, None),
     native_kernel("top_k", _top_k, None, why_not=_why_not_top_k),
     native_kernel("dropout", _dropout_forward, _dropout_vjp),
     native_kernel("embedding", _embedding_forward, _embedding_vjp),

@@ -58,6 +58,11 @@ def _cached(compute: Callable[..., Any]) -> Callable[..., Any]:
     return table
 
 
+def _powers(base: float, exponents: Any) -> Any:
+    """Compute powers by the C library: those of NumPy depend on the processor, and far positions scale the error."""
+    return np.asarray([math.pow(base, exponent) for exponent in exponents.tolist()])
+
+
 @_cached
 def _sinusoidal_table(length: int, d_model: int, dtype: str, layout: str) -> Array:
     """Compute the table on the host in float64 and round it once."""
@@ -65,7 +70,8 @@ def _sinusoidal_table(length: int, d_model: int, dtype: str, layout: str) -> Arr
     exponent = np.arange(0, d_model, 2, dtype=np.float64) / d_model
     if layout == "fairseq":
         position, exponent = position + 2.0, np.linspace(0.0, 1.0, d_model // 2)
-    sine, cosine = np.sin(position / 10000.0**exponent), np.cos(position / 10000.0**exponent)
+    angle = position / _powers(10000.0, exponent)
+    sine, cosine = np.sin(angle), np.cos(angle)
     table = np.zeros((length, d_model), dtype=np.float64)
     if layout == "interleaved":
         table[:, 0::2] = sine
@@ -326,7 +332,7 @@ class Rotary(Module):
         try:
             frequencies, _ = rope_frequencies(self.features, base, scaling, 1)
             is_valid = bool(np.all(np.isfinite(frequencies) & (frequencies > 0)))
-        except ArithmeticError:
+        except (ArithmeticError, ValueError):
             is_valid = False
         if not is_valid:
             raise ConfigError(f"rotary positions of base {base} and scaling {scaling!r:.200} have infinite wavelengths")
@@ -391,7 +397,7 @@ def rope_frequencies(features: int, base: float, scaling: dict[str, Any] | None,
     Raises:
         ConfigError: For an unknown type or a missing key.
     """
-    frequencies = base ** (-np.arange(0, features, 2, dtype=np.float64) / features)
+    frequencies = _powers(base, -np.arange(0, features, 2, dtype=np.float64) / features)
     rope_type = "default" if scaling is None else scaling.get("rope_type", "default")
     if scaling is None or rope_type == "default":
         return frequencies, 1.0

@@ -208,7 +208,8 @@ def _dequantize_forward(blocks: Array, *, save: bool) -> tuple[Array, Any]:
 
 def _linear_forward(x: Array, blocks: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x, blocks)
-    parts = [x @ xp.matrix_transpose(xp.astype(values, x.dtype, copy=False)) for values in _chunks(blocks)]
+    matrices = (xp.matrix_transpose(xp.astype(values, x.dtype, copy=False)) for values in _chunks(blocks))
+    parts = [xp.matmul(x, matrix) for matrix in matrices]
     y = xp.concat(parts, axis=1)
     return y if bias is None else y + bias, None
 

@@ -78,7 +78,8 @@ class InferenceWeight(Module):
         """
         if self.is_transposed == self.multiplies_transposed:
             return self._product(rows, bias)
-        y = rows @ self.dequantize()
+        matrix = self.dequantize()
+        y = array_namespace(rows, matrix).matmul(rows, matrix)
         return y if bias is None else y + bias
 
     def take(self: Any, indices: Array) -> Any:
@@ -196,15 +197,16 @@ def contiguous(x: Array) -> Any:
 
 def quantized_forward(x: Array, scales: Array, values: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
     """Return x @ table.T + bias."""
-    y = x @ array_namespace(values).matrix_transpose(_times(values, scales[:, None]))
+    xp = array_namespace(x, values)
+    y = xp.matmul(x, xp.matrix_transpose(_times(values, scales[:, None])))
     return y if bias is None else y + bias, (scales, values)
 
 
 def _quantized_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     """Return the cotangents of x and the bias. Training changes weights by less than the rounding: they have none."""
-    scales, values = residuals
-    dx = g @ _times(values, scales[:, None]) if needs[0] else None
-    return dx, None, None, array_namespace(g).sum(g, axis=0) if needs[3] else None
+    (scales, values), xp = residuals, array_namespace(g)
+    dx = xp.matmul(g, _times(values, scales[:, None])) if needs[0] else None
+    return dx, None, None, xp.sum(g, axis=0) if needs[3] else None
 
 
 _quantized_linear = Operation(
@@ -333,7 +335,7 @@ def packed_forward(
 ) -> tuple[Array, Any]:
     """Return x @ table + bias."""
     x = _rounded(x) if dtype_name(panels.dtype) == "int8" else x
-    y = x @ _scaled(panels, scales, x.shape[1], columns)
+    y = array_namespace(x, panels).matmul(x, _scaled(panels, scales, x.shape[1], columns))
     return y if bias is None else y + bias, None
 
 
