@@ -20,6 +20,7 @@ from xformer.backends import array_namespace
 from xformer.data.packing import Documents, PackedBatch, TextChunks
 from xformer.data.pairs import Batch, TokenPairs
 from xformer.distributed import ShardedOptimizer, connect
+from xformer.layers import positions
 from xformer.training import events, schedules
 
 INTERRUPTED = False
@@ -159,6 +160,12 @@ def preferences(seed):
     return Preferences(documents(seed), documents(seed + 5))
 
 
+def tables(communicator):
+    """Return positions of a long text."""
+    sines = positions.sinusoidal(8192, 128, layout="fairseq", xp=np, dtype=np.dtype(np.float32))
+    return [sines, *positions.Rotary(128).rotation(8192, like=sines)]
+
+
 # Products use the BLAS library by default: they have more than 192 rows and 2**26 multiplications.
 def large(**options):
     model = translator(d_model=256, num_heads=8, d_ff=1024, num_encoder_layers=0)
@@ -169,6 +176,7 @@ DROPOUTS = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
 VARIANTS = {
     "large": large(optimizer=xf.Muon()),
     "one_large_shard": large(optimizer=xf.Adafactor(), data_parallel=1),
+    "tables": tables,
     "adam": translate(optimizer=xf.Adam(), learning_rate=schedules.cosine(0.01, warmup_steps=1, total_steps=4)),
     "sgd": translate(optimizer=xf.SGD(nesterov=True), learning_rate=schedules.inverse_square_root(0.1, warmup_steps=2)),
     "adafactor": translate(optimizer=xf.Adafactor()),
