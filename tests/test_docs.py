@@ -1,6 +1,6 @@
-"""The examples of the documentation run, and its pages show them and name files that exist.
+"""The examples of the documentation run, and its pages show them, the newest results, and name files that exist.
 
-python tests/test_docs.py  # copies changed examples to the pages
+python tests/test_docs.py  # copies changed examples and tables of results to the pages
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ from types import ModuleType
 
 import pytest
 
+from xformer import native
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for path in (ROOT / "docs" / "examples").rglob("*") if path.suffix in (".py", ".html"))
 EXAMPLES = [path for path in FILES if path.parent.name == "examples"]  # tests/cli runs those in folders
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 EXAMPLE_ON_PAGE = re.compile(r'^(```\w+ title="(docs/examples/[^"]*)"\n).*?^(```)$', flags=re.DOTALL | re.MULTILINE)
+RESULTS_ON_PAGE = re.compile(
+    r"^(<!-- table of the newest (bench/results/\*-[\w-]+\.md) -->\n\n).*?(\n<!-- end of the table -->)$",
+    flags=re.DOTALL | re.MULTILINE,
+)
+NEEDS_FUSED_PRODUCTS = "use_reproducible_algorithms("
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -27,21 +34,33 @@ def test_example_runs(example: Path) -> None:
     for use, package in (("xf.tensorboard(", "tensorboardX"), ("import sklearn", "sklearn")):
         if use in example.read_text(encoding="utf-8"):
             pytest.importorskip(package)
+    if NEEDS_FUSED_PRODUCTS in example.read_text(encoding="utf-8") and native.level() in ("", "baseline"):
+        pytest.skip("needs the library for AVX2 or AVX-512")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
 
-def with_examples(page: str) -> str:
-    """Return the text of a page with the present code of the examples."""
-    return EXAMPLE_ON_PAGE.sub(lambda match: match[1] + (ROOT / match[2]).read_text(encoding="utf-8") + match[3], page)
+def with_files(page: str) -> str:
+    """Return the text of a page with the present code of the examples, and the tables of the newest results."""
+    page = EXAMPLE_ON_PAGE.sub(lambda match: match[1] + (ROOT / match[2]).read_text(encoding="utf-8") + match[3], page)
+    return RESULTS_ON_PAGE.sub(lambda match: match[1] + newest_table(match[2]) + match[3], page)
 
 
-def test_pages_show_the_examples() -> None:
+def newest_table(pattern: str) -> str:
+    """Return the first paragraph and the table of the newest file of results, or a note that there is none."""
+    *_, newest = [None, *sorted(ROOT.glob(pattern))]
+    if newest is None:
+        return "Not measured yet.\n"
+    _, first, *rest = newest.read_text(encoding="utf-8").strip().split("\n\n")
+    return f"{first}\n\n{next(part for part in rest if part.startswith('|'))}\n"
+
+
+def test_pages_show_the_examples_and_results() -> None:
     shown = set()
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        assert with_examples(text) == text, f"{page.name} shows an older example; run python tests/test_docs.py"
+        assert with_files(text) == text, f"{page.name} shows an older file; run python tests/test_docs.py"
         shown |= {match[2] for match in EXAMPLE_ON_PAGE.finditer(text)}
     assert shown == {path.relative_to(ROOT).as_posix() for path in FILES}
 
@@ -114,4 +133,4 @@ def test_the_logo_is_the_icon_of_the_explorer() -> None:
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(with_examples(path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+        path.write_text(with_files(path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
