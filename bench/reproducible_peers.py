@@ -302,7 +302,7 @@ def main() -> None:
         f"# Differences of logits, {today}\n\nMeasured on {today}: {machine}; {versions}.\n\n"
         f"    python bench/reproducible_peers.py {arguments.path.name} --llama LIBRARY --length {arguments.length}\n\n"
         f"{BATCH} texts of up to {arguments.length} tokens (from `{TEXT.name}`); logits are at most {size:.0f}. A cell "
-        f"is the largest difference of two arrays of logits that are equal in exact arithmetic; 0: every bit is equal.\n\n"
+        f"is the largest difference of two arrays of logits that are equal in exact arithmetic; 0: all bits equal.\n\n"
     )
     text += table(results)
     print(text)
