@@ -34,6 +34,7 @@ BENCH_RUN = ".benchmarks/run"  # the JSON files of the last benchmark run
 # cuDNN in the version that torch 2.11 has, its frontend, and the compiler for its plans, without further dependencies.
 CUDNN = ["nvidia-cudnn-frontend==1.32.*", "nvidia-cudnn-cu13==9.19.*", "nvidia-cuda-nvrtc==13.0.*"]
 CUDNN += ["nvidia-cuda-runtime==13.0.*", "cuda-pathfinder>=1.3"]
+AARCH64 = "aarch64-linux-gnu"
 # Tests multiply small matrices, for which a thread pool costs more than it gains.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # JAX compiles every operation for every shape, which takes longer than the tests: without optimization, half as long.
@@ -129,6 +130,45 @@ def native(session: nox.Session) -> None:
         session.log(name)
         paths = with_paths(session, "tests/native", "tests/ops")
         session.run("python", "-m", "pytest", "-q", *arguments, *paths, env={**ONE_THREAD, **env})
+
+
+@nox.session(reuse_venv=True)
+def aarch64(session: nox.Session) -> None:
+    """Run `xformer verify` on an emulated ARM processor; needs Debian, g++-aarch64-linux-gnu and qemu-user."""
+    folder = Path(session.create_tmp()).resolve()
+    root, packages, library = folder / "root", folder / "site-packages", folder / "libxformer.so"
+    session.run(
+        "python", "xformer/native/build.py", env={"CXX": f"{AARCH64}-g++", "XFORMER_NATIVE_LIBRARY": str(library)}
+    )
+    # Debian's Python with all that it needs, as if nothing was installed.
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "state" / "status").touch()
+    settings = ["APT::Architecture=arm64", "APT::Architectures=arm64", f"Dir::State={folder}/state"]
+    settings += [f"Dir::State::status={folder}/state/status", f"Dir::Cache={folder}/cache"]
+    apt = ["apt-get", "--quiet", *(f"-o={setting}" for setting in settings)]
+    session.run(*apt, "update", external=True)
+    session.run(*apt, "install", "--yes", "--download-only", "python3-minimal", "libpython3-stdlib", external=True)
+    for package in sorted((folder / "cache" / "archives").glob("*.deb")):
+        session.run("dpkg", "--extract", str(package), str(root), external=True, silent=True)
+    python = (root / "usr" / "bin" / "python3").readlink().name
+    options = [
+        "--target",
+        str(packages),
+        "--upgrade",
+        "--only-binary=:all:",
+        "--python-version",
+        python.removeprefix("python"),
+    ]
+    options += [f"--platform=manylinux_2_{version}_aarch64" for version in (17, 27, 28)]
+    requirements = [
+        *PYPROJECT["project"]["dependencies"],
+        *(each for each in EXTRAS["cli"] if re.match("rich|typer", each)),
+    ]
+    session.run("python", "-m", "pip", "install", "--quiet", *options, *requirements)
+    env = {"PYTHONPATH": f"{Path.cwd()}:{packages}", "XFORMER_NATIVE_LIBRARY": str(library)}
+    emulated = ["qemu-aarch64", "-L", str(root), str(root / "usr" / "bin" / python)]
+    session.run(*emulated, "-m", "xformer", "verify", *session.posargs, env=env, external=True)
 
 
 @nox.session(reuse_venv=True, python="3.11")
