@@ -32,6 +32,8 @@ from xformer.generation.engine import Engine, run_task
 from xformer.generation.generate import search, searches_of
 from xformer.generation.prefix_cache import PrefixCache
 from xformer.models.token_ids import pad
+from xformer.ops import cross_entropy
+from xformer.ops.decoding import log_softmax
 from xformer.runs.console import progress_bar
 from xformer.training import schedules
 
@@ -41,7 +43,7 @@ Numbers = tuple[str, str, Iterable[Any]]
 _STEPS, _ROWS = 10, 16
 _METHODS: dict[str, dict[str, Any]] = {"greedy search": {}, "sampling": {"top_k": 20, "temperature": 0.9}}
 _METHODS["beam search"] = {"num_beams": 4}
-_NUM_NUMBERS = 66  # of `_numbers`
+_NUM_NUMBERS = 70  # of `_numbers`
 
 
 def verify(
@@ -93,6 +95,7 @@ def _numbers() -> Iterator[Numbers]:
 
 
 def _trained(model: Any, loss: Any, batches: list[Any], optimizer: xf.Optimizer) -> Any:
+    """Train a model for a step on each batch."""
     rate = schedules.cosine(3e-3, warmup_steps=3, total_steps=_STEPS)
     model, history = xf.fit(model, loss, batches, optimizer=optimizer, learning_rate=rate, data_parallel=2)
     if len(history) < len(batches):  # Ctrl-C ends training after the current step
@@ -104,12 +107,12 @@ def _of_model(name: str, model: Any, *columns: Any) -> Iterator[Numbers]:
     """Compute the weights of a model, its logits for rows of ids, and its outputs for those of the first column."""
     yield f"weights of {name}", "trained", [array for _, array in model.named_arrays()]
     for kind, each, methods in (name, model, _METHODS), (f"{name} in int8", model.quantize().pack(), ["sampling"]):
-        yield from _logits(f"logits of {kind}", each, columns, is_trainable=each is model)
+        yield from _logits(kind, each, columns, is_trainable=each is model)
         for method in methods:
             yield from _outputs(f"{method} of {kind}", each, columns[0], _METHODS[method])
 
 
-def _logits(what: str, model: Any, columns: Sequence[Any], *, is_trainable: bool) -> Iterator[Numbers]:
+def _logits(name: str, model: Any, columns: Sequence[Any], *, is_trainable: bool) -> Iterator[Numbers]:
     """Compute logits by passes over whole rows, alone and padded, by one that is differentiated, and in chunks."""
 
     def of_rows(rows: slice, apply: Any = model) -> list[Any]:
@@ -121,12 +124,18 @@ def _logits(what: str, model: Any, columns: Sequence[Any], *, is_trainable: bool
         chunks = (np.asarray([ids[i : i + size]]) for i in range(0, len(ids), size))
         return np.concatenate([model.decode_step(chunk, cache, all_logits=True)[0] for chunk in chunks])
 
-    count = len(columns[0])
+    def log_probabilities(*ids: Any) -> Any:
+        return -xf.vjp(lambda model: cross_entropy(model(*ids), ids[-1]), model)[0]
+
+    what, count = f"logits of {name}", len(columns[0])
     alone = [of_rows(slice(row, row + 1))[0] for row in range(count)]
     yield what, "alone", alone
     yield what, "padded", of_rows(slice(count))
     if is_trainable:
         yield what, "differentiated", of_rows(slice(count), lambda *ids: xf.vjp(lambda model: model(*ids), model)[0])
+        chosen = [log_softmax(x)[range(len(x)), ids] for x, ids in zip(alone, columns[-1], strict=True)]
+        yield f"log-probabilities of {name}", "chosen", chosen
+        yield f"log-probabilities of {name}", "differentiated", of_rows(slice(count), log_probabilities)
     for size in (1, 13):
         rows = zip(*columns, strict=True)
         yield what, f"in chunks of {size}", [in_chunks(size, *source, ids=ids) for *source, ids in rows]
