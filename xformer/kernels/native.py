@@ -326,9 +326,6 @@ def _norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float, centered: b
 
 # --- packed -----------------------------------------------------------------------------------------------------------
 
-# Rows from which BLAS is faster although w is copied.
-_MIN_BLAS_ROWS = 256
-
 
 def _packed_why_not(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int, **options: Any) -> str | None:
     if panels.dtype.name not in ("float32", "int8", "bfloat16"):
@@ -342,9 +339,6 @@ def _packed_forward(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int
     out = np.empty((x.shape[0], columns), np.float32)
     if panels.dtype.name == "int8":
         _multiply_rounded(x, panels, scales, bias, out)
-    elif scales is None and x.shape[0] >= _MIN_BLAS_ROWS:
-        matrix = native.contiguous(panels.transpose(1, 0, 2)).reshape(x.shape[1], math.prod(panels.shape[::2]))
-        native.call("matmul", (x, matrix[:, :columns], out, bias))
     else:
         panels = panels if panels.dtype.name != "bfloat16" else panels.view(np.uint16)
         native.call("matmul_packed", (x, panels, out, bias, scales))
