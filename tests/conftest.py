@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from xformer.backends import array_namespace, dtype_name, resolve, to_host
 from xformer.environment import clear_cache
+from xformer.native import use_reproducible_algorithms
 
 # Largest difference explained by rounding, relative to the largest expected value (or to 1 if that is larger).
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-10}
@@ -80,6 +81,14 @@ def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
     yield monkeypatch
     monkeypatch.undo()
     clear_cache()
+
+
+@pytest.fixture
+def mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Return the function that switches reproducible mode, which is off before and after the test."""
+    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "0")
+    yield use_reproducible_algorithms
+    use_reproducible_algorithms(False)
 
 
 @pytest.fixture(params=LIBRARIES)

@@ -49,6 +49,29 @@ def test_an_invalid_environment_variable_is_reported_before_training(
     )
 
 
+@pytest.mark.parametrize("arguments", [
+    "demo", "bench attention", "resume {run}", "generate --model {run} --prompt one", "serve --model {run}",
+    "train {files} --out {out}", "embed --model {run} --input {out} --output {out}",
+])  # fmt: skip
+def test_commands_that_cannot_be_reproducible_say_so(refused, trained, train_options, tmp_path, monkeypatch, arguments):
+    monkeypatch.setattr("xformer.native.library.LIB", None)
+    monkeypatch.setattr("xformer.native.library.WHY_NOT", "XFORMER_NATIVE=off")
+    files = " ".join(map(str, train_options))
+    error = refused(
+        *arguments.format(run=trained, files=files, out=tmp_path / "out").split(), "--reproducible", untouched=tmp_path
+    )
+    assert error.startswith("error: reproducible results need the native library")
+    assert error.endswith("XFORMER_NATIVE=off\n")
+
+
+def test_only_numpy_is_reproducible(refused, trained, tmp_path, monkeypatch):
+    pytest.importorskip("array_api_strict")
+    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "1")
+    options = ["--model", trained, "--input", "-", "--output", tmp_path / "out", "--backend", "array_api_strict"]
+    error = refused("translate", *options, untouched=tmp_path)
+    assert error == "error: reproducible results need NumPy; the array library is array_api_strict\n"
+
+
 def test_assignments_are_written_as_in_toml():
     assert parse_assignments(["a=1", "b = 'x'", "c=true", "d=0.5", "e=gelu", "f=[1, 2]"]) == {
         "a": 1, "b": "x", "c": True, "d": 0.5, "e": "gelu", "f": [1, 2]

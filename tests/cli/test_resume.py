@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import events, state, wait_for_state, write
+from xformer import native
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
 
@@ -54,6 +55,20 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     assert state(tmp_path / "stopped") == state(tmp_path / "complete")
     steps = [event["step"] for event in events(tmp_path / "stopped", "step")]
     assert steps == sorted(set(steps))
+
+
+@pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
+def test_a_run_continues_in_its_mode(xformer, refused, train_options, trained, tmp_path, mode):
+    shutil.copytree(trained, tmp_path / "default")
+    error = refused("resume", tmp_path / "default", "--reproducible", "--max-steps", 8, untouched=tmp_path)
+    assert (
+        error == "error: the run has reproducible=false; resume it without --reproducible and XFORMER_REPRODUCIBLE=1\n"
+    )
+    assert xformer("train", *train_options, "--out", tmp_path / "run", "--reproducible").code == 0
+    assert RunDirectory(tmp_path / "run").read_config()["recipe"]["training"]["reproducible"]
+    mode(False)
+    assert xformer("resume", tmp_path / "run", "--max-steps", 8).code == 0
+    assert native.is_reproducible()
 
 
 def test_a_run_killed_before_it_saved_anything_starts_again(xformer, train_options, trained, tmp_path):

@@ -113,3 +113,5 @@ def test_sharding_is_for_numpy(xp, monkeypatch):
     for size, expected in ((1, 8), (2, 8), (4, 8), (8, 8), (3, 9), (16, 16)):
         ranks = types.SimpleNamespace(size=size)
         assert default_num_workers(model, ranks) == (expected if xp is NUMPY else size)
+    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "1")
+    assert default_num_workers(model) == (8 if xp is NUMPY else 1)

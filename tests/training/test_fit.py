@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import library_or_skip
 from tests.reference import for_each, raises_line, small_language_model
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
+from xformer import native
 from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingError
 from xformer.layers import lora
@@ -390,6 +391,15 @@ def test_a_finished_run_makes_no_more_steps(tmp_path):
     assert (history, bits(again)) == ([], bits(model))
     _, more = run(run_dir=tmp_path, steps=8)
     assert [step.step for step in more] == [7, 8]
+
+
+@pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
+def test_a_run_is_resumed_in_its_mode(tmp_path, mode):
+    run(run_dir=tmp_path, reproducible=True)
+    mode(False)
+    with raises_line(CheckpointError, "is of a run with reproducible=True; expected False"):
+        run(run_dir=tmp_path, steps=8)
+    run(run_dir=tmp_path, steps=8, reproducible=True)
 
 
 def test_the_log_has_the_first_step_and_every_tenth(tmp_path):

@@ -17,6 +17,7 @@ from xformer.config import Config, check_keys, check_value, field_names, options
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists
 from xformer.generation import GenerationConfig
+from xformer.native import use_reproducible_algorithms
 
 DATA, RECIPE, COMPUTING, ADVANCED = "Files", "Recipe", "Computing", "Advanced"
 _TYPES: dict[str, Any] = {
@@ -96,6 +97,8 @@ DistributedOption = Annotated[
 ]
 _INIT_HELP = "Start from the model and the tokenizer of a public checkpoint, a GGUF file or a run."
 InitOption = Annotated[Path | None, value_option("--init", "PATH", _INIT_HELP)]
+_REPRODUCIBLE_HELP = "Give float32 on NumPy the same bits in any batch, for any number of threads and processor."
+ReproducibleOption = Annotated[bool, typer.Option("--reproducible", help=_REPRODUCIBLE_HELP, rich_help_panel=COMPUTING)]
 # Options that several commands have, with their defaults, by the parameter that receives them.
 GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
     "loading": {"backend": (BackendOption, "numpy"), "quantize": (QuantizeOption,)},
@@ -130,7 +133,7 @@ def config_options(
 
     The command receives, as `settings`, a dictionary of the fields that were given; with `GenerationConfig`, also those
     of --set. Help, choices and panels are the metadata of the fields. A parameter of the name of one of `GROUPS` is a
-    dictionary of its options.
+    dictionary of its options. Commands with --backend also have --reproducible.
 
     Args:
         *configs: Configurations with the fields.
@@ -158,6 +161,8 @@ def config_options(
             settings = {name: value for name, value in settings.items() if value not in (None, [])}
             for name, value in settings.items():
                 check_value(declared[name][-1], value, option_name(name))
+            if settings.get("reproducible") or values.pop("reproducible", False):
+                use_reproducible_algorithms()  # also for processes that this one starts
             if GenerationConfig in configs:
                 settings |= parse_generation_settings(values.pop("assignments"))
             for group in groups:
@@ -172,6 +177,8 @@ def config_options(
         for name, parameter in own.items():
             parameters += options.get(name, [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
         parameters += [_keyword("assignments", SetOption)] if GenerationConfig in configs else []
+        if "backend" in (found := {parameter.name for parameter in parameters}) and "reproducible" not in found:
+            parameters.append(_keyword("reproducible", ReproducibleOption, False))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run

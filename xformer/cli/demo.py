@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from xformer.cli._console import program
-from xformer.cli._options import BackendOption
+from xformer.cli._options import BackendOption, config_options
 from xformer.cli._plots import save
 from xformer.cli.train import exit_code
 from xformer.data.demo_tasks import DemoTask, numbers_task
@@ -42,6 +42,7 @@ _PERFECT = 99.99  # BLEU
 RECIPE = Path(__file__).with_name("demo.toml")
 
 
+@config_options()
 def demo(
     seconds: Annotated[float, typer.Option(min=1.0, help="Maximum training time.")] = 90.0,
     seed: Annotated[int, typer.Option(help="Seed of the text and of the model.")] = 0,

@@ -56,7 +56,7 @@ from xformer.runs.config import InitConfig, TokenizerConfig, TrainingConfig
 from xformer.runs.console import make_console
 
 TRAINING = ("max_minutes", "max_steps", "learning_rate", "warmup_steps")
-COMPUTING = ("seed", "dtype", "precision")
+COMPUTING = ("seed", "dtype", "precision", "reproducible")
 
 
 @config_options(

@@ -14,9 +14,9 @@ from xformer.native.library import (
     record,
     zeros,
 )
-from xformer.native.reproducible import use_reproducible_algorithms
+from xformer.native.reproducible import require_reproducible, use_reproducible_algorithms
 
 __all__ = [
     "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "call", "can_copy", "contiguous", "is_available",
-    "is_reproducible", "level", "record", "use_reproducible_algorithms", "zeros",
+    "is_reproducible", "level", "record", "require_reproducible", "use_reproducible_algorithms", "zeros",
 ]  # fmt: skip

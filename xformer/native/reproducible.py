@@ -9,6 +9,7 @@ import numpy as np
 
 from xformer.backends.library import Library, on_load
 from xformer.environment import clear_cache
+from xformer.errors import ConfigError
 from xformer.native.library import LIB, MAX_DIMS, call, check_level, is_reproducible, record
 
 
@@ -33,6 +34,17 @@ def use_reproducible_algorithms(mode: bool = True) -> None:
     clear_cache()
     if LIB is not None:
         LIB.xf_set_reproducible(mode)
+
+
+def require_reproducible(xp: Any) -> None:
+    """Use reproducible algorithms; raise ConfigError unless the array library is NumPy.
+
+    Args:
+        xp: The array library.
+    """
+    if xp.name != "numpy":
+        raise ConfigError(f"reproducible results need NumPy; the array library is {xp.name}")
+    use_reproducible_algorithms()
 
 
 def are_matrices(*arrays: Any) -> bool:

@@ -17,6 +17,7 @@ from xformer.distributed import Communicator, abort_on_error, connect
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.io import read_log, write_json
+from xformer.native import is_reproducible, use_reproducible_algorithms
 from xformer.pipelines import pipeline_class
 from xformer.runs.backend import open_backend
 from xformer.runs.chats import ChatTask, as_json_lines
@@ -242,7 +243,7 @@ def _start(
         if ranks.rank == 0:
             run.check_is_free()
         _check_loggers(loggers)
-        made = make_recipe(recipe, settings, task_type.names)
+        made = make_recipe(recipe, settings, task_type.names).with_training(reproducible=is_reproducible() or None)
         xp = _open_backend(xp, made)
         with open_texts(texts, run) as files:
             data = files.describe()
@@ -311,6 +312,10 @@ def _check_loggers(names: Sequence[str]) -> None:
 
 
 def _open_backend(xp: Any, recipe: Recipe) -> Any:
+    if recipe.training.reproducible:
+        use_reproducible_algorithms()
+    elif is_reproducible():
+        raise ConfigError("the run has reproducible=false; resume it without --reproducible and XFORMER_REPRODUCIBLE=1")
     xp = open_backend(xp, recipe.training.dtype)
     check_precision(recipe.training.precision, xp.zeros(1, dtype=xp.float32))
     return xp

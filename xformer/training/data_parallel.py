@@ -21,6 +21,7 @@ from xformer.backends import array_namespace, device
 from xformer.distributed import Communicator, SingleProcess, tree_sum
 from xformer.distributed.overlapped_sum import OverlappedSum
 from xformer.errors import ConfigError, DataError, describe_type
+from xformer.native import is_reproducible
 from xformer.random import Rng, split_rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.tracing.jit import has_effect, jit_repeated
@@ -168,12 +169,13 @@ def _has_split(cls: type) -> bool:
 def default_num_workers(model: Any, communicator: Communicator | None = None) -> int:
     """Return the default number of shards of a batch: one for each thread on NumPy, else one for each rank.
 
-    With a communicator on NumPy, 8 for every number of ranks that divides 8, so that the bits are the same; otherwise
-    the next multiple of the number of ranks.
+    With a communicator on NumPy, or in reproducible mode, 8 for every number of ranks that divides 8, so that the bits
+    are the same; otherwise the next multiple of the number of ranks.
     """
+    size = 1 if communicator is None else communicator.size
     if not is_numpy(model):
-        return 1 if communicator is None else communicator.size
-    return num_threads() if communicator is None else math.ceil(8 / communicator.size) * communicator.size
+        return size
+    return num_threads() if communicator is None and not is_reproducible() else math.ceil(8 / size) * size
 
 
 def is_numpy(model: Any) -> bool:

@@ -20,6 +20,7 @@ from xformer.backends import array_namespace, device, to_host_together
 from xformer.config import check_count, with_fields, with_parameters_of
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, TrainingError, check_arguments, out_of_memory
+from xformer.native import is_reproducible, require_reproducible
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
 from xformer.training.checkpoint import TrainingFiles, nonfinite_parameter, restore_states, save_parameters, states_of
@@ -97,6 +98,8 @@ class TrainingLoop:
         check_inputs(model, loss_fn, batches, optimizer, learning_rate, callbacks, num_tokens, run_dir)
         self.config = config = FitConfig(**options)
         check_precision(config.precision, model)
+        if config.reproducible:
+            require_reproducible(array_namespace(flatten(model)[0][0]))
         self._sharded = optimizer if isinstance(optimizer, ShardedOptimizer) else None
         if self._sharded is not None and self._sharded.communicator is not communicator:
             raise ConfigError(
@@ -211,6 +214,8 @@ class TrainingLoop:
             callbacks = progress["callbacks"]
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{progress['path']} was written by another version of xformer ({error})") from error
+        if (mode := progress.get("reproducible", False)) != is_reproducible():
+            raise CheckpointError(f"{progress['path']} is of a run with reproducible={mode}; expected {not mode}")
         if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
             self._scaler = scaler
         self.saved_step, self._start_time = self.step, time.monotonic() - 60.0 * self._minutes
@@ -234,6 +239,7 @@ class TrainingLoop:
             "num_tokens": self.num_tokens,
             "minutes": self.minutes,
             "grad_scaler": asdict(self._scaler),
+            "reproducible": is_reproducible(),
             "callbacks": states_of(self.callbacks),
         }
         self.files.save_state(self._model, state, self._optimizer_name, progress)

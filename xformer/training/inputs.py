@@ -39,10 +39,14 @@ class FitConfig(Config):
         "Precision of forward and backward; float32 turns mixed precision off.", default="float32", choices=PRECISIONS
     )
     data_parallel: int | None = option(
-        "Shards of each batch that are computed in parallel (default: on NumPy one per core, or 8 with several ranks); "
-        "changes the last bits.",
+        "Shards of each batch that are computed in parallel (default: on NumPy one per core, or 8 with several ranks "
+        "or reproducible); changes the last bits.",
         default=None,
         at_least=0,
+    )
+    reproducible: bool = option(
+        "Give float32 on NumPy the same bits in any batch, for any number of threads and processor.",
+        default=False,
     )
 
 
