@@ -48,6 +48,7 @@ class Output(NamedTuple):
         alignment: For each token the index of the source token (eos included) that it attends to most, if requested;
             see `generation.alignments`.
         logprobs: The tokens of the text with their log-probabilities and alternatives, if requested.
+        logits_sha256: Hash of the logits that the tokens were chosen from, if the server requests it.
     """
 
     text: str
@@ -57,6 +58,7 @@ class Output(NamedTuple):
     finished: bool
     alignment: list[int] | None = None
     logprobs: list[Token] | None = None
+    logits_sha256: str | None = None
 
     @property
     def finish_reason(self) -> str:

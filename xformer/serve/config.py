@@ -38,6 +38,11 @@ class ServeConfig(Config):
         at_least=1,
     )
     timeout: float = option("Maximum seconds of a request.", default=120.0, above=0.0)
+    reproducible: bool = option(
+        "Give float32 on NumPy the same bits beside any other requests, and return a hash of the logits.",
+        default=False,
+        panel="Computing",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

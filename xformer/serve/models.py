@@ -6,19 +6,26 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import hashlib
 import os
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from xformer.backends import Array, array_namespace, to_host
 from xformer.errors import DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.generation.engine import Task
+from xformer.generation.processors import Rows
 from xformer.io import read_json
+from xformer.native import is_reproducible, require_reproducible
 from xformer.pipelines import Output, TextGenerator, TextToText, Translator
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.options import SearchOptions
@@ -227,6 +234,8 @@ class Server:
         check_ids([model.name for model in models])
         self.models = {model.name: model for model in models}
         self.config = ServeConfig() if config is None else config
+        for model in models if self.config.reproducible else ():
+            require_reproducible(array_namespace(model.pipeline.model._parameter))
         self.num_active = 0
         self.is_draining = False
         self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "xformer encoding")
@@ -296,7 +305,8 @@ class Server:
         seed = request.seed if seed is None else seed
         seed = None if seed is None else seed % 2**64  # `Rng` takes no negative ones
         # A search with a seed shares no steps, so that rounding cannot change its samples.
-        job = Job(self.config.timeout, is_alone=config.method == "sampling" and seed is not None)
+        is_alone = config.method == "sampling" and seed is not None and not is_reproducible()
+        job = Job(self.config.timeout, is_alone=is_alone)
         options |= {"seed": secrets.randbits(32) if seed is None else seed, "stopping_criteria": [job.check]}
         for name in ("prefix", "target_length", "length_unit"):
             value = getattr(request, name, None)
@@ -322,8 +332,12 @@ class Server:
             if not model.pipeline.has_source:
                 model.check_prompts(request, ids, config)
             bias = [request.sequence_bias] * len(ids) if request.sequence_bias else None
+            is_single = model.pipeline.has_source or config.method == "beam"
+            record = LogitsHash(1 if is_single else config.num_return_sequences)
+            if is_reproducible():
+                options["logits_processors"] = [*options.get("logits_processors", ()), record]
             task = model.pipeline.search_task(ids, config, sequence_bias=bias, **options)
-            return finish(job, ids, _limited(task, self.config.max_request_tokens))
+            return finish(job, ids, record.add_to(_limited(task, self.config.max_request_tokens)))
 
         job.task = await self.in_thread(prepare)
         return job
@@ -333,6 +347,32 @@ class Server:
         for model in self.models.values():
             model.worker.close()
         self._encoding.shutdown(wait=False)
+
+
+class LogitsHash:
+    """Hashes the logits that the tokens of each text are chosen from; a logits processor that changes nothing.
+
+    A hash is the SHA-256 of the rows of all steps, in float32, after the other processors: a row is a sample or a beam.
+
+    Args:
+        num_samples: Number of samples of a text that have an index each.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        self._hashes: dict[int, Any] = defaultdict(hashlib.sha256)  # by the index of the text
+        self._num_samples = num_samples
+
+    def __call__(self, tokens: Array, lengths: Array, logits: Array, rows: Rows) -> Array:
+        """Add the rows of a step."""
+        for index, row in zip(rows.indices.tolist(), np.asarray(to_host(logits), "<f4", order="C"), strict=True):
+            self._hashes[index // self._num_samples].update(row)
+        return logits
+
+    def add_to(self, task: Task[list[list[Output]]]) -> Task[list[list[Output]]]:
+        """Return a task whose outputs have the hash of their text, if there is one."""
+        found = yield from task
+        hashes = {index: each.hexdigest() for index, each in self._hashes.items()}
+        return [[each._replace(logits_sha256=hashes.get(i)) for each in outputs] for i, outputs in enumerate(found)]
 
 
 def _limited(task: Task[Any], limit: int) -> Task[Any]:

@@ -119,7 +119,8 @@ async def _text_to_text(
 
 def text_output(output: Output) -> schema.TextOutput:
     """Return an output with numbers that JSON can hold."""
-    return schema.TextOutput(output.text, finite(output.score), finite(output.log_probability), output.finished)
+    numbers = finite(output.score), finite(output.log_probability)
+    return schema.TextOutput(output.text, *numbers, output.finished, output.logits_sha256 or msgspec.UNSET)
 
 
 def write_event(event: Event) -> list[bytes]:

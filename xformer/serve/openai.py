@@ -246,7 +246,15 @@ class _Completion(_Response):
                 [*map(top_logprobs, tokens)],
                 [*itertools.accumulate((len(token.text) for token in tokens), initial=start)][:-1],
             )
-        return schema.CompletionChoice(number, text, logprobs, output.finish_reason if output else None)
+        return schema.CompletionChoice(number, text, logprobs, **_ending(output))
+
+
+def _ending(output: Output | None, calls: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return the fields of the end of a choice, if there is one."""
+    if output is None:
+        return {}
+    reason = "tool_calls" if calls else output.finish_reason
+    return {"finish_reason": reason, "logits_sha256": output.logits_sha256 or msgspec.UNSET}
 
 
 def _name(token: Token) -> str:
@@ -307,9 +315,8 @@ class _Chat(_Response):
         for number, output in enumerate(outputs):
             text, calls = self._parse(output.text)
             message = schema.Message("assistant", text or (None if calls else ""), calls)
-            reason = "tool_calls" if calls else output.finish_reason
             logprobs = None if self.logprobs is None else _chat_logprobs(output.logprobs or [])
-            choices.append(schema.ChatChoice(number, message, logprobs=logprobs, finish_reason=reason))
+            choices.append(schema.ChatChoice(number, message, logprobs=logprobs, **_ending(output, calls)))
         return schema.Chat(**self.head, object="chat.completion", choices=choices, usage=self.usage(outputs))
 
     def chunk(self, number: int, text: str, tokens: Sequence[Token], output: Output | None = None) -> Any:
@@ -325,8 +332,7 @@ class _Chat(_Response):
         delta = schema.Message(content=whole[start:end]) if end > start else schema.Message()
         delta.tool_calls = [msgspec.structs.replace(call, index=index) for index, call in enumerate(calls)]
         logprobs = _chat_logprobs(tokens) if self.logprobs is not None and tokens else None
-        reason = None if output is None else "tool_calls" if calls else output.finish_reason
-        return self.chunk_of([schema.ChatChoice(number, delta=delta, logprobs=logprobs, finish_reason=reason)])
+        return self.chunk_of([schema.ChatChoice(number, delta=delta, logprobs=logprobs, **_ending(output, calls))])
 
     def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> schema.Chat:
         return schema.Chat(**self.head, object="chat.completion.chunk", choices=choices, usage=usage)

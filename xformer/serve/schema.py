@@ -316,6 +316,12 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
 
 
+_Hash = Annotated[
+    str | msgspec.UnsetType,
+    about("SHA-256 of the logits of all steps, row by row in float32; only of a reproducible server."),
+]
+
+
 class TextOutput(Struct):
     """An output with its score."""
 
@@ -323,6 +329,7 @@ class TextOutput(Struct):
     score: float
     log_probability: float
     finished: bool
+    logits_sha256: _Hash = msgspec.UNSET
 
 
 class Outputs(Struct):
@@ -349,6 +356,7 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    logits_sha256: _Hash = msgspec.UNSET
 
 
 class _Answer(Struct, Generic[Choice]):  # in the order of OpenAI
@@ -416,6 +424,7 @@ class ChatChoice(Struct):
     delta: Message | msgspec.UnsetType = msgspec.UNSET
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    logits_sha256: _Hash = msgspec.UNSET
 
 
 class Chat(_Answer[ChatChoice]):
@@ -499,7 +508,7 @@ class OutputToken(ProbableToken):
     alternatives: list[ProbableToken]
 
 
-class ExploredOutput(TextOutput):
+class ExploredOutput(TextOutput, kw_only=True):
     """An output with its tokens."""
 
     tokens: list[OutputToken]
