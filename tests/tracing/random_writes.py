@@ -70,7 +70,7 @@ def swap(a):
 PARTS = {
     "o": ["0.5", "2.0", "-1.5", "3", "W", "W2", "{p}", "{i}", *["{f}"] * 9, "{f} * 0.5", "({f} + 1.0)", "xp.sin({f})",
           "xp.tanh({f})", "{f} * {f}", "xp.flip({f})", "{f}[0]", "{f}[..., :1]", "{f}[1:]", "xp.sum({f})",
-          "xp.max({f})", "xp.mean({f}, axis=0)", "{f}[..., 0]", "xp.reshape({f}, (-1,))", "{f}.mT"],
+          "xp.max({f})", "xp.mean({f}, axis=0)", "{f}[..., 0]", "xp.reshape({f}, (-1,))", "{f}[:].mT"],
     "k": ["0", "-1", "1:", ":-1", "::2", "1::2", ":2", "...", "0:1", "0, 1:", ":, 0", "1:, ::2", "..., 0", ":, [0, 1]",
           "0, 0", "-1, :", ":, -1", "[0, 1]", "[1, 0]", "[1, 1]", "I", "M", "{i}", "{j}", "{f} > 0.7",
           "xp.argsort({f}[..., 0])[:2]", "xp.argsort({f})[:2]", "::-1", "::-2", "-1:0:-1", "-2::-1"],
@@ -83,13 +83,13 @@ NEW = [
     *("xp.where({f} > 0.9, {f}, {o})", "{f} / ({f} * {f} + 0.5)", "{f} ** 2", "xp.sqrt(xp.square({f}) + 1.0)"),
     *("xp.stack([{f}, {f}])", "xp.asarray({f}, copy=True)", "xp.zeros(3)", "xp.full((2, 3), 0.5)", "{f} @ {f}"),
     *("xp.where({m}, {f}, {o})", "xp.clip({f}, 0.2, 1.3)", "xp.exp(xp.tanh({f}))", "xp.sort({f})", "{f} @ W2"),
-    *("xp.sum({f}, axis=0)", "xp.mean({f}, axis=-1)", "xp.cumulative_sum({f}[:], axis=-1)", "xp.concat([{f}, {f}])"),
+    *("xp.sum({f}, axis=0)", "xp.mean({f}, axis=-1)", "xp.cumulative_sum({f}, axis=-1)", "xp.concat([{f}, {f}])"),
     *("xp.roll({f}, 1)", "xp.tile({f}, (2,))", "xp.repeat({f}, 2)", "xp.diff({f})", "xp.take({f}, {n}, axis=-1)"),
 ]
 SCALARS = ["xp.sum({f})", "xp.max({f})", "{f}[0]", "xp.mean({f})", "xp.asarray(0.5)", "{f}[()]", "xp.zeros(())"]
 VIEWS = [
     *["{f}[{k}]"] * 4, "{i}[{k}]", "xp.reshape({f}, (-1,))", "xp.flip({f})", "xp.expand_dims({f}, axis=-1)",
-    "{f}[None]", "{f}[..., None]", "xp.permute_dims({f}, (1, 0))", "xp.matrix_transpose({f})", "{f}.mT", "[*{f}][1]",
+    "{f}[None]", "{f}[..., None]", "xp.permute_dims({f}, (1, 0))", "xp.matrix_transpose({f})", "{f}[:].mT", "[*{f}][1]",
     "xp.moveaxis({f}, 0, -1)", "xp.squeeze({f}, axis=0)", "xp.unstack({f})[-1]", "xp.unstack({f})[0]",
     "xp.broadcast_to({f}, (2, 3, 3))",
 ]  # fmt: skip
@@ -158,7 +158,7 @@ STATEMENTS: dict[str, tuple[int, list[str]]] = {
 OVERLAPS = [  # torch leaves their results open
     *("{w}[1:] = {f}[:-1]", "{w}[:-1] += {f}[1:]", "{w}[...] = xp.flip({f})", "{w}[[0, 1]] = {f}[[1, 0]]"),
     *("{w}[...] = {f}[::-1]", "{w}[::-1] *= {f}", "{w} += {f}[::-1]", "{w}[:, 1:] = {f}[:, :-1]", "{w}[0] = {f}[:, 0]"),
-    *("{w}[...] = {f}.mT", "{w} += {f}.mT", "{w} *= {f}[0]", "{w} -= {f}[..., :1]"),
+    *("{w}[...] = {f}[:].mT", "{w} += {f}[:].mT", "{w} *= {f}[0]", "{w} -= {f}[..., :1]"),
 ]
 
 
