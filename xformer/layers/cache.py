@@ -68,7 +68,7 @@ class KVCache:
         """
         if self.key is None or self.value is None:
             raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
-        copied = KVCache(*(with_size(x, max_length, copy=True) for x in (self.key, self.value)))
+        copied = KVCache(*(_in_order(with_size(x, max_length, copy=True)) for x in (self.key, self.value)))
         copied.is_own = array_namespace(self.key).is_writable
         return copied
 
@@ -487,6 +487,11 @@ def with_size(x: Any, size: int, axis: int = 2, fill: int = 0, *, copy: bool = F
         return xp.asarray(x[(*[slice(None)] * axis, slice(size), ...)], copy=True)
     shape[axis] = size - shape[axis]
     return xp.concat([x, xp.full(tuple(shape), fill, dtype=x.dtype, device=device(x))], axis=axis)
+
+
+def _in_order(x: Array) -> Array:
+    """Return an array whose memory has the order of its axes, so that reshapes for slots are views."""
+    return array_namespace(x).reshape(array_namespace(x).reshape(x, (-1,)), x.shape)
 
 
 def put_rows(x: Any, rows: Sequence[int], values: Array) -> Any:
