@@ -48,8 +48,6 @@ def attention_weights(
     array_namespace(query, key, mask, bias)  # raises for arrays of several libraries
     four_axes = _with_four_axes(query, key, key)
     _operation.check(*four_axes, mask, bias, None)
-    if softcap is not None and not softcap > 0:
-        raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     _operation.check_options({"scale": scale})
     causal = check_bool("causal", causal)
@@ -61,15 +59,20 @@ def attention_weights(
     return array_namespace(weights).reshape(weights, (*query.shape[:-1], key.shape[-2]))
 
 
-def _weights(
-    query: Array, key: Array, mask: Any, bias: Any, *, causal: bool, scale: float, softcap: Any = None, edit: Any = None
-) -> Array:
+def _scores(query: Array, key: Array, bias: Any, scale: float, softcap: float | None = None) -> Array:
     xp = array_namespace(query, key, bias)
     scores = xp.matmul(query * scale, xp.matrix_transpose(repeat_kv(key, query)))
     if softcap is not None:
+        if not softcap > 0:
+            raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
         scores = xp.tanh(scores * (1.0 / softcap)) * softcap
-    if bias is not None:
-        scores = scores + bias
+    return scores if bias is None else scores + bias
+
+
+def _weights(
+    query: Array, key: Array, mask: Any, bias: Any, *, causal: bool, scale: float, softcap: Any = None, edit: Any = None
+) -> Array:
+    xp, scores = array_namespace(query, key, bias), _scores(query, key, bias, scale, softcap)
     scores = scores if edit is None else edit(scores)
     if causal:
         visible = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
@@ -173,7 +176,7 @@ def attention(
         bias: Added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the dtype of the query.
         causal: Whether to also mask keys later than the query; the last query sees the last key.
         scale: Scale of the scores, by default 1 / sqrt(head_dim).
-        softcap: Limit c of the scaled scores, which become c tanh(score / c) (Gemma 2); no kernel implements it.
+        softcap: Limit c of the scaled scores, which become c tanh(score / c) (Gemma 2).
         dropout_mask: Dropout mask of the weights, (batch, heads, queries, keys), True = keep.
         keep_probability: Probability with which the dropout mask was drawn.
         edit_scores: Function of the scores (batch, heads, queries, keys) before masks and softmax, which returns those
@@ -199,12 +202,16 @@ def attention(
         causal = check_bool("causal", causal)
     if softcap is not None or edit_scores is not None or edit_weights is not None:
         _operation.check(q, k, v, mask, bias, dropout_mask)
+    if edit_scores is not None or edit_weights is not None:
         options: dict[str, Any] = {"causal": causal, "scale": scale, "softcap": softcap, "edit_scores": edit_scores}
         weights = attention_weights(q, k, mask, bias, **options)
         weights = weights if edit_weights is None else edit_weights(weights)
         dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
         y = array_namespace(dropped, value).matmul(dropped, repeat_kv(v, q))
     else:
+        if softcap is not None:  # the scores are a bias of queries and keys of one zero
+            bias = _scores(q, k, bias, scale, softcap)
+            q, k = (array_namespace(x).zeros_like(x[..., :1]) for x in (q, k))
         options = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
         heads, kv_heads = q.shape[1], k.shape[1]
         is_grouped = q.shape[2] == 1 and heads > kv_heads > 0 and heads % kv_heads == 0 and dropout_mask is None
