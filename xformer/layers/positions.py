@@ -237,6 +237,10 @@ class Rotation(NamedTuple):
     cosine: Array
     sine: Array
 
+    def at(self, positions: Array) -> Rotation:
+        """Return the angles of the positions (batch, length) of each row, in [0, length)."""
+        return Rotation(*(_rows_at(angle, positions) for angle in self))
+
     def __call__(self, x: Array) -> Array:
         """Rotate the pairs of features (i, i + features / 2); features beyond the rotated ones pass unchanged.
 

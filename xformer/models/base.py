@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from xformer import hints
+from xformer import hints, native
 from xformer.backends import Array, Device, DType, array_namespace, dtype_name, extra, is_floating
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
@@ -28,6 +28,14 @@ from xformer.tracing.activations import is_observing
 from xformer.tree import Module, is_array, replace, walk, with_fields
 
 _MODELS: dict[str, type[BaseModel]] = {}
+
+
+def _begin_with_padding(positions: Array) -> bool:
+    """Return whether rows may begin with padding: only distances matter to a rotation, except to its last bits."""
+    xp, last = array_namespace(positions), positions.shape[1] - 1
+    if not xp.is_host_accessible(positions):
+        return native.is_reproducible()
+    return bool(xp.any(positions[:, -1] != last))
 
 
 class BaseModel(Module):
@@ -121,6 +129,7 @@ class BaseModel(Module):
         x: Array,
         *args: Array,
         positions: Sequence[RelativePositions | None],
+        at: Array | None = None,
         sizes: Array | None = None,
         rngs: Sequence[Rng | None],
         **options: Any,
@@ -132,6 +141,7 @@ class BaseModel(Module):
             x: Input of the first one, (batch, length, d_model).
             *args: Further arguments of all layers.
             positions: Relative positions of each layer, or of all.
+            at: Positions of the tokens, (batch, length): rows may begin with padding.
             sizes: As for `RelativePositions.terms`.
             rngs: Source of the dropout of each layer.
             **options: Keyword arguments of all layers.
@@ -140,7 +150,10 @@ class BaseModel(Module):
         length, like = x.shape[1], x
         for layer, each, rng in zip(layers, itertools.cycle(positions), rngs, strict=False):
             if id(each) not in terms:
-                terms[id(each)] = position_terms(each, length, length, like, sizes)._asdict()
+                found = position_terms(each, length, length, like, sizes)
+                if at is not None and found.rotation is not None and _begin_with_padding(at):
+                    found = found._replace(rotation=found.rotation.at(at))
+                terms[id(each)] = found._asdict()
             function: Any = type(layer).__call__
             # A block sees the activations of the first computation, and those are kept.
             function = remat(function) if self.config.rematerialize and not is_observing() else function

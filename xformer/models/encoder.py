@@ -185,13 +185,14 @@ class EncoderBase(BaseModel, init=False):
         self.distances = make.relative_embedding()
         self.pooler = None if c.pooler == "none" else _pooler(make, c)
 
-    def _encode(self, x: Array, mask: Array | None, rngs: Sequence[Rng | None], *, causal: bool = False) -> Array:
+    def _encode(self, x: Array, mask: Array | None, rngs: Sequence[Rng | None], **options: Any) -> Array:
         """Apply the layers and the final norm to the output of `input`."""
         c = self.config
         layers = self.layers * c.num_layers if c.share_layers else self.layers
-        options: dict[str, Any] = {} if self.distances is None else {"distances": self.distances(x.shape[1])}
+        if self.distances is not None:
+            options["distances"] = self.distances(x.shape[1])
         positions = self._positions_of(c.num_layers, self.positions, self.local_positions)
-        x = self._apply_layers(layers, x, positions=positions, rngs=rngs, mask=mask, causal=causal, **options)
+        x = self._apply_layers(layers, x, positions=positions, rngs=rngs, mask=mask, **options)
         return named(self, "states", x if self.norm is None else self.norm(x))
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
@@ -272,9 +273,10 @@ class Encoder(EncoderBase, init=False):
         input_rng, *layer_rngs = split_rng(rng, 1 + self.config.num_layers)
         ids, pad_id = ids_of(tokens), self.config.padding_id if mask is None else None
         x = self._add_token_types(named(self, "embeddings", self.embedding(tokens)), token_types)
-        x = self.input(x, positions_of(ids, pad_id), rng=input_rng)
+        positions = positions_of(ids, pad_id)
+        x = self.input(x, positions, rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
-        return self._encode(x, mask, layer_rngs, causal=self.config.causal)
+        return self._encode(x, mask, layer_rngs, causal=self.config.causal, at=positions)
 
     def masked_lm_logits(self, states: Array) -> Array:
         """Compute the logits of the token at each position, (batch, length, vocab_size).

@@ -110,6 +110,7 @@ class LanguageModel(BaseModel, init=False):
         mask = padding_mask(ids, pad_id) if mask is None else mask
         # Relative positions depend on distances, which are those within the document.
         options: dict[str, Any] = {"mask": mask, "causal": self.config.causal, "sizes": lengths}
+        options["at"] = None if segment_ids is not None else positions
         return self._apply_layers(self.layers, x, positions=self._layer_positions, rngs=layer_rngs, **options)
 
     def readout(self, x: Array, *, norm: Callable[[Array], Array] | None = None) -> Array:

@@ -220,21 +220,21 @@ class Transformer(BaseModel, init=False):
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.encoder))
         x = self.encoder_input(named(self, "source_embeddings", x), positions, rng=input_rng)
         of_layers = _as_tuple(self.encoder_positions)
-        x = self._apply_layers(self.encoder, x, positions=of_layers, rngs=layer_rngs, mask=mask)
+        x = self._apply_layers(self.encoder, x, positions=of_layers, at=positions, rngs=layer_rngs, mask=mask)
         x = x if self.encoder_norm is None else self.encoder_norm(x)
         return Memory(named(self, "memory", x), None, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))
-        x, mask = self._decoder_inputs(target, memory, input_rng)
-        options: dict[str, Any] = {"mask": mask, "memory_mask": memory.mask, "causal": causal}
+        x, positions, mask = self._decoder_inputs(target, memory, input_rng)
+        options: dict[str, Any] = {"at": positions, "mask": mask, "memory_mask": memory.mask, "causal": causal}
         x = self._apply_layers(
             self.decoder, x, memory.states, positions=self._all_positions, rngs=layer_rngs, **options
         )
         return self._logits(x, memory)
 
-    def _decoder_inputs(self, target: Array, memory: Memory, rng: Rng | None) -> tuple[Array, Array | None]:
-        """Return the input of the first decoder layer, (batch, length, d_model), and the mask of its self-attention."""
+    def _decoder_inputs(self, target: Array, memory: Memory, rng: Rng | None) -> tuple[Array, Any, Array | None]:
+        """Return the input of the first decoder layer, the positions of tokens, and the mask of self-attention."""
         ids, pad_id = ids_of(target), self.config.padding_id
         positions = positions_of(ids, pad_id)
         x = named(self, "target_embeddings", self._target_table()(target))
@@ -244,7 +244,7 @@ class Transformer(BaseModel, init=False):
                 # The bos of the inputs makes up for their missing eos.
                 lengths = xp.sum(xp.astype(ids != pad_id, ids.dtype), axis=1)
             x = x + remaining_length(xp.expand_dims(lengths, axis=1) - positions, self.config.d_model, x.dtype)
-        return self.decoder_input(x, positions, rng=rng), padding_mask(ids, pad_id)
+        return self.decoder_input(x, positions, rng=rng), positions, padding_mask(ids, pad_id)
 
     # --- Token by token: decoding -------------------------------------------------------------------------------------
 
