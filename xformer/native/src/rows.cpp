@@ -42,6 +42,26 @@ template <class F, class G> INLINE Vector combine(int64_t n, Vector start, F f, 
 template <class F> INLINE float sum_row(int64_t n, F f) {
     return sum(combine(n, Vector{}, f, [](Vector a, Vector b) { return a + b; }));
 }
+// Return the sum of numbers from 0 to 1. Adding and subtracting a number rounds to multiples of 2^-40, whose sums are exact
+// up to 2^13: zeros, such as those of padding, may be anywhere in the row.
+INLINE float sum_fractions(const float* x, int64_t n) {
+    typedef double Doubles __attribute__((vector_size(4 * WIDTH)));
+    typedef float Floats __attribute__((vector_size(2 * WIDTH), aligned(4), may_alias));
+    constexpr double ROUNDING = 6144.0;
+    constexpr int COUNT = WIDTH / 2;
+    Doubles totals[LANES / COUNT] = {};
+    double lanes[LANES], total = 0.0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES / COUNT; k++) {
+            const Floats part = *(const Floats*)(x + i + k * COUNT);
+            totals[k] += (__builtin_convertvector(part, Doubles) + ROUNDING) - ROUNDING;
+        }
+    std::memcpy(lanes, totals, sizeof(lanes));
+    for (int k = 0; i + k < n; k++) lanes[k] += (x[i + k] + ROUNDING) - ROUNDING;
+    for (double each : lanes) total += each;
+    return (float)total;
+}
 // Return the largest element that is not NaN, or -inf.
 template <class F> INLINE float largest_of_row(int64_t n, F f) {
     return largest(combine(n, splat(-INFINITY), f, [](Vector a, Vector b) { return max(b, a); }));
@@ -326,11 +346,10 @@ void run_softmax(const Record& r, int part) {
         });
         if (mask) in = y;
         const float subtracted = top == -INFINITY ? 0.0f : top;  // of a row without any key
-        const float total = sum_row(n, [&](int64_t i, int64_t c) {
-            const Vector power = exp_of_negative(load(in + i, c, -INFINITY) - subtracted);
-            store(y + i, power, c);
-            return power;
+        for_vectors({0, n}, [&](int64_t i, int64_t c) {
+            store(y + i, exp_of_negative(load(in + i, c, -INFINITY) - subtracted), c);
         });
+        const float total = sum_fractions(y, n);
         const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
         for_vectors({0, n}, [&](int64_t i, int64_t c) { store(y + i, load(y + i, c) * inverse, c); });
     }
