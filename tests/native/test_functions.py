@@ -306,7 +306,6 @@ def test_indices_out_of_range(bad: int, size: int) -> None:
     indices = np.array([0, 2, bad, 1])
     out = np.empty((4, size), np.float32)
     calls = [("take", (x, indices, out)), ("put", (values, indices, x))]
-    calls.append(("take_along_axis", (x, np.repeat(indices[:, None], size, 1), out)))
     for name, arrays in calls:
         with pytest.raises(IndexError, match="an index is out of range"):
             native.call(name, arrays, 0)
@@ -355,8 +354,6 @@ def wrong_calls() -> list[Any]:
         ("take", (x, i.astype(np.float32), y[:2]), 0),
         ("take", (x, i, y[:2, :1]), 0),
         ("take", (x, i, wide[:2]), 0),
-        ("take_along_axis", (x, i, y), 0),
-        ("take_along_axis", (x, np.zeros((2, 3), np.int64), y[:2]), 0),
         ("put", (y, i, x), 0),
         ("put", (wide[:2], i, x), 0),
     ]

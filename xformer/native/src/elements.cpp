@@ -94,10 +94,6 @@ UNARY(Square, T(Wrapping<T>(x) * Wrapping<T>(x)))
 UNARY(Reciprocal, T(1) / x)
 UNARY(Sqrt, std::sqrt(x))
 UNARY(Sign, x > 0 ? T(1) : x < 0 ? T(-1) : x == 0 ? T(0) : x)
-UNARY(Floor, std::floor(x))
-UNARY(Ceil, std::ceil(x))
-UNARY(Trunc, std::trunc(x))
-UNARY(Round, std::nearbyint(x))
 UNARY(IsFinite, std::abs(x) <= std::numeric_limits<T>::max())
 UNARY(IsInf, std::abs(x) > std::numeric_limits<T>::max())
 UNARY(IsNan, x != x)
@@ -228,10 +224,6 @@ const Operation operations[] = {
     ONE("sign", Sign, Numbers, 1),
     ONE("reciprocal", Reciprocal, Floats, 2),
     ONE("sqrt", Sqrt, Floats, 3),
-    ONE("floor", Floor, Floats, 1),
-    ONE("ceil", Ceil, Floats, 1),
-    ONE("trunc", Trunc, Floats, 1),
-    ONE("round", Round, Floats, 1),
     ONE("isfinite", IsFinite, Floats, 1),
     ONE("isinf", IsInf, Floats, 1),
     ONE("isnan", IsNan, Floats, 1),

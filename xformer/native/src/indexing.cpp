@@ -10,27 +10,25 @@ enum { FUNCTION = 1, SIZE, STRIDE };  // in `plan`: the function that runs; size
 struct Access {
     Array &plain, &indices, &indexed;
 
-    // Give the arrays the shape of all accesses, in which `axis` of `indexed` is replaced by the axes of the indices, or,
-    // if `is_along`, by the same axis of indices that have all axes. One more axis of `indexed` has the positions, so that
-    // the array covers the memory that it covered before.
-    const char* align(Record& r, bool is_along, bool is_read) const {
+    // Give the arrays the shape of all accesses, in which `axis` of `indexed` is replaced by the axes of the indices. One
+    // more axis of `indexed` has the positions, so that the array covers the memory that it covered before.
+    const char* align(Record& r, bool is_read) const {
         REQUIRE(plain && indices && indexed, "an array is absent");
         REQUIRE(indices.type == INT32 || indices.type == INT64, "the indices are not int32 or int64");
         REQUIRE(plain.type == indexed.type && plain.type != OTHER, "the dtypes differ or are not supported");
         REQUIRE(r.integers[0] >= 0 && r.integers[0] < indexed.ndim, "there is no such axis");
-        REQUIRE(!is_along || indices.ndim == indexed.ndim, "the indices have another number of axes");
-        const int axis = static_cast<int>(r.integers[0]), axes = is_along ? 1 : indices.ndim;
+        const int axis = static_cast<int>(r.integers[0]), axes = indices.ndim;
         Array all = indexed, given = indices, base = indexed;
         all.ndim = indexed.ndim - 1 + axes;
         REQUIRE(all.ndim < MAX_DIMS, "there are too many axes");
         for (int i = 0; i < all.ndim; i++) {
             const bool is_position = i >= axis && i < axis + axes;
-            const int of_indices = is_along ? i : i - axis, of_indexed = i < axis ? i : i - axes + 1;
-            const int64_t along = is_along || is_position ? indices.shape[of_indices] : 1;
+            const int of_indexed = i < axis ? i : i - axes + 1;
+            const int64_t along = is_position ? indices.shape[i - axis] : 1;
             const int64_t size = is_position ? 1 : indexed.shape[of_indexed];
             REQUIRE(size == along || size == 1 || along == 1, "the shapes of the indices and the array do not match");
             all.shape[i] = given.shape[i] = base.shape[i] = size == 1 ? along : size;
-            given.strides[i] = along == 1 ? 0 : indices.strides[of_indices];
+            given.strides[i] = along == 1 ? 0 : indices.strides[i - axis];
             base.strides[i] = size == 1 ? 0 : indexed.strides[of_indexed];
         }
         REQUIRE(!is_read || plain.has_shape(all), "the output has another shape");
@@ -117,10 +115,10 @@ template <class Visit> void with_size(const Array& x, Visit visit) {
     else visit(int8_t());
 }
 
-// take(x, indices, out), take_along_axis(x, indices, out), i0: axis
-template <bool IS_ALONG> const char* check_take(Record& r) {
+// take(x, indices, out), i0: axis
+const char* check_take(Record& r) {
     Access access{r.arrays[2], r.arrays[1], r.arrays[0]};
-    if (const char* error = access.align(r, IS_ALONG, true)) return error;
+    if (const char* error = access.align(r, true)) return error;
     const bool is_short = access.indices.type == INT32;
     with_size(access.plain, [&](auto t) {
         using T = decltype(t);
@@ -133,7 +131,7 @@ template <bool IS_ALONG> const char* check_take(Record& r) {
 // put(values, indices, out), i0: axis
 const char* check_put(Record& r) {
     Access access{r.arrays[0], r.arrays[1], r.arrays[2]};
-    if (const char* error = access.align(r, false, false)) return error;
+    if (const char* error = access.align(r, false)) return error;
     const bool is_short = access.indices.type == INT32;
     with_size(access.plain, [&](auto t) {
         using T = decltype(t);
@@ -166,8 +164,7 @@ void run_check_range(const Record& r, int) {
 
 const Operation operations[] = {
     {"check_range", 0, check_check_range, run_check_range},
-    {"take", 1 << 2, check_take<false>, run_planned},
-    {"take_along_axis", 1 << 2, check_take<true>, run_planned},
+    {"take", 1 << 2, check_take, run_planned},
     {"put", 1 << 2, check_put, run_planned},
 };
 
