@@ -40,7 +40,7 @@ def decode(model, inputs, search):
         return logits
 
     options = {**SAMPLING, "rng": xf.Rng(5)} if search == "sampled" else {}
-    outputs = xf.generate(model, inputs, max_new_tokens=9, logits_processors=[record], **options)
+    outputs = xf.generate(model, inputs, max_new_tokens=12, logits_processors=[record], **options)
     return [(index, each) for index, group in enumerate(outputs) for each in group], logits_of
 
 
@@ -67,7 +67,7 @@ def assert_same(model, function, batch, decoded):
 
 def check_language_model(fields, search, length=None):
     model = language_model(**fields, **DECODED)
-    prompts = [[1, *text] for text in texts(0, 6, 9)]
+    prompts = [[1, *text] for text in texts(0, 6, 90)]
     answers, logits_of = decode(model, prompts, search)
     documents = [[*prompts[index], *each.tokens, *[2] * each.finished] for index, each in answers]
     rows = [[number] for number in range(len(documents))]
@@ -95,7 +95,7 @@ def check_language_model(fields, search, length=None):
 def test_language_model(fields, search):
     check_language_model(fields, search)
     if fields.get("positions") != "rotary":  # rotations count from the start of the row
-        check_language_model(fields, search, length=60)  # several documents in a row
+        check_language_model(fields, search, length=200)  # several documents in a row
 
 
 def test_another_logarithm_is_noticed(search, monkeypatch):
@@ -108,7 +108,7 @@ def test_another_logarithm_is_noticed(search, monkeypatch):
 
 @pytest.mark.parametrize("fields", TRANSLATORS.values(), ids=TRANSLATORS)
 def test_translation(fields, search):
-    model, sources = translator(**fields, **DECODED), [[*text, 2] for text in texts(1, 6, 9)]
+    model, sources = translator(**fields, **DECODED), [[*text, 2] for text in texts(1, 6, 90)]
     answers, logits_of = decode(model, sources, search)
     answers = [(index, each) for index, each in answers if 0 not in each.tokens]  # which is padding
     assert len(answers) > 2
