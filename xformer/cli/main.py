@@ -57,7 +57,7 @@ COMMANDS = {
     "export": "Write the best model of a run for another library.",
     "serve": "Serve models: a page to explore them, and an HTTP API.",
     "check-backend": "Check whether Transformers run on an array library.",
-    "verify": "Check that this machine computes the numbers of every other one.",
+    "verify": "Check that this machine computes the expected bits.",
     "bench": "Measure speed and memory on this machine.",
 }
 
