@@ -19,6 +19,7 @@ from xformer.ops.weights import PackedWeight
 
 pytestmark = needs_library
 
+HAS_FUSED_PRODUCTS = native.level() not in ("", "baseline")
 LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "submatrix": lambda x: np.tile(x, (2, 2))}
 SHAPES = [
     *((1, 300, 95), (1, 1100, 65), (1, 67, 4500), (2, 40, 47), (5, 300, 95), (40, 513, 48), (8, 300, 500)),
@@ -30,24 +31,25 @@ def arranged(layout, x):
     return LAYOUTS[layout](x)[: x.shape[0], : x.shape[1]]
 
 
-def product(a, b, bias=None, *, out=None, add=False, own=False):
+def product(a, b, bias=None, *, out=None, add=False):
     out = np.empty((a.shape[0], b.shape[1]), np.float32) if out is None else out
-    native.call("matmul", (a, b, out, bias), add, own)
+    native.call("matmul", (a, b, out, bias), add)
     return out
 
 
 @for_each("left, right", list(itertools.product(LAYOUTS, LAYOUTS)))
 @for_each("shape", SHAPES)
-def test_products(left, right, shape):
+def test_products(left, right, shape, mode):
     rows, depth, columns = shape
     a, b = arranged(left, single(rows, depth)), arranged(right, single(depth, columns, seed=1))
     expected, tolerance = a.astype("float64") @ b.astype("float64"), {"rtol": 0.0, "atol": 3e-6 * depth}
     bias = single(columns, seed=2)
-    for own in (False, True):  # without and with the BLAS library
-        np.testing.assert_allclose(product(a, b, own=own), expected, **tolerance)
-        np.testing.assert_allclose(product(a, b, bias, own=own), expected + bias, **tolerance)
+    for own in {False, HAS_FUSED_PRODUCTS}:  # with and without the BLAS library
+        mode(own)
+        np.testing.assert_allclose(product(a, b), expected, **tolerance)
+        np.testing.assert_allclose(product(a, b, bias), expected + bias, **tolerance)
         total = single(rows, columns, seed=3)
-        np.testing.assert_allclose(product(a, b, out=total.copy(), add=True, own=own), expected + total, **tolerance)
+        np.testing.assert_allclose(product(a, b, out=total.copy(), add=True), expected + total, **tolerance)
 
 
 def test_an_output_within_a_larger_array():
@@ -71,16 +73,18 @@ def test_products_of_a_single_column_or_of_no_elements(shape):
     np.testing.assert_array_equal(product(a, b), a @ b)
 
 
+@pytest.mark.skipif(not HAS_FUSED_PRODUCTS, reason="the mode needs AVX2, AVX-512 or NEON")
 @pytest.mark.parametrize("shape", [(40, 64, 1000), (9, 64, 500), (1, 1000, 200), (300, 500, 700)], ids=str)
-def test_neither_threads_nor_rows_nor_panels_change_the_bits(monkeypatch, shape):
+def test_neither_threads_nor_rows_nor_panels_change_the_bits(monkeypatch, mode, shape):
+    mode(True)
     rows, depth, columns = shape
     a, b, results = single(rows, depth), single(depth, columns, seed=1), []
     for threads in (1, 2, 5):
         monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))
-        results += [product(a, b, own=True) for _ in range(20)]
+        results += [product(a, b) for _ in range(20)]
     packed = np.empty((rows, columns), np.float32)
     native.call("matmul_packed", (a, PackedWeight.pack(b).panels, packed))
-    results += [packed, np.concatenate([product(row[None], b, own=True) for row in a])]
+    results += [packed, np.concatenate([product(row[None], b) for row in a])]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
 
