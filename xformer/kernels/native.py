@@ -120,8 +120,8 @@ def _adam(
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
-# Tiles of scores never leave the cache. As in flash attention (Dao et al., 2022), the running maximum and sum of
-# exponentials of each query make the tiles of keys independent, and the derivative recomputes the weights from them.
+# The scores of a block of queries never leave the cache (Dao et al., 2022). Each sum over keys is one chain in their
+# order, relative to the largest score of all, and the derivative recomputes the weights from this score and the sum.
 # Masks and biases are broadcast, and grouped heads share keys, without copies.
 
 _SWAP_LENGTH_AND_HEADS = (0, 2, 1, 3)  # (batch, length, heads, features) -> (batch, heads, length, features)
