@@ -33,7 +33,8 @@ WEIGHTS = ("float32", "int8", "bfloat16", "packed", "packed int8", "blocks", "lo
 
 @pytest.fixture(autouse=True)
 def reproducible(monkeypatch):
-    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "")  # which is restored at the end
+    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "")  # which is restored at the end, as is the number of threads
+    monkeypatch.setattr("xformer.threads._requested", None)
     xf.use_reproducible_algorithms()
     before = num_threads()
     yield

@@ -336,6 +336,8 @@ class Rotary(Module):
         try:
             frequencies, _ = rope_frequencies(self.features, base, scaling, 1)
             is_valid = bool(np.all(np.isfinite(frequencies) & (frequencies > 0)))
+        except ConfigError:
+            raise
         except (ArithmeticError, ValueError):
             is_valid = False
         if not is_valid:

@@ -210,6 +210,7 @@ def attention(
         y = array_namespace(dropped, value).matmul(dropped, repeat_kv(v, q))
     else:
         if softcap is not None:  # the scores are a bias of queries and keys of one zero
+            _operation.check_options({"scale": scale})
             bias = _scores(q, k, bias, scale, softcap)
             q, k = (array_namespace(x).zeros_like(x[..., :1]) for x in (q, k))
         options = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
