@@ -179,7 +179,7 @@ def run(check, *strategies, examples):
 
 
 def examples(count):
-    return pytest.mark.parametrize("examples", [count, pytest.param(3 * count, marks=pytest.mark.slow)])
+    return pytest.mark.parametrize("examples", [count])
 
 
 # --- A row of a batch is the row alone --------------------------------------------------------------------------------
