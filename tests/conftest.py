@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from xformer.backends import array_namespace, dtype_name, resolve, to_host
 from xformer.environment import clear_cache
-from xformer.native import use_reproducible_algorithms
+from xformer.native import has_fused_products, use_reproducible_algorithms
 
 # Largest difference explained by rounding, relative to the largest expected value (or to 1 if that is larger).
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-10}
@@ -91,6 +91,14 @@ def mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
     use_reproducible_algorithms(False)
 
 
+@pytest.fixture
+def reproducible(mode: Callable[[bool], None]) -> None:
+    """Switch reproducible mode on for the test."""
+    if not has_fused_products():
+        pytest.skip(_NEEDS_FUSED_PRODUCTS)
+    mode(True)
+
+
 @pytest.fixture(params=LIBRARIES)
 def xp(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Run the test with the namespace of each array library."""
@@ -100,6 +108,10 @@ def xp(request: pytest.FixtureRequest) -> Iterator[Any]:
         return
     with namespace.ArrayAPIStrictFlags(api_version="2024.12", boolean_indexing=False, data_dependent_shapes=False):
         yield namespace
+
+
+_NEEDS_FUSED_PRODUCTS = "needs the library for AVX2, AVX-512 or NEON"
+needs_fused_products = pytest.mark.skipif(not has_fused_products(), reason=_NEEDS_FUSED_PRODUCTS)
 
 
 def assert_close(

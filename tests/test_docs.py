@@ -34,8 +34,8 @@ def test_example_runs(example: Path) -> None:
     for use, package in (("xf.tensorboard(", "tensorboardX"), ("import sklearn", "sklearn")):
         if use in example.read_text(encoding="utf-8"):
             pytest.importorskip(package)
-    if NEEDS_FUSED_PRODUCTS in example.read_text(encoding="utf-8") and native.level() in ("", "baseline"):
-        pytest.skip("needs the library for AVX2 or AVX-512")
+    if NEEDS_FUSED_PRODUCTS in example.read_text(encoding="utf-8") and not native.has_fused_products():
+        pytest.skip("needs the library for AVX2, AVX-512 or NEON")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -37,7 +37,7 @@ PAGES = [
 PRINTED = ROOT / "tests" / "printed"
 # The speed and the time of training, and the version of a package.
 VARYING = re.compile(r".*tokens/s.*\n|\d+:\d\d  |\|version:.*")
-is_reproducible = native.level() not in ("", "baseline")
+is_reproducible = native.has_fused_products()
 # Another processor and number of threads; NumPy warns of features that this processor lacks.
 OLDER = {"XFORMER_NATIVE": "avx2", "XFORMER_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Nehalem"}
 OLDER |= {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4", "PYTHONWARNINGS": "default"}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import events, state, wait_for_state, write
+from tests.conftest import needs_fused_products
 from xformer import native
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
@@ -57,7 +58,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     assert steps == sorted(set(steps))
 
 
-@pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
+@needs_fused_products
 def test_a_run_continues_in_its_mode(xformer, refused, train_options, trained, tmp_path, mode):
     shutil.copytree(trained, tmp_path / "default")
     error = refused("resume", tmp_path / "default", "--reproducible", "--max-steps", 8, untouched=tmp_path)

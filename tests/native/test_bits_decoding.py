@@ -26,20 +26,17 @@ from xformer.ops.decoding import log_softmax
 from xformer.threads import num_threads, set_num_threads
 from xformer.tree import map_arrays, map_modules, with_fields
 
-pytestmark = pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs AVX2, AVX-512 or NEON")
+pytestmark = pytest.mark.usefixtures("reproducible")
 VOCABULARY = 23
 WEIGHTS = ("float32", "int8", "bfloat16", "packed", "packed int8", "blocks", "lora", "dora", "lora int8")
 
 
 @pytest.fixture(autouse=True)
-def reproducible(monkeypatch):
-    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "")  # which is restored at the end, as is the number of threads
-    monkeypatch.setattr("xformer.threads._requested", None)
-    xf.use_reproducible_algorithms()
+def restored_threads(monkeypatch):
+    monkeypatch.setattr("xformer.threads._requested", None)  # which is restored at the end
     before = num_threads()
     yield
     set_num_threads(before)
-    xf.use_reproducible_algorithms(False)
 
 
 # --- Models and inputs ------------------------------------------------------------------------------------------------

@@ -14,18 +14,7 @@ from xformer import native
 from xformer.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native library was not compiled")
-HAS_FUSED_PRODUCTS = native.level() not in ("", "baseline")
 ROWS = (1, 2, 3, 5, 8, 9, 12, 13, 20)
-
-
-@pytest.fixture
-def reproducible(monkeypatch):
-    if not HAS_FUSED_PRODUCTS:
-        pytest.skip("needs AVX2 or AVX-512")
-    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "")  # which is restored at the end
-    xf.use_reproducible_algorithms()
-    yield
-    xf.use_reproducible_algorithms(False)
 
 
 def normal(*shape):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from xformer import native
+from tests.conftest import needs_fused_products
 from xformer.cli import verify
 from xformer.native import library
 
@@ -90,7 +90,7 @@ def overlaps(output, arrays):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which(COMPILER) and shutil.which(EMULATOR)), reason=f"needs {COMPILER} and {EMULATOR}")
-@pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
+@needs_fused_products
 def test_aarch64_computes_the_same_bits(tmp_path, monkeypatch):
     environment = {**os.environ, "CXX": COMPILER, "XFORMER_NATIVE_LIBRARY": str(tmp_path / "libxformer.so")}
     subprocess.run([sys.executable, ROOT / "xformer" / "native" / "build.py"], env=environment, check=True)

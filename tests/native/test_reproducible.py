@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from xformer import native
+from tests.conftest import needs_fused_products
 
 ROOT = Path(__file__).parents[2]
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
@@ -19,7 +19,7 @@ NUMPY_AVX2 = {"NPY_DISABLE_CPU_FEATURES": "X86_V4"}  # names of NumPy 2.4
 OLD_BLAS = {"OPENBLAS_CORETYPE": "Nehalem"}
 PRODUCTS = {"large", "one_large_shard", "own", "lm_softcap", "translation_copy"}  # some of those that use NumPy's BLAS
 
-pytestmark = pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
+pytestmark = needs_fused_products
 
 
 def train(*options, launcher=(), **environment):

@@ -8,26 +8,16 @@ import pytest
 import xformer as xf
 from tests.native.variants import LANGUAGE_MODELS, TRANSLATORS, language_model, texts, translator
 from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
-from xformer import native
 from xformer.data.packing import IGNORE_INDEX, Documents, PackedBatch, pack_documents
 from xformer.data.pairs import Batch, TokenPairs
 
 pytestmark = [
-    pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512"),
     pytest.mark.usefixtures("reproducible"),
     pytest.mark.parametrize("search", ["greedy", "sampled"]),
 ]
 SAMPLING = {"do_sample": True, "temperature": 1.3, "top_k": 20, "num_return_sequences": 2}
 # Decoding excludes tokens that it suppresses from the softmax.
 DECODED = {"dropout": 0.0, "suppress_special": False}
-
-
-@pytest.fixture
-def reproducible(monkeypatch):
-    monkeypatch.setenv("XFORMER_REPRODUCIBLE", "")  # which is restored at the end
-    xf.use_reproducible_algorithms()
-    yield
-    xf.use_reproducible_algorithms(False)
 
 
 def decode(model, inputs, search):

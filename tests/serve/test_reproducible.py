@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.conftest import needs_fused_products
 from xformer import native
 from xformer.errors import ConfigError
 from xformer.models import LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
@@ -19,7 +20,7 @@ pytest.importorskip("uvicorn")
 from tests.serve.test_app import TASK, TEXTS, Client
 from xformer.serve.models import Server
 
-pytestmark = pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
+pytestmark = needs_fused_products
 SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 1024}
 PROMPT = "the cat sat on the mat\n" * 7
 LONG = [" ".join(TEXTS[i : i + 16]) for i in range(9)]  # by default, the BLAS library computes products of all of them

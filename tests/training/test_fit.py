@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import library_or_skip
+from tests.conftest import library_or_skip, needs_fused_products
 from tests.reference import for_each, raises_line, small_language_model
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
-from xformer import native
 from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingError
 from xformer.layers import lora
@@ -393,7 +392,7 @@ def test_a_finished_run_makes_no_more_steps(tmp_path):
     assert [step.step for step in more] == [7, 8]
 
 
-@pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
+@needs_fused_products
 def test_a_run_is_resumed_in_its_mode(tmp_path, mode):
     run(run_dir=tmp_path, reproducible=True)
     mode(False)

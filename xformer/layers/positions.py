@@ -60,7 +60,10 @@ def _cached(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 def _powers(base: float, exponents: Any) -> Any:
     """Compute powers by the C library: those of NumPy depend on the processor, and far positions scale the error."""
-    return np.asarray([math.pow(base, exponent) for exponent in exponents.tolist()])
+    try:
+        return np.asarray([math.pow(base, exponent) for exponent in exponents.tolist()])
+    except ValueError as error:
+        raise ArithmeticError(f"{base} has no such powers") from error
 
 
 @_cached
@@ -336,9 +339,7 @@ class Rotary(Module):
         try:
             frequencies, _ = rope_frequencies(self.features, base, scaling, 1)
             is_valid = bool(np.all(np.isfinite(frequencies) & (frequencies > 0)))
-        except ConfigError:
-            raise
-        except (ArithmeticError, ValueError):
+        except ArithmeticError:
             is_valid = False
         if not is_valid:
             raise ConfigError(f"rotary positions of base {base} and scaling {scaling!r:.200} have infinite wavelengths")

@@ -8,6 +8,7 @@ from xformer.native.library import (
     call,
     can_copy,
     contiguous,
+    has_fused_products,
     is_available,
     is_reproducible,
     level,
@@ -17,6 +18,7 @@ from xformer.native.library import (
 from xformer.native.reproducible import require_reproducible, use_reproducible_algorithms
 
 __all__ = [
-    "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "call", "can_copy", "contiguous", "is_available",
-    "is_reproducible", "level", "record", "require_reproducible", "use_reproducible_algorithms", "zeros",
+    "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "call", "can_copy", "contiguous", "has_fused_products",
+    "is_available", "is_reproducible", "level", "record", "require_reproducible", "use_reproducible_algorithms",
+    "zeros",
 ]  # fmt: skip

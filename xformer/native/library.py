@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import glob
 import math
 import os
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.environment import env_flag, env_value
+from xformer.environment import env_flag, env_value, on_clear
 from xformer.errors import ConfigError, ShapeError
 from xformer.threads import IS_WORKER, num_threads, register_blas
 
@@ -122,9 +123,13 @@ def _use_blas(library: Any) -> None:
         return
 
 
+@functools.cache
 def is_reproducible() -> bool:
     """Return whether `use_reproducible_algorithms` was called, or XFORMER_REPRODUCIBLE is 1."""
     return env_flag("XFORMER_REPRODUCIBLE", default=not env_flag("XFORMER_BLAS", default=True))  # its former name
+
+
+on_clear(is_reproducible.cache_clear)
 
 
 LIB, WHY_NOT = _load()
@@ -132,8 +137,8 @@ OPERATIONS: dict[str, int] = {}
 _OUTPUTS: dict[str, int] = {}  # bit i is set if array i is written
 if LIB is not None:
     _use_blas(LIB)
-    # An invalid value is reported by `is_available`.
-    LIB.xf_set_reproducible(env_value("XFORMER_REPRODUCIBLE", str(int(env_value("XFORMER_BLAS") == "0"))) == "1")
+    with contextlib.suppress(ConfigError):  # which `is_available` reports
+        LIB.xf_set_reproducible(is_reproducible())
     while _name := LIB.xf_name(len(OPERATIONS)):
         _OUTPUTS[_name.decode()] = LIB.xf_outputs(len(OPERATIONS))
         OPERATIONS[_name.decode()] = len(OPERATIONS)
@@ -158,9 +163,14 @@ def level() -> str:
     return LIB.xf_level().decode() if LIB is not None else ""
 
 
+def has_fused_products() -> bool:
+    """Return whether the library rounds a product and a sum once, which reproducible results need."""
+    return level() in ("avx2", "avx512") or (level() == "baseline" and os.uname().machine in ("aarch64", "arm64"))
+
+
 def check_level() -> None:
-    """Raise ConfigError unless the library has fused products, which reproducible results need."""
-    if not level() or (level() == "baseline" and os.uname().machine not in ("aarch64", "arm64")):
+    """Raise ConfigError unless the library has fused products."""
+    if not has_fused_products():
         found = f"it runs at level {level()!r}" if level() else WHY_NOT
         raise ConfigError(f"reproducible results need the native library with AVX2, AVX-512 or NEON, but {found}")
 

@@ -19,7 +19,6 @@ from xformer.ops.weights import PackedWeight
 
 pytestmark = needs_library
 
-HAS_FUSED_PRODUCTS = native.level() not in ("", "baseline")
 LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "submatrix": lambda x: np.tile(x, (2, 2))}
 SHAPES = [
     *((1, 300, 95), (1, 1100, 65), (1, 67, 4500), (2, 40, 47), (5, 300, 95), (40, 513, 48), (8, 300, 500)),
@@ -44,7 +43,7 @@ def test_products(left, right, shape, mode):
     a, b = arranged(left, single(rows, depth)), arranged(right, single(depth, columns, seed=1))
     expected, tolerance = a.astype("float64") @ b.astype("float64"), {"rtol": 0.0, "atol": 3e-6 * depth}
     bias = single(columns, seed=2)
-    for own in {False, HAS_FUSED_PRODUCTS}:  # with and without the BLAS library
+    for own in {False, native.has_fused_products()}:  # with and without the BLAS library
         mode(own)
         np.testing.assert_allclose(product(a, b), expected, **tolerance)
         np.testing.assert_allclose(product(a, b, bias), expected + bias, **tolerance)
@@ -73,10 +72,8 @@ def test_products_of_a_single_column_or_of_no_elements(shape):
     np.testing.assert_array_equal(product(a, b), a @ b)
 
 
-@pytest.mark.skipif(not HAS_FUSED_PRODUCTS, reason="the mode needs AVX2, AVX-512 or NEON")
 @pytest.mark.parametrize("shape", [(40, 64, 1000), (9, 64, 500), (1, 1000, 200), (300, 500, 700)], ids=str)
-def test_neither_threads_nor_rows_nor_panels_change_the_bits(monkeypatch, mode, shape):
-    mode(True)
+def test_neither_threads_nor_rows_nor_panels_change_the_bits(monkeypatch, reproducible, shape):
     rows, depth, columns = shape
     a, b, results = single(rows, depth), single(depth, columns, seed=1), []
     for threads in (1, 2, 5):

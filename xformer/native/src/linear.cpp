@@ -178,6 +178,14 @@ template <class T> struct Tiles {
     }
 };
 
+// Write sums for the columns from j on, times their scales and plus their bias, which may be null.
+INLINE void store_sums(float* out, Vector total, const float* scales, const float* bias, int64_t j, int64_t count) {
+    Vector y = bias ? load(bias + j, count) : Vector{};
+    if (scales) fma(y, total, load(scales + j, count));
+    else y += total;
+    store(out, y, count);
+}
+
 template <int M, int C, class T> static void tile(const Tiles<T>& tiles) {
     const Tiles<T> t = tiles;  // in registers
     Vector total[M][C];
@@ -202,10 +210,7 @@ template <int M, int C, class T> static void tile(const Tiles<T>& tiles) {
     for (int m = 0; m < M; m++)
         for (int c = 0; c < C; c++) {
             const int64_t j = c * LANES, count = t.columns - j;
-            Vector y = t.bias ? load(t.bias + j, count) : Vector{};
-            if (t.scales) fma(y, total[m][c], load(t.scales + j, count));
-            else y += total[m][c];
-            store(t.out + m * t.step_out + j, y, count);
+            store_sums(t.out + m * t.step_out + j, total[m][c], t.scales, t.bias, j, count);
         }
 }
 
@@ -327,12 +332,7 @@ template <int M, class T> static void multiply_16_columns(const float* x, int64_
     for (int64_t k = 0; k < whole; k += LANES) multiply(k, [](const T* from) __attribute__((always_inline)) { return widen(from); });
     if (whole < p.depth)
         multiply(whole, [&](const T* from) __attribute__((always_inline)) { return widen(from, p.depth - whole); });
-    for (int m = 0; m < M; m++) {
-        Vector y = p.bias ? load(p.bias + j, count) : Vector{};
-        if (p.scales) fma(y, total[m], load(p.scales + j, count));
-        else y += total[m];
-        store(p.out.at(m, j), y, count);
-    }
+    for (int m = 0; m < M; m++) store_sums(p.out.at(m, j), total[m], p.scales, p.bias, j, count);
 }
 template <class T, int M = ROWS> static auto columns_for_rows(int64_t m) -> void (*)(const float*, int64_t, const Product<T>&, int64_t) {
     if constexpr (M > 1) if (m < M) return columns_for_rows<T, M - 1>(m);
@@ -713,10 +713,7 @@ template <int M, bool IS_FIRST> static void rounded_tile(const Rounded& t) {
         for (int m = 0; m < M; m++)
             for (int c = 0; c < C; c++) {
                 const int64_t j = first + c * LANES, count = t.columns - j;
-                if (count <= 0) continue;
-                Vector y = t.bias ? load(t.bias + j, count) : Vector{};
-                fma(y, total[m][c], load(t.scales + j, count));
-                store(t.out + m * t.step_out + j, y, count);
+                if (count > 0) store_sums(t.out + m * t.step_out + j, total[m][c], t.scales, t.bias, j, count);
             }
     }
 }
