@@ -101,7 +101,7 @@ def tests(session: nox.Session) -> None:
 def native(session: nox.Session) -> None:
     """Run the native library's tests with sanitizers, and with instruction sets below the best one; needs g++."""
     session.run("python", "xformer/native/build.py", "--all")
-    session.install("-e", ".", *group("test-kernels"))
+    session.install("-e", ".[cli]", *group("test-kernels"))
     # The sanitizers check the best instruction set of the processor, in two threads.
     folder = Path(session.create_tmp()).resolve()
     sanitized = {"CXX": "g++", "XFORMER_NATIVE_LIBRARY": str(folder / "libxformer.so"), "XFORMER_NUM_THREADS": "2"}

@@ -82,6 +82,7 @@ def test_int8_products_have_the_same_bits_at_levels_with_fused_products(level):
     np.testing.assert_allclose(others, own, rtol=0.0, atol=1e-6 * abs(own).max() if level == "baseline" else 0.0)
 
 
+@pytest.mark.usefixtures("reproducible")
 @for_each("rows", [1, 8, 2000])
 def test_products_have_the_bits_of_the_matrix(rows):
     weight, x = single(300, 120), single(rows, 300, seed=1)
