@@ -26,6 +26,7 @@ constexpr int GROUP = 32;                            // rows of w that are read 
 constexpr int MOST_ROWS = 384, MOST_COLUMNS = 576;   // of a part: each part packs its rows of x and its columns of w
 constexpr int MAX_ROWS = 12;                         // up to which packing w would cost more than it saves
 
+constexpr bool IS_BLAS_FASTER = VECTORS == 1;        // with many rows; not than tiles of 512 bits
 constexpr int64_t MIN_BLAS = 1 << 26;                // multiplications from which the BLAS library is faster
 constexpr int64_t MIN_BLAS_ROWS = 192;               // with fewer, it is not
 
@@ -103,16 +104,6 @@ template <class T> INLINE void read(const T* column, int64_t k, int64_t count, V
 
 // --- packing ----------------------------------------------------------------------------------------------------------
 
-typedef float Quarter __attribute__((vector_size(16)));
-typedef float UnalignedQuarter __attribute__((vector_size(16), aligned(4), may_alias));
-
-INLINE void transpose_quarters(Quarter* q) {
-    auto low = [](Quarter a, Quarter b) { return Quarter{a[0], b[0], a[1], b[1]}; };
-    auto high = [](Quarter a, Quarter b) { return Quarter{a[2], b[2], a[3], b[3]}; };
-    const Quarter a = low(q[0], q[2]), b = low(q[1], q[3]), c = high(q[0], q[2]), d = high(q[1], q[3]);
-    q[0] = low(a, b), q[1] = high(a, b), q[2] = low(c, d), q[3] = high(c, d);
-}
-
 // Copy a matrix to rows that are `step` apart, and fill them with zeros up to whole vectors.
 template <class T> static void pack(Matrix<const T> x, int64_t rows, int64_t columns, float* y, int64_t step) {
     constexpr int HEIGHT = AT_A_TIME<T> * LANES;
@@ -120,34 +111,35 @@ template <class T> static void pack(Matrix<const T> x, int64_t rows, int64_t col
     if constexpr (VALUES<T> == 1)
         if (x.column == 1) {
             for (int64_t i = 0; i < rows; i++)
-                for (int64_t j = 0; j < width; j += LANES) store(y + i * step + j, widen(x.at(i, j), columns - j));
+                for (int64_t j = 0; j < width; j += LANES) {
+                    __builtin_prefetch(x.at(i + 8, j));
+                    store(y + i * step + j, widen(x.at(i, j), columns - j));
+                }
             return;
         }
-    for (int64_t i = 0; i < rows; i += HEIGHT)
-        for (int64_t j = 0; j < width; j += LANES) {
-            float strip[LANES][HEIGHT];  // transposed
+    for (int64_t j = 0; j < width; j += LANES)
+        for (int64_t i = 0; i < rows; i += HEIGHT) {
+            Vector strips[AT_A_TIME<T>][LANES];  // transposed
             const int64_t height = std::min<int64_t>(HEIGHT, rows - i);
-            for (int n = 0; n < LANES; n++) {
+            UNROLLED (int n = 0; n < LANES; n++) {
                 Vector values[AT_A_TIME<T>] = {};
                 const T* from = x.at(0, j + n);
                 if (j + n >= columns) {
                 } else if (x.row == 1) {
+                    __builtin_prefetch(from + (i + 4 * HEIGHT) / VALUES<T>);
                     read(from, i, height, values);
                 } else if constexpr (VALUES<T> == 1) {
                     T lanes[LANES] = {};
                     for (int64_t m = 0; m < height; m++) lanes[m] = from[(i + m) * x.row];
                     *values = widen(lanes);
                 }
-                for (int v = 0; v < AT_A_TIME<T>; v++) store(strip[n] + v * LANES, values[v]);
+                for (int v = 0; v < AT_A_TIME<T>; v++) strips[v][n] = values[v];
             }
-            for (int64_t m = 0; m < height; m += 4)
-                for (int n = 0; n < LANES; n += 4) {
-                    Quarter q[4];
-                    for (int k = 0; k < 4; k++) std::memcpy(q + k, strip[n + k] + m, sizeof *q);
-                    transpose_quarters(q);
-                    for (int64_t k = 0; k < std::min<int64_t>(4, height - m); k++)
-                        *(UnalignedQuarter*)(y + (i + m + k) * step + j + n) = q[k];
-                }
+            for (int v = 0; v < AT_A_TIME<T>; v++) {
+                transpose(strips[v]);
+                UNROLLED (int m = 0; m < LANES; m++)
+                    if (v * LANES + m < height) store(y + (i + v * LANES + m) * step + j, strips[v][m]);
+            }
         }
 }
 
@@ -188,6 +180,8 @@ INLINE void store_sums(float* out, Vector total, const float* scales, const floa
 
 template <int M, int C, class T> static void tile(const Tiles<T>& tiles) {
     const Tiles<T> t = tiles;  // in registers
+    for (int m = 0; m < M; m++)  // the next rows
+        for (int j = 0; j < C * LANES; j += 16) __builtin_prefetch(t.out + (m + M) * t.step_out + j, 1);
     Vector total[M][C];
     for (int m = 0; m < M; m++)
         for (int c = 0; c < C; c++)
@@ -226,20 +220,23 @@ template <int MOST, class T, int M = ROWS> static auto for_rows(int64_t m) -> vo
     return [](const Tiles<T>& t) { row_of_tiles<M, std::min(MOST, vectors_for(M))>(t); };
 }
 
-// Multiply by a panel, and prefetch the rows of the `next` one, spread evenly over the tiles.
-template <class T> static void multiply_panel(const Tiles<T>& t, int64_t rows, const T* next) {
+// Multiply by a panel, and prefetch the rows of the `next` one: spread evenly over the tiles if they are next to each other,
+// or, if they are `step_next` bytes apart, a line of each row in each of the first tiles.
+template <class T> static void multiply_panel(const Tiles<T>& t, int64_t rows, const T* next, int64_t step_next = 0) {
     constexpr int WIDTH_OF_TILES = VECTORS * LANES;
     if (rows <= 2) return for_rows<PANEL / LANES, T>(rows)(t);
     const int64_t bytes = PANEL * sizeof(T), count = (rows + ROWS - 1) / ROWS * ((t.columns + WIDTH_OF_TILES - 1) / WIDTH_OF_TILES);
-    const int64_t pace = (bytes + count - 1) / count;
+    const int64_t pace = step_next ? step_next : (bytes + count - 1) / count;
     Tiles<T> part = t;
-    if (next && pace <= 64) part.next = reinterpret_cast<const char*>(next), part.pace = pace;
+    if (next && (step_next || pace <= 64)) part.next = reinterpret_cast<const char*>(next), part.pace = pace;
+    const char* end = part.next + (step_next ? bytes : PANEL_DEPTH * bytes);
     for (int64_t j = 0; j < t.columns; j += WIDTH_OF_TILES)
         for (int64_t i = 0; i < rows; i += ROWS) {
             Tiles<T> tile = part.at(i, j);
             tile.columns = std::min<int64_t>(tile.columns, WIDTH_OF_TILES);
             for_rows<VECTORS, T>(rows - i)(tile);
-            if (part.pace) part.next += part.pace * t.depth;
+            part.next += step_next ? 64 : part.pace * t.depth;
+            if (part.next >= end) part.pace = 0;
             part.ahead = 0;
         }
 }
@@ -284,8 +281,11 @@ template <class T> static void multiply_panels(const Product<T>& p, const T* pan
                     continue;
                 }
             pack<T>({p.w.at(k, j), p.w.row, p.w.column}, depth, columns, panel, width);
+            const float* next = nullptr;
+            if constexpr (sizeof(T) == 4)
+                if (p.w.column == 1) next = j + PANEL < p.columns ? p.w.at(k, j + PANEL) : k + depth < p.depth ? p.w.at(k + depth, 0) : nullptr;
             multiply_panel(Tiles<float>{t.x, panel, width, t.out, t.step_out, depth, columns, t.accumulate, t.scales, t.bias,
-                                        0, nullptr, 0}, p.rows, static_cast<const float*>(nullptr));
+                                        0, nullptr, 0}, p.rows, next, p.w.row * 4);
         }
     });
 }
@@ -497,39 +497,44 @@ static void set_plan(Record& r, const Plan& plan) {
 }
 static int64_t parts_of(int64_t count, int64_t step) { return (count + step - 1) / step; }
 
-// The smallest multiple of `unit` that gives no more parts than `most` does.
-static int64_t even_step(int64_t count, int64_t most, int64_t unit) { return round_up(parts_of(count, parts_of(count, most)), unit); }
-
 // Columns of a part that reads about 64 K elements of w, in multiples of a panel. Each part packs x, which takes a tenth of
 // the time for many rows and a single panel.
 static int64_t columns_of_part(int64_t depth, int64_t rows = 1) {
-    const int64_t least = rows > MAX_ROWS ? 2 * PANEL : PANEL;
+    const int64_t least = rows > MAX_ROWS ? 4 * PANEL : PANEL;
     return round_up(std::max<int64_t>(least, 65536 / std::max<int64_t>(1, depth)), PANEL);
+}
+
+// Parts that pack rows of x and columns of w; an even number if there are few, as most machines have an even number of cores.
+static Plan panels_plan(int64_t batch, int64_t rows, int64_t depth, int64_t columns) {
+    int64_t n = parts_of(rows, MOST_ROWS), m = parts_of(columns, n > 1 ? MOST_COLUMNS : columns_of_part(depth, rows));
+    if (batch * n * m < 16) n += n > 1 && n % 2, m += m > 1 && m % 2;
+    n = round_up(parts_of(rows, n), ROWS), m = round_up(parts_of(columns, m), PANEL);
+    return {PANELS, batch, n, m, parts_of(rows, n), parts_of(columns, m)};
 }
 
 // The threads of this library share a product more evenly than those of OpenBLAS do, in 2 to 16 parts. Multiples of 48
 // rows have the bits of the whole product with all kernels of OpenBLAS for x86-64; parts of the columns do not.
 static Plan blas_plan(int64_t rows, int64_t columns) {
-    return {BLAS, 1, round_up(parts_of(rows, std::clamp<int64_t>(rows / MIN_BLAS_ROWS, 2, 16)), 48), columns, 1, 1};
+    const int64_t step = round_up(parts_of(rows, std::clamp<int64_t>(rows / MIN_BLAS_ROWS, 2, 16)), 48);
+    return {BLAS, 1, step, columns, parts_of(rows, step), 1};
 }
 
 // `Product` of the first matrices decides how all of them are computed.
 template <class T> static Plan plan_of(const Record& r) {
     const Array& out = r.arrays[2];
     const Product<T> p = product<T>(r, 0, MATRIX);
-    const int64_t step = columns_of_part(p.depth, p.rows);
-    Plan plan{PANELS, 1, even_step(p.rows, MOST_ROWS, ROWS), 0, 1, 1};
-    for (int i = 0; i < out.ndim - 2; i++) plan.batch *= out.shape[i];
-    if (p.w.row == 1 && p.rows <= MAX_ROWS) plan = {COLUMNS_OF_W, plan.batch, p.rows, step, 1, 1};
-    else if (sizeof(T) == 4 && p.w.column == 1 && p.rows <= MAX_ROWS) plan = {ROWS_OF_W, plan.batch, p.rows, step, 1, 1};
-    else if (sizeof(T) == 4 && blas_sgemm && !is_reproducible && !p.scales && plan.batch == 1 && p.depth > 0 &&
+    int64_t batch = 1;
+    for (int i = 0; i < out.ndim - 2; i++) batch *= out.shape[i];
+    const bool is_by_rows = sizeof(T) == 4 && p.w.column == 1;
+    if (p.rows <= MAX_ROWS && (p.w.row == 1 || is_by_rows)) {
+        const int64_t step = columns_of_part(p.depth);
+        return {p.w.row == 1 ? COLUMNS_OF_W : ROWS_OF_W, batch, p.rows, step, 1, parts_of(p.columns, step)};
+    }
+    if (sizeof(T) == 4 && IS_BLAS_FASTER && blas_sgemm && !is_reproducible && !p.scales && batch == 1 && p.depth > 0 &&
              p.rows >= MIN_BLAS_ROWS && p.rows * p.depth * p.columns >= MIN_BLAS && fits_blas(p.x, p.rows, p.depth) &&
              fits_blas(p.w, p.depth, p.columns) && p.out.row >= p.columns)
-        plan = blas_plan(p.rows, p.columns);
-    else plan.column_step = p.rows <= MOST_ROWS ? step : even_step(p.columns, MOST_COLUMNS, PANEL);
-    plan.row_parts = parts_of(p.rows, plan.row_step);
-    plan.column_parts = parts_of(p.columns, plan.column_step);
-    return plan;
+        return blas_plan(p.rows, p.columns);
+    return panels_plan(batch, p.rows, p.depth, p.columns);
 }
 
 static const char* check_matmul(Record& r) {
@@ -575,9 +580,7 @@ static const char* check_matmul_packed(Record& r) {
     const Array &x = r.arrays[0], &panels = r.arrays[1], &out = r.arrays[2];
     REQUIRE(out.ndim == 2 && are_panels(panels, x.shape[1], out.shape[1]), "the panels are of another matrix");
     if (out.size() == 0) return r.parts = 0, nullptr;
-    const int64_t rows = out.shape[0], columns = out.shape[1], step = columns_of_part(x.shape[1], rows);
-    const int64_t row_step = even_step(rows, MOST_ROWS, ROWS);
-    set_plan(r, {PANELS, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
+    set_plan(r, panels_plan(1, x.shape[0], x.shape[1], out.shape[1]));
     return nullptr;
 }
 
@@ -591,11 +594,10 @@ static const char* check_matmul_blocks(Record& r) {
     REQUIRE(!r.integers[0] && !r.arrays[4], "products with blocks are neither added nor scaled");
     REQUIRE(x.shape[1] == blocks.shape[1] * values, "depths differ");
     if (out.size() == 0) return r.parts = 0, nullptr;
-    const int64_t rows = out.shape[0], columns = out.shape[1];
-    const bool is_panels = rows > MAX_ROWS && !is_reproducible;
-    const int64_t row_step = is_panels ? even_step(rows, MOST_ROWS, ROWS) : std::max<int64_t>(16, 131072 / std::max<int64_t>(1, x.shape[1]) / 4 * 4);
-    const int64_t step = is_panels ? even_step(columns, MOST_COLUMNS, PANEL) : columns_of_part(x.shape[1]);
-    set_plan(r, {is_panels ? PANELS : COLUMNS_OF_W, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
+    const int64_t rows = out.shape[0], depth = x.shape[1], columns = out.shape[1];
+    if (rows > MAX_ROWS && !is_reproducible) return set_plan(r, panels_plan(1, rows, depth, columns)), nullptr;
+    const int64_t row_step = std::max<int64_t>(16, 131072 / std::max<int64_t>(1, depth) / 4 * 4), step = columns_of_part(depth);
+    set_plan(r, {COLUMNS_OF_W, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
     return nullptr;
 }
 static void run_matmul_blocks(const Record& r, int part) {
