@@ -100,7 +100,9 @@ def test_the_blas_library_sums_in_another_order(reproducible):
     """So the tests above would notice that it is used."""
     xf.use_reproducible_algorithms(False)
     x, w = normal(600, 700), normal(700, 500)
-    others = {str(product(x[:rows].copy(), w)[0].tobytes()) for rows in (1, 600)}
+    # With AVX-512, products do not use it; those that NumPy computes do.
+    multiply = np.matmul if native.level() == "avx512" else product
+    others = {str(multiply(x[:rows].copy(), w)[0].tobytes()) for rows in (1, 600)}
     assert len(others) == 2 or "openblas" not in str(np.show_config(mode="dicts")).lower()
 
 
