@@ -33,6 +33,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
         **dict.fromkeys(("softmax_vjp", "cross_entropy", "cross_entropy_vjp"), SAME),
     },
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),
+    "products": {"matmul": PAIRS},
     "random": {"dropout_mask": [("bool",)]},
     "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE, "cast": CASTS},
 }

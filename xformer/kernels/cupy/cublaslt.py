@@ -18,6 +18,7 @@ from xformer.backends import dtype_name
 from xformer.kernels.cupy import cublas, plans
 from xformer.kernels.cupy.launch import contiguous, empty
 from xformer.kernels.cupy.plans import Failures, Plans
+from xformer.native import is_reproducible
 
 _MAX_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper
 # cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t, cublasLtEpilogue_t
@@ -117,7 +118,7 @@ def gradients(rows: Array, g_rows: Array) -> tuple[Array, Array] | None:
 def _product(a: Array, b: Array, bias: Array, epilogue: int) -> Array | None:
     """Compute a @ b, (m, k) by (k, n), with an epilogue that reads or writes the bias, (n,); None if unsupported."""
     (m, k), n, data_type = a.shape, b.shape[1], cublas.data_type(a.dtype)
-    if dtype_name(a.dtype) == "float64" or 0 in (m, k, n) or library() is None:
+    if dtype_name(a.dtype) == "float64" or 0 in (m, k, n) or is_reproducible() or library() is None:
         return None
     first, second = cublas.operand(b), cublas.operand(a)
     transposed, leading = (first.transposed, second.transposed), (first.leading, second.leading)
