@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from xformer.backends.array_types import Device, DType
@@ -88,13 +89,15 @@ class CupyLibrary(Library, library="cupy"):
 
         CuPy's generators keep a state for each thread of the GPU and draw integers that take four times the memory.
         """
-        return self._random_mask(key, None, threshold, shape)
+        with device or contextlib.nullcontext():
+            return self._random_mask(key, None, threshold, shape)
 
     def counted_random_mask(
         self, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
     ) -> Array:
         """Let the kernel read the counter, so that a CUDA graph draws another mask in each launch."""
-        return self._random_mask(key, counter, threshold, shape)
+        with device or contextlib.nullcontext():
+            return self._random_mask(key, counter, threshold, shape)
 
     def _random_mask(self, key: int, counter: Array | None, threshold: int, shape: tuple[int, ...]) -> Any:
         if env_value("XFORMER_KERNELS") == "portable":
@@ -106,6 +109,12 @@ class CupyLibrary(Library, library="cupy"):
         launch = importlib.import_module("xformer.kernels.cupy.launch").launch
         launch("random.dropout_mask", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words, counter)
         return mask
+
+    def other_device(self, arrays: Iterable[Any]) -> Any:
+        """Compare with the current device of the thread, on which CuPy computes."""
+        first = next((array for array in arrays if isinstance(array, self.ndarray)), None)
+        is_current_device = importlib.import_module("xformer.kernels.cupy.launch").is_current_device
+        return None if first is None or is_current_device(first) else first.device
 
     def kernel_identity(self) -> str:
         """Return the GPU, the versions of driver and libraries, and a hash of the sources of the kernels."""

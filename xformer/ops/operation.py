@@ -13,6 +13,7 @@ Three environment variables, read once, when the kernels are loaded:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -22,6 +23,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -307,6 +309,19 @@ class Kernel(NamedTuple):
         return "the kernel has no derivative" if reason is None and save and self.vjp is None else reason
 
 
+def _on(place: AbstractContextManager[Any], kernel: Kernel) -> Kernel:
+    """Return a kernel with functions that run on a device."""
+
+    def on(function: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
+            with place:
+                return function(*args, **options)
+
+        return run
+
+    return kernel._replace(forward=on(kernel.forward), vjp=kernel.vjp and on(kernel.vjp))
+
+
 FINITE = -sys.float_info.max, sys.float_info.max  # the range of an option that may be any finite number
 
 
@@ -374,6 +389,10 @@ class Operation:
         """
         if xp.is_trace and not isinstance(xp, Library):  # for torch.compile, a Library is a plain module
             return xp.select(self, arrays, options, dtype, save=save)
+        if (elsewhere := xp.other_device(arrays)) is not None:
+            with elsewhere:
+                kernel = self.select(xp, arrays, options, dtype, save=save)
+            return _on(elsewhere, kernel)
         kernels = xp.kernels.get(self.name)
         if kernels is None:
             kernels = self.enable_kernels(xp.library)
@@ -597,8 +616,9 @@ def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **o
     try:
         if not {*options} <= {*known}:
             raise TypeError("an unknown option")
-        kernel = operation.select(library, arrays, options, dtype, save=save)
-        lines = [*operation._describe(kernel, library, arrays, options, dtype, save)]
+        with library.other_device(arrays) or contextlib.nullcontext():
+            kernel = operation.select(library, arrays, options, dtype, save=save)
+            lines = [*operation._describe(kernel, library, arrays, options, dtype, save)]
     except TypeError as error:
         raise ConfigError(
             f"explain({call!r}) got the options {', '.join(options) or 'none'}; expected {', '.join(known) or 'none'}"

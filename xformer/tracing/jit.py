@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import itertools
 import threading
 import weakref
 from collections import OrderedDict
@@ -181,10 +183,14 @@ class _Jitted:
                 self._jitted["torch"] = importlib.import_module("torch").compile(self._function)
             return self._jitted["torch"](*args, **keywords)
         new_program = compiler(xp)
-        return self._function(*args, **keywords) if new_program is None else self._run(new_program, args, keywords)
-
-    def _run(self, new_program: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
+        if new_program is None:
+            return self._function(*args, **keywords)
         arguments = Arguments(args, keywords, self._donated)
+        arrays = itertools.chain(arguments.data, arrays_of(arguments.modules))
+        with xp.other_device(arrays) or contextlib.nullcontext():  # a capture is of a stream of the current device
+            return self._run(new_program, arguments, args, keywords)
+
+    def _run(self, new_program: Callable[..., Any], arguments: Arguments, args: Any, keywords: dict[str, Any]) -> Any:
         key = arguments.signature, available_threads(), native.is_reproducible()
         entry, program, may_trace = self._find(key, arguments.modules)
         if entry.shared is None:

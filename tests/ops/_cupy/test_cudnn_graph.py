@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.ops._cupy import stub_drivers
-from xformer.kernels.cupy import cublas, cudnn_plans
+from xformer.kernels.cupy import cublas, cudnn_plans, launch
 from xformer.kernels.cupy import cudnn as cupy_cudnn
 from xformer.kernels.cupy.cudnn_graph import Spec, describe
 
@@ -68,6 +68,7 @@ def empty(batch, heads, length, features, dtype="float16"):
 def specs(monkeypatch, queries, keys, features, *, width=None, shared=4, dtype="float16", **given):
     """Those of a call that `why_not` accepts: forward, forward with what the derivative needs, derivative."""
     monkeypatch.setattr(cublas, "pointer", lambda array: array.ctypes.data)
+    monkeypatch.setattr(launch, "is_current_device", lambda array: True)
     monkeypatch.setattr(cudnn_plans, "unsupported_reason", lambda *specs: None)
     monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
     shapes = (4, queries, features), (shared, keys, features), (shared, keys, width or features)

@@ -14,7 +14,7 @@ from tests.conftest import library_or_skip
 from tests.ops._cupy.cuda_cases import normal
 from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
 from tests.reference import for_each, small_model, translation_loss
-from xformer import Rng, ops, training, value_and_grad
+from xformer import Rng, ops, training, value_and_grad, vjp
 from xformer.backends import Library, array_namespace, resolve, to_host
 from xformer.backends import cupy as cupy_backend
 from xformer.backends import library as libraries
@@ -134,6 +134,58 @@ def test_arrays_on_another_device_are_not_supported(cuda_host, monkeypatch, oper
     assert kernel.refusal(hosts, static, "float64", save=False) == "arrays are on cpu, which is not the current device"
 
 
+class Place:
+    """A device; entered: how often a thread has switched to it, and is_current, whether it is there now."""
+
+    def __init__(self):
+        self.entered, self.is_current = 0, False
+
+    def __enter__(self):
+        self.entered, self.is_current = self.entered + 1, True
+
+    def __exit__(self, *_):
+        self.is_current = False
+
+
+@pytest.mark.parametrize("operation", ["gelu", "softmax", "project_heads", "gelu_tanh"])
+def test_operations_run_on_the_device_of_their_arrays(cuda_host, monkeypatch, operation):
+    """Forward and backward, by kernels and by definitions."""
+    place, (hosts, static) = Place(), CASES.get(operation, ((X,), {}))
+    arrays = [cuda_host.array(host, "float32") for host in hosts]
+    results = []
+    for other in (None, place):
+        monkeypatch.setattr(
+            NumpyLibrary, "other_device", lambda self, arrays, other=other: None if place.is_current else other
+        )
+        monkeypatch.setattr(
+            cuda_launch, "is_current_device", lambda array, other=other: other is None or place.is_current
+        )
+        output, pull = vjp(lambda *args: OPERATIONS[operation](*args, **static), *arrays)
+        results.append([*flatten(output)[0], *flatten(pull(output))[0]])
+        assert "not the current device" not in ops.explain(operation, *arrays, **static)
+    assert place.entered == 4  # to choose a kernel, in both directions, and to explain
+    assert not place.is_current
+    for actual, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_cupy_says_which_arrays_are_elsewhere(monkeypatch):
+    library = CupyLibrary("cupy", resolve("numpy").module)
+    array, mask = np.ones(2), library.random_mask
+    monkeypatch.setattr(cuda_launch, "is_current_device", lambda array: True)
+    assert library.other_device([None, array]) is None
+    monkeypatch.setattr(cuda_launch, "is_current_device", lambda array: False)
+    assert library.other_device([None, array]) == array.device
+    assert library.other_device([]) is None
+    place = Place()
+    monkeypatch.setattr(cuda_launch, "launch", lambda *_: results.append(place.is_current))
+    results = []
+    mask(1, 5, (3,), place)
+    library.counted_random_mask(1, np.asarray(1), 5, (3,), place)
+    mask(1, 5, (3,), None)
+    assert results == [True, True, False]
+
+
 @pytest.mark.parametrize("operation", CASES)
 def test_no_kernel_is_switched_off_at_its_first_use(cuda, monkeypatch, tmp_path, operation):
     importlib.import_module("xformer.training")
@@ -198,11 +250,10 @@ def test_a_training_step_copies_nothing_from_the_host(cuda_host, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(cupy_backend, "_TABLES", {})
     monkeypatch.setitem(libraries._LIBRARIES, "cupy", resolve("numpy"))  # it is not imported
-    for name in ("random_mask", "_random_mask"):
-        monkeypatch.setattr(NumpyLibrary, name, getattr(CupyLibrary, name), raising=False)
-    monkeypatch.setattr(
-        NumpyLibrary, "rows_of_table", lambda *arguments: CupyLibrary.rows_of_table(*arguments[:-1], device=None)
-    )
+    monkeypatch.setattr(NumpyLibrary, "_random_mask", CupyLibrary._random_mask, raising=False)
+    for function in (CupyLibrary.random_mask, CupyLibrary.rows_of_table):
+        on_current_device = lambda *given, function=function: function(*given[:-1], device=None)  # noqa: E731
+        monkeypatch.setattr(NumpyLibrary, function.__name__, on_current_device)
     copies, place = [], NumpyLibrary._place
     monkeypatch.setattr(
         NumpyLibrary, "_place", lambda self, data, *rest: copies.append(data) or place(self, data, *rest)

@@ -21,7 +21,7 @@ from xformer import ops, vjp
 from xformer.backends import to_host
 from xformer.errors import ShapeError
 from xformer.kernels.cupy import attention as cupy_attention
-from xformer.kernels.cupy import cublas, cudnn_plans, plans
+from xformer.kernels.cupy import cublas, cudnn_plans, launch, plans
 from xformer.kernels.cupy import cudnn as cupy_cudnn
 from xformer.ops import attention
 
@@ -217,6 +217,7 @@ def test_results_have_the_layout_that_merging_heads_needs(cudnn):
 
 def test_the_number_of_all_scores_decides(monkeypatch):
     monkeypatch.setattr(cublas, "pointer", lambda array: 0)
+    monkeypatch.setattr(launch, "is_current_device", lambda array: True)
     monkeypatch.setattr(cudnn_plans, "unsupported_reason", lambda *specs: None)
     few, enough = (qkv(32, 32, batch=batch, count=8)[:1] * 3 for batch in (511, 512))
     static = {"causal": False, "scale": 1.0, "keep_probability": 1.0}

@@ -12,7 +12,7 @@ from tests.reference import for_each
 from xformer import ops, vjp
 from xformer.backends import to_host
 from xformer.kernels.cupy import attention as cupy_attention
-from xformer.kernels.cupy import cublas
+from xformer.kernels.cupy import cublas, launch
 from xformer.ops import attention
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -25,6 +25,7 @@ def serve_numpy(monkeypatch, kernels):
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
     monkeypatch.setattr(cublas, "binding_and_handle", lambda: (binding, HANDLE))
     monkeypatch.setattr(cublas, "pointer", lambda array: array.ctypes.data)
+    monkeypatch.setattr(launch, "is_current_device", lambda array: True)
     replace_kernels(monkeypatch, "numpy", {"attention": kernels})
     return binding
 

@@ -11,7 +11,7 @@ from typing import Any
 from xformer.backends import NativeArray as Array
 from xformer.backends import accumulation_dtype, array_namespace, device
 from xformer.kernels.cupy.cublas import batched_product
-from xformer.kernels.cupy.launch import FLOATS
+from xformer.kernels.cupy.launch import FLOATS, why_not
 from xformer.ops.attention import causal_mask, repeat_kv, sum_kv_groups
 from xformer.ops.dropout import apply_dropout
 from xformer.ops.operation import Kernel
@@ -59,4 +59,4 @@ def _transpose(x: Array) -> Array:
     return array_namespace(x).matrix_transpose(x)
 
 
-KERNELS = [Kernel("cupy.attention", "attention", "cupy", forward, vjp, dtypes=FLOATS, tolerance=2e-2)]
+KERNELS = [Kernel("cupy.attention", "attention", "cupy", forward, vjp, dtypes=FLOATS, why_not=why_not, tolerance=2e-2)]

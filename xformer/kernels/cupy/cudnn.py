@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from xformer.backends import NativeArray as Array
 from xformer.backends import array_namespace, device, dtype_name
 from xformer.kernels.cupy import attention as cupy_attention
-from xformer.kernels.cupy import cublas, cudnn_plans
+from xformer.kernels.cupy import cublas, cudnn_plans, launch
 from xformer.kernels.cupy.cudnn_graph import DTYPES, Layout, Spec, aligned_rows, packed
 from xformer.ops.attention import causal_mask
 from xformer.ops.operation import Kernel
@@ -43,6 +43,8 @@ def why_not(
 ) -> str | None:
     """Return why cuDNN does not support the call, or None."""
     (batch, heads, queries, head_dim), keys, value_dim = query.shape, key.shape[2], value.shape[3]
+    if reason := launch.why_not(query):
+        return reason
     if 0 in (*query.shape, *key.shape, *value.shape):
         return "an empty array"
     if any(size % 8 or size > _MAX_FEATURES for size in (head_dim, value_dim)):
