@@ -11,11 +11,14 @@ from xformer.ops import (
     dropout,
     embedding,
     gelu,
+    gelu_tanh,
     layer_norm,
     linear,
     project_heads,
+    quick_gelu,
     relu,
     rms_norm,
+    silu,
     softmax,
     squared_norm,
 )
@@ -63,7 +66,10 @@ def head_arrays(shape, *biases):
 # By operation: functions and their arrays. The first row has the arrays and options of the operation itself.
 TABLE = {
     "relu": [(relu, {}, normal(*shape)) for shape in SHAPES],
-    "gelu": [(gelu, {}, 3.0 * normal(*shape)) for shape in SHAPES],
+    **{
+        function.__name__: [(function, {}, 3.0 * normal(*shape)) for shape in SHAPES]
+        for function in (gelu, gelu_tanh, silu, quick_gelu)
+    },
     "dropout": [
         (dropout, {"keep_probability": 0.7}, np.asarray(normal(*shape)), random_bools(*shape)) for shape in SHAPES
     ],

@@ -73,7 +73,7 @@ def test_values_and_derivatives(monkeypatch, operation):
         assert_same(monkeypatch, operation, functools.partial(function, **options), *hosts)
 
 
-@for_each("name", ["relu", "gelu", "gelu_tanh", "silu"])
+@for_each("name", ["relu", "gelu", "gelu_tanh", "silu", "quick_gelu"])
 @for_each("dtype", ["float64", "bfloat16"])
 def test_activations(monkeypatch, name, dtype):
     assert_same(monkeypatch, name, ops.activation(name), normal(3, 5, 7), dtype=dtype)

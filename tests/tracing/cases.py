@@ -16,6 +16,7 @@ import numpy as np
 from xformer import ops
 from xformer.backends import extra
 from xformer.layers import Linear
+from xformer.ops.activations import gated
 from xformer.tree import with_fields
 
 
@@ -350,6 +351,8 @@ row("relu_squared", lambda xp, x: ops.relu_squared(x), (3, 4))
 row("quick_gelu", lambda xp, x: ops.quick_gelu(x), (3, 4))
 for _name in ("relu", "gelu", "gelu_tanh", "silu", "relu_squared", "quick_gelu"):
     row("activation", lambda xp, x, f=_name: ops.activation(f)(x), (3, 4))
+row("activation", lambda xp, x, y: gated(x, y, "silu") * x, (3, 4), (3, 4))
+row("activation", lambda xp, x: gated(x, xp.asarray(KEPT * 1.5), "gelu"), (3, 3))
 row("dropout", lambda xp, x: ops.dropout(x * x, xp.asarray(KEPT), 0.8), (3, 3))
 ANGLES = np.arange(8.0).reshape(4, 2)
 row("rotate", lambda xp, x: ops.rotate(x, xp.asarray(np.cos(ANGLES)), xp.asarray(np.sin(ANGLES))) ** 2, (1, 2, 4, 5))

@@ -25,6 +25,7 @@ from xformer.backends.array_types import Array, Device, DType
 from xformer.backends.library import Library, Table, compute
 from xformer.errors import BackendError
 from xformer.ops import Kernel, register
+from xformer.ops.activations import QUICK
 from xformer.tracing.tracer import Tracer
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -532,6 +533,7 @@ _KERNELS: dict[str, Callable[..., Tracer]] = {
     "gelu": lambda x: _elementwise(op.gelu, x),
     "gelu_tanh": lambda x: _elementwise(partial(op.gelu, approximate="tanh"), x),
     "silu": lambda x: NAMESPACE.operator_mul(x, _elementwise(op.sigmoid, x)),
+    "quick_gelu": lambda x: NAMESPACE.operator_mul(x, _elementwise(op.sigmoid, NAMESPACE.operator_mul(x, QUICK))),
 }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from xformer import native
 from xformer.backends import dtype_name
-from xformer.ops.activations import CUBIC, SCALE
+from xformer.ops.activations import CUBIC, QUICK, SCALE
 from xformer.ops.blocks import num_columns
 from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
@@ -439,6 +439,7 @@ KERNELS = [
     native_kernel("gelu", _gelu_forward, _activation_vjp),
     native_kernel("gelu_tanh", partial(_logistic_unit_forward, scale=SCALE, cubic=CUBIC), _activation_vjp),
     native_kernel("silu", partial(_logistic_unit_forward, scale=1.0, cubic=0.0), _activation_vjp),
+    native_kernel("quick_gelu", partial(_logistic_unit_forward, scale=QUICK, cubic=0.0), _activation_vjp),
     native_kernel("relu", _relu_forward, _relu_vjp),
     native_kernel("adam", _adam, None, why_not=_adam_why_not, is_recordable=False),
     native_kernel("attention", _attention_forward, _attention_vjp),

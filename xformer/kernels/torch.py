@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from xformer.backends import array_namespace
+from xformer.ops.activations import QUICK
 from xformer.ops.attention import causal_mask, with_repeated_heads
 from xformer.ops.experts import sliced_forward, sliced_vjp
 from xformer.ops.linear import affine_functions, as_rows
@@ -351,6 +352,11 @@ def _activation(operation: str, forward: Callable[..., Any], backward: Callable[
 KERNELS = [
     _kernel("relu", _relu_forward, _relu_vjp),
     _activation("silu", lambda x, *, save: (_functional.silu(x), x), _aten.silu_backward),
+    _activation(
+        "quick_gelu",
+        lambda x, *, save: (_functional.silu(QUICK * x) * (1.0 / QUICK), x),
+        lambda g, x: _aten.silu_backward(g, QUICK * x),
+    ),
     _activation("gelu", _gelu_forward, _gelu_backward),
     _activation(
         "gelu_tanh",

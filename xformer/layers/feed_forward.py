@@ -17,7 +17,7 @@ from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
 from xformer.ops.activations import activation as activation_named
-from xformer.ops.activations import logistic
+from xformer.ops.activations import gated, logistic
 from xformer.ops.decoding import top_k
 from xformer.ops.embedding import embedding
 from xformer.ops.experts import apply_experts
@@ -103,7 +103,7 @@ class GatedFeedForward(FeedForward):
 
     def hidden(self, x: Array) -> Array:
         """Return the features in between, (..., d_ff)."""
-        return self.gate(x, self.activation) * self.up(x)
+        return gated(self.gate(x), self.up(x), self.activation)
 
 
 _LIMIT, _SLOPE = 7.0, 1.702

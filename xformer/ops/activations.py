@@ -8,7 +8,7 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError
-from xformer.ops.operation import Operation
+from xformer.ops.operation import OPERATIONS, Operation
 
 _SIGNATURE = "x: (...) float -> (...)"
 
@@ -41,6 +41,18 @@ def relu(x: Array) -> Array:
     return _relu(x)
 
 
+def _relu_squared_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
+    y = relu(x)
+    return y * y, y
+
+
+def _relu_squared_vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
+    return (2.0 * g * y,)
+
+
+_relu_squared = Operation("relu_squared", _SIGNATURE, _relu_squared_forward, _relu_squared_vjp)
+
+
 def relu_squared(x: Array) -> Array:
     """Compute max(x, 0)^2 (So et al., 2021, section 3).
 
@@ -50,8 +62,7 @@ def relu_squared(x: Array) -> Array:
     Returns:
         Array of the same shape and dtype.
     """
-    y = relu(x)
-    return y * y
+    return _relu_squared(x)
 
 
 _MAX_ABS = 40.0  # beyond, the tail of the normal distribution is zero in float64
@@ -86,8 +97,8 @@ def gelu(x: Array) -> Array:
     return _gelu(x)
 
 
-# Both have the form x s(z), with s the logistic function. Beyond the limit, s is 0 or 1, and its derivative 0; infinity
-# times zero would be NaN.
+# The others have the form x s(z), with s the logistic function. Beyond the limit, s is 0 or 1, and its derivative 0;
+# infinity times zero would be NaN.
 _LIMIT = 80.0
 
 
@@ -105,22 +116,31 @@ def _above_minus_limit(x: Array) -> Array:
     return xp.where(x < -_LIMIT, xp.zeros_like(x), x)
 
 
+def _logistic_unit(name: str, argument: Callable[[Array], Array], x_slope: Callable[[Array], Array]) -> Operation:
+    """Return the operation x s(z), where `argument` computes z of x, and `x_slope` x z'."""
+
+    def forward(x: Array, *, save: bool) -> tuple[Array, Any]:
+        return _above_minus_limit(x) * logistic(argument(_clip(x))), x
+
+    def vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
+        """With y = x s(z): dx = g (s + x z' s (1 - s))."""
+        x = _clip(x)
+        s = logistic(argument(x))
+        return (g * (s + s * (1.0 - s) * x_slope(x)),)
+
+    return Operation(name, _SIGNATURE, forward, vjp, compute_in_float32=True)
+
+
 SCALE, CUBIC = 2.0 * math.sqrt(2.0 / math.pi), 0.044715
+QUICK = 1.702  # x s(1.702 x) is close to GELU
 
-
-def _gelu_tanh_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
-    c = _clip(x)
-    return _above_minus_limit(x) * logistic(SCALE * (c + CUBIC * c * c * c)), x
-
-
-def _gelu_tanh_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
-    """With y = x s(z): dx = g (s + x s (1 - s) z')."""
-    x = _clip(x)
-    s = logistic(SCALE * (x + CUBIC * x * x * x))
-    return (g * (s + x * s * (1.0 - s) * (SCALE * (1.0 + 3.0 * CUBIC * x * x))),)
-
-
-_gelu_tanh = Operation("gelu_tanh", _SIGNATURE, _gelu_tanh_forward, _gelu_tanh_vjp, compute_in_float32=True)
+_gelu_tanh = _logistic_unit(
+    "gelu_tanh",
+    lambda x: SCALE * (x + CUBIC * x * x * x),
+    lambda x: SCALE * (x + 3.0 * CUBIC * x * x * x),
+)
+_silu = _logistic_unit("silu", lambda x: x, lambda x: x)
+_quick_gelu = _logistic_unit("quick_gelu", lambda x: QUICK * x, lambda x: QUICK * x)
 
 
 def gelu_tanh(x: Array) -> Array:
@@ -135,20 +155,6 @@ def gelu_tanh(x: Array) -> Array:
     return _gelu_tanh(x)
 
 
-def _silu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
-    return _above_minus_limit(x) * logistic(_clip(x)), x
-
-
-def _silu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
-    """With y = x s(x): dx = g (s + x s (1 - s))."""
-    x = _clip(x)
-    s = logistic(x)
-    return (g * (s + x * s * (1.0 - s)),)
-
-
-_silu = Operation("silu", _SIGNATURE, _silu_forward, _silu_vjp, compute_in_float32=True)
-
-
 def silu(x: Array) -> Array:
     """Compute SiLU, x times the logistic function of x, also known as swish (Elfwing et al., 2018).
 
@@ -161,9 +167,6 @@ def silu(x: Array) -> Array:
     return _silu(x)
 
 
-_QUICK = 1.702  # x s(1.702 x), with s the logistic function, is close to GELU
-
-
 def quick_gelu(x: Array) -> Array:
     """Compute the sigmoid approximation of GELU (Hendrycks and Gimpel, 2016, section 2), as CLIP does.
 
@@ -173,7 +176,7 @@ def quick_gelu(x: Array) -> Array:
     Returns:
         Array of the same shape and dtype.
     """
-    return extra.cast_like(silu(x * _QUICK) * (1.0 / _QUICK), x)
+    return _quick_gelu(x)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -201,3 +204,37 @@ def activation(name: str) -> Callable[[Array], Array]:
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigError(f"activation is {name!r}; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+# --- gated units ------------------------------------------------------------------------------------------------------
+
+
+def _gated_forward(gate: Array, up: Array, *, activation: str, save: bool) -> tuple[Array, Any]:
+    operation = OPERATIONS[activation]
+    kernel = operation.select(array_namespace(gate, up), (gate,), {}, operation.check(gate), save=save)
+    y, residuals = kernel.forward(gate, save=save)
+    return y * up, (kernel.vjp, residuals, y, up)
+
+
+def _gated_vjp(g: Array, saved: Any, needs: Any, *, activation: str) -> tuple[Any, ...]:
+    vjp, residuals, y, up = saved
+    return vjp(g * up, residuals, needs[:1])[0] if needs[0] else None, g * y if needs[1] else None
+
+
+_gated = Operation(
+    "gated", "gate: (...) float, up: (...) float -> (...)", _gated_forward, _gated_vjp, compute_in_float32=True
+)
+
+
+def gated(gate: Array, up: Array, activation: str) -> Array:
+    """Compute activation(gate) * up, the gated unit of Shazeer (2020).
+
+    Args:
+        gate: Array of any shape, floating.
+        up: Array of the same shape.
+        activation: Name of an activation function.
+
+    Returns:
+        Array of the same shape.
+    """
+    return _gated(gate, up, activation=activation)

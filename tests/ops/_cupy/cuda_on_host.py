@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from xformer.kernels.cupy import launch as cuda_launch
+from xformer.ops.activations import ACTIVATIONS
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 COMPILER = None if sys.platform == "win32" else shutil.which("g++")
@@ -24,10 +25,15 @@ SAME = [("float32",), ("float64",), ("float16",), ("bfloat16",)]
 WIDE = [("float32",), ("float64",)]
 PAIRS = [*(dtypes * 2 for dtypes in SAME), ("float16", "float32"), ("bfloat16", "float32")]
 CASTS = [(*x, *y) for x in SAME for y in SAME if x != ("float64",) or y in WIDE]
+OF_ACTIVATIONS = [(*dtypes, function) for dtypes in SAME for function in ACTIVATIONS]
 INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "norms": {"normalize": PAIRS, "normalize_vjp": PAIRS, "normalize_parameters_vjp": SAME},
     "columns": {"column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")], "add_bias": SAME},
-    "elementwise": dict.fromkeys(("add", "relu", "relu_vjp", "gelu", "gelu_vjp", "dropout", "multiply_by_2g"), SAME),
+    "elementwise": {
+        **dict.fromkeys(("add", "dropout", "multiply_by_2g"), SAME),
+        **dict.fromkeys(("activation", "activation_vjp", "gated", "gated_vjp"), OF_ACTIVATIONS),
+    },
+    "rotate": {"rotate": SAME},
     "softmax": {
         "softmax": [(*dtypes, vectors) for dtypes in SAME for vectors in ("1", "2")],
         **dict.fromkeys(("softmax_vjp", "cross_entropy", "cross_entropy_vjp"), SAME),

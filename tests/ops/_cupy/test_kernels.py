@@ -15,7 +15,7 @@ from tests.ops._cupy.cuda_on_host import CASTS
 from tests.ops.cases import SHAPES, TABLE, features, maps, random_bools
 from tests.reference import for_each, raises_line
 from xformer import ops, vjp
-from xformer.backends import array_namespace, resolve, to_host
+from xformer.backends import array_namespace, dtype_name, resolve, to_host
 from xformer.errors import ShapeError
 from xformer.kernels.cupy import optimizer, rows
 from xformer.kernels.cupy.elementwise import add
@@ -31,9 +31,12 @@ from xformer.ops import (
     project_heads,
     relu,
     rms_norm,
+    rotate,
     softmax,
     squared_norm,
 )
+from xformer.ops.activations import ACTIVATIONS, gated
+from xformer.ops.operation import OPERATIONS
 
 SPECIAL = [np.nan, np.inf, -np.inf]
 
@@ -61,7 +64,55 @@ def test_arrays_that_take_several_launches(cuda, monkeypatch, dtype):
         cuda.agree(functools.partial(function, **options), *hosts, dtype=dtype)
 
 
+@for_each("dtype", DTYPES)
+@for_each("name", ACTIVATIONS)
+def test_activations_and_gated_units(cuda, name, dtype):
+    special = np.asarray([np.nan, np.inf, -np.inf, -0.0, 0.0, -90.0, 90.0, -6e4, 6e4, -3.0])
+    for shape in SHAPES:
+        cuda.agree(ACTIVATIONS[name], 3.0 * normal(*shape), dtype=dtype)
+        cuda.agree(lambda x, y: gated(x, y, name), 3.0 * normal(*shape), normal(*shape, seed=1), dtype=dtype)
+    g, gate, up = (cuda.array(each, dtype) for each in (np.full(10, 0.5), special, np.full(10, 2.0)))
+    output, pull = vjp(lambda x, y: gated(x, y, name), gate, up)
+    got = output, *pull(g), ACTIVATIONS[name](gate)
+    with np.errstate(all="ignore"):
+        x = to_host(gate).astype("float64")
+        kernel = OPERATIONS[name].definition
+        y, residuals = kernel.forward(x, save=True)
+        (slope,) = kernel.vjp(np.ones(10), residuals, (True,))
+        expected = [each.astype(to_host(output).dtype) for each in (2.0 * y, slope, 0.5 * y, y)]
+    for actual, correct in zip(got, expected, strict=True):
+        np.testing.assert_allclose(*(np.asarray(to_host(each), float) for each in (actual, correct)), 1e-2, 1e-7)
+
+
+@for_each(
+    "shape", [(2, 3, 5, 16, 8), (2, 3, 5, 16, 4), (1, 2, 7, 6, 3), (2, 1, 4, 20, 7), (0, 2, 3, 8, 4), (1, 9, 1, 64, 32)]
+)
+@for_each("dtype", DTYPES)
+def test_rotation_in_both_orders_of_heads_and_rows(cuda, dtype, shape):
+    batch, heads, length, size, half = shape
+    angles = np.random.default_rng(0).uniform(-3.0, 3.0, (length, half))
+
+    def rotated(x):
+        turned = rotate(x, *(cuda.array(each, dtype_name(x.dtype)) for each in (np.cos(angles), np.sin(angles))))
+        assert turned.shape == x.shape
+        return turned
+
+    tolerance = {"float16": 8e-3, "bfloat16": 6e-2}.get(dtype)
+    rows = normal(batch, length, heads, size)
+    for x in (rows.reshape(batch, heads, length, size), rows.reshape(batch * heads, length, size)):
+        cuda.agree(rotated, x, dtype=dtype, tolerance=tolerance)
+    for view in (np.s_[:], np.s_[:, ::-1], np.s_[..., ::-1]):
+        cuda.agree(
+            lambda x, view=view: rotated(array_namespace(x).permute_dims(x[view], (0, 2, 1, 3))),
+            rows,
+            dtype=dtype,
+            tolerance=tolerance,
+        )
+
+
 ON_LAYOUTS = [
+    (lambda gate, up: gated(gate, up, "silu"), normal(6, 16), normal(6, 16, seed=1)),
+    (lambda up, gate: gated(gate, up, "silu"), normal(6, 16), normal(6, 16, seed=1)),
     *((relu, normal(6, 16)), (gelu, normal(6, 16)), (softmax, normal(5, 16))),
     (lambda x, ids: cross_entropy(x, ids), normal(5, 16), np.asarray([1, 0, 15, 3, 3])),
     (layer_norm, normal(6, 16), normal(16, seed=1), normal(16, seed=2)),

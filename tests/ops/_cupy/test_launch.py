@@ -78,7 +78,7 @@ def test_a_launch_without_cupy_reports_the_install_command():
     with pytest.raises(
         BackendError, match=r"^backend 'cupy' is not installed; run: pip install \"array-transformers\[cuda\]"
     ):
-        cuda_launch.launch("elementwise.relu", ("float32",), 1, 32)
+        cuda_launch.launch("elementwise.add", ("float32",), 1, 32)
 
 
 def test_importing_the_kernels_imports_only_numpy():

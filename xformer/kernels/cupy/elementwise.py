@@ -1,20 +1,33 @@
-"""Elementwise functions on CuPy, in one launch each: sums, ReLU, GELU and dropout."""
+"""Elementwise functions on CuPy, in one launch each: sums, activations, gated units and dropout."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from xformer.backends import is_floating
 from xformer.kernels.cupy import launch
 from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, grid_for_elements, why_not
+from xformer.ops.activations import ACTIVATIONS
 from xformer.ops.operation import Kernel
 
 
-def map_elements(kernel: str, x: Any, *arrays: Any, settings: tuple[float, ...] = ()) -> Any:
-    """Launch an elementwise function of x and of more arrays, which are C-contiguous."""
+def map_elements(
+    kernel: str, x: Any, *arrays: Any, settings: tuple[float, ...] = (), function: tuple[str, ...] = ()
+) -> Any:
+    """Launch an elementwise function of x and of more arrays, which are C-contiguous.
+
+    Args:
+        kernel: Name of the kernel.
+        x: First array.
+        *arrays: Other arrays.
+        settings: Last arguments of the kernel.
+        function: Its template argument, if it has one besides the dtype.
+    """
     x = contiguous(x)
     y = empty(x)
-    launch.launch(f"elementwise.{kernel}", dtype_names(x), *grid_for_elements(x), x, *arrays, y, x.size, *settings)
+    template = *dtype_names(x), *function
+    launch.launch(f"elementwise.{kernel}", template, *grid_for_elements(x), x, *arrays, y, x.size, *settings)
     return y
 
 
@@ -24,24 +37,29 @@ def add(x: Any, y: Any) -> Any:
     return map_elements("add", x, y) if is_supported and x.flags.c_contiguous and y.flags.c_contiguous else None
 
 
-def relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
-    """Return max(x, 0), which is also the residual."""
-    y = map_elements("relu", x)
-    return y, y
-
-
-def relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
-    """Return g where y = relu(x) is positive, else zero."""
-    return (map_elements("relu_vjp", g, y),)
-
-
-def _gelu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
+def activation_forward(x: Any, *, save: bool, name: str) -> tuple[Any, Any]:
+    """Return an activation of x and its residual, which of relu is the result."""
     x = contiguous(x)
-    return map_elements("gelu", x), x
+    y = map_elements("activation", x, function=(name,))
+    return y, y if name == "relu" else x
 
 
-def _gelu_vjp(g: Any, x: Any, needs: Any) -> tuple[Any, ...]:
-    return (map_elements("gelu_vjp", g, x),)
+def activation_vjp(g: Any, x: Any, needs: Any, *, name: str) -> tuple[Any, ...]:
+    """Return the cotangent of x, for the residual of `activation_forward`."""
+    return (map_elements("activation_vjp", g, x, function=(name,)),)
+
+
+def _gated_forward(gate: Any, up: Any, *, activation: str, save: bool) -> tuple[Any, Any]:
+    gate, up = contiguous(gate), contiguous(up)
+    return map_elements("gated", gate, up, function=(activation,)), (gate, up)
+
+
+def _gated_vjp(g: Any, residuals: Any, needs: Any, *, activation: str) -> tuple[Any, ...]:
+    gate, _ = residuals
+    arrays = contiguous(g), *residuals, empty(gate), empty(gate)
+    template = *dtype_names(gate), activation
+    launch.launch("elementwise.gated_vjp", template, *grid_for_elements(gate), *arrays, gate.size)
+    return arrays[3:]
 
 
 def _dropout_forward(x: Any, mask: Any, *, keep_probability: float, save: bool) -> tuple[Any, Any]:
@@ -53,8 +71,15 @@ def _dropout_vjp(g: Any, mask: Any, needs: Any, *, keep_probability: float) -> t
     return map_elements("dropout", g, mask, settings=(1.0 / keep_probability,)), None
 
 
+_FUNCTIONS: dict[str, tuple[Any, Any]] = {
+    **{
+        name: (functools.partial(activation_forward, name=name), functools.partial(activation_vjp, name=name))
+        for name in ACTIVATIONS
+    },
+    "gated": (_gated_forward, _gated_vjp),
+    "dropout": (_dropout_forward, _dropout_vjp),
+}
 KERNELS = [
-    Kernel("cupy.relu", "relu", "cupy", relu_forward, relu_vjp, dtypes=FLOATS, why_not=why_not),
-    Kernel("cupy.gelu", "gelu", "cupy", _gelu_forward, _gelu_vjp, dtypes=FLOATS, why_not=why_not),
-    Kernel("cupy.dropout", "dropout", "cupy", _dropout_forward, _dropout_vjp, dtypes=FLOATS, why_not=why_not),
+    Kernel(f"cupy.{name}", name, "cupy", *functions, dtypes=FLOATS, why_not=why_not)
+    for name, functions in _FUNCTIONS.items()
 ]

@@ -6,11 +6,12 @@ is a pass over memory.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from xformer.kernels.cupy import cublaslt, launch
 from xformer.kernels.cupy.cublas import batched_product
-from xformer.kernels.cupy.elementwise import relu_forward, relu_vjp
+from xformer.kernels.cupy.elementwise import activation_forward, activation_vjp
 from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, grid_for_elements, why_not
 from xformer.kernels.cupy.rows import column_sums
 from xformer.ops.linear import affine_functions
@@ -24,7 +25,7 @@ def _affine(rows: Any, weight: Any, bias: Any, relu: bool) -> Any:
     y = batched_product(rows, weight)
     if bias is not None:
         launch.launch("columns.add_bias", dtype_names(y), *grid_for_elements(y), y, contiguous(bias), y.size, len(bias))
-    return relu_forward(y, save=False)[0] if relu else y
+    return activation_forward(y, save=False, name="relu")[0] if relu else y
 
 
 def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tuple[Any, Any]:
@@ -49,7 +50,7 @@ _FUNCTIONS = affine_functions(
     _affine,
     lambda rows, weight, addend: batched_product(rows, weight.T, addend=addend),
     _parameter_cotangents,
-    relu_vjp,
+    functools.partial(activation_vjp, name="relu"),
     cotangent_rows_of=lambda g, shape: contiguous(g.reshape(shape)),
 )
 KERNELS = [

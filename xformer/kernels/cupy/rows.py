@@ -1,4 +1,4 @@
-"""Kernels that read rows on CuPy: norms, softmax, cross-entropy, embedding, and sums over rows in a fixed order.
+"""Kernels that read rows on CuPy: norms, softmax, losses, rotation, embedding, and sums over rows in a fixed order.
 
 A warp or a block reads a row once if it fits into its registers.
 """
@@ -197,6 +197,38 @@ def _cross_entropy_vjp(
     return dlogits, None
 
 
+# --- Rotation of pairs of features, whichever order heads and rows have in memory ---
+
+_MAX_BLOCKS = 2**20
+
+
+def _rotate(sign: float, x: Any, cosine: Any, sine: Any) -> Any:
+    """Rotate; the result has the memory order of x if that is (batch, length, heads, head_dim), else C order."""
+    xp, (*outer, length, size), half = array_namespace(x), x.shape, cosine.shape[1]
+    is_readable = x.ndim == 4 and x.strides[3] == x.itemsize and min(x.strides) > 0
+    rows = x if is_readable else xp.reshape(contiguous(x), (math.prod(outer), 1, length, size))
+    batch, heads = rows.shape[:2]
+    if rows.strides[1] < rows.strides[2]:
+        y = xp.permute_dims(empty(x, (batch, length, heads, size)), (0, 2, 1, 3))
+    else:
+        y = empty(x, rows.shape)
+    vector = launch.elements_per_thread(x)
+    vectors = -(-half // vector) + -(-(size - 2 * half) // vector)
+    grid = min(batch * length, _MAX_BLOCKS) if x.size else 0, min(512, -(-heads * vectors // 32) * 32)
+    steps = (stride // x.itemsize for array in (rows, y) for stride in array.strides[:3])
+    arrays = rows, contiguous(cosine), contiguous(sine), y
+    launch.launch("rotate.rotate", dtype_names(x), *grid, *arrays, batch, heads, length, size, half, *steps, sign)
+    return xp.reshape(y, x.shape)
+
+
+def _rotate_forward(x: Any, cosine: Any, sine: Any, *, save: bool) -> tuple[Any, Any]:
+    return _rotate(1.0, x, cosine, sine), (cosine, sine)
+
+
+def _rotate_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    return _rotate(-1.0, g, *residuals), None, None
+
+
 # --- Embedding, whose derivative sums the rows of an id in one order ---
 
 _SEGMENT = 64  # sorted ids whose rows one block sums
@@ -245,6 +277,7 @@ KERNELS = [
         for name, forward, vjp, refusal in (
             ("softmax", _softmax_forward, _softmax_vjp, why_not),
             ("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp, why_not),
+            ("rotate", _rotate_forward, _rotate_vjp, why_not),
             ("embedding", _embedding_forward, _embedding_vjp, _embedding_why_not),
         )
     ),

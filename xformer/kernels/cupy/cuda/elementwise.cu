@@ -1,5 +1,10 @@
 // Elementwise functions of arrays of `size` elements.
 
+// Loop over the elements at which this thread loads vectors.
+#define FOR_VECTORS(i, size)                                                              \
+    for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * V; i < (size); \
+         i += (long long)gridDim.x * blockDim.x * V)
+
 // y = f(x, other)
 template <typename T, typename S, typename F>
 __device__ inline void map(const T* x, const S* other, T* y, long long size, F f)
@@ -7,8 +12,7 @@ __device__ inline void map(const T* x, const S* other, T* y, long long size, F f
     const int V = VectorSize<T>::value;
     const bool is_aligned = aligned<V>(x, 0) && aligned<V>(other, 0) && aligned<V>(y, 0);
     Wide<T> a[V], b[V];
-    for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * V; i < size;
-         i += (long long)gridDim.x * blockDim.x * V) {
+    FOR_VECTORS(i, size) {
         const bool is_full = is_aligned && size - i >= V;
         load(x + i, size - i, is_full, a);
         load(other + i, size - i, is_full, b);
@@ -23,28 +27,33 @@ template <typename T> __global__ void add(const T* x, const T* other, T* y, long
     map(x, other, y, size, [](W a, W b) { return a + b; });
 }
 
-// NaN propagates.
-template <typename T> __global__ void relu(const T* x, T* y, long long size)
-{
-    typedef Wide<T> W;
-    map(x, x, y, size, [](W v, W) { return v < 0 ? W(0) : v; });
-}
+// --- Activations: their values, and their cotangents of g, at x; for relu, x may also be relu(x). NaN propagates. --------
 
-template <typename T> __global__ void relu_vjp(const T* g, const T* y, T* dx, long long size)
-{
+template <typename T> struct relu {
     typedef Wide<T> W;
-    map(g, y, dx, size, [](W v, W result) { return result > 0 ? v : W(0); });
-}
+    __device__ static W value(W x) { return x < 0 ? W(0) : x; }
+    __device__ static W vjp(W g, W x) { return x > 0 ? g : W(0); }
+};
+
+template <typename T> struct relu_squared {
+    typedef Wide<T> W;
+    __device__ static W value(W x) { return x < 0 ? W(0) : x * x; }
+    __device__ static W vjp(W g, W x) { return 2 * g * (x < 0 ? W(0) : x); }
+};
 
 // Beyond MAX_ABS the tail of the normal distribution is zero; infinity times zero would be NaN.
 #define MAX_ABS 40
 
-// The density of the normal distribution at u >= 0, and its tail from there on, for results of type T.
-template <typename T> struct Normal {
-    typedef Wide<T> W;
-    W density, tail;
+template <typename W> __device__ inline W clipped(W x, int limit)
+{
+    return x > limit ? W(limit) : x < -limit ? W(-limit) : x;
+}
 
-    __device__ explicit Normal(W u)
+template <typename T> struct gelu {
+    typedef Wide<T> W;
+    W density, tail;  // of the normal distribution at u >= 0, the tail from there on, for results of type T
+
+    __device__ explicit gelu(W u)
     {
         const W at_zero = W(0.39894228040143267794);
         if constexpr (sizeof(T) == 2) {  // Abramowitz and Stegun, 26.2.17, times at_zero: the error is below 3e-7
@@ -56,26 +65,98 @@ template <typename T> struct Normal {
             tail = W(0.5) * (1 - error_function(u * W(0.70710678118654752440)));
         }
     }
+
+    __device__ static W value(W x)
+    {
+        const W u = -maximum(-magnitude(x), W(-MAX_ABS));
+        return (x < 0 ? W(0) : x) - u * gelu(u).tail;
+    }
+
+    __device__ static W vjp(W g, W x)
+    {
+        const W u = magnitude(clipped(x, MAX_ABS));
+        const gelu at(u);
+        const W slope = at.tail - u * at.density;  // at -u
+        return g * (x < 0 ? slope : 1 - slope);
+    }
 };
 
-template <typename T> __global__ void gelu(const T* x, T* y, long long size)
+// Beyond this, the logistic function is 0 or 1, and its derivative 0; infinity times zero would be NaN.
+#define LOGISTIC_LIMIT 80
+
+// x s(z) with s the logistic function and z = scale (x + cubic x^3), where Z has the two constants.
+template <typename T, typename Z> struct LogisticUnit {
+    typedef Wide<T> W;
+
+    __device__ static W logistic(W x)
+    {
+        return reciprocal(1 + exponential_for<T>(-W(Z::scale()) * (x + W(Z::cubic()) * x * x * x)));
+    }
+
+    __device__ static W value(W x)
+    {
+        return (x < -LOGISTIC_LIMIT ? W(0) : x) * logistic(clipped(x, LOGISTIC_LIMIT));
+    }
+
+    __device__ static W vjp(W g, W x)
+    {
+        x = clipped(x, LOGISTIC_LIMIT);
+        const W s = logistic(x);
+        return g * (s + s * (1 - s) * (W(Z::scale()) * (x + 3 * W(Z::cubic()) * x * x * x)));
+    }
+};
+
+#define LOGISTIC_UNIT(name, scale_, cubic_)                                     \
+    struct name##_constants {                                                   \
+        __device__ static constexpr double scale() { return scale_; }           \
+        __device__ static constexpr double cubic() { return cubic_; }           \
+    };                                                                          \
+    template <typename T> struct name : LogisticUnit<T, name##_constants> {};
+
+LOGISTIC_UNIT(silu, 1, 0)
+LOGISTIC_UNIT(quick_gelu, 1.702, 0)
+LOGISTIC_UNIT(gelu_tanh, 1.5957691216057307118, 0.044715)
+
+template <typename T, template <typename> class F> __global__ void activation(const T* x, T* y, long long size)
 {
     typedef Wide<T> W;
-    map(x, x, y, size, [](W v, W) {
-        const W u = -maximum(-magnitude(v), W(-MAX_ABS));
-        return (v < 0 ? W(0) : v) - u * Normal<T>(u).tail;
-    });
+    map(x, x, y, size, [](W v, W) { return F<T>::value(v); });
 }
 
-template <typename T> __global__ void gelu_vjp(const T* g, const T* x, T* dx, long long size)
+template <typename T, template <typename> class F>
+__global__ void activation_vjp(const T* g, const T* x, T* dx, long long size)
+{
+    map(g, x, dx, size, F<T>::vjp);
+}
+
+// y = f(gate) up
+template <typename T, template <typename> class F>
+__global__ void gated(const T* gate, const T* up, T* y, long long size)
 {
     typedef Wide<T> W;
-    map(g, x, dx, size, [](W v, W x) {
-        const W u = magnitude(x) > MAX_ABS ? W(MAX_ABS) : magnitude(x);
-        const Normal<T> at(u);
-        const W slope = at.tail - u * at.density;  // at -u
-        return v * (x < 0 ? slope : 1 - slope);
-    });
+    map(gate, up, y, size, [](W a, W b) { return F<T>::value(a) * b; });
+}
+
+template <typename T, template <typename> class F>
+__global__ void gated_vjp(const T* g, const T* gate, const T* up, T* dgate, T* dup, long long size)
+{
+    const int V = VectorSize<T>::value;
+    const bool is_aligned = aligned<V>(g, 0) && aligned<V>(gate, 0) && aligned<V>(up, 0) && aligned<V>(dgate, 0)
+        && aligned<V>(dup, 0);
+    Wide<T> v[V], a[V], b[V];
+    FOR_VECTORS(i, size) {
+        const long long left = size - i;
+        const bool is_full = is_aligned && left >= V;
+        load(g + i, left, is_full, v);
+        load(gate + i, left, is_full, a);
+        load(up + i, left, is_full, b);
+        for (int k = 0; k < V; ++k) {
+            b[k] = F<T>::vjp(v[k] * b[k], a[k]);
+            a[k] = v[k] * F<T>::value(a[k]);
+        }
+        store(b, left, is_full, dgate + i);
+        store(a, left, is_full, dup + i);
+    }
 }
 
 template <typename T> __global__ void dropout(const T* x, const bool* mask, T* y, long long size, double scale)
