@@ -61,8 +61,8 @@ def arrays(xp: Any, key: Any) -> Any:
 
 # --- elementwise, one array ------------------------------------------------------------------------------------------
 
-ANYWHERE = ["negative", "positive", "conj", "real", "abs", "square", "exp", "expm1", "sin", "cos", "tan", "atan",
-            "sinh", "cosh", "tanh", "asinh", "reciprocal"]  # fmt: skip
+ANYWHERE = ["negative", "positive", "conj", "real", "abs", "square", "exp", "expm1", "sin", "cos", "tan",
+            "atan", "sign", "sinh", "cosh", "tanh", "asinh", "reciprocal"]  # fmt: skip
 for _name in ANYWHERE:
     row(_name, lambda xp, x, f=_name: getattr(xp, f)(x), draw(3, 4, low=-1.4, high=1.4))
 for _name in ("sqrt", "log", "log1p", "log2", "log10"):
@@ -70,6 +70,7 @@ for _name in ("sqrt", "log", "log1p", "log2", "log10"):
 for _name in ("asin", "acos", "atanh"):
     row(_name, lambda xp, x, f=_name: getattr(xp, f)(x), draw(3, 4, low=-0.9, high=0.9))
 row("acosh", lambda xp, x: xp.acosh(x), draw(3, 4, low=1.2, high=3.0))
+row("imag", lambda xp, x: xp.imag(x * x * (1 + 2j)), (3, 4))
 row("negative", lambda xp, x: -x, (3,))
 row("positive", lambda xp, x: +x, (3,))
 row("abs", lambda xp, x: abs(x), (5,))

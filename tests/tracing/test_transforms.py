@@ -624,17 +624,14 @@ def test_writes_that_cannot_be_followed_raise():
 
 
 # Functions, their arguments, and the error of their derivatives.
-RULE, COMPLEX, SCALAR = "has no derivative rule; define one with", "complex", "expected a floating scalar"
+RULE, SCALAR = "has no derivative rule; define one with", "expected a floating scalar"
 MISSING = "traced arrays have no "
 REFUSED: list[tuple[Any, Any, type[Exception], str]] = [
-    (lambda x: total(array_namespace(x).imag(x)), X, NotImplementedError, f"imag {RULE}"),
     (lambda x: total(array_namespace(x).full((2,), x[0])), X, NotImplementedError, f"full {RULE}"),
     (lambda x: total(array_namespace(x).linspace(0.0, x[0], 3)), X, NotImplementedError, f"linspace {RULE}"),
     (lambda x: total(array_namespace(x).arange(x[0])), X, NotImplementedError, f"arange {RULE}"),
     (lambda x: total(array_namespace(x).repeat(x, np.asarray([1, 2, 3]))), X, NotImplementedError, "array of counts"),
-    (lambda t: total(t[0]), (X, np.asarray(1j)), NotImplementedError, COMPLEX),
-    (lambda x: total(array_namespace(x).real(x * np.asarray([1j, 1.0, 2.0]))), X, NotImplementedError, COMPLEX),
-    (lambda x: total(array_namespace(x).astype(x, np.complex128)), X, NotImplementedError, COMPLEX),
+    (lambda x: total(array_namespace(x).astype(x, np.complex128)), X, ShapeError, f"returned complex128 .*{SCALAR}"),
     (lambda x: array_namespace(x).take(x, [x[0], x[1]]), X, DifferentiationError, "take got a traced array as an argu"),
     (
         lambda x: array_namespace(x).scatter_add(x, np.asarray([0]), updates=[x[0]]),

@@ -16,14 +16,42 @@ from xformer.backends.arrays import (
     to_host_together,
     to_library_of,
 )
-from xformer.backends.dtypes import accumulation_dtype, dtype_name, is_floating, is_half_precision, is_integer
+from xformer.backends.dtypes import (
+    accumulation_dtype,
+    dtype_name,
+    is_complex,
+    is_floating,
+    is_half_precision,
+    is_integer,
+)
 from xformer.backends.library import BACKENDS, Library, array_namespace, resolve, resolve_known
 from xformer.errors import moved_names as _moved_names
 
 __getattr__ = _moved_names(__name__)
 
 __all__ = [
-    "BACKENDS", "Array", "DType", "Device", "Library", "Namespace", "NativeArray", "accumulation_dtype",
-    "array_namespace", "as_array", "assign", "check_same_device", "device", "dtype_name", "from_host", "is_floating",
-    "is_half_precision", "is_integer", "resolve", "resolve_known", "to_host", "to_host_together", "to_library_of",
+    "BACKENDS",
+    "Array",
+    "DType",
+    "Device",
+    "Library",
+    "Namespace",
+    "NativeArray",
+    "accumulation_dtype",
+    "array_namespace",
+    "as_array",
+    "assign",
+    "check_same_device",
+    "device",
+    "dtype_name",
+    "from_host",
+    "is_complex",
+    "is_floating",
+    "is_half_precision",
+    "is_integer",
+    "resolve",
+    "resolve_known",
+    "to_host",
+    "to_host_together",
+    "to_library_of",
 ]  # fmt: skip

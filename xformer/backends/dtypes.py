@@ -29,6 +29,11 @@ def is_floating(dtype: DType) -> bool:
     return dtype_name(dtype) in _FLOATING
 
 
+def is_complex(dtype: DType) -> bool:
+    """Return whether a dtype is a complex floating-point type."""
+    return dtype_name(dtype).startswith("complex")
+
+
 def is_half_precision(dtype: DType) -> bool:
     """Return whether a dtype is a 16-bit floating-point type."""
     return dtype_name(dtype) in ("float16", "bfloat16")

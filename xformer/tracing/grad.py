@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_floating
+from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating
 from xformer.backends.arrays import check_class
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
@@ -190,7 +190,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         if shapes != expected:
             raise ShapeError(f"the cotangent has shapes {shapes}; expected those of the output, {expected}")
         dtypes = [dtype_name(array.dtype) for array in seeds]
-        if any(name.startswith("complex") for name in dtypes):
+        if any(is_complex(seed.dtype) > is_complex(array.dtype) for seed, array in zip(seeds, outputs, strict=True)):
             raise ShapeError(f"the cotangent has dtypes {dtypes}; expected real numbers, as the output has")
         array_namespace(*outputs, *seeds)
         for seed in seeds:
@@ -452,4 +452,6 @@ def unbroadcast(xp: Any, cotangent: Any, shape: tuple[int, ...], dtype: Any) -> 
         cotangent = xp.reshape(cotangent, tuple(cotangent.shape)[max(leading, 0) :])
     if tuple(cotangent.shape) != shape:
         cotangent = xp.broadcast_to(cotangent, shape)
+    if cotangent.dtype != dtype and is_complex(cotangent.dtype) and not is_complex(dtype):
+        cotangent = xp.real(cotangent)  # of the product with a real change
     return cotangent if cotangent.dtype == dtype else xp.astype(cotangent, dtype)

@@ -26,7 +26,7 @@ from xformer.backends.arrays import check_class
 from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
-from xformer.tracing.record import base_function
+from xformer.tracing.record import Extension, base_function
 from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, WRITES_OUTER, Tracer
 from xformer.tree import items_of, map_items, rebuild_sequence
 
@@ -257,7 +257,7 @@ class GraphTrace:
         # A view by DLPack does not say whose memory it has.
         function = base_function(self.base, "asarray" if name == "from_dlpack" else name)
         if isinstance(function, ModuleType):
-            function = _Extension(self, function)
+            function = Extension(self, name, function)
         elif callable(function) and not isinstance(function, type):
             function = self._bind(name, function)
         setattr(self, name, function)
@@ -400,16 +400,6 @@ class GraphTrace:
 
     def _append_native(self, name: str, arrays: tuple[Any, ...], numbers: tuple[Any, ...], outputs: Any) -> None:
         self.calls.append(Call(name, (arrays, *numbers), outputs))
-
-
-class _Extension:
-    """The functions of an extension of the standard, such as `xp.linalg`."""
-
-    def __init__(self, trace: GraphTrace, module: ModuleType) -> None:
-        self._trace, self._module = trace, module
-
-    def __getattr__(self, name: str) -> Any:
-        return self._trace._bind(f"{self._module.__name__}.{name}", getattr(self._module, name))
 
 
 def traced_kernel(kernel: Any) -> Any:

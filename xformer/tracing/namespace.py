@@ -13,18 +13,27 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from xformer import hints
-from xformer.backends import Library, array_namespace, dtype_name, extra, is_floating
+from xformer.backends import Library, array_namespace, extra, is_complex, is_floating
 from xformer.backends.arrays import check_class
 from xformer.backends.library import as_arrays
 from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
-from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
-from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
+from xformer.tracing.record import (
+    Extension,
+    base_function,
+    bind_outputs,
+    bind_rule,
+    bind_sequence,
+    bind_unstack,
+    bind_without_rule,
+)
+from xformer.tracing.rule import OUTPUT_RULES, RULES, SEQUENCE_RULES, Pull, Record
 from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer, value_of
 from xformer.tree import is_array, rebuild_sequence
 
@@ -69,7 +78,7 @@ class GradTrace:
         # array-api-compat identifies namespaces by name, so the level must be part of it.
         self.__name__ = f"{base.__name__}.diff{self.trace_level}"
         self.tape: list[Record] = []
-        self.floating: set[Any] = set()  # real floating dtypes seen so far; looking up their names each time is slow
+        self.floating: set[Any] = set()  # floating dtypes seen so far; looking up their names each time is slow
         self.is_closed = False
         self._kept: list[Callable[[], bool]] = []  # functions that end the keeping of an array; see Library.keep
 
@@ -105,6 +114,10 @@ class GradTrace:
             call = bind_rule(self, name, function, rule)
         elif name in SEQUENCE_RULES:
             call = bind_sequence(self, name, function, SEQUENCE_RULES[name])
+        elif name in OUTPUT_RULES:
+            call = bind_outputs(self, name, function, OUTPUT_RULES[name])
+        elif isinstance(function, ModuleType | Extension):
+            return Extension(self, name, function)
         elif name == "unstack":
             call = bind_unstack(self, function)
         elif not callable(function) or isinstance(function, type):
@@ -306,7 +319,7 @@ class GradTrace:
         if name == "getitem":
             return self.setitem(parent, new, *args)
         name = _RULE_OF_OPERATOR.get(name, name)
-        if name not in RULES or view.size != parent.size:
+        if name not in RULES or view.size != parent.size or view.dtype != parent.dtype:
             raise DifferentiationError(f"the result of {name} was written; write into a copy: xp.asarray(x, copy=True)")
         ((select, pull),) = RULES[name].steps
         (values,) = pull(self, new, (select((parent, view)) + args, keywords))
@@ -363,9 +376,7 @@ class GradTrace:
         """Append a record for `output` and wrap it."""
         dtype = output.dtype
         if dtype not in self.floating:
-            if dtype_name(dtype).startswith("complex"):
-                raise DifferentiationError("derivatives of complex results are not supported; keep arrays real")
-            if not is_floating(dtype):
+            if not (is_floating(dtype) or is_complex(dtype)):
                 return Tracer(output, self, -1)
             self.floating.add(dtype)
         self.tape.append((pull, parents, residuals, tuple(output.shape), dtype))
@@ -379,7 +390,8 @@ class GradTrace:
         traced = []
         for output in outputs:
             self.tape.append((None, (), None, tuple(output.shape), output.dtype))
-            traced.append(Tracer(output, self, len(self.tape) - 1 if is_floating(output.dtype) else -1))
+            is_constant = not (is_floating(output.dtype) or is_complex(output.dtype))
+            traced.append(Tracer(output, self, -1 if is_constant else len(self.tape) - 1))
         return tuple(traced)
 
     def close(self) -> None:

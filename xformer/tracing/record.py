@@ -15,13 +15,13 @@ from xformer import hints
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Rule
 from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, PLAIN, InnerArray, Tracer
-from xformer.tree import is_array
+from xformer.tree import is_array, rebuild_sequence
 
 Function = Callable[..., Any]
 # Functions whose results may share memory with their first argument; broadcast_arrays decomposes into such calls.
 _VIEWS = {
     *("asarray", "astype", "broadcast_arrays", "broadcast_to", "conj", "expand_dims", "flip", "from_dlpack", "getitem"),
-    *("matrix_transpose", "moveaxis", "operator_pos", "permute_dims", "positive", "real", "reshape", "squeeze"),
+    *("imag", "matrix_transpose", "moveaxis", "operator_pos", "permute_dims", "positive", "real", "reshape", "squeeze"),
     "to_device",
 }
 
@@ -141,6 +141,24 @@ def bind_unstack(trace: Any, function: Function) -> Function:
     return innermost(trace, "unstack", call)
 
 
+def bind_outputs(trace: Any, name: str, function: Function, formula: Function) -> Function:
+    """Return the traced version of a function of one array with several outputs, such as a factorization."""
+
+    def pull(xp: Any, cotangents: Any, residuals: Any) -> Any:
+        x, outputs, keywords = residuals
+        filled = [xp.zeros_like(y) if g is None else g for g, y in zip(cotangents, outputs, strict=True)]
+        return (formula(xp, filled, x, outputs, **keywords),)
+
+    def call(x: Any, /, **keywords: Any) -> Any:
+        outputs = function(trace.unwrap(x), **keywords)
+        if trace.position(x) < 0:
+            return trace.wrap(outputs)
+        traced = trace.record_outputs(outputs, pull, (trace.position(x),), (x._value, tuple(outputs), keywords))
+        return rebuild_sequence(outputs, traced)
+
+    return innermost(trace, name, call)
+
+
 def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
     """Return the traced version of any other function: a constant, a decomposition, or an error."""
     is_constant = name in NOT_DIFFERENTIABLE
@@ -174,6 +192,7 @@ def innermost(trace: Any, name: str, call: Function, *, has_list: bool = False) 
 
 # --- functions of the base namespace ----------------------------------------------------------------------------------
 
+_IN_BOTH = {"matmul", "matrix_transpose", "tensordot", "vecdot"}  # the main namespace and linalg
 _PYTHON_OPERATORS: dict[str, Function] = {f"operator_{name}": getattr(operator, f"__{name}__") for name in OPERATORS}
 
 
@@ -181,11 +200,26 @@ def base_function(base: Any, name: str) -> Any:
     """Return the function called `name` in the base namespace of a trace; an enclosing trace knows all names itself."""
     if base.is_trace:
         return getattr(base, name)
+    if "." in name:
+        extension, _, name = name.partition(".")
+        return getattr(getattr(base, extension), name)
     if name in _PYTHON_OPERATORS:
         return getattr(base, name, _PYTHON_OPERATORS[name])
     if name in _OWN_FUNCTIONS:
         return functools.partial(_OWN_FUNCTIONS[name], base)
     return getattr(base, name)
+
+
+class Extension:
+    """The functions of an extension of the standard, such as `xp.linalg`, in a trace, which has them by full name."""
+
+    def __init__(self, trace: Any, name: str, module: Any) -> None:
+        self._trace, self._name, self._module = trace, name, module
+
+    def __getattr__(self, name: str) -> Any:
+        if not callable(getattr(self._module, name)):
+            return getattr(self._module, name)
+        return getattr(self._trace, name if name in _IN_BOTH else f"{self._name}.{name}")
 
 
 def set_item(xp: Any, x: Any, value: Any, key: Any) -> Any:

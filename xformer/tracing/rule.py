@@ -94,6 +94,7 @@ def _pull_both(first: Step, second: Step) -> Pull:
 
 RULES: dict[str, Rule] = {}
 SEQUENCE_RULES: dict[str, Formula] = {}
+OUTPUT_RULES: dict[str, Formula] = {}
 DECOMPOSITIONS: dict[str, Formula] = {}
 NOT_DIFFERENTIABLE: set[str] = set()
 
@@ -119,6 +120,21 @@ def defvjp_sequence(name: str) -> Callable[[Formula], Formula]:
 
     def register(formula: Formula) -> Formula:
         SEQUENCE_RULES[name] = formula
+        return formula
+
+    return register
+
+
+def defvjp_outputs(name: str) -> Callable[[Formula], Formula]:
+    """Return a decorator that registers the derivative of a function of one array with several outputs.
+
+    Args:
+        name: Name of the function, e.g. "linalg.qr". The formula f(xp, g, x, outputs, **keywords) returns the cotangent
+            of x; g is the list of the cotangents of the outputs, with zeros for unused ones.
+    """
+
+    def register(formula: Formula) -> Formula:
+        OUTPUT_RULES[name] = formula
         return formula
 
     return register

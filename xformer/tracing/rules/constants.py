@@ -14,7 +14,7 @@ not_differentiable(
     # integers
     *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift", "bitwise_right_shift"),
     # steps: locally constant, so their derivative is zero wherever it exists
-    *("ceil", "floor", "round", "trunc", "sign", "floor_divide"),
+    *("ceil", "floor", "round", "trunc", "floor_divide"),
     # searching and counting
     *("argmax", "argmin", "argsort", "nonzero", "count_nonzero", "searchsorted", "isin"),
     # the operators of these

@@ -5,15 +5,32 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.backends import device
+from xformer.backends import device, is_complex
 from xformer.tracing.rule import decomposition, defvjp
 
-# Functions of one array: g times dy/dx.
+
+def conjugate(xp: Any, x: Any) -> Any:
+    """Return the complex conjugate of an array of any dtype."""
+    return xp.conj(x) if is_complex(x.dtype) else x
+
+
+@decomposition("sign")
+def _sign(xp: Any, x: Any, /) -> Any:
+    """Return a constant, or the direction of a complex number."""
+    if not is_complex(x.dtype):
+        return xp.wrap(xp.base.sign(xp.unwrap(x)))
+    size = xp.abs(x)
+    return x / xp.where(size == 0.0, 1.0, size)
+
+
+# Functions of one array: g times dy/dx. A complex cotangent of x + iy is that of x minus i times that of y, as in JAX.
+# So rules of holomorphic functions are those of real ones.
 defvjp("negative", lambda g: -g)
 defvjp("positive", lambda g: g)
-defvjp("conj", lambda g: g)
+defvjp("conj", lambda xp, g: conjugate(xp, g))
 defvjp("real", lambda g: g)
-defvjp("abs", lambda xp, g, x: g * xp.sign(x))
+defvjp("imag", lambda xp, g, x: xp.astype(g, x.dtype) * -1j)
+defvjp("abs", lambda xp, g, x: g * conjugate(xp, xp.sign(x)))
 defvjp("square", lambda g, x: g * (2.0 * x))
 defvjp("sqrt", lambda g, y: g * (0.5 / y))
 defvjp("reciprocal", lambda g, y: -g * y * y)
@@ -93,7 +110,8 @@ def _pow_base(xp: Any, g: Any, a: Any, b: Any) -> Any:
 def _pow_exponent(xp: Any, g: Any, a: Any, b: Any, y: Any) -> Any:
     """d(a^b)/db = a^b log(a); zero where the power is zero, at 0^0, and by convention where a is negative."""
     a = _array(xp, a, y)
-    is_zero = (a < 0) | (y == 0) | ((a == 0) & (b == 0))
+    is_zero = (y == 0) | ((a == 0) & (b == 0))
+    is_zero = is_zero if is_complex(a.dtype) else is_zero | (a < 0)
     return g * xp.where(is_zero, 0.0, y) * xp.log(xp.where(is_zero, 1.0, a))
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.tracing.rule import decomposition, defvjp
+from xformer.backends import device, is_complex
+from xformer.errors import DifferentiationError
+from xformer.tracing.rule import decomposition, defvjp, defvjp_outputs, not_differentiable
+from xformer.tracing.rules.elementwise import conjugate
 
 
 def _rows(xp: Any, x: Any) -> Any:
@@ -37,8 +40,8 @@ def _matmul_second(xp: Any, g: Any, a: Any, b_shape: Any) -> Any:
 defvjp("matmul", _matmul_first, _matmul_second)
 defvjp(
     "vecdot",
-    lambda xp, g, b, *, axis=-1: xp.expand_dims(g, axis=axis) * b,
-    lambda xp, g, a, *, axis=-1: xp.expand_dims(g, axis=axis) * a,
+    lambda xp, g, b, *, axis=-1: conjugate(xp, xp.expand_dims(g, axis=axis) * b),
+    lambda xp, g, a, *, axis=-1: xp.expand_dims(g, axis=axis) * conjugate(xp, a),
 )
 
 
@@ -55,3 +58,193 @@ def _tensordot(xp: Any, x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
     left = xp.reshape(xp.permute_dims(x1, (*free1, *first)), (math.prod(shape1), count))
     right = xp.reshape(xp.permute_dims(x2, (*second, *free2)), (count, math.prod(shape2)))
     return xp.reshape(left @ right, (*shape1, *shape2))
+
+
+# --- xp.linalg --------------------------------------------------------------------------------------------------------
+#
+# Rules of factorizations are those of symmetric inputs where the function reads one triangle, as in JAX and torch.
+
+
+def _t(xp: Any, x: Any) -> Any:
+    return xp.matrix_transpose(x)
+
+
+def _real(name: str, x: Any) -> None:
+    """Refuse complex matrices, whose factorizations have other rules."""
+    if is_complex(x.dtype):
+        raise DifferentiationError(f"linalg.{name} of complex matrices has no derivative rule")
+
+
+def _diagonals(xp: Any, x: Any) -> Any:
+    """Return matrices (..., n, n) that have x (..., n) on the diagonal."""
+    return xp.expand_dims(x, axis=-2) * xp.eye(x.shape[-1], dtype=x.dtype, device=device(x))
+
+
+def _times_transposed(xp: Any, g: Any, y: Any) -> Any:
+    """Return -g y^T, for the first argument of solve, whose other ones may be vectors."""
+    return -(xp.expand_dims(g, axis=-1) * y) if y.ndim == 1 else -(g @ _t(xp, y))
+
+
+def _solve_second(xp: Any, g: Any, a: Any) -> Any:
+    return xp.linalg.solve(_t(xp, a), g)
+
+
+defvjp("linalg.inv", lambda xp, g, y: -(_t(xp, y) @ g @ _t(xp, y)))
+defvjp("linalg.solve", lambda xp, g, a, y: _times_transposed(xp, _solve_second(xp, g, a), y), _solve_second)
+defvjp("linalg.det", lambda xp, g, x, y: (g * y)[..., None, None] * _t(xp, xp.linalg.inv(x)))
+
+
+@defvjp_outputs("linalg.slogdet")
+def _slogdet(xp: Any, g: Any, x: Any, outputs: Any) -> Any:
+    _real("slogdet", x)
+    return g[1][..., None, None] * _t(xp, xp.linalg.inv(x))
+
+
+def _cholesky(xp: Any, g: Any, y: Any, *, upper: bool = False) -> Any:
+    _real("cholesky", y)
+    g, factor = (_t(xp, g), _t(xp, y)) if upper else (g, y)
+    lower = xp.tril(_t(xp, factor) @ g)
+    lower = 0.5 * (lower + xp.tril(lower, k=-1))  # half of the diagonal
+    inner = xp.linalg.solve(_t(xp, factor), lower + _t(xp, lower))
+    return 0.5 * _t(xp, xp.linalg.solve(_t(xp, factor), _t(xp, inner)))
+
+
+def _pinv(xp: Any, g: Any, x: Any, y: Any, *, rtol: Any = None) -> Any:
+    """Golub and Pereyra, 1973, "The Differentiation of Pseudo-Inverses", equation 4.12, for a constant rank."""
+    _real("pinv", x)
+    g_t, y_t = _t(xp, g), _t(xp, y)
+    return -(y_t @ g @ y_t) + y_t @ (y @ (g_t - g_t @ y @ x)) + (g_t - x @ (y @ g_t)) @ y @ y_t
+
+
+defvjp("linalg.cholesky", _cholesky)
+defvjp("linalg.pinv", _pinv)
+
+
+@defvjp_outputs("linalg.qr")
+def _qr(xp: Any, g: Any, x: Any, outputs: Any, *, mode: str = "reduced") -> Any:
+    _real("qr", x)
+    (q, r), (g_q, g_r), (rows, columns) = outputs, g, x.shape[-2:]
+    if rows < columns or (mode == "complete" and rows != columns):
+        raise DifferentiationError(f"linalg.qr of {rows} x {columns} matrices has no derivative rule in mode {mode!r}")
+    m = r @ _t(xp, g_r) - _t(xp, g_q) @ q
+    lower = xp.tril(m, k=-1)
+    symmetric = xp.tril(m) + _t(xp, lower)
+    return _t(xp, xp.linalg.solve(r, _t(xp, g_q + q @ symmetric)))
+
+
+@defvjp_outputs("linalg.eigh")
+def _eigh(xp: Any, g: Any, x: Any, outputs: Any) -> Any:
+    _real("eigh", x)
+    (values, vectors), (g_values, g_vectors) = outputs, g
+    eye = xp.eye(values.shape[-1], dtype=x.dtype, device=device(x))
+    gaps = xp.expand_dims(values, axis=-2) - xp.expand_dims(values, axis=-1) + eye
+    inner = _t(xp, vectors) @ g_vectors / gaps * (1.0 - eye) + _diagonals(xp, g_values)
+    total = vectors @ inner @ _t(xp, vectors)
+    return 0.5 * (total + _t(xp, total))
+
+
+@defvjp_outputs("linalg.svd")
+def _svd(xp: Any, g: Any, x: Any, outputs: Any, *, full_matrices: bool = True) -> Any:
+    _real("svd", x)
+    (u, s, vh), (g_u, g_s, g_vh), (rows, columns) = outputs, g, x.shape[-2:]
+    if full_matrices and rows != columns:
+        raise DifferentiationError("linalg.svd has a derivative rule with full_matrices=False, or for square matrices")
+    v, g_v = _t(xp, vh), _t(xp, g_vh)
+    eye = xp.eye(s.shape[-1], dtype=x.dtype, device=device(x))
+    squares = s * s
+    gaps = xp.expand_dims(squares, axis=-2) - xp.expand_dims(squares, axis=-1) + eye
+
+    def rotated(of: Any, cotangent: Any) -> Any:
+        product = _t(xp, of) @ cotangent
+        return (product - _t(xp, product)) / gaps * (1.0 - eye)
+
+    inner = rotated(u, g_u) * s[..., None, :] + s[..., :, None] * rotated(v, g_v) + _diagonals(xp, g_s)
+    total = u @ inner @ vh
+    if rows > columns:
+        total = total + (g_u - u @ (_t(xp, u) @ g_u)) / s[..., None, :] @ vh
+    if columns > rows:
+        total = total + u / s[..., None, :] @ (g_vh - g_vh @ v @ vh)
+    return total
+
+
+@decomposition("linalg.eigvalsh")
+def _eigvalsh(xp: Any, x: Any, /) -> Any:
+    return xp.linalg.eigh(x)[0]
+
+
+@decomposition("linalg.svdvals")
+def _svdvals(xp: Any, x: Any, /) -> Any:
+    return xp.linalg.svd(x, full_matrices=False)[1]
+
+
+@decomposition("linalg.matrix_power")
+def _matrix_power(xp: Any, x: Any, n: int, /) -> Any:
+    """Multiply squares of squares; a negative power is that of the inverse."""
+    x, n = (xp.linalg.inv(x), -n) if n < 0 else (x, n)
+    power = None
+    while n:
+        power = x if n % 2 and power is None else power @ x if n % 2 else power
+        x, n = x @ x if n > 1 else x, n // 2
+    eye = xp.eye(x.shape[-1], dtype=x.dtype, device=device(x))
+    return xp.zeros_like(x) + eye if power is None else +power
+
+
+@decomposition("linalg.outer")
+def _outer(xp: Any, x1: Any, x2: Any, /) -> Any:
+    return x1[:, None] * x2[None, :]
+
+
+@decomposition("linalg.cross")
+def _cross(xp: Any, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    (a1, a2), (b1, b2) = ([xp.roll(x, -i, axis=axis) for i in (1, 2)] for x in (x1, x2))
+    return a1 * b2 - a2 * b1
+
+
+@decomposition("linalg.diagonal")
+def _diagonal(xp: Any, x: Any, /, *, offset: int = 0) -> Any:
+    rows, columns = x.shape[-2:]
+    count = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
+    start = max(offset, 0) if offset >= 0 else -offset * columns  # of the diagonal among the elements of a matrix
+    indices = start + (columns + 1) * xp.arange(count, device=device(x))
+    return xp.take(xp.reshape(x, (*x.shape[:-2], rows * columns)), indices, axis=-1)
+
+
+@decomposition("linalg.trace")
+def _trace(xp: Any, x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+    return xp.sum(xp.linalg.diagonal(x, offset=offset), axis=-1, dtype=dtype)
+
+
+@decomposition("linalg.vector_norm")
+def _vector_norm(xp: Any, x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
+    """Decompose into sums; a root has the derivative zero where all elements are zero."""
+    options = {"axis": axis, "keepdims": keepdims}
+    if ord == 0:
+        return xp.sum(xp.astype(x != 0, xp.abs(x).dtype), **options)
+    size = xp.abs(x)
+    if math.isinf(ord) or ord == 1:
+        return (xp.sum if ord == 1 else xp.max if ord > 0 else xp.min)(size, **options)
+    if ord == 2:  # not by the absolute value, which has the derivative zero at zero and none of second order
+        powers = xp.real(x) ** 2 + xp.imag(x) ** 2 if is_complex(x.dtype) else x * x
+    else:
+        is_zero = size == 0
+        powers = xp.where(is_zero, 0.0 if ord > 0 else math.inf, xp.where(is_zero, 1.0, size) ** ord)
+    total = xp.sum(powers, **options)
+    is_zero = (total == 0) | xp.isinf(total)
+    root = xp.where(is_zero, 1.0, total)
+    return xp.where(is_zero, total if ord > 0 else 0.0, xp.sqrt(root) if ord == 2 else root ** (1 / ord))
+
+
+@decomposition("linalg.matrix_norm")
+def _matrix_norm(xp: Any, x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+    if ord == "fro":
+        return xp.linalg.vector_norm(x, axis=(-2, -1), keepdims=keepdims)
+    if ord in (2, -2, "nuc"):
+        values = xp.linalg.svdvals(x)
+        norm = (xp.sum if ord == "nuc" else xp.max if ord == 2 else xp.min)(values, axis=-1)
+    else:
+        sums = xp.sum(xp.abs(x), axis=-2 if abs(ord) == 1 else -1)
+        norm = (xp.max if ord > 0 else xp.min)(sums, axis=-1)
+    return norm[..., None, None] if keepdims else norm
+
+
+not_differentiable("linalg.matrix_rank")
