@@ -22,6 +22,7 @@ from xformer.ops import (
     softmax,
     squared_norm,
 )
+from xformer.ops.norms import add_norm
 
 SHAPES = [(3, 5, 7), (1,), (), (0, 4), (2, 3000), (64,)]
 # Odd lengths, one row, one feature, no rows, several vectors per thread, several warps, several chunks of rows.
@@ -40,6 +41,12 @@ def random_bools(*shape):
 def features(shape, count):
     """Return x and `count` vectors of its features."""
     return 3.0 + normal(*shape), *(normal(shape[-1], seed=seed) for seed in range(1, count + 1))
+
+
+def joined_add_norm(*arrays, keep_sum, **options):
+    """Return the norm and, with keep_sum, the sum, as one array."""
+    results = add_norm(*arrays, keep_sum=keep_sum, **options)
+    return array_namespace(*arrays).stack(results) if keep_sum else results
 
 
 def maps(shape, width):
@@ -85,6 +92,12 @@ TABLE = {
         *((lambda x, w: layer_norm(x, w, None, epsilon=0.1), {}, *features(shape, 1)) for shape in ROWS[:6]),
     ],
     "rms_norm": [(rms_norm, {"epsilon": 1e-5}, *features(shape, 1)) for shape in ROWS],
+    "add_norm": [
+        *((joined_add_norm, {"epsilon": 1e-5, "centered": same, "keep_sum": same}, x, normal(*x.shape, seed=7), w, b)
+          for shape in ROWS for same in (True, False) for x, w, b in [features(shape, 2)]),
+        (lambda x, y, w: add_norm(x, y, w, None, epsilon=0.1, centered=False)[0], {}, *[normal(4, 9)] * 2, normal(9)),
+        (lambda x, y, w: add_norm(x, y, w, None, epsilon=0.1, centered=False)[1], {}, *[normal(4, 9)] * 2, normal(9)),
+    ],
     "cross_entropy": [
         *((cross_entropy, {"pad_id": pad_id, "label_smoothing": smoothing, "z_loss": z_loss}, scale * normal(2, 4, 13),
            np.where(np.asarray(labels) == 0, pad_id, labels))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError, ShapeError
@@ -12,16 +12,53 @@ from xformer.layers.cache import LayerCache
 from xformer.layers.convolution import Conv1d
 from xformer.layers.dropout import Dropout
 from xformer.layers.feed_forward import FeedForward, MixtureOfExperts
-from xformer.layers.normalization import Norm
+from xformer.layers.normalization import LayerNorm, Norm, RMSNorm
 from xformer.ops import activation as activation_named
+from xformer.ops.norms import add_norm, fuses_add_norm
 from xformer.random import Rng, split_rng
-from xformer.tracing.activations import named
+from xformer.tracing.activations import is_observing, named
 from xformer.tree import Module
 
 
 def _add(x: Array, y: Array) -> Array:
     """Return x + y by the function of the namespace, which on CuPy is faster for bfloat16 than the operator."""
     return array_namespace(x, y).add(x, y)
+
+
+class Sum(NamedTuple):
+    """The sum x + y, or x, as layers pass it to the norm that follows, so that one kernel computes both."""
+
+    x: Any
+    y: Any = None
+
+
+def carried(x: Any) -> Any:
+    """Return what layers pass on in place of an array: a Sum, if the library has such a kernel."""
+    return Sum(x) if type(x) is not Sum and fuses_add_norm(x) and not is_observing() else x
+
+
+def total(x: Any) -> Array:
+    """Return the array of a Sum, or the array itself."""
+    if type(x) is not Sum:
+        return x
+    return x.x if x.y is None else _add(x.x, x.y)
+
+
+def normalized(norm: Any, x: Any, *, keep_sum: bool = True) -> tuple[Any, Array]:
+    """Return an array and its norm; of a Sum, its total as a Sum, None without `keep_sum`."""
+    if type(x) is not Sum:
+        return x, norm(x)
+    is_known = x.y is not None and type(norm) in (LayerNorm, RMSNorm)
+    if is_known and x.x.dtype == x.y.dtype == norm.weight.dtype and x.x.shape == x.y.shape:
+        options = {"epsilon": norm.epsilon, "centered": type(norm) is LayerNorm, "keep_sum": keep_sum}
+        both = add_norm(x.x, x.y, norm.weight, getattr(norm, "bias", None), **options)
+        return (Sum(both[0]), both[1]) if keep_sum else (None, both)
+    return Sum(total(x)), norm(total(x))
+
+
+def final(norm: Norm | None, x: Any) -> Array:
+    """Return the output of a stack of layers, an array or a Sum, with the norm at its end, if any."""
+    return total(x) if norm is None else normalized(norm, x, keep_sum=False)[1]
 
 
 Sublayer = Callable[[Array], Array]
@@ -50,22 +87,23 @@ class Residual(Module):
         self.scale = scale
         self.layer_scale = layer_scale
 
-    def add(self, x: Array, y: Array, rng: Rng | None = None) -> Array:
-        """Return x + scale * layer_scale * dropout(y), for arrays of the same shape."""
+    def add(self, x: Any, y: Array, rng: Rng | None = None) -> Any:
+        """Return x + scale * layer_scale * dropout(y), for arrays of the same shape; of a Sum, a Sum."""
         y = self.dropout(y, rng)
         y = y if self.layer_scale is None else y * self.layer_scale
-        return _add(x, y if self.scale == 1.0 else extra.cast_like(y * self.scale, y))
+        y = y if self.scale == 1.0 else extra.cast_like(y * self.scale, y)
+        return Sum(total(x), y) if type(x) is Sum else _add(x, y)
 
-    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+    def __call__(self, x: Any, sublayer: Sublayer, rng: Rng | None = None) -> Any:
         """Apply a sublayer with its residual connection.
 
         Args:
-            x: Array of shape (batch, length, d_model).
+            x: Array of shape (batch, length, d_model), or a Sum.
             sublayer: Function of an array that returns one of the same shape.
             rng: Draws dropout.
 
         Returns:
-            Array of the shape of `x`.
+            Array of the shape of `x`; a Sum if that is one.
         """
         raise NotImplementedError
 
@@ -76,9 +114,10 @@ class PreNorm(Residual):
     It trains without a careful warm-up. Arguments are those of `Residual`.
     """
 
-    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+    def __call__(self, x: Any, sublayer: Sublayer, rng: Rng | None = None) -> Any:
         """Apply a sublayer; see `Residual`."""
-        return self.add(x, sublayer(self.norm(x)), rng)
+        x, y = normalized(self.norm, x)
+        return self.add(x, sublayer(y), rng)
 
 
 class PostNorm(Residual):
@@ -87,9 +126,10 @@ class PostNorm(Residual):
     Arguments are those of `Residual`.
     """
 
-    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+    def __call__(self, x: Any, sublayer: Sublayer, rng: Rng | None = None) -> Any:
         """Apply a sublayer; see `Residual`."""
-        return self.norm(self.add(x, sublayer(x), rng))
+        y = normalized(self.norm, self.add(x, sublayer(total(x)), rng), keep_sum=False)[1]
+        return Sum(y) if type(x) is Sum else y
 
 
 class OutputNorm(Residual):
@@ -98,9 +138,10 @@ class OutputNorm(Residual):
     Swin Transformer V2 introduced it, OLMo 2 has it too. Arguments are those of `Residual`.
     """
 
-    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+    def __call__(self, x: Any, sublayer: Sublayer, rng: Rng | None = None) -> Any:
         """Apply a sublayer; see `Residual`."""
-        return self.add(x, self.norm(sublayer(x)), rng)
+        x = Sum(total(x)) if type(x) is Sum else x
+        return self.add(x, self.norm(sublayer(total(x))), rng)
 
 
 class SandwichNorm(Residual):
@@ -118,9 +159,10 @@ class SandwichNorm(Residual):
         super().__init__(norm, **options)
         self.norm_after = norm_after
 
-    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+    def __call__(self, x: Any, sublayer: Sublayer, rng: Rng | None = None) -> Any:
         """Apply a sublayer; see `Residual`."""
-        return self.add(x, self.norm_after(sublayer(self.norm(x))), rng)
+        x, y = normalized(self.norm, x)
+        return self.add(x, self.norm_after(sublayer(y)), rng)
 
 
 RESIDUALS = {"pre": PreNorm, "post": PostNorm, "sandwich": SandwichNorm, "output": OutputNorm}
@@ -145,7 +187,7 @@ class EncoderLayer(Module):
     self_attention_residual: Residual
     feed_forward_residual: Residual
 
-    def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
+    def __call__(self, x: Any, *, rng: Rng | None = None, **options: Any) -> Any:
         """Apply the layer.
 
         Args:
@@ -157,13 +199,13 @@ class EncoderLayer(Module):
             Array of the shape of `x`.
         """
         attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
-        x = named(self, "residual_in", x)
+        is_sum, x = type(x) is Sum, named(self, "residual_in", carried(x))
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, rng=attention_rng, **options), attention_out_rng
         )
         x = named(self, "residual_mid", x)
         x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
-        return named(self, "residual_out", x)
+        return named(self, "residual_out", x if is_sum else total(x))
 
 
 class ConvolutionEncoderLayer(EncoderLayer):
@@ -183,6 +225,7 @@ class ConvolutionEncoderLayer(EncoderLayer):
 
     def __call__(self, x: Array, *, mask: Array | None = None, rng: Rng | None = None, **options: Any) -> Array:
         """Apply the layer; raise ShapeError for a mask of another shape than (batch, 1, 1, length)."""
+        x = total(x)
         xp, (batch, length, _) = array_namespace(x), x.shape
         layer_rng, convolution_rng = split_rng(rng, 2)
         y = super().__call__(x, mask=mask, rng=layer_rng, **options)
@@ -236,15 +279,14 @@ class SharedNormEncoderLayer(Module):
         return _side_by_side(self, self.residual, self.residual, x, rng, options)
 
 
-def _side_by_side(layer: Any, first: Residual, second: Residual, x: Array, rng: Rng | None, options: Any) -> Array:
+def _side_by_side(layer: Any, first: Residual, second: Residual, x: Any, rng: Rng | None, options: Any) -> Any:
     """Return the sum of x, the attention and the feed-forward network; one norm is computed once."""
     attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
-    x = named(layer, "residual_in", x)
-    y = first.norm(x)
+    is_sum, (x, y) = type(x) is Sum, normalized(first.norm, named(layer, "residual_in", carried(x)))
     attended = layer.self_attention(y, rng=attention_rng, **options)
-    fed = layer.feed_forward(y if first is second else second.norm(x), feed_rng)
-    x = first.add(x, attended, attention_out_rng)
-    return named(layer, "residual_out", second.add(x, fed, feed_out_rng))
+    fed = layer.feed_forward(y if first is second else normalized(second.norm, x)[1], feed_rng)
+    x = second.add(first.add(x, attended, attention_out_rng), fed, feed_out_rng)
+    return named(layer, "residual_out", x if is_sum else total(x))
 
 
 class DecoderLayer(Module):
@@ -318,11 +360,11 @@ class DecoderLayer(Module):
 
         return self._apply(x, cross, [None] * 6, causal=True, cache=cache.self_attention, **options)
 
-    def _apply(self, x: Array, cross: Sublayer, rngs: Sequence[Rng | None], **options: Any) -> Array:
+    def _apply(self, x: Any, cross: Sublayer, rngs: Sequence[Rng | None], **options: Any) -> Any:
         """Apply the layer with a function for the cross-attention; `rngs` are those of sublayers and their outputs."""
-        x = named(self, "residual_in", x)
+        is_sum, x = type(x) is Sum, named(self, "residual_in", carried(x))
         x = self.self_attention_residual(x, lambda y: self.self_attention(y, rng=rngs[0], **options), rngs[1])
         x = self.cross_attention_residual(named(self, "residual_mid", x), cross, rngs[3])
         x = named(self, "residual_cross", x)
         x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, rngs[4]), rngs[5])
-        return named(self, "residual_out", x)
+        return named(self, "residual_out", x if is_sum else total(x))

@@ -18,6 +18,7 @@ from xformer.layers import Embedding, Initializer
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.layers.quantization import pack, quantize, unpack
+from xformer.layers.transformer import carried, total
 from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
 from xformer.ops.blocks import BlockWeight
@@ -133,7 +134,7 @@ class BaseModel(Module):
         sizes: Array | None = None,
         rngs: Sequence[Rng | None],
         **options: Any,
-    ) -> Array:
+    ) -> Any:
         """Apply layers in turn, and recompute them in the backward pass if the configuration says so.
 
         Args:
@@ -145,6 +146,9 @@ class BaseModel(Module):
             sizes: As for `RelativePositions.terms`.
             rngs: Source of the dropout of each layer.
             **options: Keyword arguments of all layers.
+
+        Returns:
+            The output, for `final`: an array, or a Sum that waits for the final norm.
         """
         terms: dict[int, dict[str, Any]] = {id(None): {}}  # of the positions, which layers share
         length, like = x.shape[1], x
@@ -156,7 +160,8 @@ class BaseModel(Module):
                 terms[id(each)] = found._asdict()
             function: Any = type(layer).__call__
             # A block sees the activations of the first computation, and those are kept.
-            function = remat(function) if self.config.rematerialize and not is_observing() else function
+            is_repeated = self.config.rematerialize and not is_observing()
+            x, function = (total(x), remat(function)) if is_repeated else (carried(x), function)
             x = function(layer, x, *args, **options, **terms[id(each)], rng=rng)
         return x
 

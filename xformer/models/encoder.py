@@ -20,7 +20,7 @@ from xformer.layers import (
 )
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions
-from xformer.layers.transformer import Residual
+from xformer.layers.transformer import Residual, final
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import EncoderConfig, ImageEncoderConfig
@@ -193,7 +193,7 @@ class EncoderBase(BaseModel, init=False):
             options["distances"] = self.distances(x.shape[1])
         positions = self._positions_of(c.num_layers, self.positions, self.local_positions)
         x = self._apply_layers(layers, x, positions=positions, rngs=rngs, mask=mask, **options)
-        return named(self, "states", x if self.norm is None else self.norm(x))
+        return named(self, "states", final(self.norm, x))
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield those of `Module.named_modules`; a layer that is applied several times has as many names."""

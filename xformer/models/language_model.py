@@ -12,6 +12,7 @@ from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, Shar
 from xformer.layers.cache import DecodingCache, last_tokens
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions
+from xformer.layers.transformer import carried, final, total
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import LanguageModelConfig
@@ -96,7 +97,7 @@ class LanguageModel(BaseModel, init=False):
         """Compute the states that the logits are computed from, (batch, length, d_model); arguments as for a call."""
         return self._normalized(self._apply(tokens, mask, segment_ids, rng))
 
-    def _apply(self, tokens: Any, mask: Array | None, segment_ids: Any, rng: Rng | None) -> Array:
+    def _apply(self, tokens: Any, mask: Array | None, segment_ids: Any, rng: Rng | None) -> Any:
         """Compute the output of the last layer; arguments are those of a call."""
         tokens = self.token_ids(tokens)
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.layers))
@@ -164,11 +165,11 @@ class LanguageModel(BaseModel, init=False):
         options = {id(p): each._asdict() for p, each in zip(self._all_positions, terms, strict=True)}
         mask = cache.mask(num_tokens)
         for layer, each, positions in zip(self.layers, cache.layers, self._layer_positions, strict=True):
-            x = layer(x, mask=mask, causal=True, **options.get(id(positions), {}), cache=each.self_attention)
+            x = layer(carried(x), mask=mask, causal=True, **options.get(id(positions), {}), cache=each.self_attention)
         cache.advance(num_tokens, lengths)
         if all_logits:
             return self._logits(x)
-        return self._logits(last_tokens(x, lengths))[:, 0, :]
+        return self._logits(last_tokens(total(x), lengths))[:, 0, :]
 
     def to_static(self, cache: DecodingCache, max_length: int) -> DecodingCache:
         """Return a copy of the cache with space for `max_length` tokens, so that every step has the same shapes."""
@@ -187,10 +188,10 @@ class LanguageModel(BaseModel, init=False):
         positions = self._positions_of(len(self.layers), self.positions, self.local_positions)
         return [None if i in self.config.layers_without_positions else each for i, each in enumerate(positions)]
 
-    def _normalized(self, x: Array) -> Array:
-        return named(self, "states", x if self.norm is None else self.norm(x))
+    def _normalized(self, x: Any) -> Array:
+        return named(self, "states", final(self.norm, x))
 
-    def _logits(self, x: Array) -> Array:
+    def _logits(self, x: Any) -> Array:
         return named(self, "logits", self._unembed(self._normalized(x)))
 
     def check_generates(self) -> None:

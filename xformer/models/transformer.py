@@ -14,6 +14,7 @@ from xformer.layers.cache import DecodingCache, Memory, check_memory, last_token
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, remaining_length
+from xformer.layers.transformer import carried, final, total
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import SpeechTransformerConfig, TransformerConfig
@@ -221,8 +222,7 @@ class Transformer(BaseModel, init=False):
         x = self.encoder_input(named(self, "source_embeddings", x), positions, rng=input_rng)
         of_layers = _as_tuple(self.encoder_positions)
         x = self._apply_layers(self.encoder, x, positions=of_layers, at=positions, rngs=layer_rngs, mask=mask)
-        x = x if self.encoder_norm is None else self.encoder_norm(x)
-        return Memory(named(self, "memory", x), None, mask, None)
+        return Memory(named(self, "memory", final(self.encoder_norm, x)), None, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))
@@ -303,11 +303,11 @@ class Transformer(BaseModel, init=False):
         terms = cache.position_terms(self._all_positions, num_tokens, x, lengths)
         options: dict[str, Any] = {"mask": cache.mask(num_tokens), "memory_mask": memory.mask}
         for i, (layer, layer_cache) in enumerate(zip(self.decoder, cache.layers, strict=True)):
-            x = layer.decode_step(x, layer_cache, **options, **terms[i % len(terms)]._asdict())
+            x = layer.decode_step(carried(x), layer_cache, **options, **terms[i % len(terms)]._asdict())
         cache.advance(num_tokens, lengths)
         if all_logits:
             return self._logits(x, memory)
-        return self._logits(last_tokens(x, lengths), memory)[:, 0, :]
+        return self._logits(last_tokens(total(x), lengths), memory)[:, 0, :]
 
     def to_static(self, cache: DecodingCache, max_length: int) -> DecodingCache:
         """Return a copy of the cache with space for `max_length` tokens, so that every step has the same shapes."""
@@ -364,9 +364,9 @@ class Transformer(BaseModel, init=False):
         """Return the logits of states after the final norm."""
         return self._logits_of(x, self._target_table())
 
-    def _logits(self, x: Array, memory: Memory) -> Array:
+    def _logits(self, x: Any, memory: Memory) -> Array:
         """Return the logits of decoder states; with a copy head, log-probabilities."""
-        x = named(self, "states", x if self.decoder_norm is None else self.decoder_norm(x))
+        x = named(self, "states", final(self.decoder_norm, x))
         logits = self._unembed(x)
         if self.copy_head is not None:
             if memory.ids is None:

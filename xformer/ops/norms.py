@@ -51,6 +51,25 @@ def _normalize_vjp(g: Array, residuals: Any, needs: Any, centered: bool) -> tupl
     return (dx if scale is None else dx * scale, g * normalized if needs[1] else None, g)[: len(needs)]
 
 
+def _add_norm_forward(
+    x: Array, y: Array, weight: Array, bias: Array | None, *, epsilon: float, centered: bool, keep_sum: bool, save: bool
+) -> tuple[Any, Any]:
+    total = array_namespace(x, y).add(x, y)
+    normalized, residuals = _normalize(total, weight, bias, epsilon, centered)
+    return (total, normalized) if keep_sum else normalized, residuals
+
+
+def _add_norm_vjp(
+    g: Any, residuals: Any, needs: Any, *, epsilon: float, centered: bool, keep_sum: bool
+) -> tuple[Any, ...]:
+    g_sum, g = g if keep_sum else (None, g)
+    if g is None:
+        return g_sum, g_sum, None, None
+    dx, dweight, dbias = _normalize_vjp(g, residuals, (True, needs[2], needs[3]), centered)
+    dx = dx if g_sum is None else dx + array_namespace(dx, g_sum).astype(g_sum, dx.dtype, copy=False)
+    return dx, dx, dweight, dbias
+
+
 _CONDITIONS = {"at least one feature": lambda sizes: sizes["features"] > 0}
 _RANGES = {"epsilon": (0.0, FINITE[1])}
 _layer_norm = Operation(
@@ -66,6 +85,15 @@ _rms_norm = Operation(
     "x: (..., features) float, weight: (features) float -> (..., features)",
     lambda x, weight, *, epsilon, save: _normalize(x, weight, None, epsilon, centered=False),
     lambda g, residuals, needs, *, epsilon: _normalize_vjp(g, residuals, needs, centered=False),
+    conditions=_CONDITIONS,
+    ranges=_RANGES,
+)
+_add_norm = Operation(
+    "add_norm",
+    "x: (..., features) float, y: (..., features) float, weight: (features) float, bias?: (features) float "
+    "-> (..., features)",
+    _add_norm_forward,
+    _add_norm_vjp,
     conditions=_CONDITIONS,
     ranges=_RANGES,
 )
@@ -111,3 +139,31 @@ def rms_norm(x: Array, weight: Array, *, epsilon: float = 1e-5) -> Array:
         ConfigError: If epsilon is not a number of at least 0.
     """
     return _rms_norm(x, weight, epsilon=epsilon)
+
+
+def fuses_add_norm(x: Array) -> bool:
+    """Return whether the library of x has a kernel that adds and normalizes in one pass."""
+    library = array_namespace(x).library
+    kernels = library.kernels.get("add_norm")
+    return bool(_add_norm.enable_kernels(library) if kernels is None else kernels)
+
+
+def add_norm(
+    x: Array, y: Array, weight: Array, bias: Array | None, *, epsilon: float, centered: bool, keep_sum: bool = True
+) -> Any:
+    """Compute x + y and its layer norm, or with centered=False its RMS norm.
+
+    Args:
+        x: Array of shape (..., features).
+        y: Array of the same shape and dtype.
+        weight: Array of shape (features,).
+        bias: Array of shape (features,), or None.
+        epsilon: As for the norms.
+        centered: Whether to subtract the mean.
+        keep_sum: Whether to return the sum.
+
+    Returns:
+        The sum and its norm; without keep_sum the norm.
+    """
+    options = {"epsilon": epsilon, "centered": centered, "keep_sum": keep_sum}
+    return _add_norm(x, y, weight, bias, **options)

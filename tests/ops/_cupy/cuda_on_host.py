@@ -27,7 +27,10 @@ PAIRS = [*(dtypes * 2 for dtypes in SAME), ("float16", "float32"), ("bfloat16", 
 CASTS = [(*x, *y) for x in SAME for y in SAME if x != ("float64",) or y in WIDE]
 OF_ACTIVATIONS = [(*dtypes, function) for dtypes in SAME for function in ACTIVATIONS]
 INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
-    "norms": {"normalize": PAIRS, "normalize_vjp": PAIRS, "normalize_parameters_vjp": SAME},
+    "norms": {
+        **dict.fromkeys(("normalize", "normalize_vjp", "normalize_vjp_with_sums"), PAIRS),
+        "normalize_parameters_vjp": SAME,
+    },
     "columns": {"column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")], "add_bias": SAME},
     "elementwise": {
         **dict.fromkeys(("add", "dropout", "multiply_by_2g"), SAME),

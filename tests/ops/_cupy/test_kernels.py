@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import assert_close
 from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
 from tests.ops._cupy.cuda_on_host import CASTS
-from tests.ops.cases import SHAPES, TABLE, features, maps, random_bools
+from tests.ops.cases import SHAPES, TABLE, features, joined_add_norm, maps, random_bools
 from tests.reference import for_each, raises_line
 from xformer import ops, vjp
 from xformer.backends import array_namespace, dtype_name, resolve, to_host
@@ -36,6 +36,7 @@ from xformer.ops import (
     squared_norm,
 )
 from xformer.ops.activations import ACTIVATIONS, gated
+from xformer.ops.norms import add_norm
 from xformer.ops.operation import OPERATIONS
 
 SPECIAL = [np.nan, np.inf, -np.inf]
@@ -59,8 +60,10 @@ def test_values_and_derivatives(cuda, operation, dtype):
 def test_arrays_that_take_several_launches(cuda, monkeypatch, dtype):
     """Ids that stand in one piece, in two, and in many; 12 features are one chunk and a half of 16 bytes."""
     monkeypatch.setattr(rows, "_SEGMENT", 7)
+    monkeypatch.setattr(rows, "_SUMMING_BLOCKS", 3)
+    monkeypatch.setattr(rows, "_SUMMED_THREADS", 1)
     monkeypatch.setattr(optimizer, "MAX_ARRAYS", 2)
-    for function, options, *hosts in TABLE["embedding"][::2] + TABLE["squared_norm"]:
+    for function, options, *hosts in TABLE["embedding"][::2] + TABLE["squared_norm"] + TABLE["add_norm"][-6::2]:
         cuda.agree(functools.partial(function, **options), *hosts, dtype=dtype)
 
 
@@ -110,6 +113,7 @@ def test_rotation_in_both_orders_of_heads_and_rows(cuda, dtype, shape):
         )
 
 
+ADDING = {"epsilon": 1e-5, "centered": True}
 ON_LAYOUTS = [
     (lambda gate, up: gated(gate, up, "silu"), normal(6, 16), normal(6, 16, seed=1)),
     (lambda up, gate: gated(gate, up, "silu"), normal(6, 16), normal(6, 16, seed=1)),
@@ -117,6 +121,12 @@ ON_LAYOUTS = [
     (lambda x, ids: cross_entropy(x, ids), normal(5, 16), np.asarray([1, 0, 15, 3, 3])),
     (layer_norm, normal(6, 16), normal(16, seed=1), normal(16, seed=2)),
     (lambda weight, x: layer_norm(x, weight, None), normal(16, seed=1), normal(6, 16)),
+    (
+        lambda y, *rest: add_norm(*rest[:1], y, *rest[1:], **ADDING, keep_sum=False),
+        normal(6, 16),
+        *features((6, 16), 2),
+    ),
+    (lambda *all: add_norm(*all, **ADDING, keep_sum=False), *[normal(6, 16)] * 2, *features((6, 16), 2)[1:]),
     (linear, *maps((6, 16), 8)),
     (lambda weight, x: linear(x, weight), normal(16, 8, seed=1), normal(6, 16)),
     (lambda bias, x, weight: linear(x, weight, bias), normal(8), *maps((6, 16), 8)[:2]),
@@ -135,6 +145,14 @@ def test_float32_beside_16_bits(cuda, dtype):
     x, weight, bias = features((9, 24), 2)
     cuda.agree(layer_norm, x, weight, bias, dtype=(dtype, "float32", "float32"))
     cuda.agree(rms_norm, x, weight, dtype=(dtype, "float32"))
+    cuda.agree(
+        functools.partial(joined_add_norm, **ADDING, keep_sum=True),
+        x,
+        x,
+        weight,
+        bias,
+        dtype=(dtype, dtype, "float32", "float32"),
+    )
     cuda.agree(squared_norm, normal(5, 3), normal(70), normal(4), dtype=("bfloat16", "float32", "float16"))
     output, pull = vjp(lambda x: cross_entropy(x, cuda.array([1, 2])), cuda.array(normal(2, 5), dtype))
     assert (str(output.dtype), str(pull(cuda.xp.ones_like(output))[0].dtype)) == ("float32", dtype)
@@ -276,6 +294,8 @@ def test_numbers_at_the_limits_of_a_dtype(cuda, dtype):
 def test_rows_that_just_fit_into_registers_and_longer_ones(cuda):
     for n in (16384, 16392):
         cuda.agree(layer_norm, *features((2, n), 2), dtype="bfloat16")
+        add = functools.partial(add_norm, **ADDING, keep_sum=False)
+        cuda.agree(add, normal(2, n), *features((2, n), 2), dtype="bfloat16")
 
 
 # --- masks of softmax and dropout -------------------------------------------------------------------------------------

@@ -168,6 +168,11 @@ def grid_for_shared_rows(rows: int, x: Any, vectors: int, min_threads: int = 1) 
     return min(-(-rows * row_threads // _SHARING_THREADS), _MAX_SMALL_BLOCKS), _SHARING_THREADS, row_threads
 
 
+def is_long(x: Any, vectors: int, threads: int) -> bool:
+    """Return whether the threads of a row cannot load all of it, `vectors` times each."""
+    return _loads(x) > vectors * threads
+
+
 def vectors_per_thread(x: Any, most: int) -> int:
     """Return how often a thread of a kernel that shares blocks loads: once if a warp can load a row, else `most`."""
     return 1 if _loads(x) <= 32 else most

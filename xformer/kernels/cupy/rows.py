@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from xformer.backends import array_namespace, dtype_name
-from xformer.kernels.cupy import launch
+from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, why_not
 from xformer.ops.operation import Kernel
 
@@ -58,6 +58,7 @@ def _sum_chunks(x: Any, sums: Any, blocks: int, chunk_rows: int) -> None:
 # Vectors of a row that a thread keeps in registers: R in cuda/norms.cu. The derivative keeps two rows.
 _NORM_VECTORS, _NORM_VJP_VECTORS = 4, 2
 _MIN_THREADS = 32  # per row, so that a warp does not diverge at the branch for large numbers
+_SUMMING_BLOCKS, _SUMMED_THREADS = 256, 2**16  # of the derivative: more blocks would write more sums of their rows
 
 
 def _norm_why_not(x: Any, weight: Any, *rest: Any, **options: Any) -> str | None:
@@ -67,54 +68,100 @@ def _norm_why_not(x: Any, weight: Any, *rest: Any, **options: Any) -> str | None
     return why_not(x)
 
 
-def _norm_forward(x: Any, weight: Any, bias: Any, centered: int, epsilon: float, save: bool) -> tuple[Any, Any]:
+def _add_norm_why_not(x: Any, y: Any, *parameters: Any, **options: Any) -> str | None:
+    if x.dtype != y.dtype:
+        return f"summands of dtypes {dtype_name(x.dtype)} and {dtype_name(y.dtype)}"
+    return _norm_why_not(x, *parameters)
+
+
+def _norm_forward(
+    x: Any, weight: Any, bias: Any, centered: bool, epsilon: float, save: bool, other: Any = None, keep_sum: bool = True
+) -> tuple[Any, ...]:
+    """Return the sum of x and `other`, or x, its norm, and what the derivative needs."""
     x, weight, bias = contiguous(x), contiguous(weight), None if bias is None else contiguous(bias)
+    other = None if other is None else contiguous(other)
     rows, n = launch.row_count(x), x.shape[-1]
     y = empty(x)
     means, inverses = (empty(x, (rows,), launch.compute_dtype(x)) if save else None for _ in range(2))
     *grid, threads = launch.grid_for_shared_rows(rows, x, _NORM_VECTORS, _MIN_THREADS)
-    settings = rows, n, centered, float(epsilon), threads
-    launch.launch("norms.normalize", dtype_names(x, weight), *grid, x, weight, bias, y, means, inverses, *settings)
-    return y, (x, weight, means, inverses)
+    total = None
+    if other is not None and (keep_sum or save or not _fits_registers(threads, x, other, weight, bias)):
+        total = empty(x)  # which is read again
+    arrays = x, other, weight, bias, total, y, means, inverses
+    settings = rows, n, int(centered), float(epsilon), threads
+    launch.launch("norms.normalize", dtype_names(x, weight), *grid, *arrays, *settings)
+    total = x if other is None else total
+    return total, y, (total, weight, means, inverses)
 
 
-def _norm_vjp(g: Any, residuals: Any, centered: int, needs: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
-    """Return the cotangents of x, weight and bias, None if not needed."""
+def _fits_registers(threads: int, x: Any, *arrays: Any) -> bool:
+    """Return whether the forward kernel keeps rows in registers: they are not long, and all vectors are aligned."""
+    is_long = launch.is_long(x, _NORM_VECTORS, threads) or x.shape[-1] % launch.elements_per_thread(x)
+    return not is_long and not any(cublas.pointer(each) % 16 for each in (x, *arrays) if each is not None)
+
+
+def _norm_vjp(
+    g: Any, residuals: Any, centered: bool, needs: tuple[bool, bool, bool], addend: Any = None
+) -> tuple[Any, ...]:
+    """Return the cotangents of x, to which `addend` is added, and of weight and bias; None if not needed."""
     x, weight, means, inverses = residuals
     g, rows, n = contiguous(g, x.dtype), launch.row_count(x), x.shape[-1]
-    dx = dweight = dbias = None
-    if needs[0]:
-        dx = empty(x)
-        arrays = g, x, weight, means, inverses, dx
-        *grid, threads = launch.grid_for_shared_rows(rows, x, _NORM_VJP_VECTORS, _MIN_THREADS)
-        settings = rows, n, centered, threads
-        launch.launch("norms.normalize_vjp", dtype_names(x, weight), *grid, *arrays, *settings)
-    if needs[1] or needs[2]:
-        blocks, chunks, chunk_rows = grid_for_columns(x, rows)
-        dweight, dbias = (
-            empty(x, (chunks, n), launch.compute_dtype(x)) if needed else None for needed in (True, needs[2])
-        )
-        arrays = g, x, means, inverses, dweight, dbias
-        sizes = rows, n, chunk_rows
-        launch.launch("norms.normalize_parameters_vjp", dtype_names(x), blocks, SUMMING_THREADS, *arrays, *sizes)
-        dweight, dbias = (None if sums is None else column_total(sums, weight.dtype) for sums in (dweight, dbias))
-    return dx, dweight, dbias
+    addend = None if addend is None else contiguous(addend, x.dtype)
+    dtypes, arrays = dtype_names(x, weight), (g, x, weight, means, inverses, addend)
+    *grid, threads = launch.grid_for_shared_rows(rows, x, _NORM_VJP_VECTORS, _MIN_THREADS)
+    needs_sums = needs[1] or needs[2]
+    dx = empty(x) if needs[0] else None
+    if dx is not None and needs_sums and rows and not launch.is_long(x, _NORM_VJP_VECTORS, threads):
+        grid[0] = min(grid[0], max(_SUMMING_BLOCKS, _SUMMED_THREADS // grid[1]))
+        sums = empty(x, (grid[0], n * (2 if needs[2] else 1)), launch.compute_dtype(x))
+        settings = rows, n, int(centered), int(needs[2]), threads
+        launch.launch("norms.normalize_vjp_with_sums", dtypes, *grid, *arrays, dx, sums, *settings)
+        totals = column_total(sums, weight.dtype)
+        return dx, totals[:n], totals[n:] if needs[2] else None
+    if dx is not None:
+        launch.launch("norms.normalize_vjp", dtypes, *grid, *arrays, dx, rows, n, int(centered), threads)
+    if not needs_sums:
+        return dx, None, None
+    blocks, chunks, chunk_rows = grid_for_columns(x, rows)
+    dweight, dbias = (empty(x, (chunks, n), launch.compute_dtype(x)) if each else None for each in (True, needs[2]))
+    arrays = g, x, means, inverses, dweight, dbias
+    launch.launch("norms.normalize_parameters_vjp", dtypes[:1], blocks, SUMMING_THREADS, *arrays, rows, n, chunk_rows)
+    return dx, *(None if sums is None else column_total(sums, weight.dtype) for sums in (dweight, dbias))
 
 
 def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
-    return _norm_forward(x, weight, bias, 1, epsilon, save)
+    _, y, residuals = _norm_forward(x, weight, bias, True, epsilon, save)
+    return y, residuals
 
 
 def _layer_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    return _norm_vjp(g, residuals, 1, needs)
+    return _norm_vjp(g, residuals, True, needs)
 
 
 def _rms_norm_forward(x: Any, weight: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
-    return _norm_forward(x, weight, None, 0, epsilon, save)
+    _, y, residuals = _norm_forward(x, weight, None, False, epsilon, save)
+    return y, residuals
 
 
 def _rms_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    return _norm_vjp(g, residuals, 0, (*needs, False))[:2]
+    return _norm_vjp(g, residuals, False, (*needs, False))[:2]
+
+
+def _add_norm_forward(
+    x: Any, y: Any, weight: Any, bias: Any, *, epsilon: float, centered: bool, keep_sum: bool, save: bool
+) -> tuple[Any, Any]:
+    total, norm, residuals = _norm_forward(x, weight, bias, centered, epsilon, save, y, keep_sum)
+    return (total, norm) if keep_sum else norm, residuals
+
+
+def _add_norm_vjp(
+    g: Any, residuals: Any, needs: Any, *, epsilon: float, centered: bool, keep_sum: bool
+) -> tuple[Any, ...]:
+    g_sum, g = g if keep_sum else (None, g)
+    if g is None:
+        return g_sum, g_sum, None, None
+    dx, dweight, dbias = _norm_vjp(g, residuals, centered, (needs[0] or needs[1], *needs[2:]), g_sum)
+    return dx, dx, dweight, dbias
 
 
 # --- Softmax ---
@@ -272,6 +319,7 @@ def _embedding_why_not(weight: Any, ids: Any, **options: Any) -> str | None:
 KERNELS = [
     Kernel("cupy.layer_norm", "layer_norm", "cupy", _layer_norm_forward, _layer_norm_vjp, why_not=_norm_why_not),
     Kernel("cupy.rms_norm", "rms_norm", "cupy", _rms_norm_forward, _rms_norm_vjp, why_not=_norm_why_not),
+    Kernel("cupy.add_norm", "add_norm", "cupy", _add_norm_forward, _add_norm_vjp, why_not=_add_norm_why_not),
     *(
         Kernel(f"cupy.{name}", name, "cupy", forward, vjp, dtypes=FLOATS, why_not=refusal)
         for name, forward, vjp, refusal in (

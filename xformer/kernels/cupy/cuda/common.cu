@@ -117,6 +117,8 @@ template <typename T, int V> struct Packed {
     // Load V elements, which are aligned.
     __device__ void load(const T* from) { bits = *reinterpret_cast<const Bits<sizeof(T) * V>*>(from); }
 
+    __device__ void set(const Vector<T, V>& from) { bits = *reinterpret_cast<const Bits<sizeof(T) * V>*>(&from); }
+
     template <typename W> __device__ void upcast(W (&to)[V]) const
     {
         if constexpr (is_bfloat16<T>::value && V > 1)  // one instruction per element

@@ -9,10 +9,22 @@ template <typename T, int R> struct Row {
     const bool is_full;
     Packed<T, V> kept[R ? R : 1];
 
-    __device__ Row(const T* from, long long n, const SharedRows& shared, bool is_full)
-        : from(from), n(n), shared(shared), is_full(is_full)
+    // Unless `other` is null, the row is from + other, which is stored unless `total` is null. It is not if R is 0.
+    __device__ Row(const T* from, long long n, const SharedRows& shared, bool is_full, const T* other = 0, T* total = 0)
+        : from(other && !R ? total : from), n(n), shared(shared), is_full(is_full)
     {
-        if (R) each([&](int r, int i) { kept[r].load(this->from + i); });
+        if (R || other) each([&](int r, int i) {
+            Vector<T, V> loaded = ::load<V>(from + i, this->n - i, is_full);
+            if (other) {
+                Wide<T> a[V], b[V];
+                ::upcast(loaded, a);
+                ::load(other + i, this->n - i, is_full, b);
+                for (int k = 0; k < V; ++k) downcast(a[k] + b[k], loaded.element[k]);
+                ::upcast(loaded, a);
+                if (total) store(a, this->n - i, is_full, total + i);
+            }
+            if (R) kept[r].set(loaded);
+        });
     }
 
     // Call f(r, i) for each vector of this thread, its number and its column.
@@ -39,14 +51,16 @@ template <typename T, int R> struct Row {
 };
 
 template <int R, typename T, typename P>
-__device__ inline void normalize_rows(const T* x, const P* weight, const P* bias, T* y, Wide<T>* means,
-                                      Wide<T>* inverses, long long rows, long long n, bool centered, Wide<T> epsilon,
-                                      const SharedRows& shared, bool is_full)
+__device__ inline void normalize_rows(const T* x, const T* other, const P* weight, const P* bias, T* total_rows, T* y,
+                                      Wide<T>* means, Wide<T>* inverses, long long rows, long long n, bool centered,
+                                      Wide<T> epsilon, const SharedRows& shared, bool is_full)
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
     FOR_SHARED_ROWS(row, rows, shared) {
-        const Row<T, R> values(x + row * n, row < rows ? n : 0, shared, is_full);
+        const long long start = row * n;
+        const Row<T, R> values(x + start, row < rows ? n : 0, shared, is_full, other ? other + start : 0,
+                               total_rows ? total_rows + start : 0);
         W v[V], scale = 1, mean, squares;
         for (bool is_scaled = false;; is_scaled = true) {
             W total = 0;
@@ -82,7 +96,7 @@ __device__ inline void normalize_rows(const T* x, const P* weight, const P* bias
                 v[k] = (v[k] * scale - mean) * inverse * w[k];
                 if (bias) v[k] += b[k];
             }
-            store(v, n - i, is_full, y + row * n + i);
+            store(v, n - i, is_full, y + start + i);
         });
         if (means && shared.lane == 0 && row < rows) {
             means[row] = mean / scale;
@@ -91,28 +105,66 @@ __device__ inline void normalize_rows(const T* x, const P* weight, const P* bias
     }
 }
 
-// y = (x - mean) / sigma * weight + bias; the means and inverses (1 / sigma) of rows are saved unless null.
+// y = (x - mean) / sigma * weight + bias; the means and inverses (1 / sigma) of rows are saved unless null. Unless `other`
+// is null, x + other takes the place of x, and is stored unless `total` is null: only if threads can keep aligned rows.
 template <typename T, typename P>
 __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
-    normalize(const T* x, const P* weight, const P* bias, T* y, Wide<T>* means, Wide<T>* inverses, long long rows,
-              long long n, long long centered, double epsilon, long long threads)
+    normalize(const T* x, const T* other, const P* weight, const P* bias, T* total, T* y, Wide<T>* means,
+              Wide<T>* inverses, long long rows, long long n, long long centered, double epsilon, long long threads)
 {
     const int V = VectorSize<T>::value, R = 4;
-    const bool is_full = aligned<V>(x, n) && aligned<V>(y, n) && aligned<V>(weight, n) && aligned<V>(bias, n);
+    const bool is_full = aligned<V>(x, n) && aligned<V>(other, n) && aligned<V>(total, n) && aligned<V>(y, n) &&
+                         aligned<V>(weight, n) && aligned<V>(bias, n);
     const SharedRows shared(threads);
+    const Wide<T> added = epsilon;
     if (is_full && n <= R * V * threads)
-        normalize_rows<R>(x, weight, bias, y, means, inverses, rows, n, centered, (Wide<T>)epsilon, shared, true);
+        normalize_rows<R>(x, other, weight, bias, total, y, means, inverses, rows, n, centered, added, shared, true);
     else
-        normalize_rows<0>(x, weight, bias, y, means, inverses, rows, n, centered, (Wide<T>)epsilon, shared, is_full);
+        normalize_rows<0>(x, other, weight, bias, total, y, means, inverses, rows, n, centered, added, shared, is_full);
 }
 
-template <int R, typename T, typename P>
+// The sums over rows of which this thread has R vectors of columns.
+template <typename T, int R> struct ColumnSums {
+    static const int V = VectorSize<T>::value, MOST_ROWS = 4;  // of a block, if a warp has a row
+    Wide<T> of[R][V];
+
+    __device__ ColumnSums()
+    {
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < V; ++k) of[r][k] = 0;
+    }
+
+    // Store the sums over all rows of the block.
+    __device__ void write(const SharedRows& shared, long long n, Wide<T>* to) const
+    {
+        __shared__ Wide<T> partial[MOST_ROWS][32 * R * V];
+        const int count = blockDim.x / shared.threads;
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < V; ++k) {
+                const int column = (r * shared.threads + shared.lane) * V + k;
+                if (count == 1 && column < n) to[column] = of[r][k];
+                if (count > 1) partial[shared.place][column] = of[r][k];
+            }
+        if (count == 1) return;
+        __syncthreads();
+        for (int column = threadIdx.x; column < n; column += blockDim.x) {
+            Wide<T> total = 0;
+            for (int place = 0; place < count; ++place) total += partial[place][column];
+            to[column] = total;
+        }
+        __syncthreads();  // before another call overwrites it
+    }
+};
+
+template <int R, bool HAS_SUMS, typename T, typename P>
 __device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means,
-                                          const Wide<T>* inverses, T* dx, long long rows, long long n, bool centered,
-                                          const SharedRows& shared, bool is_full)
+                                          const Wide<T>* inverses, const T* addend, T* dx, long long rows, long long n,
+                                          bool centered, const SharedRows& shared, bool is_full, Wide<T>* sums = 0,
+                                          bool has_bias = false)
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
+    ColumnSums<T, HAS_SUMS ? R : 1> of_weight, of_bias;
     FOR_SHARED_ROWS(row, rows, shared) {
         const long long length = row < rows ? n : 0;
         const Row<T, R> cotangents(g + row * n, length, shared, is_full), values(x + row * n, length, shared, is_full);
@@ -122,41 +174,68 @@ __device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weigh
             cotangents.load(r, i, h);
             values.load(r, i, hat);
             load(weight + i, n - i, is_full, w);
-            for (int k = 0; k < V; ++k) {
-                h[k] *= w[k];
-                hat[k] = (hat[k] - mean) * inverse;
-            }
+            for (int k = 0; k < V; ++k) hat[k] = (hat[k] - mean) * inverse;
         };
         values.each([&](int r, int i) {
             read(r, i);
             for (int k = 0; k < V; ++k) {
-                totals[0] += h[k];
-                totals[1] += h[k] * hat[k];  // h is zero beyond the row
+                if (HAS_SUMS) {
+                    of_weight.of[r][k] += h[k] * hat[k];  // h is zero beyond the row
+                    of_bias.of[r][k] += h[k];
+                }
+                totals[0] += h[k] * w[k];
+                totals[1] += h[k] * w[k] * hat[k];
             }
         });
         reduce<Sum>(totals, shared.threads);
         const W mean_h = centered ? totals[0] / n : W(0), mean_product = totals[1] / n;
         values.each([&](int r, int i) {
             read(r, i);
-            for (int k = 0; k < V; ++k) h[k] = inverse * (h[k] - mean_h - hat[k] * mean_product);
+            for (int k = 0; k < V; ++k) h[k] = inverse * (h[k] * w[k] - mean_h - hat[k] * mean_product);
+            if (addend) {
+                load(addend + row * n + i, n - i, is_full, w);
+                for (int k = 0; k < V; ++k) h[k] += w[k];
+            }
             store(h, n - i, is_full, dx + row * n + i);
         });
     }
+    if (HAS_SUMS) {
+        sums += blockIdx.x * n * (has_bias ? 2 : 1);
+        of_weight.write(shared, n, sums);
+        if (has_bias) of_bias.write(shared, n, sums + n);
+    }
 }
 
-// With x^ the normalized rows and h = g weight: dx = (h - mean(h) - x^ mean(h x^)) / sigma.
+// With x^ the normalized rows and h = g weight: dx = (h - mean(h) - x^ mean(h x^)) / sigma, plus `addend` unless null.
 template <typename T, typename P>
 __global__ void BOUNDS(2)
-    normalize_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses, T* dx,
-                  long long rows, long long n, long long centered, long long threads)
+    normalize_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses,
+                  const T* addend, T* dx, long long rows, long long n, long long centered, long long threads)
 {
     const int V = VectorSize<T>::value, R = 2;
-    const bool is_full = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(dx, n);
+    const bool is_full = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(addend, n) &&
+                         aligned<V>(dx, n);
     const SharedRows shared(threads);
     if (is_full && n <= R * V * threads)
-        normalize_rows_vjp<R>(g, x, weight, means, inverses, dx, rows, n, centered, shared, true);
+        normalize_rows_vjp<R, false>(g, x, weight, means, inverses, addend, dx, rows, n, centered, shared, true);
     else
-        normalize_rows_vjp<0>(g, x, weight, means, inverses, dx, rows, n, centered, shared, is_full);
+        normalize_rows_vjp<0, false>(g, x, weight, means, inverses, addend, dx, rows, n, centered, shared, is_full);
+}
+
+// The same, and the sums of g x^ and, with `has_bias`, of g over the rows of each block: (blocks, n) or (blocks, 2 n).
+// The threads can keep a row in registers.
+template <typename T, typename P>
+__global__ void BOUNDS(1)
+    normalize_vjp_with_sums(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses,
+                            const T* addend, T* dx, Wide<T>* sums, long long rows, long long n, long long centered,
+                            long long has_bias, long long threads)
+{
+    const int V = VectorSize<T>::value;
+    const bool is_full = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(addend, n) &&
+                         aligned<V>(dx, n);
+    const SharedRows shared(threads);
+    normalize_rows_vjp<2, true>(g, x, weight, means, inverses, addend, dx, rows, n, centered, shared, is_full, sums,
+                                has_bias);
 }
 
 // Sum g x^ and, unless dbias is null, g over chunks of rows; dweight and dbias: (chunks, n).
