@@ -33,6 +33,10 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
     float32, and so do inputs, sums and outputs; if the module is also packed, see `pack`. A quantized module cannot be
     trained.
 
+    Decoding is faster than in float32 where products of a few rows read the 8 or 16 bits: on NumPy with the native
+    library, and on CuPy up to 16 rows. Other products convert the weight at each call, which saves memory alone. On a
+    GPU, long prompts and large batches are fastest after `.to(dtype="bfloat16")`, which also computes in 16 bits.
+
     Args:
         module: A model or layer; it is not changed.
         dtype: "int8", or "bfloat16" to round weights to 16 bits.

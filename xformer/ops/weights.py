@@ -215,6 +215,7 @@ _quantized_linear = Operation(
     "bias?: (out_features) float -> (rows, out_features)",
     quantized_forward,
     _quantized_vjp,
+    compute_in_float32=True,
 )
 
 

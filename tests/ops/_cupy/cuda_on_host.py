@@ -43,6 +43,16 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     },
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),
     "products": {"matmul": PAIRS},
+    "quantized": {
+        "dequantize": [(q, *x) for q in ("int8", "bfloat16") for x in SAME],
+        "few_rows": [
+            (*x, q, rows, columns)
+            for x in SAME
+            if x != ("float64",)
+            for q in ("int8", "bfloat16")
+            for rows, columns in (("1", "1"), ("4", "2"), ("8", "2"), ("16", "2"))
+        ],
+    },
     "random": {"dropout_mask": [("bool",)]},
     "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE, "cast": CASTS},
 }

@@ -44,6 +44,7 @@ CASES = {
     "cross_entropy": ((normal(*ROWS, CLASSES), IDS), {"pad_id": 0, "label_smoothing": 0.1, "z_loss": 0.1}),
     "linear": ((X, MATRIX, VECTOR), {"relu": True}),
     "project_heads": ((X, MATRIX, VECTOR, MATRIX, VECTOR), {"heads": (2, 4)}),
+    "quantized_linear": ((X[0], VECTOR, np.round(20 * MATRIX).astype("int8"), VECTOR), {}),
     "squared_norm": ((X, VECTOR), {}),
     "cast": ((X, VECTOR), {"dtype": "float32"}),
     "adam": (
@@ -114,8 +115,8 @@ def test_kernels_do_not_read_on_the_host_or_write_to_their_inputs(watching, oper
         several = isinstance(output, tuple)
         g = [device_array(np.ones(each.shape), each.dtype) for each in (output if several else (output,))]
         needs = [array.dtype.kind != "b" and array.dtype != IDS.dtype for array in arrays]
-        if operation == "rotate":  # by constant angles
-            needs[1:] = False, False
+        if operation in ("rotate", "quantized_linear"):  # by constant angles, and weights
+            needs[1:3] = False, False
         cotangents = kernel.vjp(g if several else g[0], residuals, tuple(needs), **static)
         assert [cotangent is not None for cotangent in cotangents] == needs
     assert watching.launcher.launched or operation in ("linear", "project_heads")  # which may call cuBLAS alone

@@ -77,6 +77,15 @@ def test_bfloat16_is_storage_and_sums_are_float32():
     np.testing.assert_allclose(dequantized(weight), table, rtol=2**-8)
 
 
+def test_results_have_the_dtype_of_the_scales():
+    pytest.importorskip("ml_dtypes")
+    weight = QuantizedWeight.quantize(normal(7, 20).astype("float32"), "int8").T.to(dtype="bfloat16")
+    x = normal(3, 20).astype(weight.dtype)
+    y = ops.linear(x, weight)
+    assert y.dtype.name == "bfloat16"
+    np.testing.assert_allclose(y.astype("float64"), x.astype("float64") @ dequantized(weight), rtol=0.01, atol=0.03)
+
+
 def test_errors_are_one_line():
     with raises_line(ConfigError, "dtype is 'int4'; expected 'int8' or 'bfloat16'"):
         QuantizedWeight.quantize(normal(7, 20), "int4")

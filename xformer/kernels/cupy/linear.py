@@ -1,7 +1,7 @@
 """Linear maps on CuPy, as products of 2D matrices: CuPy upcasts or rejects stacks of float16 and bfloat16 matrices.
 
 cuBLASLt adds a bias, applies ReLU and sums the gradient of a bias if it supports the product; otherwise each of these
-is a pass over memory.
+is a pass over memory. Products of a few rows with quantized weights read them as they are stored.
 """
 
 from __future__ import annotations
@@ -9,13 +9,24 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from xformer.backends import dtype_name
 from xformer.kernels.cupy import cublaslt, launch
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.elementwise import activation_forward, activation_vjp
-from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, grid_for_elements, why_not
+from xformer.kernels.cupy.launch import (
+    FLOATS,
+    contiguous,
+    dtype_names,
+    empty,
+    grid_for_elements,
+    grid_for_rows,
+    why_not,
+)
 from xformer.kernels.cupy.rows import column_sums
+from xformer.native import is_reproducible
 from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
+from xformer.ops.weights import QUANTIZED_DTYPES
 
 
 def _affine(rows: Any, weight: Any, bias: Any, relu: bool) -> Any:
@@ -53,7 +64,53 @@ _FUNCTIONS = affine_functions(
     functools.partial(activation_vjp, name="relu"),
     cotangent_rows_of=lambda g, shape: contiguous(g.reshape(shape)),
 )
+
+# --- quantized weights ------------------------------------------------------------------------------------------------
+
+_FEW_ROWS = 1, 4, 8, 16  # of which cuda/quantized.cu keeps sums in registers
+_WARPS = 4  # per block
+
+
+def _quantized_why_not(x: Any, scales: Any, values: Any, bias: Any, **options: Any) -> str | None:
+    if dtype_name(values.dtype) not in QUANTIZED_DTYPES:
+        return f"values of dtype {dtype_name(values.dtype)} (the kernel takes {' or '.join(QUANTIZED_DTYPES)})"
+    for each in (scales, bias):
+        if each is not None and each.dtype != x.dtype:
+            return f"parameters of dtype {dtype_name(each.dtype)} with {dtype_name(x.dtype)} rows"
+    return why_not(x) if values.flags.c_contiguous else "the values are not contiguous"
+
+
+def _quantized_forward(x: Any, scales: Any, values: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
+    x, scales, (columns, depth) = contiguous(x), contiguous(scales), values.shape
+    most = next((count for count in _FEW_ROWS if len(x) <= count), 0)
+    if not most or dtype_name(x.dtype) == "float64" or is_reproducible():
+        return _affine(x, _dequantized(scales, values).T, bias, False), (scales, values)
+    y, per_warp = empty(x, (len(x), columns)), min(most, 2)
+    blocks = -(-columns // (_WARPS * per_warp)) if len(x) else 0
+    arrays = x, values, scales, None if bias is None else contiguous(bias), y
+    template = *dtype_names(x, values), str(most), str(per_warp)
+    launch.launch("quantized.few_rows", template, blocks, 32 * _WARPS, *arrays, len(x), depth, columns)
+    return y, (scales, values)
+
+
+def _quantized_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    scales, values = residuals
+    dx = batched_product(contiguous(g, scales.dtype), _dequantized(scales, values)) if needs[0] else None
+    return dx, None, None, column_sums(g, scales.dtype) if needs[3] else None
+
+
+def _dequantized(scales: Any, values: Any) -> Any:
+    table, dtypes = empty(scales, values.shape), dtype_names(values, scales)
+    grid = grid_for_rows(len(values), table)
+    launch.launch("quantized.dequantize", dtypes, *grid, values, scales, table, *values.shape)
+    return table
+
+
+_QUANTIZED = _quantized_forward, _quantized_vjp
 KERNELS = [
-    Kernel(f"cupy.{name}", name, "cupy", *_FUNCTIONS, dtypes=FLOATS, why_not=why_not)
-    for name in ("linear", "project_heads")
+    *(
+        Kernel(f"cupy.{name}", name, "cupy", *_FUNCTIONS, dtypes=FLOATS, why_not=why_not)
+        for name in ("linear", "project_heads")
+    ),
+    Kernel("cupy.quantized_linear", "quantized_linear", "cupy", *_QUANTIZED, why_not=_quantized_why_not),
 ]

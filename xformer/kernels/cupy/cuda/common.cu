@@ -4,6 +4,7 @@
 
 typedef float float32;
 typedef double float64;
+typedef signed char int8;
 struct float16 { unsigned short bits; };
 struct bfloat16 { unsigned short bits; };
 
@@ -35,6 +36,7 @@ __device__ inline double upcast(double x) { return x; }
 __device__ inline float upcast(float16 x) { return half_to_float(x.bits); }
 __device__ inline float upcast(bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 __device__ inline float upcast(bool x) { return x ? 1.0f : 0.0f; }
+__device__ inline float upcast(int8 x) { return x; }
 
 // Round to nearest, ties to even.
 __device__ inline void downcast(float x, float& to) { to = x; }
