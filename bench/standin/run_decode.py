@@ -20,7 +20,7 @@ checks.Checks._compared = lambda *a, **k: ("", True)
 checks._write = lambda *a: None
 from workloads import decoding
 
-batch = int(sys.argv[1])
+batch = int(sys.argv[1]) if len(sys.argv) > 1 else 32
 s = {
     "length": 32,
     "heads": 8,
@@ -39,7 +39,7 @@ oc = en.choose
 
 def ch(c):
     t, l = oc(c)
-    return [5] * len(t), [-1.0] * len(l)
+    return en.Chosen([5] * len(t), [-1.0] * len(l))
 
 
 en.choose = ch
@@ -55,8 +55,15 @@ def step(self, *a, **k):
 
 
 st.DecodingSteps.step = step
+F.counting(True)
 c.step(0)
+F.counting(False)
+log = F.LOG[:]
 print("first call: captures", F.COUNT["#captures"])
+while "BEGIN" in log:  # the nodes of each graph
+    start, end = log.index("BEGIN"), log.index("END")
+    nodes, log = log[start + 1 : end], log[end + 1 :]
+    print("graph of", len(nodes), "nodes:", dict(collections.Counter(nodes).most_common()))
 F.reset()
 F.counting(True)
 out = c.step(1)

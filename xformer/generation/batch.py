@@ -81,8 +81,20 @@ class NextTokens(NamedTuple):
     kept: int = 1
 
 
+class Chosen(NamedTuple):
+    """The next token of each row, and its log-probability."""
+
+    tokens: list[int]
+    log_probs: list[float]
+
+    @classmethod
+    def of(cls, pairs: Any) -> Chosen:
+        """Return those of an array (rows, 2) on the host."""
+        return cls(pairs[:, 0].astype("int64").tolist(), pairs[:, 1].tolist())
+
+
 class SampleRequest(NamedTuple):
-    """A request for one token of each row; the search receives the tokens and their log-probabilities, two lists.
+    """A request for one token of each row, which the search receives as `Chosen`.
 
     Attributes:
         logits: Logits (rows, vocabulary).
@@ -255,6 +267,20 @@ class GenerationBatch:
         for processor in self.logits_processors:
             logits = processor(logits, rows)
         return logits
+
+    def suppressed_from(self, rows: Rows) -> list[int] | None:
+        """Return the tokens that no row may choose from now on; None if its history decides about that or its end."""
+        if self.uniforms is not None or self.stopping_criteria or self.lengths.unit_ranges is not None:
+            return None
+        tokens: set[int] = set()
+        for processor in self.logits_processors:
+            if type(processor) is not SuppressTokens:
+                return None
+            if processor.selects is None:
+                tokens.update(processor.tokens)
+            elif processor.selects(rows).any():  # until rows have their minimum length
+                return None
+        return sorted(tokens)
 
     def should_stop(self, rows: Rows) -> list[bool]:
         """Return for each row whether a stopping criterion ends it."""

@@ -8,14 +8,14 @@ Searches may begin and end at any step, and their rows may have any lengths.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device
-from xformer.generation.batch import GenerationBatch, NextTokens, SampleRequest
-from xformer.generation.sampling import choose
+from xformer.generation.batch import Chosen, GenerationBatch, NextTokens, SampleRequest
+from xformer.generation.sampling import choose, greedy_or_sample
 from xformer.generation.steps import DecodingSteps, prefill
 
 Algorithm = Callable[[GenerationBatch, Array], Generator[NextTokens | SampleRequest, Any, Any]]
@@ -90,6 +90,7 @@ class _Group:
     ) -> None:
         self.searches, self.steps, self._has_free_slots = list(searches), steps, False
         self.num_slots, self._rows_per_input = 0, searches[0].batch.rows_per_input
+        self._ahead: Iterator[Any] | None = None  # the steps that the device makes by itself
         for search in self.searches:
             first, self.num_slots = self.num_slots, self.num_slots + len(search.batch.inputs)
             search.slots = np.arange(first, self.num_slots)
@@ -99,6 +100,11 @@ class _Group:
     def step(self) -> None:
         """Extend all rows by one token, and by draft tokens if a search has any."""
         batch, count = self.searches[0].batch, self._rows_per_input
+        self._ahead = self._ahead or self._look_ahead()
+        if (pairs := next(self._ahead, None)) is not None:
+            self._advance(pairs, count)
+            return
+        self._ahead = None
         width = 1 + max(len(search.pending.draft_tokens) for search in self.searches)
         # All draft tokens or none, so that there are programs for two numbers of tokens.
         width = 1 if width == 1 else 1 + batch.num_draft_tokens
@@ -109,6 +115,19 @@ class _Group:
             tokens[rows[:1], 1 : 1 + len(draft_tokens)] = draft_tokens
         logits = self.steps.step(batch.to_device(tokens), all_logits=batch.num_draft_tokens > 0)
         self._advance(logits, count, width)
+
+    def _look_ahead(self) -> Iterator[Any]:
+        """Return the steps that need no host, if the only search can say now what decides about its tokens."""
+        (search, *others), suppressed = self.searches, None
+        if self.steps.has_graphs and not others and not self._has_free_slots and search.algorithm is greedy_or_sample:
+            suppressed = search.batch.suppressed_from(search.pending.rows)
+        if suppressed is None:
+            return iter(())
+        rows, count = search.pending.rows, self._rows_per_input
+        tokens = np.zeros((self.num_slots * count, 1), dtype=np.int64)
+        tokens[_rows(search.slots, count)] = rows.tokens[:, -1:]
+        maxima = np.asarray([search.batch.lengths.ranges[index].maximum for index in rows.inputs.tolist()])
+        return self.steps.look_ahead(tokens, suppressed, int((maxima + 1 - rows.lengths).max()))
 
     def add(self, other: _Group) -> None:
         """Put the searches of another group into free slots."""
@@ -132,15 +151,16 @@ class _Group:
         """Give the searches their logits, and move the rows of the cache as they require.
 
         Args:
-            logits: Logits of all rows.
+            logits: Logits of all rows, or pairs of their tokens and log-probabilities that were chosen ahead.
             rows_before: Number of rows of each input.
             width: Number of new tokens of each row.
         """
         for search in self.searches:
-            search.advance(_take(logits, _rows(search.slots, rows_before)))
+            rows = _rows(search.slots, rows_before)
+            search.advance(Chosen.of(logits[rows]) if self._ahead else _take(logits, rows))
         _answer(self.searches)
         self.searches, num_before = [search for search in self.searches if not search.is_done], len(self.searches)
-        if 0 < len(self.searches) < num_before:
+        if 0 < len(self.searches) < num_before and not self._ahead:
             self.steps.cut_memory(max(search.batch.source_length for search in self.searches))
         if width > 1:
             dropped = np.full(self.num_slots, width)
@@ -155,7 +175,9 @@ class _Group:
             parents[_rows(search.slots, count)] = _rows(slots, rows_before)[following.parents]
             num_used += len(search.slots)
         size = num_used
-        if self._has_free_slots:
+        if self._ahead and num_used:  # rows move when the device has made its steps
+            size = self.num_slots
+        elif self._has_free_slots:
             size = self.num_slots if 4 * num_used > self.num_slots else self.num_slots // 2
         if not num_used:
             self.steps.close()
@@ -191,7 +213,7 @@ def _answer(searches: Sequence[Search]) -> None:
             alike.setdefault(search.pending.key, []).append(search)
         for group in alike.values():
             try:
-                tokens, log_probs = choose([search.pending for search in group])
+                chosen = choose([search.pending for search in group])
             except Exception as error:  # noqa: BLE001 - searches with other settings must go on
                 for search in group:
                     search.end(error=error)
@@ -200,7 +222,7 @@ def _answer(searches: Sequence[Search]) -> None:
             for search in group:
                 rows = slice(start, start + search.pending.logits.shape[0])
                 start = rows.stop
-                search.advance((tokens[rows], log_probs[rows]))
+                search.advance(Chosen(chosen.tokens[rows], chosen.log_probs[rows]))
 
 
 def _rows(slots: Any, count: int) -> Any:

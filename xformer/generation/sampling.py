@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device, to_host, to_host_together
-from xformer.generation.batch import GenerationBatch, NextTokens, SampleRequest
+from xformer.generation.batch import Chosen, GenerationBatch, NextTokens, SampleRequest
 from xformer.generation.config import GenerationConfig
 from xformer.generation.processors import Rows
 from xformer.generation.results import Hypothesis, UnscoredHypothesis, best_first
 from xformer.generation.steps import DecodingSteps
 from xformer.models import LanguageModel
-from xformer.ops.decoding import log_softmax, top_k
+from xformer.ops.decoding import best, log_softmax, top_k
 from xformer.ops.softmax import softmax
 
 _MIN_TEMPERATURE = 1e-6  # smaller ones would make logits infinite
@@ -58,14 +58,18 @@ def greedy_or_sample(
     count, rows = batch.rows_per_input, batch.rows()
     parents: Any = None if count == 1 else np.repeat(np.arange(len(batch.inputs)), count)  # of the first step
     outputs = running = [Sample(index, number) for index in batch.inputs for number in range(count)]
+    answer: Any = logits
     while True:
-        logits, uniforms = batch.process(logits, rows), None
-        if parents is not None:
-            logits = batch.take(logits, parents)
-        if batch.uniforms is not None:
-            lengths = (rows.lengths if parents is None else rows.lengths[parents]).tolist()
-            uniforms = [batch.uniforms[x.index][x.number][length] for x, length in zip(running, lengths, strict=True)]
-        tokens, log_probs = yield SampleRequest(logits, batch.config, uniforms)
+        if not isinstance(answer, Chosen):
+            logits, uniforms = batch.process(answer, rows), None
+            if parents is not None:
+                logits = batch.take(logits, parents)
+            if batch.uniforms is not None:
+                lengths = (rows.lengths if parents is None else rows.lengths[parents]).tolist()
+                drawn = zip(running, lengths, strict=True)
+                uniforms = [batch.uniforms[sample.index][sample.number][length] for sample, length in drawn]
+            answer = yield SampleRequest(logits, batch.config, uniforms)
+        tokens, log_probs = answer
         rows, parents = rows.extend(tokens, parents), None
         staying = None
         if _append(batch, running, rows, log_probs):
@@ -77,7 +81,7 @@ def greedy_or_sample(
             if len(kept) < len(running):  # finished inputs leave the batch
                 staying = [row // count for row in kept[::count]]
                 running, rows = [running[row] for row in kept], rows.take(kept)
-        logits = yield NextTokens(rows, staying)
+        answer = yield NextTokens(rows, staying)
 
 
 def _append(batch: GenerationBatch, samples: Sequence[Sample], rows: Rows, log_probs: Sequence[float]) -> bool:
@@ -120,20 +124,19 @@ def _output(sample: Sample, tokens: list[int], *, finished: bool = False, has_eo
 # --- From logits to tokens --------------------------------------------------------------------------------------------
 
 
-def choose(requests: Sequence[SampleRequest]) -> tuple[list[int], list[float]]:
-    """Return the next token of each row and its log-probability, on the host."""
+def choose(requests: Sequence[SampleRequest]) -> Chosen:
+    """Return the next token of each row and its log-probability."""
     first = requests[0]
     xp = array_namespace(first.logits)
     logits = first.logits if len(requests) == 1 else xp.concat([each.logits for each in requests], axis=0)
     if first.uniforms is None:
-        chosen, scores = xp.argmax(logits, axis=-1), xp.max(logits, axis=-1, keepdims=True)
-    else:
-        uniforms = [uniform for each in requests for uniform in each.uniforms or ()]
-        chosen = draw(truncate(logits, first.config), uniforms)
-        scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
+        return Chosen.of(to_host(best(logits)))
+    uniforms = [uniform for each in requests for uniform in each.uniforms or ()]
+    chosen = draw(truncate(logits, first.config), uniforms)
+    scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
     log_probs = log_softmax(logits, scores)
     host_tokens, host_log_probs = to_host_together(chosen, log_probs)
-    return host_tokens.tolist(), host_log_probs[:, 0].tolist()
+    return Chosen(host_tokens.tolist(), host_log_probs[:, 0].tolist())
 
 
 def truncate(logits: Array, config: GenerationConfig) -> Array:

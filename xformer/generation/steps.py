@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import importlib
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ _MIN_LENGTH = 6  # of the longest output: in shorter searches the cache grows
 # Tokens of a cache of fixed shape: a program attends to all of them, so the capacity grows with the output, from at
 # least 32 tokens and at most 128 for a single row, where attention takes little of the time.
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
+
+
+_CHUNK = 4  # steps whose tokens the host reads together, while the device makes as many further ones
 
 
 class ProgramPool:
@@ -82,6 +87,7 @@ class DecodingSteps:
 
     Attributes:
         cache: The cache; another one once it has a fixed shape.
+        has_graphs: Whether `look_ahead` can make steps.
     """
 
     def __init__(self, model: Any, cache: Any, max_length: int) -> None:
@@ -92,6 +98,7 @@ class DecodingSteps:
         self._programs: dict[Any, Any] = {}  # of the shapes of the cache, by the number of new tokens and the options
         self._used: tuple[Hashable, DecodingCache, dict[Any, Any]] | None = None  # the last programs and their arrays
         self._is_fixed = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
+        self.has_graphs = False
 
     def prefill(self, tokens: Array, lengths: Sequence[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
@@ -102,6 +109,7 @@ class DecodingSteps:
         """
         self._lengths, xp = np.asarray(lengths, dtype=np.int64), array_namespace(tokens)
         self._new_program = None if is_observing() else compiler(xp)
+        self.has_graphs = self._new_program is not None and xp.graph_capture() is not None
         is_ragged = min(lengths) < max(lengths)
         self._is_fixed = is_ragged or (self._is_fixed and self._new_program is not None)
         options = {"lengths": xp.from_host(lengths, dtype="int64", device=device(tokens))} if is_ragged else {}
@@ -132,6 +140,55 @@ class DecodingSteps:
         if self._new_program is not None and self._num_repeats > _MIN_REPEATS:
             return self._trace(tokens, options)
         return self._model.decode_step(tokens, self.cache, **options)
+
+    def look_ahead(self, tokens: Any, suppressed: Sequence[int], count: int) -> Iterator[Any]:
+        """Make steps that append the most probable tokens to each row, which a GPU chooses and the host reads later.
+
+        They end before one that `step` has to make, and if most rows are released, which go on as long as the others.
+
+        Args:
+            tokens: Ids (rows, 1), as a NumPy array.
+            suppressed: Tokens that are not chosen.
+            count: Largest number of steps.
+
+        Yields:
+            Ids and log-probabilities of each step, (rows, 2).
+        """
+        if not self._is_fixed or is_observing():
+            return
+        self._fit(1)
+        if not self._programs:
+            self._reuse()
+        choices: _Choices | None = self._programs.get("choices")
+        if choices is None and self._num_repeats < _MIN_REPEATS:
+            return
+        is_new = choices is None
+        if choices is None:
+            self._own_arrays()
+            choices = _Choices(self._model, self.cache.lengths)
+        choices.start(tokens, suppressed)
+        if is_new:
+            choices.trace(self._new_program, self._model, self.cache)  # which makes a step
+            self._keep("choices", choices)
+        num_made, waiting = 0, collections.deque[Any]()
+        while True:
+            is_sparse = 4 * np.count_nonzero(self._lengths) <= len(self._lengths)
+            while len(waiting) < 2 and not is_sparse:
+                size = min(_CHUNK, count - num_made, self.cache.capacity - int(self._lengths.max()))
+                if size <= 0:
+                    break
+                for _ in range(size - (is_new and not num_made)):
+                    choices.program.run()
+                waiting.append(choices.read_later(num_made, size))
+                num_made += size
+                self._lengths[self._lengths > 0] += size  # those of released rows are zero
+            if not waiting:
+                break
+            for pairs in waiting.popleft()():
+                yield pairs
+        if num_made < count and not is_sparse:  # with a larger cache
+            tokens = pairs[:, :1].astype("int64")
+            yield from self.look_ahead(tokens, suppressed, count - num_made)
 
     def drop(self, counts: Any) -> None:
         """Remove the last `counts[i]` tokens of row i."""
@@ -221,24 +278,76 @@ class DecodingSteps:
 
     def _trace(self, tokens: Array, options: dict[str, Any]) -> Array:
         """Make a step and trace it, with arrays that no programs for other shapes of the cache have."""
-        if not self._programs and self._used is not None:
-            self.cache = self.cache.without(self._used[1].arrays())
+        self._own_arrays()
         xp = array_namespace(tokens)
         tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
         try:
             arguments = (self._model, tokens, self.cache)
             program = self._new_program(type(self._model).decode_step, arguments, options, (tokens,))
         except JitError:  # a model of the user that reads values on the host
-            self._new_program = None
+            self._new_program, self.has_graphs = None, False
             assign(self.cache.lengths, lengths)  # part of the step was made
             return self._model.decode_step(tokens, self.cache, **options)
         logits, program.result = program.result, None
-        if not self._programs:
-            key = self._key()
-            self.close()
-            self._used = key, self.cache.alias(), self._programs
-        self._programs[tokens.shape[1], *options] = program
+        self._keep((tokens.shape[1], *options), program)
         return logits
+
+    def _own_arrays(self) -> None:
+        """Copy arrays that belong to programs for other shapes of the cache."""
+        if not self._programs and self._used is not None:
+            self.cache = self.cache.without(self._used[1].arrays())
+
+    def _keep(self, key: Hashable, program: Any) -> None:
+        """Add a program to those of the cache."""
+        if not self._programs:
+            pool_key = self._key()
+            self.close()
+            self._used = pool_key, self.cache.alias(), self._programs
+        self._programs[key] = program
+
+
+class _Choices:
+    """A program of a step and of the choice of its tokens, which are the input of the next one, and its arrays.
+
+    Args:
+        model: Object with `decode_step(tokens, cache)`.
+        like: Integers (rows,) on the device of the model.
+    """
+
+    def __init__(self, model: Any, like: Array) -> None:
+        xp, options, rows = array_namespace(like), {"device": device(like)}, like.shape[0]
+        self._tokens, self._counts = (xp.zeros(shape, dtype=xp.int64, **options) for shape in ((rows, 1), (rows,)))
+        self._mask = xp.zeros((model.vocab_size,), dtype=xp.bool, **options)
+        self._found = xp.zeros((2 * _CHUNK, rows, 2), dtype=xp.float64, **options)
+        self._kernels = importlib.import_module("xformer.kernels.cupy.decoding")
+        self.program: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its memory."""
+        return int(self.program.nbytes + self._found.nbytes + self._mask.nbytes)
+
+    def start(self, tokens: Any, suppressed: Sequence[int]) -> None:
+        """Set the tokens of the first step, and those that are not chosen."""
+        xp, mask = array_namespace(self._mask), np.zeros(self._mask.shape, dtype=np.bool_)
+        mask[suppressed] = True
+        for target, host in ((self._tokens, tokens), (self._counts, np.zeros(len(tokens))), (self._mask, mask)):
+            assign(target, xp.from_host(host, dtype=target.dtype, device=device(target)))
+
+    def trace(self, new_program: Any, model: Any, cache: DecodingCache) -> None:
+        """Make a step and trace it."""
+        choose = self._kernels.choose
+
+        def step(model: Any, cache: Any, tokens: Array, *arrays: Array) -> None:
+            choose(model.decode_step(tokens, cache), tokens, *arrays)
+
+        arguments = model, cache, self._tokens, self._counts, self._mask, self._found
+        self.program = new_program(step, arguments, {})
+
+    def read_later(self, first: int, count: int) -> Any:
+        """Return a function that returns what steps chose, (steps, rows, 2), and waits for no later ones."""
+        place = first % len(self._found)
+        return self._kernels.read_later(self._found[place : place + count])
 
 
 # --- Prefixes ---------------------------------------------------------------------------------------------------------

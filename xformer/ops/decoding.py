@@ -1,4 +1,4 @@
-"""The largest scores of rows, and the logarithm of their sum of exponentials. Neither has a derivative."""
+"""The largest scores of rows, and the logarithm of their sum of exponentials. None has a derivative."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ def _top_k(x: Array, *, k: int, save: bool) -> tuple[tuple[Array, Array], Any]:
     return extra.top_k(x, k), None
 
 
+def _best(x: Array, *, save: bool) -> tuple[Array, Any]:
+    xp = array_namespace(x)
+    log_probs = log_softmax(x, xp.max(x, axis=-1, keepdims=True))
+    return xp.concat([xp.astype(xp.argmax(x, axis=-1, keepdims=True), x.dtype), log_probs], axis=-1), None
+
+
+_BEST = Operation("best", "x: (rows, n) float -> (rows, 2)", _best, None)
 _LOGSUMEXP = Operation(
     "logsumexp", "x: (..., n) float -> (..., 1), (..., 1)", _logsumexp, None, conditions={"n > 0": lambda s: s["n"] > 0}
 )
@@ -60,6 +67,18 @@ def log_softmax(x: Array, scores: Array | None = None) -> Array:
     """
     top, log_total = _LOGSUMEXP(x)
     return ((x if scores is None else scores) - top) - log_total
+
+
+def best(x: Array) -> Array:
+    """Return the index of the largest element of each row, the first of equal ones, and the logarithm of its softmax.
+
+    Args:
+        x: Array of shape (rows, n), float32 or wider, n at least 1 and below 2**24, whose numbers are exact there.
+
+    Returns:
+        Array of shape (rows, 2). The logarithm is NaN in rows without a finite element. It has no derivative.
+    """
+    return _BEST(x)
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:

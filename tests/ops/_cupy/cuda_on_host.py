@@ -54,6 +54,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
         ],
     },
     "random": {"dropout_mask": [("bool",)]},
+    "decoding": {"choose": [(*x, y) for x in SAME for y in ("float32", "float64")]},
     "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE, "cast": CASTS},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from xformer.kernels.cupy import attention, elementwise, linear, optimizer, rows
+from xformer.kernels.cupy import attention, decoding, elementwise, linear, optimizer, rows
 
-KERNELS = [kernel for module in (elementwise, rows, linear, attention, optimizer) for kernel in module.KERNELS]
+MODULES = elementwise, rows, linear, attention, optimizer, decoding
+KERNELS = [kernel for module in MODULES for kernel in module.KERNELS]

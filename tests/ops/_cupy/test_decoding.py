@@ -1,0 +1,115 @@
+"""Decoding on CuPy: the choice of tokens equals its definition, and searches on the device equal those on the host."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+import xformer as xf
+from tests.ops._cupy.cuda_cases import DTYPES, normal
+from tests.reference import for_each
+from xformer.backends import resolve, to_host
+from xformer.generation import steps
+from xformer.kernels.cupy import decoding
+from xformer.ops.decoding import best
+from xformer.tracing.program import CudaProgram
+
+
+@for_each("dtype", DTYPES)
+@for_each("n", [1, 5, 64, 1033, 9000])
+def test_choice(cuda, dtype, n):
+    x = np.round(8.0 * normal(5, n)) / 8.0  # with equal elements
+    x[1, n // 2 :] = -math.inf
+    x[1, :1] = 3.0
+    x[2] = -math.inf
+    x[3, n // 2] = math.nan
+    x = cuda.array(x, dtype)
+    wide = to_host(x).astype(np.float64)
+    found = to_host(best(x))
+    assert found[:3, 0].tolist() == np.argmax(wide, axis=-1)[:3].tolist()
+    with np.errstate(invalid="ignore"):
+        expected = 0.0 - np.log(np.sum(np.exp(wide - np.max(wide, axis=-1, keepdims=True)), axis=-1))
+    np.testing.assert_allclose(found[:, 1], expected, rtol=1e-5, atol=1e-6)
+    if cuda.launcher:
+        assert any("choose" in name for name in cuda.launcher.launched)
+        cuda.launcher.backwards = True
+        np.testing.assert_array_equal(to_host(best(x)), found)
+        cuda.launcher.backwards = False
+
+
+def test_choices_of_steps(cuda):
+    """Masked tokens are not chosen; steps take slots in turn; a row has the same bits in any batch."""
+    xp, x, mask = cuda.xp, normal(3, 40), np.arange(40) % 2 == 0
+    tokens, counts = xp.zeros((3, 1), dtype=xp.int64), xp.zeros(3, dtype=xp.int64)
+    mask, found = cuda.array(mask), xp.zeros((2, 3, 2), dtype=xp.float64)
+    for _ in range(3):
+        decoding.choose(cuda.array(x, "float32"), tokens, counts, mask, found)
+        x = x[::-1]
+    odd = cuda.array(x[::-1][:, 1::2].copy(), "float32")
+    np.testing.assert_array_equal(to_host(found)[0, :, 0], 2 * np.argmax(to_host(odd), axis=-1) + 1)
+    np.testing.assert_array_equal(to_host(found)[1, ::-1], to_host(found)[0])
+    np.testing.assert_array_equal(to_host(tokens)[:, 0], to_host(found)[0, :, 0])
+    assert to_host(counts).tolist() == [3, 3, 3]
+    one = xp.zeros((1, 1, 2), dtype=xp.float64)
+    decoding.choose(cuda.array(x[1:2].copy(), "float32"), None, None, mask, one)
+    np.testing.assert_array_equal(to_host(one)[0, 0], to_host(found)[0, 1])
+
+
+# --- searches ---------------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """Runs programs of NumPy as if they were CUDA graphs, and counts what they launch and what the host reads."""
+
+    def __init__(self, monkeypatch):
+        self.launches, self.reads, self.captures = 0, 0, 0
+        library = type(resolve("numpy").library)
+        monkeypatch.setattr(library, "graph_capture", lambda library: self.capture)
+        monkeypatch.setattr(steps, "compiler", lambda xp: functools.partial(CudaProgram, self.capture))
+        monkeypatch.setattr(decoding, "read_later", self.read_later)
+        monkeypatch.setattr(steps, "_pool", steps.ProgramPool(64, 2**28))
+
+    def capture(self, function):
+        self.captures += 1
+
+        def launch():
+            self.launches += 1
+            function()
+
+        return launch
+
+    def read_later(self, array):
+        self.reads += 1
+        now = array.copy()
+        return lambda: now
+
+
+SETTINGS = [{}, {"suppress_tokens": [3, 7]}, {"min_new_tokens": 9}, {"max_new_tokens": 40}, {"stop_token_ids": [5, 8]}]
+
+
+def models():
+    sizes = {"d_model": 16, "num_heads": 2, "d_ff": 32}
+    config = xf.TransformerConfig(
+        source_vocab_size=29, target_vocab_size=29, num_encoder_layers=1, num_decoder_layers=2, **sizes
+    )
+    yield xf.Transformer(config, seed=1), [[5, 6, 7], [8, 9], [4] * 6, [11, 5, 5, 12]]
+    config = xf.LanguageModelConfig(vocab_size=29, num_layers=2, **sizes)
+    yield xf.LanguageModel(config, seed=2), [[5, 4], [7], [9, 9, 9], [12, 3]]
+
+
+@for_each("settings", SETTINGS)
+def test_searches_on_the_device_equal_those_on_the_host(cuda_host, monkeypatch, settings):
+    for model, inputs in models():
+        settings = {"max_new_tokens": 21} | settings
+        expected = xf.generate(model, inputs, **settings)
+        with monkeypatch.context() as context:
+            device = Device(context)
+            for _ in range(2):  # programs are kept
+                launches, reads = device.launches, device.reads
+                assert xf.generate(model, inputs, **settings) == expected
+                longest = max(len(outputs[0].tokens) for outputs in expected)
+                assert device.reads > reads
+                assert device.launches - launches <= longest + 2 * 4
+            assert device.captures <= 3
