@@ -269,6 +269,9 @@ def _flat(v):
 
 
 class Event:
+    def __init__(self, disable_timing=False):
+        pass
+
     def record(self, *a):
         return self
 
@@ -277,10 +280,8 @@ class Event:
 
 
 class Stream:
-    ptr = 7
-
     def __init__(self, *a, **k):
-        self.capturing = False
+        self.capturing, self.ptr = False, id(self)
 
     def __enter__(self):
         return self
@@ -288,8 +289,8 @@ class Stream:
     def __exit__(self, *a):
         pass
 
-    def record(self):
-        return Event()
+    def record(self, event=None):
+        return event or Event()
 
     def wait_event(self, e):
         pass
@@ -318,6 +319,9 @@ class _Mem:
 
 
 class MemoryPool:
+    def __init__(self, allocator=None):
+        pass
+
     def malloc(self, n):
         return _Mem(n)
 
@@ -326,6 +330,9 @@ class MemoryPool:
 
     def free_all_blocks(self):
         pass
+
+
+POOL = MemoryPool()
 
 
 C = r"""
@@ -448,6 +455,7 @@ def install():
     cuda.using_allocator = lambda m: contextlib.nullcontext()
     cuda.device = types.SimpleNamespace(get_cublas_handle=lambda: 12345)
     cupy.cuda = cuda
+    cupy.get_default_memory_pool = lambda: POOL
     cupy.RawModule = RawModule
     cupy.dtype = np.dtype
     sys.modules["cupy"] = cupy

@@ -13,6 +13,7 @@ import pytest
 from tests.generation.definitions import SOURCES, padded, varied_model
 from tests.reference import for_each, small_language_model
 from xformer import Rng, stream
+from xformer.backends.numpy import NumpyLibrary
 from xformer.generation import GenerationConfig, generate, steps
 from xformer.generation.steps import ProgramPool
 from xformer.layers.cache import DecodingCache
@@ -216,7 +217,9 @@ def test_the_number_and_size_of_programs_are_limited_and_they_end_with_the_model
     monkeypatch.setattr(kept, "_max_bytes", 10)
     generate(model, padded(SOURCES), CONFIGS["greedy"])
     assert not kept._models[model]
+    monkeypatch.setattr(NumpyLibrary, "program_bytes", lambda self, default: 2**40)  # as on a GPU
     generate(model, padded(SOURCES), CONFIGS["greedy"])
+    assert kept._models[model]
     released = weakref.ref(model)
     del model
     gc.collect()

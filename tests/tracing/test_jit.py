@@ -15,6 +15,7 @@ import xformer as xf
 from tests.conftest import library_or_skip
 from tests.reference import for_each, raises_line
 from xformer.backends import array_namespace, resolve
+from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import BackendError, ConfigError, JitError
 from xformer.layers import Linear
 from xformer.ops import cross_entropy
@@ -283,6 +284,20 @@ def test_ever_new_signatures_are_not_traced_again_and_again(count, most):
         for size in range(1, count + 1):
             assert jitted(np.zeros(size)).tolist() == [1.0] * size
     assert min(count, 65) <= len(shapes) <= most  # calls allow for further ones
+
+
+@pytest.mark.parametrize(("memory", "count"), [(2**30, 32), (2**33, 2)])
+def test_the_memory_of_the_device_limits_what_programs_keep(monkeypatch, memory, count):
+    """Two programs of 2 GiB for shapes that take turns; each graph is the function itself."""
+    monkeypatch.setattr(NumpyLibrary, "program_bytes", lambda self, default: memory)
+    monkeypatch.setattr(CudaProgram, "nbytes", 2**31)
+    graphs = []
+    capture_graph = lambda function: graphs.append(function) or function  # noqa: E731
+    monkeypatch.setattr(JIT, "compiler", lambda xp: functools.partial(CudaProgram, capture_graph))
+    jitted = xf.jit(lambda x: x + 1.0)
+    for number in range(32):
+        assert jitted(np.zeros(1 + number % 2)).tolist() == [1.0] * (1 + number % 2)
+    assert len(graphs) == count
 
 
 def test_shapes_that_depend_on_values_are_an_error():

@@ -120,7 +120,11 @@ class CupyLibrary(Library, library="cupy"):
         """Return the GPU, the versions of driver and libraries, and a hash of the sources of the kernels."""
         return importlib.import_module("xformer.kernels.cupy.launch").identity()
 
-    def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
+    def program_bytes(self, default: int) -> int:
+        """Return a quarter of the memory of the GPU, where logits alone take gigabytes."""
+        return max(default, importlib.import_module("cupy").cuda.runtime.memGetInfo()[1] // 4)
+
+    def graph_capture(self) -> Callable[[Callable[..., Any]], Callable[[], Any]] | None:
         """Return the function that captures CUDA graphs, or None if kernels are switched off."""
         if env_value("XFORMER_KERNELS") == "portable":
             return None

@@ -305,14 +305,19 @@ class Library(ModuleType):
         """Return the versions on which the results of kernels depend if kernels are compared at their first use."""
         return None
 
-    def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
+    def graph_capture(self) -> Callable[[Callable[..., Any]], Callable[[], Any]] | None:
         """Return a function that captures the kernels of a function as a graph, or None.
 
         It returns a function that launches the graph.
 
-        The captured function must read and write the same arrays in each call, and nothing on the host.
+        The captured function must read and write the same arrays in each call, and nothing on the host. It gets a
+        function that copies an array, for those it makes: the next graph overwrites others.
         """
         return None
+
+    def program_bytes(self, default: int) -> int:
+        """Return how much memory programs that are kept for later calls may take; `default` on a CPU."""
+        return default
 
     def configure(self, *, dtype: str | None, num_threads: int) -> None:
         """Prepare the process for a command that computes in `dtype` on `num_threads` threads."""

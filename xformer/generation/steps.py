@@ -43,7 +43,7 @@ class ProgramPool:
 
     Args:
         max_entries: Maximum number of entries of a model.
-        max_bytes: Maximum size of the arrays of a model's entries together.
+        max_bytes: Maximum size of the arrays of a model's entries together; see `Library.program_bytes`.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
@@ -60,12 +60,14 @@ class ProgramPool:
 
     def release(self, model: Any, key: Hashable, cache: DecodingCache, programs: dict[Any, Any]) -> None:
         """Put programs and their cache into the pool."""
-        nbytes = sum(each.nbytes for each in (*programs.values(), *cache.arrays()) if each is not None)
+        arrays = [array for array in cache.arrays() if array is not None]
+        nbytes = sum(each.nbytes for each in (*programs.values(), *arrays))
+        max_bytes = array_namespace(*arrays).program_bytes(self._max_bytes)
         with self._lock:
             entries = self._models.setdefault(model, OrderedDict())
             entries.pop(key, None)
             entries[key] = cache, programs, nbytes
-            while len(entries) > self._max_entries or sum(entry[2] for entry in entries.values()) > self._max_bytes:
+            while len(entries) > self._max_entries or sum(entry[2] for entry in entries.values()) > max_bytes:
                 entries.popitem(last=False)
 
 

@@ -91,7 +91,7 @@ def jit(
 
 
 def jit_repeated(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> _Jitted:
-    """Return a function that is traced at the second call of a signature; see `jit`."""
+    """Return a function that is traced at the second call of a signature on NumPy; see `jit`."""
     jitted = _Jitted(function, tuple(donate_argnums), num_eager=1)
     functools.update_wrapper(jitted, function, updated=())
     return jitted
@@ -188,11 +188,13 @@ class _Jitted:
         arguments = Arguments(args, keywords, self._donated)
         arrays = itertools.chain(arguments.data, arrays_of(arguments.modules))
         with xp.other_device(arrays) or contextlib.nullcontext():  # a capture is of a stream of the current device
-            return self._run(new_program, arguments, args, keywords)
+            return self._run(xp, new_program, arguments, args, keywords)
 
-    def _run(self, new_program: Callable[..., Any], arguments: Arguments, args: Any, keywords: dict[str, Any]) -> Any:
+    def _run(
+        self, xp: Any, new_program: Callable[..., Any], arguments: Arguments, args: Any, keywords: dict[str, Any]
+    ) -> Any:
         key = arguments.signature, available_threads(), native.is_reproducible()
-        entry, program, may_trace = self._find(key, arguments.modules)
+        entry, program, may_trace = self._find(key, arguments.modules, xp)
         if entry.shared is None:
             donated = [args[index] for index in self._donated if index < len(args)]
             entry.shared = Intervals(arrays_of((*arguments.modules, *donated)))
@@ -218,7 +220,7 @@ class _Jitted:
                 entry.idle.append(program)
         return result
 
-    def _find(self, key: Hashable, modules: Sequence[Module]) -> tuple[_Entry, Any, bool]:
+    def _find(self, key: Hashable, modules: Sequence[Module], xp: Any) -> tuple[_Entry, Any, bool]:
         """Return the entry of a signature, a program or None, and whether to trace this call."""
         with self._lock:
             entry = self._entries.get(key)
@@ -231,10 +233,11 @@ class _Jitted:
                 self.num_runs += 1
                 return entry, entry.idle.pop(), False
             allowed = _MAX_SIGNATURES + self._num_calls // _CALLS_PER_TRACE
-            may_trace = entry.num_calls > self._num_eager and self._num_traces < allowed
+            num_eager = self._num_eager if xp.name == "numpy" else 0  # the first calls of a graph take no longer
+            may_trace = entry.num_calls > num_eager and self._num_traces < allowed
             self._num_traces += may_trace
             sizes = [sum(program.nbytes for program in entry.idle) for entry in self._entries.values()]
-            if len(sizes) > _MAX_SIGNATURES or (len(sizes) > 1 and sum(sizes) > _MAX_BYTES):
+            if len(sizes) > _MAX_SIGNATURES or (len(sizes) > 1 and sum(sizes) > xp.program_bytes(_MAX_BYTES)):
                 self._entries.popitem(last=False)
             return entry, None, may_trace
 

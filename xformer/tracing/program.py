@@ -128,20 +128,25 @@ class CudaProgram(Program):
         # Weak, so that a program can be a value of a WeakKeyDictionary whose key is the model.
         references = [weakref.ref(arg) if isinstance(arg, Module) else arg for arg in copied]
 
-        def call() -> None:
+        def call(copy: Callable[[Any], Any] = array_copy) -> None:
             # Copies of objects, because the caller may assign other arrays to the originals.
             given = [arg() if isinstance(arg, weakref.ref) else arg for arg in references]
             arguments, named = _map_arrays(lambda array: array, (given, options), {})
-            result = function(*arguments, **named)
-            self._build = _builder(result, (*arguments, *named.values()), data)
+            result, kept = function(*arguments, **named), []
+
+            def keep(array: Any) -> Any:  # the next graph would overwrite it
+                kept.append(copy(array))
+                return kept[-1]
+
+            self._build, self._kept = _builder(result, (*arguments, *named.values()), data, keep), kept
 
         self._graph, self._arguments = capture_graph(call), list(arrays_of((tuple(args), keywords)))
         self.result = self.run(data)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """Size of the memory of the graph."""
-        return getattr(self._graph, "nbytes", 0)
+        """Size of the arrays that it keeps; its temporaries are in memory that all graphs share."""
+        return sum(array.nbytes for array in (*self._data, *self._kept))
 
     def run(self, data: Sequence[Any] = ()) -> Any:
         """Launch the graph; return its result in new arrays except for arrays of the arguments."""
@@ -151,17 +156,22 @@ class CudaProgram(Program):
         return self._build()
 
 
-def _builder(result: Any, arguments: Sequence[Any], data: Sequence[Any]) -> Callable[[], Any]:
-    """Return a function that builds a result: arrays of the arguments are kept, data and other arrays are copied."""
+def _builder(
+    result: Any, arguments: Sequence[Any], data: Sequence[Any], keep: Callable[[Any], Any] = lambda array: array
+) -> Callable[[], Any]:
+    """Return a function that builds a result: arrays of the arguments are kept, data and other arrays are copied.
+
+    The others are copied from `keep(array)`.
+    """
     is_data = set(map(id, data))
     known = {_memory(array): array for array in arrays_of(tuple(arguments)) if id(array) not in is_data}
     modules = [item for item in items_of(tuple(arguments)) if isinstance(item, Module)]
-    return _build(result, known, modules)
+    return _build(result, known, modules, keep)
 
 
-def _build(tree: Any, known: dict[Any, Any], modules: list[Module]) -> Callable[[], Any]:
+def _build(tree: Any, known: dict[Any, Any], modules: list[Module], keep: Callable[[Any], Any]) -> Callable[[], Any]:
     if isinstance(tree, tuple | list):
-        items = [_build(item, known, modules) for item in tree]
+        items = [_build(item, known, modules, keep) for item in tree]
         return lambda: rebuild_sequence(tree, (build() for build in items))
     leaves, rebuild = flatten(tree)
     arrays = [known.get(_memory(leaf)) for leaf in leaves]
@@ -170,7 +180,7 @@ def _build(tree: Any, known: dict[Any, Any], modules: list[Module]) -> Callable[
         same = (module for module in modules if list(map(id, flatten(module)[0])) == list(map(id, arrays)))
         constant = next(same, constant) if isinstance(tree, Module) else constant
         return lambda: constant
-    pairs = list(zip(leaves, arrays, strict=True))
+    pairs = [(keep(leaf) if array is None else None, array) for leaf, array in zip(leaves, arrays, strict=True)]
     return lambda: rebuild([array_copy(leaf) if array is None else array for leaf, array in pairs])
 
 

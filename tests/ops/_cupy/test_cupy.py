@@ -294,7 +294,7 @@ def test_a_captured_training_step_can_be_replayed_with_other_numbers(library):
     rate, scale, step, loss, norm = (xp.zeros((), dtype=xp.float64) for _ in range(5))
     counter, captured, captured_state = xp.asarray(0), start, optimizer.init(start)
 
-    def work():
+    def work(copy=None):
         result = train_step(
             captured,
             captured_state._replace(step=step),

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import cupy
 
 from xformer.kernels.cupy.cublas import captured_workspace
+from xformer.kernels.cupy.plans import one_line
 
-_NUM_WARM_UP = 2  # calls before the capture, which compile kernels, build plans and allocate workspaces
+_NUM_WARM_UP = 2  # calls before the capture, which compile kernels, build plans and allocate memory
 _CUBLAS_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper
 
 
-def capture_graph(function: Callable[[], Any]) -> Callable[[], None]:
+def capture_graph(function: Callable[[Callable[[Any], Any]], Any]) -> Callable[[], None]:
     """Capture a function as a CUDA graph.
 
-    The first calls run the function; the next one captures it, and later ones replay the graph. Its memory comes from
-    a pool of its own. If the function cannot be captured, a warning gives the reason, and every call runs it as usual.
+    The first calls run the function; the next one captures it, and later ones replay the graph. If the function cannot
+    be captured, a warning gives the reason, and every call runs it as usual.
 
     Args:
-        function: A function without arguments, which reads and writes the same arrays in every call.
+        function: A function that reads and writes the same arrays in every call. It gets a function that copies an
+            array: other arrays that it makes are overwritten by the next graph.
 
     Returns:
         A function that does the same.
@@ -30,60 +34,147 @@ def capture_graph(function: Callable[[], Any]) -> Callable[[], None]:
     return _Graph(function)
 
 
-class _Resources(NamedTuple):
-    """A memory pool, the stream that orders the use of its memory, and a workspace for cuBLAS."""
+class _Arena:
+    """The stream of a thread's graphs on a device, and their memory.
 
-    pool: Any
-    stream: Any
-    workspace: Any
+    A graph uses its memory only while it runs, and the stream runs one after the other, so all of them share it: it is
+    as large as the largest graph needs.
+
+    Attributes:
+        pool: What allocates the memory, or None if there is none. Graphs are captured again for another pool.
+        users: A key for each graph.
+    """
+
+    def __init__(self) -> None:
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+        self.lock = threading.RLock()  # a program may be run by another thread than that which made it
+        self.users: set[object] = set()
+        self.pool: Any = None
+        self._workspace: Any = None
+        self._blocks: list[Any] = []
+        self._former: list[Any] = []
+
+    def open(self) -> None:
+        """Prepare for the first call of a graph, which allocates its memory."""
+        # What the calls before have left in CuPy's pool would be allocated twice.
+        cupy.get_default_memory_pool().free_all_blocks()
+        if self.pool is None:
+            self.free()
+            self.pool = cupy.cuda.MemoryPool(self._new_block)
+            with self.stream:
+                self._workspace = self.pool.malloc(_CUBLAS_WORKSPACE)
+
+    def free(self) -> None:
+        """Give the memory back to the device."""
+        self._former += [] if self.pool is None else [self.pool]
+        self.pool = self._workspace = None
+        self._blocks.clear()
+        for pool in self._former:
+            pool.free_all_blocks()
+        # CuPy would never free the memory that is still used in a pool that is dropped.
+        self._former = [pool for pool in self._former if pool.total_bytes()]
+
+    def leave(self, user: object) -> None:
+        """Free the memory if that was the last graph."""
+        self.users.discard(user)
+        if not self.users:
+            self.free()
+
+    def _new_block(self, size: int) -> Any:
+        memory = cupy.cuda.Memory(size)
+        self._blocks.append(memory)  # as long as there are graphs: if memory runs out, a pool frees what is not in use
+        return cupy.cuda.MemoryPointer(memory, 0)
+
+    def _malloc(self, size: int) -> Any:
+        """Allocate with at most 1/16 of padding, so that graphs of similar shapes use the same blocks."""
+        step = 1 << max(0, size.bit_length() - 5)
+        return self.pool.malloc(-(-size // step) * step)
+
+    @contextlib.contextmanager
+    def entered(self, caller: Any) -> Iterator[None]:
+        """Let a block use the stream and the memory, between what the caller's stream did and what it does next."""
+        before, after = self._events
+        caller.record(before)
+        self.stream.wait_event(before)
+        address = self._workspace.ptr
+        with self.stream, cupy.cuda.using_allocator(self._malloc), captured_workspace(address, _CUBLAS_WORKSPACE):
+            yield
+        self.stream.record(after)
+        caller.wait_event(after)
 
 
-# Resources of former graphs, by device. CuPy would never free the memory of a pool that is dropped.
-_idle: dict[int, list[_Resources]] = {}
+class _Arenas(threading.local):
+    def __init__(self) -> None:
+        self.by_device: dict[int, _Arena] = {}
 
 
-def _new_resources() -> _Resources:
-    pool = cupy.cuda.MemoryPool()
-    return _Resources(pool, cupy.cuda.Stream(non_blocking=True), pool.malloc(_CUBLAS_WORKSPACE))
+_arenas = _Arenas()
+
+
+def _copy(array: Any) -> Any:
+    """Copy an array to memory of its own."""
+    with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
+        return array.copy(order="K")
 
 
 class _Graph:
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function, self._calls = function, 0
-        idle = _idle.setdefault(cupy.cuda.runtime.getDevice(), [])
-        self._resources = idle.pop() if idle else _new_resources()
-        weakref.finalize(self, idle.append, self._resources).atexit = False
-        self._graph: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its memory, without the workspace."""
-        return int(self._resources.pool.total_bytes()) - _CUBLAS_WORKSPACE
+    def __init__(self, function: Callable[[Callable[[Any], Any]], Any]) -> None:
+        device, user = cupy.cuda.runtime.getDevice(), object()
+        self._function, self._device = function, device
+        self._arena = _arenas.by_device.get(device) or _arenas.by_device.setdefault(device, _Arena())
+        self._arena.users.add(user)
+        self._leave = weakref.finalize(self, self._arena.leave, user)
+        self._leave.atexit = False
+        self._num_calls, self._graph, self._pool, self._is_refused = 0, None, None, False
 
     def __call__(self) -> None:
-        (pool, stream, workspace), caller_stream = self._resources, cupy.cuda.get_current_stream()
-        stream.wait_event(caller_stream.record())
-        with stream, cupy.cuda.using_allocator(pool.malloc), captured_workspace(workspace.ptr, _CUBLAS_WORKSPACE):
-            if self._calls == _NUM_WARM_UP:
-                self._capture(stream)
-            if self._graph is None:
-                self._function()
-            else:
-                self._graph.launch(stream)
-        self._calls += 1
-        caller_stream.wait_event(stream.record())
+        caller, arena = cupy.cuda.get_current_stream(), self._arena
+        is_part = caller.ptr == arena.stream.ptr  # of another graph
+        if not is_part and not self._is_refused:
+            with arena.lock:
+                self._run(arena, caller)
+        if is_part or self._is_refused:
+            self._function(_copy)
+
+    def _run(self, arena: _Arena, caller: Any) -> None:
+        """Launch the graph, or capture it, or call the function."""
+        if self._pool is None or self._pool is not arena.pool:  # whose memory was freed
+            arena.open()
+            self._num_calls, self._graph, self._pool = 0, None, arena.pool
+        try:
+            with arena.entered(caller):
+                if self._num_calls == _NUM_WARM_UP:
+                    self._capture(arena.stream)
+                if self._graph is not None:
+                    self._graph.launch(arena.stream)
+                elif not self._is_refused:
+                    self._function(_copy)
+        except MemoryError:
+            arena.free()  # for smaller graphs, and for what is no graph
+            raise
+        self._num_calls += 1
+        if self._is_refused:
+            self._leave()
 
     def _capture(self, stream: Any) -> None:
         stream.begin_capture()  # in relaxed mode, which lets the pool grow
-        reason: Exception | None = None
+        reason: str | None = "interrupted"
+        graph = None
         try:
-            self._function()
-        except (RuntimeError, TypeError, ValueError, MemoryError) as error:  # errors of CUDA are RuntimeErrors
-            reason = error
-        try:
-            self._graph = stream.end_capture()
-        except RuntimeError as error:
-            reason = reason or error
-        if reason is not None:
-            self._graph = None
-            warnings.warn(f"a step cannot be captured as a CUDA graph and runs without one: {reason}", stacklevel=2)
+            self._function(_copy)
+            reason = None
+        except Exception as error:  # noqa: BLE001 # the libraries have classes of their own
+            reason = one_line(error)
+        finally:  # also after Ctrl-C: what follows would be captured for good
+            try:
+                graph = stream.end_capture()
+            except RuntimeError as error:
+                reason = reason or one_line(error)
+            if reason is not None:
+                _arenas.by_device.pop(self._device, None)  # later graphs get another stream
+        self._is_refused = reason is not None
+        self._graph = None if self._is_refused else graph
+        if self._is_refused:
+            message = f"a step cannot be captured as a CUDA graph and runs without one: {reason}"
+            warnings.warn(message, stacklevel=2)
