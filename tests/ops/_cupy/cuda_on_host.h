@@ -161,6 +161,7 @@ template <typename W> W __shfl_xor_sync(unsigned, W value, int other)
 }
 
 static float __uint_as_float(unsigned bits) { return on_host::bits_as<float>(bits); }
+static long long __double_as_longlong(double x) { return on_host::bits_as<long long>(x); }
 static unsigned __float_as_uint(float x) { return on_host::bits_as<unsigned>(x); }
 
 static float __fdividef(float x, float y) { return x / y; }

@@ -34,6 +34,7 @@ from xformer.ops import (
     rotate,
     softmax,
     squared_norm,
+    top_k,
 )
 from xformer.ops.activations import ACTIVATIONS, gated
 from xformer.ops.norms import add_norm
@@ -360,6 +361,44 @@ def test_fully_masked_rows_give_zeros_and_zero_gradients(cuda, dtype):
     y, pull = vjp(lambda x: softmax(x, cuda.array(mask)), cuda.array(x, dtype))
     for result in (y, pull(cuda.array(normal(4, 9, seed=1), dtype))[0]):
         np.testing.assert_array_equal(to_host(result).any(axis=-1), [True, False, False, True])
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def rows_for_decoding(n):
+    """Return rows without and with equal elements, ascending, of one number, with a NaN, and with infinities."""
+    x = np.round(64.0 * normal(7, n)) / 64.0  # exact in all dtypes but for few
+    x[1] = np.round(x[1])
+    x[2] = np.arange(n) / 4.0
+    x[3] = -np.inf
+    x[4, ::5], x[5, ::3], x[6, 1::7] = np.nan, np.inf, -np.inf
+    x[6, 0] = -0.0
+    return x
+
+
+@for_each("n, k", [(1, 1), (2, 2), (31, 5), (100, 100), (256, 7), (257, 50), (5000, 1), (4104, 700), (9001, 1024)])
+@for_each("dtype", DTYPES)
+def test_top_k(cuda, dtype, n, k):
+    """NaN is the largest, as in a sort, and of equal elements the first one comes first."""
+    x = cuda.array(rows_for_decoding(max(n, 2))[:, :n], dtype)
+    assert cuda.served("top_k", x, k=k)
+    values, indices = map(to_host, top_k(x, k))
+    host = to_host(x).astype("float64")
+    order = np.lexsort((np.where(np.isnan(host), -np.inf, -host), ~np.isnan(host)), axis=-1)[:, :k]
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values.astype("float64"), np.take_along_axis(host, order, axis=-1))
+
+
+@for_each("n", [1, 8, 33, 5000])
+@for_each("dtype", DTYPES)
+def test_logsumexp_of_rows_with_infinities_and_nan(cuda, dtype, n):
+    x = cuda.array(rows_for_decoding(max(n, 2))[:, :n], dtype)
+    got = [to_host(each).astype("float64") for each in OPERATIONS["logsumexp"](x)]
+    with np.errstate(invalid="ignore"):
+        expected, _ = OPERATIONS["logsumexp"].definition.forward(to_host(x).astype("float64"), save=False)
+    for actual, correct in zip(got, expected, strict=True):
+        np.testing.assert_allclose(actual, correct, rtol={"float64": 1e-12, "float32": 1e-6}.get(dtype, 1e-2))
 
 
 # --- integers ---------------------------------------------------------------------------------------------------------

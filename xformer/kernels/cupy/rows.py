@@ -244,6 +244,35 @@ def _cross_entropy_vjp(
     return dlogits, None
 
 
+# --- Decoding ---
+
+_MAX_K = 1024
+_SMALL = 256  # elements of a row that a warp takes up at once
+_BUFFER_BYTES = 2**15  # of S items in cuda/topk.cu
+
+
+def _logsumexp_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
+    x, rows = contiguous(x), launch.row_count(x)
+    outputs = tuple(empty(x, (*x.shape[:-1], 1)) for _ in range(2))
+    grid = launch.grid_for_rows(rows, x, _LOSS_VECTORS)
+    launch.launch("softmax.logsumexp", dtype_names(x), *grid, x, *outputs, rows, x.shape[-1])
+    return outputs, None
+
+
+def _top_k_forward(x: Any, *, k: int, save: bool) -> tuple[Any, Any]:
+    x, rows, shape = contiguous(x), launch.row_count(x), (*x.shape[:-1], k)
+    values, indices = empty(x, shape), empty(x, shape, array_namespace(x).int64)
+    (blocks, threads), n = launch.grid_for_rows(rows, x), x.shape[-1]
+    size = _BUFFER_BYTES // (16 if x.itemsize == 8 else 8)
+    size, threads = (_SMALL, 32) if n <= _SMALL else (size, min(threads, size // (2 * launch.elements_per_thread(x))))
+    launch.launch("topk.top_k", (*dtype_names(x), str(size)), blocks, threads, x, values, indices, rows, n, k)
+    return (values, indices), None
+
+
+def _top_k_why_not(x: Any, *, k: int, **options: Any) -> str | None:
+    return why_not(x) if 1 <= k <= min(_MAX_K, x.shape[-1]) else f"k is {k}; expected 1 to {_MAX_K}"
+
+
 # --- Rotation of pairs of features, whichever order heads and rows have in memory ---
 
 _MAX_BLOCKS = 2**20
@@ -325,6 +354,8 @@ KERNELS = [
         for name, forward, vjp, refusal in (
             ("softmax", _softmax_forward, _softmax_vjp, why_not),
             ("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp, why_not),
+            ("logsumexp", _logsumexp_forward, None, why_not),
+            ("top_k", _top_k_forward, None, _top_k_why_not),
             ("rotate", _rotate_forward, _rotate_vjp, why_not),
             ("embedding", _embedding_forward, _embedding_vjp, _embedding_why_not),
         )

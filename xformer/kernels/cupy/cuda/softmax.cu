@@ -165,22 +165,42 @@ __global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long 
     }
 }
 
-// The total of the logits of this thread; the sum of their differences from `origin` is added to `sum` if it is wanted.
-template <int R, int V, typename T>
-__device__ inline OnlineSoftmax<T> total_of_logits(const T* from, long long n, bool wants_sum, Wide<T> origin,
-                                                   Wide<T>& sum)
+// The total of the elements of this thread, each of which f gets, too.
+template <int R, int V, typename T, typename F>
+__device__ inline OnlineSoftmax<T> total_of_logits(const T* from, long long n, F f)
 {
     OnlineSoftmax<T> total;
     Wide<T> v[R][V];
     for (long long start = 0; start < n; start += R * V * blockDim.x) {
         read(from + start, n - start, blockDim.x, threadIdx.x, v, [&](Wide<T> (&some)[V], int) {
-            if (wants_sum)
-                for (int k = 0; k < V; ++k) sum += some[k] - origin;
+            for (int k = 0; k < V; ++k) f(some[k]);
         });
         total.raise(v);
         total.add(v);
     }
     return total;
+}
+
+// The largest element of each row, and log(sum(exp(x - largest))), which is NaN if there is no finite one or a NaN.
+template <typename T>
+__global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
+    logsumexp(const T* x, T* tops, T* log_totals, long long rows, long long n)
+{
+    typedef Wide<T> W;
+    const int V = VectorSize<T>::value, R = 2;
+    const bool is_aligned = aligned<V>(x, n);
+    FOR_ROWS(row, rows) {
+        W nans = 0;
+        const auto count = [&](W v) { nans += v != v; };
+        OnlineSoftmax<T> total = is_aligned ? total_of_logits<R, V>(x + row * n, n, count)
+                                            : total_of_logits<V / 2, 1>(x + row * n, n, count);
+        total.join(blockDim.x, nans);
+        const W top = nans != 0 ? W(not_a_number()) : total.top;
+        if (threadIdx.x == 0) {
+            downcast(top, tops[row]);
+            downcast(top - top == 0 ? logarithm(total.sum) : W(not_a_number()), log_totals[row]);
+        }
+    }
 }
 
 // Compute the loss of each row, its largest logit, and log(sum(exp(logit - largest))). A label out of range gives NaN;
@@ -207,8 +227,9 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
         }
         const W own = upcast(from[label]), origin = own == -infinity() ? W(0) : own;  // large numbers would round the sum
         W sum = 0;
-        OnlineSoftmax<T> total = is_aligned ? total_of_logits<R, V>(from, n, smoothing != 0, origin, sum)
-                                            : total_of_logits<V / 2, 1>(from, n, smoothing != 0, origin, sum);
+        const auto add = [&](W v) { sum += smoothing != 0 ? v - origin : W(0); };
+        OnlineSoftmax<T> total =
+            is_aligned ? total_of_logits<R, V>(from, n, add) : total_of_logits<V / 2, 1>(from, n, add);
         total.join(blockDim.x, sum);
         if (threadIdx.x == 0) {
             const W log_total = logarithm(total.sum), log_partition = log_total + total.top;
