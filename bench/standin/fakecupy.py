@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import zlib
 
 import numpy as np
 
@@ -349,6 +350,7 @@ int cublasLtMatmulPreferenceCreate(void**p){*p=(void*)1;return 0;}
 int cublasLtMatmulAlgoGetHeuristic(void*a,void*b,void*c,void*d,void*e,void*f,void*g,int n,char*res,
     int*count){memset(res,0,96);*count=1;return 0;}
 static long lt=0, gemm=0, batched=0;
+size_t cublasLtGetVersion(void){return 130000;}
 int cublasLtMatmul(void){lt++;return 0;}
 int cublasGemmEx(void){gemm++;return 0;}
 int cublasGemmStridedBatchedEx(void){batched++;return 0;}
@@ -358,7 +360,7 @@ void counts(long*o){o[0]=lt;o[1]=gemm;o[2]=batched;}
 
 def build_lib():
     folder = tempfile.gettempdir()
-    so = os.path.join(folder, "libfake.so")
+    so = os.path.join(folder, f"libfake_{zlib.crc32(C.encode())}.so")
     if not os.path.exists(so):
         pathlib.Path(folder, "fake.c").write_text(C)
         subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", so, os.path.join(folder, "fake.c")], check=True)
@@ -587,6 +589,9 @@ def install():
 
     ctypes.CDLL(so)
     cb.loaded = lambda name: ctypes.CDLL(so)
+    import xformer.kernels.cupy.cublaslt as lt
+
+    lt._MIN_OPERATIONS = 1 << 62  # no times are measured
     # cudnn
     import xformer.kernels.cupy.cudnn_plans as cp
 

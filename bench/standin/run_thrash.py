@@ -20,7 +20,7 @@ GB = float(sys.argv[1])
 from xformer.ops import checks
 
 checks.Checks._compared = lambda *a, **k: ("", True)
-checks._write = lambda *a: None
+checks._RESULTS.set = lambda *a: None
 from xformer.benchmarks.computation import Backend
 
 b = Backend("cupy", "float32")

@@ -14,15 +14,14 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device, dtype_name, is_floating, to_host
-from xformer.environment import env_value, on_clear
-from xformer.errors import BackendError, XformerError
-from xformer.io import read_json, write_json
+from xformer.environment import on_clear
+from xformer.errors import BackendError
+from xformer.ops.cache_file import CacheFile
 from xformer.tracing.grad import unbroadcast
 
 # Classes of operation.py, which imports this module.
@@ -30,6 +29,7 @@ Kernel = Any
 Operation = Any
 
 _CHECKED: set[str] = set()  # names of kernels
+_RESULTS = CacheFile("kernel_checks.json")  # of all machines that share the directory: by identity, kernel and kind
 
 
 def checked(kernel: Kernel, operation: Operation) -> Callable[..., tuple[Any, Any]]:
@@ -168,15 +168,15 @@ class Checks:
     def _result(self, key: str, arrays: Any, options: dict[str, Any], save: bool) -> str:
         xp = array_namespace(*arrays)
         identity = xp.kernel_identity() or ""
-        result = _read().get(identity, {}).get(key)
+        result = _RESULTS.get(identity, key)
         if not isinstance(result, str):
             result, is_lasting = self._compared(arrays, options, save)
             if is_lasting:
-                _write(identity, key, result)
+                _RESULTS.set(identity, key, result)
         if result:
             warnings.warn(
                 f"kernel {self._kernel.name} is switched off, and {self._operation.name} may be slower: {result}; "
-                f"please report this, and delete {_path()} to compare again",
+                f"please report this, and delete {_RESULTS.path} to compare again",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -263,32 +263,3 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], argument: Any, siz
         return rng.integers(0, sizes[argument.bound], shape)
     values = rng.standard_normal(shape, dtype="float32")
     return abs(values) if argument.is_nonnegative else values
-
-
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
-def _path() -> Path:
-    return Path(env_value("XDG_CACHE_HOME") or Path.home() / ".cache") / "xformer" / "kernel_checks.json"
-
-
-@functools.cache
-def _read() -> dict[str, Any]:
-    """Return the results of all machines that share the directory: by identity, then by kernel and kind."""
-    try:
-        return {key: value for key, value in read_json(_path(), "results").items() if isinstance(value, dict)}
-    except (OSError, RuntimeError, XformerError):  # without the file, or a home directory
-        return {}
-
-
-on_clear(_read.cache_clear)
-
-
-def _write(identity: str, key: str, result: str) -> None:
-    results = _read()
-    results.setdefault(identity, {})[key] = result
-    try:
-        _path().parent.mkdir(parents=True, exist_ok=True)
-        write_json(_path(), results)
-    except (OSError, RuntimeError, XformerError):
-        return  # compared in each process

@@ -1,7 +1,8 @@
 """Linear maps by cuBLASLt, which handles the bias in the same pass: it adds it and applies ReLU, or sums its gradient.
 
 CuPy does not bind cuBLASLt but loads it with cuBLAS, so its functions are called through ctypes with CuPy's handle.
-The plan of each shape (descriptors and the first algorithm of its heuristic) is cached per thread. A shape that
+The plan of each shape (descriptors and the first algorithm of its heuristic) is cached per thread. For large gradients
+of weights, the fastest of the first algorithms and of cuBLAS with a pass for the bias is measured once. A shape that
 cuBLASLt does not support causes one warning, and callers fall back to cuBLAS; other errors are raised.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
+from collections.abc import Callable
 from ctypes import c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from xformer.backends import NativeArray as Array
 from xformer.backends import dtype_name
 from xformer.kernels.cupy import cublas, plans
+from xformer.kernels.cupy.fastest import fastest
 from xformer.kernels.cupy.launch import contiguous, empty
 from xformer.kernels.cupy.plans import Failures, Plans
 from xformer.native import is_reproducible
@@ -26,6 +29,7 @@ _TRANSPOSED, _EPILOGUE, _BIAS = (3, 4), 7, 8
 _WORKSPACE, _REDUCTION, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _ADD_BIAS, _ADD_BIAS_AND_RELU, _SUM_FIRST = 4, 6, 256  # BIAS, RELU_BIAS, BGRADA
 _ALIGNED_TO = 256, 16, 2  # bytes: CuPy's pool, vector loads, the smallest element
+_MEASURED, _MIN_OPERATIONS = 8, 2**31  # algorithms, and multiplications from which the fastest is measured
 _COMPUTE_TYPE_REDUCTION = 2  # sums of several blocks are added in the compute type, not that of the output
 _SIGNATURES = {
     "cublasLtMatmulDescCreate": (c_void_p, c_int, c_int),
@@ -79,6 +83,7 @@ def declare(library: Any) -> Any:
     """Declare the argument types of the functions of cuBLASLt."""
     for name, arguments in _SIGNATURES.items():
         getattr(library, name).argtypes = arguments
+    library.cublasLtGetVersion.restype = c_size_t
     return library
 
 
@@ -98,25 +103,30 @@ def affine(rows: Array, weight: Array, bias: Array, *, relu: bool = False) -> Ar
     return _product(rows, weight, contiguous(bias), _ADD_BIAS_AND_RELU if relu else _ADD_BIAS)
 
 
-def gradients(rows: Array, g_rows: Array) -> tuple[Array, Array] | None:
+def gradients(rows: Array, g_rows: Array, separately: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
     """Compute the gradients of weight and bias of an affine map.
 
     Args:
         rows: Array of shape (m, k).
         g_rows: Gradient of the output, (m, n), of the same dtype.
+        separately: Computes both in another way, if cuBLASLt does not support the product, or is slower.
 
     Returns:
-        rows.T @ g_rows and the sum of g_rows over its rows, accumulated in float32, or None if cuBLASLt does not
-        support the product.
+        rows.T @ g_rows and the sum of g_rows over its rows, accumulated in float32.
     """
     g_rows = contiguous(g_rows)  # BGRADA takes no transposed matrix
     bias = empty(g_rows, g_rows.shape[1:])
-    weight = _product(rows.T, g_rows, bias, _SUM_FIRST)
-    return None if weight is None else (weight, bias)
+    weight = _product(rows.T, g_rows, bias, _SUM_FIRST, separately)
+    return separately() if weight is None else (weight, bias)
 
 
-def _product(a: Array, b: Array, bias: Array, epilogue: int) -> Array | None:
-    """Compute a @ b, (m, k) by (k, n), with an epilogue that reads or writes the bias, (n,); None if unsupported."""
+def _product(
+    a: Array, b: Array, bias: Array, epilogue: int, separately: Callable[[], Any] | None = None
+) -> Array | None:
+    """Compute a @ b, (m, k) by (k, n), with an epilogue that reads or writes the bias, (n,).
+
+    Return None if that is unsupported, or if `separately`, which computes the same, is faster.
+    """
     (m, k), n, data_type = a.shape, b.shape[1], cublas.data_type(a.dtype)
     if dtype_name(a.dtype) == "float64" or 0 in (m, k, n) or is_reproducible() or library() is None:
         return None
@@ -132,7 +142,11 @@ def _product(a: Array, b: Array, bias: Array, epilogue: int) -> Array | None:
         return None
     try:
         plan: _Plan = _plans.find((spec, alignments, device), functools.partial(_Plan, spec, alignments))
-        plan.run(addresses, stream)
+        if separately is not None and not plan.is_chosen:
+            plan.choose(addresses, stream, separately)
+        if plan.best is None:
+            return None
+        plan.run(addresses, stream, plan.best)
     except cublas.CublasError as error:
         if not error.is_unsupported:
             raise
@@ -161,35 +175,47 @@ class _Plan:
             self._create("MatrixLayout", spec.data_type, *(reversed(shape) if transposed else shape), leading)
             for shape, (transposed, leading) in zip(shapes, layouts, strict=True)
         ]
-        self._best = self._find_algorithm(alignments)
+        self._key = spec, alignments
+        self.is_chosen = spec.epilogue != _SUM_FIRST or spec.n * spec.m * spec.k < _MIN_OPERATIONS
+        self._algorithms = self._find_algorithms(alignments, 1 if self.is_chosen else _MEASURED)
+        self.best: _Heuristic | None = self._algorithms[0]
 
-    def _find_algorithm(self, alignments: tuple[int, ...]) -> _Heuristic:
+    def _find_algorithms(self, alignments: tuple[int, ...], most: int) -> list[_Heuristic]:
         preference = self._create("MatmulPreference")
         self._set("MatmulPreference", preference, _WORKSPACE, c_uint64(_MAX_WORKSPACE))
         self._set("MatmulPreference", preference, _REDUCTION, c_int(_COMPUTE_TYPE_REDUCTION))
         for attribute, size in zip(_ALIGNMENTS, (*alignments[:3], alignments[2]), strict=True):
             self._set("MatmulPreference", preference, attribute, c_int(size))
-        best, count = _Heuristic(), c_int()
+        found, count = (_Heuristic * most)(), c_int()
         arguments = self._handle(), self._operation, *self._layouts, self._layouts[2], preference
-        _check("MatmulAlgoGetHeuristic", *arguments, 1, ctypes.byref(best), ctypes.byref(count))
-        if count.value < 1 or best.state:
-            raise cublas.CublasError("cublasLtMatmulAlgoGetHeuristic", best.state or cublas.NOT_SUPPORTED)
-        return best
+        _check("MatmulAlgoGetHeuristic", *arguments, most, ctypes.byref(found), ctypes.byref(count))
+        if count.value < 1 or found[0].state:
+            raise cublas.CublasError("cublasLtMatmulAlgoGetHeuristic", found[0].state or cublas.NOT_SUPPORTED)
+        return [each for each in found[: count.value] if not each.state]
 
-    def run(self, addresses: tuple[int, ...], stream: int) -> None:
+    def choose(self, addresses: tuple[int, ...], stream: int, separately: Callable[[], Any]) -> None:
+        """Let `best` be the fastest algorithm, or None if `separately` is; not while a graph captures the stream."""
+        ways = [functools.partial(self.run, addresses, stream, each) for each in self._algorithms]
+        device, _ = plans.device_properties(plans.current()[0])
+        identity, (spec, alignments) = f"{device}, cuBLASLt {library().cublasLtGetVersion()}", self._key
+        place = fastest(identity, f"{(*spec, *alignments)}", [*ways, separately])
+        self.is_chosen = place is not None
+        self.best = (*self._algorithms, None)[place or 0]
+
+    def run(self, addresses: tuple[int, ...], stream: int, algorithm: _Heuristic) -> None:
         """Enqueue the product, given the addresses of both matrices, output and bias."""
         first, second, out, bias = addresses
         if bias != self._bias:
             self._set("MatmulDesc", self._operation, _BIAS, c_uint64(bias))
             self._bias = bias
         first_layout, second_layout, out_layout = self._layouts
-        size = self._best.workspace
+        size = algorithm.workspace
         space = plans.workspace(size) if size else None  # alive until the product is enqueued
         one = ctypes.addressof(_ONE_AND_ZERO)
         _check(
             "Matmul",
             *(self._handle(), self._operation, one, first, first_layout, second, second_layout),
-            *(one + 4, out, out_layout, out, out_layout, ctypes.addressof(self._best)),
+            *(one + 4, out, out_layout, out, out_layout, ctypes.addressof(algorithm)),
             *(None if space is None else cublas.pointer(space), size, stream),
         )
 

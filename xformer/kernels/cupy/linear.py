@@ -45,16 +45,16 @@ def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tu
     The tied output layer needs this order.
     """
     transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
-    if all(needs) and not transposed:
-        both = cublaslt.gradients(rows, g_rows)
-        if both is not None:
-            return both
-    dweight = dbias = None
-    if needs[0]:
-        dweight = batched_product(g_rows.T, rows).T if transposed else batched_product(rows.T, g_rows)
-    if needs[1]:
-        dbias = column_sums(g_rows, weight.dtype)
-    return dweight, dbias
+
+    def separately() -> tuple[Any, Any]:
+        dweight = dbias = None
+        if needs[0]:
+            dweight = batched_product(g_rows.T, rows).T if transposed else batched_product(rows.T, g_rows)
+        if needs[1]:
+            dbias = column_sums(g_rows, weight.dtype)
+        return dweight, dbias
+
+    return cublaslt.gradients(rows, g_rows, separately) if all(needs) and not transposed else separately()
 
 
 _FUNCTIONS = affine_functions(
