@@ -149,6 +149,18 @@ template <typename To, typename From> To bits_as(From from)
 
 static void __syncthreads() { on_host::wait(on_host::of_block, blockDim.x); }
 
+static int __syncthreads_or(int value)
+{
+    static int any;
+    any |= value;
+    __syncthreads();
+    const int result = any;
+    __syncthreads();
+    any = 0;
+    __syncthreads();
+    return result;
+}
+
 template <typename W> W __shfl_xor_sync(unsigned, W value, int other)
 {
     on_host::Warp& warp = on_host::warps[threadIdx.x / on_host::WARP];

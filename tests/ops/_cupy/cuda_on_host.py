@@ -56,6 +56,16 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     },
     "random": {"dropout_mask": [("bool",)]},
     "decoding": {"choose": [(*x, y) for x in SAME for y in ("float32", "float64")]},
+    "attention": {
+        "attention": [(*dtypes, size) for dtypes in SAME if dtypes != ("float64",) for size in ("32", "64", "128")],
+        "attention_vjp": [
+            (*dtypes, size, of_keys)
+            for dtypes in SAME
+            if dtypes != ("float64",)
+            for size in ("32", "64", "128")
+            for of_keys in ("0", "1")
+        ],
+    },
     "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE, "cast": CASTS},
 }
 

@@ -71,6 +71,7 @@ def specs(monkeypatch, queries, keys, features, *, width=None, shared=4, dtype="
     monkeypatch.setattr(launch, "is_current_device", lambda array: True)
     monkeypatch.setattr(cudnn_plans, "unsupported_reason", lambda *specs: None)
     monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
+    monkeypatch.setattr(cupy_cudnn, "_MIN_KEYS", 1)
     shapes = (4, queries, features), (shared, keys, features), (shared, keys, width or features)
     arrays = [empty(2, *shape) for shape in shapes]
     kinds = {"mask": bool, "bias": "float16", "dropout_mask": bool}

@@ -31,7 +31,7 @@ PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
 @pytest.fixture
 def cudnn(monkeypatch):
     """Have NumPy arrays served by fused attention, and by batched products where it declines."""
-    serve_numpy(monkeypatch, [*cupy_cudnn.KERNELS, *cupy_attention.KERNELS])
+    serve_numpy(monkeypatch, [*cupy_cudnn.KERNELS, cupy_attention.KERNELS[0]])
     monkeypatch.setattr(cupy_cudnn, "_empty", functools.partial(unwritten, cupy_cudnn._empty))
     module = fake_cudnn.Module()
     monkeypatch.setattr(cudnn_plans, "frontend", lambda: (module, None))
@@ -40,6 +40,7 @@ def cudnn(monkeypatch):
     monkeypatch.setattr(cudnn_plans, "workspace", lambda size: aligned(np.empty(max(size, 1), np.uint8)))
     monkeypatch.setattr(cudnn_plans, "_failures", plans.Failures())
     monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
+    monkeypatch.setattr(cupy_cudnn, "_MIN_KEYS", 1)
     forget(monkeypatch)
     return module
 
@@ -219,11 +220,11 @@ def test_the_number_of_all_scores_decides(monkeypatch):
     monkeypatch.setattr(cublas, "pointer", lambda array: 0)
     monkeypatch.setattr(launch, "is_current_device", lambda array: True)
     monkeypatch.setattr(cudnn_plans, "unsupported_reason", lambda *specs: None)
-    few, enough = (qkv(32, 32, batch=batch, count=8)[:1] * 3 for batch in (511, 512))
+    few, enough = (qkv(64, 64, batch=batch, count=8)[:1] * 3 for batch in (127, 128))
     static = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
     assert cupy_cudnn.why_not(*enough, None, None, None, **static, save=False) is None
     reason = cupy_cudnn.why_not(*few, None, None, None, **static, save=False)
-    assert reason == "4186112 scores; expected at least 4194304 for a plan to pay off"
+    assert reason == "4161536 scores; expected at least 4194304 for a plan to pay off"
 
 
 KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
@@ -408,6 +409,7 @@ def agree_on_the_gpu(monkeypatch, *arrays, **given):
     if cudnn_plans.frontend()[1] is not None:
         pytest.skip(cudnn_plans.frontend()[1])
     monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
+    monkeypatch.setattr(cupy_cudnn, "_MIN_KEYS", 1)
     given = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
     rounded = [cupy.asarray(array) for array in arrays]
     masks = [given.get(name) for name in ("mask", "bias", "dropout_mask")]

@@ -1,17 +1,21 @@
-"""Attention on CuPy by batched products, for calls that the cuDNN kernel does not support.
+"""Attention on CuPy by a kernel of our own, or by batched products, for calls that the cuDNN kernel does not support.
 
-For float16 and bfloat16, scores and softmax are float32, and the weights have the dtype of the arrays. Memory grows
-with queries times keys.
+The kernel keeps no scores (cuda/attention.cu). Of products, memory grows with queries times keys; for float16 and
+bfloat16, scores and softmax are float32, and the weights have the dtype of the arrays.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+import numpy as np
 
 from xformer.backends import NativeArray as Array
 from xformer.backends import accumulation_dtype, array_namespace, device
+from xformer.kernels.cupy import launch
 from xformer.kernels.cupy.cublas import batched_product
-from xformer.kernels.cupy.launch import FLOATS, why_not
+from xformer.kernels.cupy.launch import FLOATS, contiguous, empty, why_not
 from xformer.ops.attention import causal_mask, repeat_kv, sum_kv_groups
 from xformer.ops.dropout import apply_dropout
 from xformer.ops.operation import Kernel
@@ -59,4 +63,111 @@ def _transpose(x: Array) -> Array:
     return array_namespace(x).matrix_transpose(x)
 
 
-KERNELS = [Kernel("cupy.attention", "attention", "cupy", forward, vjp, dtypes=FLOATS, why_not=why_not, tolerance=2e-2)]
+def recomputed_vjp(g: Array, inputs: Any, needs: Any, **options: Any) -> Any:
+    """Compute the cotangents by products from the inputs of a forward that did not save the weights."""
+    _, residuals = forward(*inputs, save=True, **options)
+    return vjp(g, residuals, needs, **options)
+
+
+# --- Without scores in memory (cuda/attention.cu) ---
+
+_THREADS, _MAX_FEATURES = 128, 128
+_FEW, _MANY = 16, 128
+# Layout of cuda/attention.cu.
+_FOUR_AXES, _WITH_ROWS = ("mask", "bias", "dropout_mask"), ("query", "key", "value", "g")
+_LAYOUT = np.dtype(
+    [("sizes", "i4", 6), *((name, "i8", 3) for name in _WITH_ROWS), *((name, "i8", 4) for name in _FOUR_AXES)]
+)
+
+
+def is_short(query: Array, value: Array) -> bool:
+    """Return whether the kernel takes heads of so many features."""
+    return max(query.shape[-1], value.shape[-1]) <= _MAX_FEATURES
+
+
+def _tiles_why_not(query: Array, key: Array, value: Array, *masks: Any, **options: Any) -> str | None:
+    if not is_short(query, value):
+        return f"heads of {query.shape[-1]} and {value.shape[-1]} features; expected at most {_MAX_FEATURES}"
+    if query.shape[2] < _FEW and key.shape[2] > _MANY:
+        return f"{query.shape[2]} queries of {key.shape[2]} keys: too few blocks, which read all keys in turn"
+    return why_not(query)
+
+
+def _tiles_forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Array, Any]:
+    """Save the logarithms of the sums of exponentials."""
+    arrays = *map(_with_contiguous_rows, inputs[:3]), *inputs[3:]
+    query, _, value, *_ = arrays
+    output = empty_heads(query, (*query.shape[:3], value.shape[3]))
+    log_sums = empty(query, query.shape[:3], array_namespace(query).float32) if save else None
+    settings = int(causal), float(scale), 1.0 / keep_probability
+    _launch("attention", (), query, _layout_of(arrays, None), *arrays, output, log_sums, *settings)
+    return output, (arrays, output, log_sums, inputs)
+
+
+def _tiles_vjp(g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> Any:
+    arrays, output, log_sums, inputs = residuals
+    if needs[4]:  # which has as many elements as there are scores
+        options: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+        return recomputed_vjp(g, inputs, needs, **options)
+    query, key, value, *_ = arrays
+    g = _with_contiguous_rows(g)
+    dquery, dkey, dvalue = (empty_heads(x, x.shape) for x in (query, key, value))
+    layout, settings = _layout_of(arrays, g), (int(causal), float(scale), 1.0 / keep_probability)
+    saved = layout, *arrays, output, g, log_sums, empty(log_sums)
+    _launch("attention_vjp", ("0",), query, *saved, dquery, None, *settings)  # first, as it writes the corrections
+    if needs[1] or needs[2]:
+        _launch("attention_vjp", ("1",), key, *saved, dkey, dvalue, *settings)
+    return dquery, dkey, dvalue, None, None, None
+
+
+def _launch(kernel: str, template: tuple[str, ...], rows: Array, layout: tuple[Any, int], *arguments: Any) -> None:
+    """Launch with a block for each tile of rows, of the queries or the keys."""
+    table, size = layout
+    batch, heads, length, _ = rows.shape
+    tile = 16 if size > 64 else 32
+    dtypes = *launch.dtype_names(rows), str(size), *template
+    launch.launch(f"attention.{kernel}", dtypes, batch * heads * -(-length // tile), _THREADS, table, *arguments)
+
+
+def _layout_of(arrays: tuple[Any, ...], g: Array | None) -> tuple[Any, int]:
+    described = [None if x is None else (x.shape, x.strides) for x in (*arrays[:3], g, *arrays[3:])]
+    return _layout(arrays[0].itemsize, *described)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(itemsize: int, *arrays: Any) -> tuple[Any, int]:
+    """Return the struct, and the features for which the kernel is compiled, given shapes and strides in bytes."""
+    (_, heads, queries, features), (_, shared, keys, _), (*_, width) = (shape for shape, _ in arrays[:3])
+    table = np.zeros(1, _LAYOUT)
+    table["sizes"] = heads, shared, queries, keys, features, width
+    for name, array in zip((*_WITH_ROWS, *_FOUR_AXES), arrays, strict=True):
+        if array is not None:
+            step = itemsize if name in (*_WITH_ROWS, "bias") else 1
+            strides = [0 if size == 1 else stride // step for size, stride in zip(*array, strict=True)]
+            count = table[name].shape[1]
+            table[name] = ([0] * (4 - len(strides)) + strides)[:count]
+    return table, max(32, 1 << (max(features, width, 1) - 1).bit_length())
+
+
+def _with_contiguous_rows(x: Array) -> Array:
+    return x if x.strides[-1] == x.itemsize or x.shape[-1] == 1 else contiguous(x)
+
+
+def empty_heads(like: Array, shape: Any) -> Array:
+    """Allocate (batch, heads, length, features), so that heads are merged without a copy."""
+    batch, heads, length, features = shape
+    return array_namespace(like).permute_dims(empty(like, (batch, length, heads, features)), (0, 2, 1, 3))
+
+
+KERNELS = [
+    Kernel("cupy.attention", "attention", "cupy", forward, vjp, dtypes=FLOATS, why_not=why_not, tolerance=2e-2),
+    Kernel(
+        "cupy.attention_in_tiles",
+        "attention",
+        "cupy",
+        _tiles_forward,
+        _tiles_vjp,
+        dtypes=("float16", "bfloat16", "float32"),
+        why_not=_tiles_why_not,
+    ),
+]

@@ -15,6 +15,7 @@ from xformer.backends import array_namespace, device, dtype_name
 from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import cublas, cudnn_plans, launch
 from xformer.kernels.cupy.cudnn_graph import DTYPES, Layout, Spec, aligned_rows, packed
+from xformer.native import is_reproducible
 from xformer.ops.attention import causal_mask
 from xformer.ops.operation import Kernel
 
@@ -24,6 +25,7 @@ _MAX_FEATURES = 256
 # Bias of a masked key, the lowest float16; -inf in a whole row would give NaN.
 _MASKED = -65504.0
 _TILE = 128  # queries and keys of a tile of cuDNN's derivative
+_MIN_KEYS = 33  # for fewer, our own kernel computes a sixteenth of the scores
 _SCALES = "dropout_scale", "dropout_scale_inverse"
 _MIN_SCORES = 2**22  # of all heads; for fewer, a plan takes too long to build
 
@@ -51,6 +53,10 @@ def why_not(
         return f"heads of {head_dim} and {value_dim} features (cuDNN takes multiples of 8 up to {_MAX_FEATURES})"
     if dropout_mask is not None and tuple(dropout_mask.shape) != (batch, heads, queries, keys):
         return "the dropout mask is broadcast"
+    if keys < _MIN_KEYS and cupy_attention.is_short(query, value):
+        return f"{keys} keys; cuDNN computes tiles of {_TILE}"
+    if is_reproducible():
+        return "in reproducible mode, in which no choice depends on the size of the batch"
     if queries == 1:
         return "a single query: every length of decoding would need a plan"
     if (scores := batch * heads * queries * keys) < _MIN_SCORES:
@@ -115,8 +121,7 @@ def _vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> Any:
     # For the cotangent of a bias cuDNN needs memory for queries times keys, too.
     if not needs[4] and cudnn_plans.run(spec, arrays):
         return arrays["dquery"], arrays["dkey"], arrays["dvalue"], None, None, None
-    _, recomputed = cupy_attention.forward(*residuals.inputs, save=True, **options)
-    return cupy_attention.vjp(g, recomputed, needs, **options)
+    return cupy_attention.recomputed_vjp(g, residuals.inputs, needs, **options)
 
 
 # --- specs ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,291 @@
+// Attention without scores in memory (FlashAttention-2: Dao, 2023), in float32 on CUDA cores. A block has a tile of N
+// rows of one head, and reads the other rows tile by tile, always in the same order: what it computes for a row depends
+// neither on other rows nor on the size of the batch.
+
+const int THREADS = 128, LANES = 16;  // a row of scores has 16 lanes; N / 8 rows share them
+
+// Sizes, and the strides in elements of arrays (batch, heads, length, features) and (batch, heads, queries, keys).
+struct Layout {
+    int heads, shared_heads, queries, keys, features, width;
+    long long query[3], key[3], value[3], g[3], mask[4], bias[4], dropout_mask[4];
+};
+
+// Rows of a tile, padded so that lanes read them from different banks.
+template <int N, int D> struct alignas(16) Rows {
+    float row[N][D + 4];
+    __device__ float* operator[](int i) { return row[i]; }
+    __device__ const float* operator[](int i) const { return row[i]; }
+};
+
+template <int D> struct TileSize {
+    static const int N = D > 64 ? 16 : 32, R = N / 8, C = N / LANES, E = D / LANES, W = E < 4 ? E : 4;
+};
+
+__device__ inline int lane() { return threadIdx.x % LANES; }
+__device__ inline int row_group() { return threadIdx.x / LANES; }
+
+// The place of element e of a thread in a row of features: W neighbors at a time.
+template <int W> __device__ inline int column(int e) { return e / W * LANES * W + lane() * W + e % W; }
+
+// The first element of a head.
+template <typename T>
+__device__ inline T* head_of(T* array, const long long* strides, long long batch, long long head)
+{
+    return array ? array + batch * strides[0] + head * strides[1] : array;
+}
+
+// Load the rows from `first` on; rows and columns that do not exist are zero.
+template <int N, int D, typename T>
+__device__ inline void load_rows(Rows<N, D>& rows, const T* head, long long stride, int first, int count, int features)
+{
+    const int V = VectorSize<T>::value;
+    const bool is_full = aligned<V>(head, stride) && features % V == 0;
+#pragma unroll
+    for (int i = threadIdx.x * V; i < N * D; i += THREADS * V) {
+        const int row = i / D, start = i % D;
+        const int left = first + row < count ? features - start : 0;
+        float v[V];
+        load(head + (first + row) * stride + start, left, is_full && left > 0, v);
+        for (int k = 0; k < V; k += 4)
+            store(*reinterpret_cast<const float(*)[4]>(v + k), 4, true, &rows[row][start + k]);
+    }
+}
+
+// Add a row of a, times rows of b, to the scores of a thread: those of its R rows, and every 16th of the others.
+template <int N, int D, int R, int C>
+__device__ inline void add_dots(const Rows<N, D>& a, const Rows<N, D>& b, float (&sums)[R][C])
+{
+    typedef Vector<float, 4> Four;
+#pragma unroll 2
+    for (int d = 0; d < D; d += 4) {
+        Four left[R], right[C];
+        for (int r = 0; r < R; ++r) left[r] = *reinterpret_cast<const Four*>(&a[row_group() * R + r][d]);
+        for (int c = 0; c < C; ++c) right[c] = *reinterpret_cast<const Four*>(&b[lane() + c * LANES][d]);
+        for (int k = 0; k < 4; ++k)
+            for (int r = 0; r < R; ++r)
+                for (int c = 0; c < C; ++c) sums[r][c] += left[r].element[k] * right[c].element[k];
+    }
+}
+
+// Add the rows of b, weighted by the rows of `weights` that the thread has.
+template <int N, int D, int R, int E>
+__device__ inline void add_weighted(const Rows<N, N>& weights, const Rows<N, D>& b, float (&sums)[R][E])
+{
+    const int W = TileSize<D>::W;
+#pragma unroll 2
+    for (int i = 0; i < N; ++i)
+        for (int e = 0; e < E; e += W) {
+            const Vector<float, W> some = *reinterpret_cast<const Vector<float, W>*>(&b[i][column<W>(e)]);
+            for (int r = 0; r < R; ++r)
+                for (int k = 0; k < W; ++k) sums[r][e + k] += weights[row_group() * R + r][i] * some.element[k];
+        }
+}
+
+// Write the R rows of a thread, which are side by side with those of other heads.
+template <int D, typename T, int R, int E>
+__device__ inline void store_rows(const float (&sums)[R][E], T* to, long long batch, int head, int heads, int first,
+                                  int count, int features)
+{
+    const int W = TileSize<D>::W;
+    for (int r = 0; r < R; ++r) {
+        const int row = first + row_group() * R + r;
+        T* place = to + ((batch * count + row) * heads + head) * features;
+        for (int e = 0; e < E && row < count; e += W) {
+            const int start = column<W>(e);
+            store(*reinterpret_cast<const float(*)[W]>(sums[r] + e), features - start,
+                  start < features && aligned<W>(to, features), place + start);
+        }
+    }
+}
+
+template <typename Op> __device__ inline float over_lanes(float value)
+{
+    for (int other = LANES / 2; other; other /= 2) value = Op::of(value, __shfl_xor_sync(0xffffffffu, value, other));
+    return value;
+}
+
+// What changes the scores and weights of a head.
+template <typename T> struct Edits {
+    const bool *mask, *keep;
+    const T* bias;
+    const Layout& layout;
+    int diagonal;  // keys that come before the first query
+
+    __device__ Edits(const Layout& layout, const bool* mask, const T* bias, const bool* keep, long long batch,
+                     long long head, long long causal)
+        : mask(head_of(mask, layout.mask, batch, head)), keep(head_of(keep, layout.dropout_mask, batch, head)),
+          bias(head_of(bias, layout.bias, batch, head)), layout(layout),
+          diagonal(causal ? layout.keys - layout.queries : layout.keys)
+    {
+    }
+    __device__ bool allows(int query, int key) const
+    {
+        return query < layout.queries && key < layout.keys && key <= query + diagonal &&
+               (!mask || mask[query * layout.mask[2] + key * layout.mask[3]]);
+    }
+    __device__ float score(float product, float scale, int query, int key) const
+    {
+        return product * scale + (bias ? upcast(bias[query * layout.bias[2] + key * layout.bias[3]]) : 0.0f);
+    }
+    // The factor of a weight, given that of weights that are kept.
+    __device__ float factor(float kept, int query, int key) const
+    {
+        return !keep ? 1.0f : keep[query * layout.dropout_mask[2] + key * layout.dropout_mask[3]] ? kept : 0.0f;
+    }
+};
+
+// log_sums: the logarithms of the sums of exponentials, infinity where a query sees no key; or null.
+template <typename T, int D>
+__global__ void __launch_bounds__(THREADS, 3)
+    attention(const Layout layout, const T* query, const T* key, const T* value, const bool* mask, const T* bias,
+              const bool* keep, T* output, float* log_sums, long long causal, double scale, double kept)
+{
+    typedef TileSize<D> Size;
+    const int N = Size::N, R = Size::R, C = Size::C, E = Size::E;
+    __shared__ Rows<N, D> queries, keys, values;
+    __shared__ Rows<N, N> weights;
+    const int tiles = (layout.queries + N - 1) / N, first = blockIdx.x % tiles * N;
+    const int head = blockIdx.x / tiles % layout.heads, shared = head / (layout.heads / layout.shared_heads);
+    const long long batch = blockIdx.x / tiles / layout.heads;
+    const Edits<T> edits(layout, mask, bias, keep, batch, head, causal);
+    query = head_of(query, layout.query, batch, head);
+    key = head_of(key, layout.key, batch, shared);
+    value = head_of(value, layout.value, batch, shared);
+    load_rows<N, D>(queries, query, layout.query[2], first, layout.queries, layout.features);
+    float sums[R][E] = {}, tops[R], totals[R] = {};
+    for (int r = 0; r < R; ++r) tops[r] = -infinity();
+    const int end = first + N + edits.diagonal < layout.keys ? first + N + edits.diagonal : layout.keys;
+    for (int start = 0; start < end; start += N) {
+        unsigned allowed = 0;
+        for (int r = 0; r < R; ++r)
+            for (int c = 0; c < C; ++c)
+                if (edits.allows(first + row_group() * R + r, start + lane() + c * LANES)) allowed |= 1u << (r * C + c);
+        if (!__syncthreads_or(allowed)) continue;  // and all threads have read the tiles
+        load_rows<N, D>(keys, key, layout.key[2], start, layout.keys, layout.features);
+        load_rows<N, D>(values, value, layout.value[2], start, layout.keys, layout.width);
+        __syncthreads();
+        float scores[R][C] = {};
+        add_dots<N, D>(queries, keys, scores);
+        for (int r = 0; r < R; ++r) {
+            const int row = first + row_group() * R + r;
+            float top = tops[r];
+            for (int c = 0; c < C; ++c) {
+                const int at = start + lane() + c * LANES;
+                const bool is_allowed = allowed >> (r * C + c) & 1;
+                scores[r][c] = is_allowed ? edits.score(scores[r][c], (float)scale, row, at) : -infinity();
+                top = maximum(top, scores[r][c]);
+            }
+            top = over_lanes<Max>(top);
+            const float base = top == -infinity() ? 0.0f : top, change = exponential_for<T>(tops[r] - base);
+            tops[r] = top;
+            totals[r] *= change;
+            for (int e = 0; e < E; ++e) sums[r][e] *= change;
+            for (int c = 0; c < C; ++c) {
+                const int at = start + lane() + c * LANES;
+                const float weight = exponential_for<T>(scores[r][c] - base);
+                totals[r] += weight;
+                weights[row_group() * R + r][lane() + c * LANES] =
+                    weight == 0 ? 0.0f : weight * edits.factor((float)kept, row, at);
+            }
+        }
+        __syncthreads();
+        add_weighted<N, D>(weights, values, sums);
+    }
+    for (int r = 0; r < R; ++r) {
+        const int row = first + row_group() * R + r;
+        const float total = over_lanes<Sum>(totals[r]);
+        for (int e = 0; e < E; ++e) sums[r][e] *= total == 0 ? 0.0f : 1.0f / total;
+        if (log_sums && lane() == 0 && row < layout.queries)
+            log_sums[(batch * layout.heads + head) * layout.queries + row] =
+                total == 0 ? infinity() : tops[r] + logarithm(total);
+    }
+    store_rows<D>(sums, output, batch, head, layout.heads, first, layout.queries, layout.width);
+}
+
+// The cotangents of queries, or of keys and values (`OF_KEYS`), whose blocks read the queries of all heads that share
+// them. Those of queries write `corrections`, the sums of each row of g times the output; the others read them.
+template <typename T, int D, bool OF_KEYS>
+__global__ void __launch_bounds__(THREADS, 3)
+    attention_vjp(const Layout layout, const T* query, const T* key, const T* value, const bool* mask, const T* bias,
+                  const bool* keep, const T* output, const T* g, const float* log_sums, float* corrections, T* dfirst,
+                  T* dsecond, long long causal, double scale, double kept)
+{
+    typedef TileSize<D> Size;
+    const int N = Size::N, R = Size::R, C = Size::C, E = Size::E;
+    __shared__ Rows<N, D> own[2], others[2];
+    __shared__ Rows<N, N> weights[OF_KEYS ? 2 : 1];
+    const int rows = OF_KEYS ? layout.keys : layout.queries, tiles = (rows + N - 1) / N;
+    const int heads = OF_KEYS ? layout.shared_heads : layout.heads, group = layout.heads / layout.shared_heads;
+    const int first = blockIdx.x % tiles * N, own_head = blockIdx.x / tiles % heads;
+    const int shared = OF_KEYS ? own_head : own_head / group;
+    const long long batch = blockIdx.x / tiles / heads;
+    const T* of_keys[2] = {head_of(key, layout.key, batch, shared), head_of(value, layout.value, batch, shared)};
+    float sums[2][R][E] = {};
+    for (int head = OF_KEYS ? shared * group : own_head, stop = OF_KEYS ? head + group : head + 1; head < stop; ++head) {
+        const Edits<T> edits(layout, mask, bias, keep, batch, head, causal);
+        const T* of_queries[2] = {head_of(query, layout.query, batch, head), head_of(g, layout.g, batch, head)};
+        const long long strides[2][2] = {{layout.query[2], layout.g[2]}, {layout.key[2], layout.value[2]}};
+        const long long row_0 = (batch * layout.heads + head) * layout.queries;
+        const auto read = [&](Rows<N, D>(&to)[2], bool from_keys, int start) {
+            for (int i = 0; i < 2; ++i)
+                load_rows<N, D>(to[i], from_keys ? of_keys[i] : of_queries[i], strides[from_keys][i], start,
+                                from_keys ? layout.keys : layout.queries, i ? layout.width : layout.features);
+        };
+        float log_sum[OF_KEYS ? C : R], correction[OF_KEYS ? C : R];
+        if (!OF_KEYS || head == shared * group) read(own, OF_KEYS, first);
+        if constexpr (!OF_KEYS) {
+            __syncthreads();
+            for (int r = 0; r < R; ++r) {
+                const int row = first + row_group() * R + r;
+                float sum = 0;
+                for (int d = lane(); d < layout.width && row < rows; d += LANES)
+                    sum += own[1][row - first][d] *
+                           upcast(output[((batch * rows + row) * layout.heads + head) * layout.width + d]);
+                correction[r] = over_lanes<Sum>(sum);
+                log_sum[r] = row < rows ? log_sums[row_0 + row] : infinity();
+                if (lane() == 0 && row < rows) corrections[row_0 + row] = correction[r];
+            }
+        }
+        int start = 0, end = OF_KEYS ? layout.queries : layout.keys;
+        if (OF_KEYS && first > edits.diagonal) start = (first - edits.diagonal) / N * N;
+        if (!OF_KEYS && first + N + edits.diagonal < end) end = first + N + edits.diagonal;
+        for (; start < end; start += N) {
+            unsigned allowed = 0;
+            for (int r = 0; r < R; ++r)
+                for (int c = 0; c < C; ++c) {
+                    const int row = first + row_group() * R + r, at = start + lane() + c * LANES;
+                    if (OF_KEYS ? edits.allows(at, row) : edits.allows(row, at)) allowed |= 1u << (r * C + c);
+                }
+            if (!__syncthreads_or(allowed)) continue;  // and all threads have read the tiles
+            read(others, !OF_KEYS, start);
+            if constexpr (OF_KEYS)
+                for (int c = 0; c < C; ++c) {
+                    const int at = start + lane() + c * LANES;
+                    log_sum[c] = at < layout.queries ? log_sums[row_0 + at] : infinity();
+                    correction[c] = at < layout.queries ? corrections[row_0 + at] : 0.0f;
+                }
+            __syncthreads();
+            float scores[R][C] = {}, dweights[R][C] = {};
+            add_dots<N, D>(own[0], others[0], scores);
+            add_dots<N, D>(own[1], others[1], dweights);
+            for (int r = 0; r < R; ++r)
+                for (int c = 0; c < C; ++c) {
+                    const int i = row_group() * R + r, j = lane() + c * LANES, of_query = OF_KEYS ? c : r;
+                    const int at = OF_KEYS ? start + j : first + i, to = OF_KEYS ? first + i : start + j;
+                    float weight = 0, factor = 0;
+                    if (allowed >> (r * C + c) & 1) {
+                        const float score = edits.score(scores[r][c], (float)scale, at, to);
+                        weight = exponential_for<T>(score - log_sum[of_query]);
+                        factor = edits.factor((float)kept, at, to);
+                    }
+                    weights[0][i][j] = weight * (dweights[r][c] * factor - correction[of_query]) * (float)scale;
+                    if constexpr (OF_KEYS) weights[1][i][j] = weight * factor;
+                }
+            __syncthreads();
+            add_weighted<N, D>(weights[0], others[0], sums[0]);
+            if constexpr (OF_KEYS) add_weighted<N, D>(weights[1], others[1], sums[1]);
+        }
+    }
+    store_rows<D>(sums[0], dfirst, batch, own_head, heads, first, rows, layout.features);
+    if constexpr (OF_KEYS) store_rows<D>(sums[1], dsecond, batch, own_head, heads, first, rows, layout.width);
+}
