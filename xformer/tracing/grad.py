@@ -304,6 +304,12 @@ def stop_gradient(x: Any) -> Any:
     return x
 
 
+def constant_for(like: Any, x: Any) -> Any:
+    """Return an array that nobody writes as a constant of the trace of `like`, which so need not copy it."""
+    trace = array_namespace(like)
+    return trace.wrap(x) if isinstance(trace, GradTrace) else x
+
+
 def _pull_back(
     trace: GradTrace,
     outputs: list[Any],
