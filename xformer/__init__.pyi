@@ -7,7 +7,6 @@ from xformer import masks as masks
 from xformer import ops as ops
 from xformer import text as text
 from xformer import tokenizers as tokenizers
-from xformer.backends import array_namespace as array_namespace
 from xformer.families import load_lora as load_lora
 from xformer.families import load_pretrained as load_pretrained
 from xformer.families import save_lora as save_lora
@@ -51,6 +50,7 @@ from xformer.models import SpeechTransformerConfig as SpeechTransformerConfig
 from xformer.models import Transformer as Transformer
 from xformer.models import TransformerConfig as TransformerConfig
 from xformer.models import load as load
+from xformer.native import array_namespace as array_namespace
 from xformer.native import use_reproducible_algorithms as use_reproducible_algorithms
 from xformer.ops import cross_entropy as cross_entropy
 from xformer.pipelines import Classifier as Classifier

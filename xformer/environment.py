@@ -36,6 +36,6 @@ def env_flag(name: str, default: bool = False) -> bool:
     """Return an environment variable that is 0 or 1 as a bool; raise ConfigError for another value."""
     value = env_value(name)
     if value not in ("", "0", "1"):
-        clear_cache()  # so that a corrected value is read
+        _VALUES.pop(name, None)  # so that a corrected value is read
         raise ConfigError(f"{name} is {value!r}; expected 0 or 1")
     return value == "1" if value else default

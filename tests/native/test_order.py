@@ -41,6 +41,14 @@ def test_rows_and_layouts_do_not_change_products(dtype, depth, columns):
             assert np.array_equal(product(x[:rows].copy(), layout, bias, scales), expected[:rows])
 
 
+def test_many_rows_do_not_change_products(reproducible):
+    x, w = normal(200, 700), normal(700, 500)  # so many that the BLAS library would compute them
+    expected = product(x, w)
+    for layout in (w, np.asfortranarray(w)):
+        for rows in (*ROWS, 200):
+            assert np.array_equal(product(x[:rows].copy(), layout), expected[:rows])
+
+
 @for_each("block, values", ((18, 32), (20, 32), (22, 32), (24, 32), (34, 32), (144, 256), (176, 256), (210, 256)))
 def test_rows_do_not_change_products_with_blocks(block, values, reproducible):
     for count, columns in ((1, 3), (3, 16), (9, 33)):
@@ -92,8 +100,34 @@ def test_products_of_the_namespace_have_the_order_of_layers(reproducible):
     assert all(np.array_equal(result, expected) for result in results)
     assert np.array_equal(xp.matmul(x[0, 0], w), expected[0, 0])
     assert np.array_equal(xp.matmul(x, w[:, 3]), expected[..., 3])
+    assert xp.matmul(x[0, 0], w[:, 3]) == expected[0, 0, 3]
+    assert np.array_equal(xp.vecdot(x[0, 0], w.T), expected[0, 0])
+    assert np.array_equal(xp.vecdot(x[..., None], w[:, 3:4], axis=-2)[..., 0], expected[..., 3])
+    for function in (xp.linalg.matmul, lambda x, w: xf.array_namespace(x).tensordot(x, w, axes=1)):
+        assert np.array_equal(function(x, w), expected)
+    for call in (jitted, lambda *arrays: xf.vjp(function, *arrays)[0], xf.jit(function)):
+        assert np.array_equal(call(x, w), expected)
     xf.use_reproducible_algorithms(False)
     assert np.array_equal(jitted(x, w), x @ w)
+
+
+def test_arrays_of_any_kind_are_multiplied_in_the_same_order(reproducible, tmp_path):
+    x, w = normal(200, 700), normal(700, 500)
+    mapped = np.memmap(tmp_path / "w", np.float32, "w+", shape=w.shape)
+    mapped[...] = w
+    fields = np.zeros(w.shape, [("byte", "i1"), ("w", "f4")])
+    fields["w"] = half = w.astype(np.float16)
+    xp, seven = xf.array_namespace(x), x.reshape(1, 1, 2, 1, 1, 100, 700)
+    expected = xp.matmul(x, w), xp.matmul(x, half.astype(np.float32))
+    for each in (mapped, w.astype(">f4")):
+        assert np.array_equal(xp.matmul(x, each), expected[0])
+    for each in (half, fields["w"]):
+        assert np.array_equal(xp.matmul(x, each), expected[1])
+    assert np.array_equal(xp.matmul(seven, w).reshape(200, 500), expected[0])
+    assert np.array_equal(xp.matmul(seven, w.reshape(1, 1, 1, 1, 1, 700, 500)).reshape(200, 500), expected[0])
+
+    for function in (xf.ops.linear, lambda *arrays: xf.vjp(xf.ops.linear, *arrays)[0], xf.jit(xf.ops.linear)):
+        assert np.array_equal(function(x, mapped), expected[0])
 
 
 def test_the_blas_library_sums_in_another_order(reproducible):
@@ -109,9 +143,12 @@ def test_the_blas_library_sums_in_another_order(reproducible):
 @for_each(
     "environment, reason",
     [
-        ({"XFORMER_NATIVE": "off"}, "XFORMER_NATIVE=off"),
-        ({"XFORMER_NATIVE": "baseline"}, "it "),
+        ({"XFORMER_NATIVE": "off"}, "need the native library with AVX2, AVX-512 or NEON, but XFORMER_NATIVE=off"),
+        ({"XFORMER_NATIVE": "baseline"}, "need the native library with AVX2, AVX-512 or NEON, but it "),
+        ({"XFORMER_KERNELS": "no-cudnn,no-native"}, "XFORMER_KERNELS is no-native"),
+        ({"XFORMER_KERNELS": "portable"}, "XFORMER_KERNELS is portable"),
         ({"XFORMER_REPRODUCIBLE": "yes"}, "XFORMER_REPRODUCIBLE is 'yes'; expected 0 or 1"),
+        ({"XFORMER_REPRODUCIBLE": "", "XFORMER_BLAS": "0"}, "results (XFORMER_BLAS=0) need"),
     ],
 )
 def test_the_mode_is_refused_in_one_line(environment, reason, monkeypatch):
@@ -122,6 +159,31 @@ def test_the_mode_is_refused_in_one_line(environment, reason, monkeypatch):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert reason in done.stderr.splitlines()[-1]
+
+
+def test_a_program_that_only_takes_the_namespace_has_the_products_of_the_mode():
+    program = "import numpy as np, xformer as xf; print(xf.array_namespace(np.ones(3)).matmul.__module__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "xformer.native.reproducible\n"
+
+
+def test_kernels_that_are_switched_off_refuse_the_mode(mode, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", "portable")
+    with pytest.raises(ConfigError, match="XFORMER_KERNELS is portable"):
+        mode(True)
+    assert not native.is_reproducible()
+
+
+def test_the_library_follows_the_environment(mode, monkeypatch):
+    x, blocks = normal(20, 96), np.random.default_rng(0).integers(0, 60, (3, 3, 34)).astype(np.uint8)
+
+    def is_reproducible():
+        one = product(x[:1].copy(), blocks, operation="matmul_blocks", columns=3)
+        return np.array_equal(product(x, blocks, operation="matmul_blocks", columns=3)[:1], one)
+
+    for value in ("1", "0", "1"):
+        monkeypatch.setenv("XFORMER_REPRODUCIBLE", value)
+        assert (native.is_reproducible(), is_reproducible()) == (value == "1",) * 2
 
 
 def test_the_mode_is_true_or_false():

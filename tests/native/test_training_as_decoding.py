@@ -84,8 +84,7 @@ def check_language_model(fields, search, length=None):
 @pytest.mark.parametrize("fields", LANGUAGE_MODELS.values(), ids=LANGUAGE_MODELS)
 def test_language_model(fields, search):
     check_language_model(fields, search)
-    if fields.get("positions") != "rotary":  # rotations count from the start of the row
-        check_language_model(fields, search, length=200)  # several documents in a row
+    check_language_model(fields, search, length=200)  # several documents in a row
 
 
 def test_another_logarithm_is_noticed(search, monkeypatch):

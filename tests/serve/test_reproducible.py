@@ -111,9 +111,16 @@ def test_a_server_that_cannot_be_reproducible_says_so(mode, generator, monkeypat
 
     strict = pytest.importorskip("array_api_strict")
     other = TextGenerator(LanguageModel(generator.model.config, xp=strict), generator.tokenizer)
-    with pytest.raises(ConfigError, match=r"^reproducible results need NumPy; the array library is array_api_strict$"):
-        Server([ServedModel("other", other)], ServeConfig(reproducible=True))
-    assert not native.is_reproducible()
-    monkeypatch.setattr("xformer.native.library.LIB", None)
+    double = TextGenerator(LanguageModel(generator.model.config, dtype="float64"), generator.tokenizer)
+    for name, refused in (("array_api_strict", other), ("float64", double)):
+        models = [ServedModel("generator", generator), ServedModel("refused", refused)]
+        with pytest.raises(ConfigError, match=rf"^reproducible results need float32 on NumPy; received {name}$"):
+            Server(models, ServeConfig(reproducible=True))
+        assert not native.is_reproducible()
+    bfloat16 = TextGenerator(generator.model.quantize("bfloat16"), generator.tokenizer)  # weights, not activations
+    Server([ServedModel("bfloat16", bfloat16)], ServeConfig(reproducible=True))
+    mode(False)
+    monkeypatch.setattr("xformer.native.library.level", lambda: "")
+    monkeypatch.setattr("xformer.native.library.WHY_NOT", "XFORMER_NATIVE=off")
     with pytest.raises(ConfigError, match=r"^reproducible results need the native library"):
         Server([ServedModel("generator", generator)], ServeConfig(reproducible=True))

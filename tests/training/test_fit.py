@@ -396,9 +396,15 @@ def test_a_finished_run_makes_no_more_steps(tmp_path):
 def test_a_run_is_resumed_in_its_mode(tmp_path, mode):
     run(run_dir=tmp_path, reproducible=True)
     mode(False)
-    with raises_line(CheckpointError, "is of a run with reproducible=True; expected False"):
+    with raises_line(CheckpointError, r"has reproducible=True; call use_reproducible_algorithms\(True\)"):
         run(run_dir=tmp_path, steps=8)
     run(run_dir=tmp_path, steps=8, reproducible=True)
+
+
+@needs_fused_products
+def test_mixed_precision_is_not_reproducible(mode):
+    with raises_line(ConfigError, "reproducible results need float32 on NumPy; received bfloat16"):
+        run(model=Regression().to(dtype="float32"), precision="bfloat16", reproducible=True)
 
 
 def test_the_log_has_the_first_step_and_every_tenth(tmp_path):

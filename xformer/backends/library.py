@@ -39,6 +39,9 @@ CLASSES: dict[str, type[Library]] = {}  # subclasses, by the name of their libra
 LIBRARIES: WeakSet[Library] = WeakSet()  # all that are loaded
 
 
+NOT_PLAIN = np.generic, np.memmap
+
+
 class Library(ModuleType):
     """The namespace of an array library: functions of the standard, and answers to questions about its arrays.
 
@@ -112,7 +115,7 @@ class Library(ModuleType):
     def apply(self, operation: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Compute an operation of `xformer.ops` by the first kernel that can run the call, else by its definition."""
         for array in arrays:
-            if isinstance(array, np.generic):
+            if isinstance(array, NOT_PLAIN):
                 arrays = as_arrays(arrays)
                 break
         dtype = operation.signature.check(operation.name, arrays)
@@ -333,8 +336,8 @@ class Library(ModuleType):
 
 
 def as_arrays(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Turn scalars of NumPy, which its functions return in place of arrays without axes, into arrays."""
-    return tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in values])
+    """Turn memory maps and scalars of NumPy, which its functions return for arrays without axes, into arrays."""
+    return tuple([np.asarray(x) if isinstance(x, NOT_PLAIN) else x for x in values])
 
 
 def compute(table: Table) -> Any:

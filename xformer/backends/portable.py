@@ -1,4 +1,4 @@
-"""`erf`, `scatter_add` and `top_k` in functions of the standard alone: methods of libraries that lack them."""
+"""`erf`, `scatter_add`, `top_k` and `tensordot` in other functions of the standard, for libraries that lack them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from xformer.backends.array_types import Array, Namespace
 from xformer.backends.dtypes import is_half_precision
+from xformer.errors import ShapeError
 
 _ERF_TERMS = 34  # enough Taylor and continued-fraction terms for float64 on either side of |x| = 2.2
 _ONE_HOT_ROWS = 512  # updates per one-hot matrix of scatter_add
@@ -78,3 +79,16 @@ def top_k(xp: Namespace, x: Array, k: int) -> tuple[Any, Any]:
 def is_tied(xp: Namespace, x: Array, top: Array, k: int) -> bool:
     """Return whether a value outside the k largest equals one of them, so that the choice would be arbitrary."""
     return bool(xp.any(xp.count_nonzero(x >= xp.min(top, axis=-1, keepdims=True), axis=-1) > k))
+
+
+def tensordot(xp: Namespace, x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
+    """Compute tensordot by one matmul of reshaped operands."""
+    first, second = (range(x1.ndim - axes, x1.ndim), range(axes)) if isinstance(axes, int) else axes
+    count, rest = len(second), x1.ndim - len(first)
+    x1 = xp.moveaxis(x1, tuple(first), tuple(range(rest, x1.ndim)))
+    x2 = xp.moveaxis(x2, tuple(second), tuple(range(count)))
+    if (shape := tuple(x1.shape[rest:])) != tuple(x2.shape[:count]):
+        raise ShapeError(f"tensordot got shapes that differ in the axes {axes}: {shape} and {tuple(x2.shape[:count])}")
+    shapes = (x1.shape[:rest], shape), (shape, x2.shape[count:])
+    left, right = (xp.reshape(x, tuple(map(math.prod, each))) for x, each in zip((x1, x2), shapes, strict=True))
+    return xp.reshape(xp.matmul(left, right), (*x1.shape[:rest], *x2.shape[count:]))

@@ -197,8 +197,11 @@ class LearnedPositions(Module):
 
 
 def _rows_at(table: Array, positions: Array | None) -> Array:
-    """Return the rows of a table (length, d_model) at positions (batch, length), or the table itself."""
-    if positions is None:
+    """Return the rows of a table (length, d_model) at positions (batch, length), or the table itself.
+
+    That of documents, (batch, length, d_model), may depend on their lengths, too, and has the rows of the first column.
+    """
+    if positions is None or len(table.shape) == 3:
         return table
     check_array(positions, "positions", "batch", table.shape[0])
     return embedding(table, positions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xformer import masks
+from xformer import masks, native
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, SharedNormEncoderLayer
@@ -111,7 +111,8 @@ class LanguageModel(BaseModel, init=False):
         mask = padding_mask(ids, pad_id) if mask is None else mask
         # Relative positions depend on distances, which are those within the document.
         options: dict[str, Any] = {"mask": mask, "causal": self.config.causal, "sizes": lengths}
-        options["at"] = None if segment_ids is not None else positions
+        # A rotation at another position differs in its last bits.
+        options["at"] = positions if segment_ids is None or native.is_reproducible() else None
         return self._apply_layers(self.layers, x, positions=self._layer_positions, rngs=layer_rngs, **options)
 
     def readout(self, x: Array, *, norm: Callable[[Array], Array] | None = None) -> Array:

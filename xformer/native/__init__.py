@@ -1,5 +1,6 @@
 """The native library: compiled kernels for arrays of NumPy, and programs of their calls. It is optional."""
 
+from xformer.backends import array_namespace
 from xformer.native.library import (
     CACHE_LINE,
     WHY_NOT,
@@ -15,10 +16,10 @@ from xformer.native.library import (
     record,
     zeros,
 )
-from xformer.native.reproducible import require_reproducible, use_reproducible_algorithms
+from xformer.native.reproducible import use_reproducible_algorithms, use_reproducible_on
 
 __all__ = [
-    "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "call", "can_copy", "contiguous", "has_fused_products",
-    "is_available", "is_reproducible", "level", "record", "require_reproducible", "use_reproducible_algorithms",
-    "zeros",
+    "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "array_namespace", "call", "can_copy", "contiguous",
+    "has_fused_products", "is_available", "is_reproducible", "level", "record",
+    "use_reproducible_algorithms", "use_reproducible_on", "zeros",
 ]  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import glob
 import math
 import os
@@ -56,10 +55,8 @@ def _load() -> tuple[Any, str]:
         return None, f"{_INVALID} {wanted!r}; expected {', '.join(map(repr, _LEVELS))}"
     if wanted == "off":
         return None, "XFORMER_NATIVE=off"
-    if sys.implementation.name != "cpython":
-        return None, "it needs CPython"
-    if sys.platform == "win32":
-        return None, "it is for Linux and macOS"
+    if sys.implementation.name != "cpython" or sys.platform == "win32":
+        return None, "it needs CPython on Linux or macOS"
     if not LIBRARY.exists():
         return None, "it was not compiled: with a C++ compiler, run python -m xformer.native.build"
     try:
@@ -123,22 +120,25 @@ def _use_blas(library: Any) -> None:
         return
 
 
-@functools.cache
 def is_reproducible() -> bool:
     """Return whether `use_reproducible_algorithms` was called, or XFORMER_REPRODUCIBLE is 1."""
     return env_flag("XFORMER_REPRODUCIBLE", default=not env_flag("XFORMER_BLAS", default=True))  # its former name
 
 
-on_clear(is_reproducible.cache_clear)
-
-
 LIB, WHY_NOT = _load()
 OPERATIONS: dict[str, int] = {}
 _OUTPUTS: dict[str, int] = {}  # bit i is set if array i is written
-if LIB is not None:
-    _use_blas(LIB)
+
+
+def _set_reproducible() -> None:
     with contextlib.suppress(ConfigError):  # which `is_available` reports
         LIB.xf_set_reproducible(is_reproducible())
+
+
+if LIB is not None:
+    _use_blas(LIB)
+    _set_reproducible()
+    on_clear(_set_reproducible)
     while _name := LIB.xf_name(len(OPERATIONS)):
         _OUTPUTS[_name.decode()] = LIB.xf_outputs(len(OPERATIONS))
         OPERATIONS[_name.decode()] = len(OPERATIONS)
@@ -154,7 +154,7 @@ def is_available() -> bool:
     if WHY_NOT.startswith(_INVALID):
         raise ConfigError(WHY_NOT)
     if is_reproducible():
-        check_level()
+        require_fused_products()
     return not WHY_NOT
 
 
@@ -168,11 +168,13 @@ def has_fused_products() -> bool:
     return level() in ("avx2", "avx512") or (level() == "baseline" and os.uname().machine in ("aarch64", "arm64"))
 
 
-def check_level() -> None:
-    """Raise ConfigError unless the library has fused products."""
-    if not has_fused_products():
-        found = f"it runs at level {level()!r}" if level() else WHY_NOT
-        raise ConfigError(f"reproducible results need the native library with AVX2, AVX-512 or NEON, but {found}")
+def require_fused_products() -> None:
+    """Raise ConfigError unless the library computes, and has fused products."""
+    off = {"portable", "no-native"} & {*env_value("XFORMER_KERNELS").split(",")}
+    if off or not has_fused_products():
+        found = f"XFORMER_KERNELS is {off.pop()}" if off else WHY_NOT or f"it runs at level {level()!r}"
+        name = " (XFORMER_BLAS=0)" if env_value("XFORMER_BLAS") == "0" else ""
+        raise ConfigError(f"reproducible results{name} need the native library with AVX2, AVX-512 or NEON, but {found}")
 
 
 def call(

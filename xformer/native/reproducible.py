@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from types import MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from xformer.backends.library import Library, on_load
+from xformer.backends.portable import tensordot
 from xformer.environment import clear_cache
 from xformer.errors import ConfigError
-from xformer.native.library import LIB, MAX_DIMS, call, check_level, is_reproducible, record
+from xformer.native.library import MAX_DIMS, call, is_reproducible, record, require_fused_products
 
 
 def use_reproducible_algorithms(mode: bool = True) -> None:
@@ -29,27 +31,21 @@ def use_reproducible_algorithms(mode: bool = True) -> None:
     from xformer.config import check_bool  # array libraries need no configurations
 
     if check_bool("mode", mode):
-        check_level()
+        require_fused_products()
     os.environ["XFORMER_REPRODUCIBLE"] = str(int(mode))
     clear_cache()
-    if LIB is not None:
-        LIB.xf_set_reproducible(mode)
 
 
-def require_reproducible(xp: Any) -> None:
-    """Use reproducible algorithms; raise ConfigError unless the array library is NumPy.
+def use_reproducible_on(*names: str | None) -> None:
+    """Use reproducible algorithms; raise ConfigError for other array libraries than NumPy, or dtypes than float32.
 
     Args:
-        xp: The array library.
+        *names: Names of array libraries and dtypes; None for an unknown one.
     """
-    if xp.name != "numpy":
-        raise ConfigError(f"reproducible results need NumPy; the array library is {xp.name}")
+    for name in names:
+        if name not in ("numpy", "float32", None):
+            raise ConfigError(f"reproducible results need float32 on NumPy; received {name}")
     use_reproducible_algorithms()
-
-
-def are_matrices(*arrays: Any) -> bool:
-    """Return whether all are arrays of float32 that the native product takes."""
-    return all(type(x) is np.ndarray and x.dtype == np.float32 and 2 <= x.ndim <= MAX_DIMS for x in arrays)
 
 
 def matmul(x1: Any, x2: Any, /) -> Any:
@@ -59,23 +55,32 @@ def matmul(x1: Any, x2: Any, /) -> Any:
         x1: Array of shape (..., rows, depth), or (depth,).
         x2: Array of shape (..., depth, columns), or (depth,).
     """
-    if not is_reproducible() or not x1.dtype == x2.dtype == np.float32 or 0 in (x1.ndim, x2.ndim):
+    if not is_reproducible() or 0 in (x1.ndim, x2.ndim) or np.result_type(x1, x2) != np.float32:
         return np.matmul(x1, x2)
+    if x2.ndim == 1:
+        return matmul(x1, x2[:, None])[..., 0][()]
     if x1.ndim == 1:
         return matmul(x1[None, :], x2)[..., 0, :]
-    if x2.ndim == 1:
-        return matmul(x1, x2[:, None])[..., 0]
-    if not (are_matrices(x1, x2) and x1.shape[-1] == x2.shape[-2]):
-        return np.matmul(x1, x2)
+    x1, x2 = np.asarray(x1, np.float32), np.asarray(x2, np.float32)  # arrays of no subclass, in native byte order
+    if max(x1.ndim, x2.ndim) > MAX_DIMS:
+        return np.vectorize(matmul, "f", signature="(n,k),(k,m)->(n,m)")(x1, x2)
     out = np.empty((*np.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-1]), np.float32)
     with record(None):  # a program records the whole function
         call("matmul", (x1, x2, out))
     return out
 
 
-def _replace_matmul(library: Library) -> None:
+def _vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    rows, columns = (np.moveaxis(x, axis, -1) for x in (x1, x2))
+    return matmul(rows.conj()[..., None, :], columns[..., None])[..., 0, 0][()]
+
+
+def _replace_products(library: Library) -> None:
     if library.name == "numpy":
-        vars(library).update(matmul=matmul, operator_matmul=matmul)
+        products = {"matmul": matmul, "tensordot": MethodType(tensordot, library), "vecdot": _vecdot}
+        linalg = ModuleType("numpy.linalg")
+        vars(linalg).update(vars(library.linalg) | products)
+        vars(library).update(products, operator_matmul=matmul, linalg=linalg)
 
 
-on_load(_replace_matmul)
+on_load(_replace_products)

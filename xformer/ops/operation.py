@@ -526,7 +526,7 @@ def load_kernels(backend: str) -> None:
         if (backend, mode) in _LOADED:
             return
         for module in _MODULES.get(backend, ()):
-            if importlib.util.find_spec(backend) is not None:
+            if importlib.util.find_spec(backend) is not None and (module != "native" or native.is_available()):
                 _register_module(module)
         apply_thread_limits()
         _LOADED.add((backend, mode))
@@ -535,8 +535,6 @@ def load_kernels(backend: str) -> None:
 @functools.cache
 def _register_module(module: str) -> None:
     """Register the kernels of a module, unless the package they need cannot be imported."""
-    if module == "native" and not native.is_available():
-        return
     try:
         kernels = importlib.import_module(f"xformer.kernels.{module}").KERNELS
     except ImportError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.backends import resolve
 from xformer.errors import BackendError
-from xformer.native import is_reproducible, require_reproducible
+from xformer.native import is_reproducible, use_reproducible_on
 from xformer.ops.operation import load_kernels
 from xformer.threads import disable_malloc_trim, num_threads
 
@@ -20,12 +20,12 @@ def open_backend(name: Any, dtype: str | None = None) -> Any:
 
     Raises:
         BackendError: If the library is unknown, not installed, or finds no device.
-        ConfigError: If XFORMER_KERNELS, XFORMER_CHECK_KERNELS or XFORMER_NUM_THREADS is invalid, or the library has no
-            reproducible algorithms and this process uses them.
+        ConfigError: If XFORMER_KERNELS, XFORMER_CHECK_KERNELS or XFORMER_NUM_THREADS is invalid, or this process uses
+            reproducible algorithms, which the library or the dtype has not.
     """
     xp = resolve(name)
     if is_reproducible():
-        require_reproducible(xp)
+        use_reproducible_on(xp.name, dtype)
     disable_malloc_trim()
     xp.configure(dtype=dtype, num_threads=num_threads())
     try:

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, to_host
+from xformer.backends import Array, array_namespace, dtype_name, to_host
 from xformer.errors import DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.generation.engine import Task
 from xformer.generation.processors import Rows
 from xformer.io import read_json
-from xformer.native import is_reproducible, require_reproducible
+from xformer.native import is_reproducible, use_reproducible_on
 from xformer.pipelines import Output, TextGenerator, TextToText, Translator
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.options import SearchOptions
@@ -234,8 +234,9 @@ class Server:
         check_ids([model.name for model in models])
         self.models = {model.name: model for model in models}
         self.config = ServeConfig() if config is None else config
-        for model in models if self.config.reproducible else ():
-            require_reproducible(array_namespace(model.pipeline.model._parameter))
+        if self.config.reproducible:
+            parameters = [model.pipeline.model._parameter for model in models]
+            use_reproducible_on(*[name for x in parameters for name in (array_namespace(x).name, dtype_name(x.dtype))])
         self.num_active = 0
         self.is_draining = False
         self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "xformer encoding")

@@ -21,7 +21,7 @@ import numpy as np
 from xformer import hints
 from xformer.backends import Library, array_namespace, extra, is_complex, is_floating
 from xformer.backends.arrays import check_class
-from xformer.backends.library import as_arrays
+from xformer.backends.library import NOT_PLAIN, as_arrays
 from xformer.errors import DifferentiationError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import (
@@ -354,7 +354,7 @@ class GradTrace:
             needs.append(parent >= 0)
             if parent < 0 and values[index] is not None:
                 values[index] = self.keep(arrays[index])
-            if isinstance(values[index], np.generic):
+            if isinstance(values[index], NOT_PLAIN):
                 values[index] = np.asarray(values[index])
         dtype = operation.signature.check(operation.name, values)
         kernel = operation.select(self.base, values, options, dtype, save=True)

@@ -20,7 +20,7 @@ from xformer.backends import array_namespace, device, to_host_together
 from xformer.config import check_count, with_fields, with_parameters_of
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, TrainingError, check_arguments, out_of_memory
-from xformer.native import is_reproducible, require_reproducible
+from xformer.native import is_reproducible, use_reproducible_on
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
 from xformer.training.checkpoint import TrainingFiles, nonfinite_parameter, restore_states, save_parameters, states_of
@@ -99,7 +99,7 @@ class TrainingLoop:
         self.config = config = FitConfig(**options)
         check_precision(config.precision, model)
         if config.reproducible:
-            require_reproducible(array_namespace(flatten(model)[0][0]))
+            use_reproducible_on(array_namespace(flatten(model)[0][0]).name, config.precision)
         self._sharded = optimizer if isinstance(optimizer, ShardedOptimizer) else None
         if self._sharded is not None and self._sharded.communicator is not communicator:
             raise ConfigError(
@@ -214,8 +214,8 @@ class TrainingLoop:
             callbacks = progress["callbacks"]
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{progress['path']} was written by another version of xformer ({error})") from error
-        if (mode := progress.get("reproducible", False)) != is_reproducible():
-            raise CheckpointError(f"{progress['path']} is of a run with reproducible={mode}; expected {not mode}")
+        if (was := progress.get("reproducible", False)) != is_reproducible():
+            raise CheckpointError(f"{progress['path']} has reproducible={was}; call use_reproducible_algorithms({was})")
         if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
             self._scaler = scaler
         self.saved_step, self._start_time = self.step, time.monotonic() - 60.0 * self._minutes

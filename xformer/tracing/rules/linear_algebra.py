@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from xformer.backends import device, is_complex
+from xformer.backends.portable import tensordot
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import decomposition, defvjp, defvjp_outputs, not_differentiable
 from xformer.tracing.rules.elementwise import conjugate
@@ -43,21 +44,7 @@ defvjp(
     lambda xp, g, b, *, axis=-1: conjugate(xp, xp.expand_dims(g, axis=axis) * b),
     lambda xp, g, a, *, axis=-1: xp.expand_dims(g, axis=axis) * conjugate(xp, a),
 )
-
-
-@decomposition("tensordot")
-def _tensordot(xp: Any, x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
-    """Decompose tensordot into one matmul of reshaped operands."""
-    if isinstance(axes, int):
-        axes = (tuple(range(x1.ndim - axes, x1.ndim)), tuple(range(axes)))
-    first, second = (tuple(a % x.ndim for a in group) for group, x in zip(axes, (x1, x2), strict=True))
-    free1 = tuple(i for i in range(x1.ndim) if i not in first)
-    free2 = tuple(i for i in range(x2.ndim) if i not in second)
-    count = math.prod(x1.shape[i] for i in first)
-    shape1, shape2 = tuple(x1.shape[i] for i in free1), tuple(x2.shape[i] for i in free2)
-    left = xp.reshape(xp.permute_dims(x1, (*free1, *first)), (math.prod(shape1), count))
-    right = xp.reshape(xp.permute_dims(x2, (*second, *free2)), (count, math.prod(shape2)))
-    return xp.reshape(left @ right, (*shape1, *shape2))
+decomposition("tensordot")(tensordot)
 
 
 # --- xp.linalg --------------------------------------------------------------------------------------------------------
