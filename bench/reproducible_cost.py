@@ -87,7 +87,7 @@ def main() -> None:
         "The cost is the time with `XFORMER_REPRODUCIBLE=1` divided by that of the default mode: the median and the",
         "quartiles of the rounds, in which the two modes take turns in processes of their own. Times are medians.",
         "",
-        "| | default | reproducible | cost | equal bits in both modes |",
+        "| | default | reproducible | cost | same tokens or first loss |",
         "|---|---|---|---|---|",
     ]
     print(*lines, sep="\n", flush=True)

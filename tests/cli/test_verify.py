@@ -18,7 +18,7 @@ from xformer.cli import verify
 ROOT = Path(__file__).parents[2]
 LEVELS = [level for level in native_levels() if level != "baseline"]
 # Names of NumPy's kernels for AVX-512 that 2.4 can leave out; products of an old processor.
-OTHER = {"NPY_DISABLE_CPU_FEATURES": "X86_V4"}, {"OPENBLAS_CORETYPE": "Nehalem", "XFORMER_BLAS": "1"}
+OTHER = {"NPY_DISABLE_CPU_FEATURES": "X86_V4"}, {"OPENBLAS_CORETYPE": "Nehalem"}
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])

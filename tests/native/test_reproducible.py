@@ -26,13 +26,38 @@ PRODUCTS = {"large", "one_large_shard", "own", "lm_softcap", "translation_copy"}
 pytestmark = needs_fused_products
 
 
-def train(*options, launcher=(), **environment):
-    """Return the hashes of the variants, trained in other processes."""
+INFERENCE = """
+import json
+import numpy as np
+from tests.native.test_bits_decoding import WEIGHTS, in_parts, model_with, padded, texts
+from tests.native.variants import digest
+from xformer.data.audio import resample
+from xformer.pipelines.encoders import predictions
+
+rows, normal, hashes = texts([40, 70, 9, 130], 1), np.random.default_rng(0).standard_normal(70_000, np.float32), {}
+for weights in WEIGHTS:
+    model = model_with(weights=weights, d_model=64, d_ff=96, positions="rotary", activation="swiglu", head_dim=16)
+    hashes[weights] = digest([model(padded(rows)), in_parts(model, rows[1], model.init_cache(1), [1], None)])
+hashes["audio"] = digest([resample(normal, 44_100)])
+for function in ("sigmoid", "softmax", "tanh"):
+    found = predictions(4 * normal.reshape(-1, 7), [*"abcdefg"], function)
+    hashes[function] = digest([np.asarray([*each.probabilities.values()]) for each in found])
+print(json.dumps(hashes))
+"""
+
+
+def run(*arguments, launcher=(), **environment):
+    """Return the hashes that Python prints in another process."""
     environment = {"XFORMER_REPRODUCIBLE": "1", "XFORMER_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
-    command = [*launcher, sys.executable, "-m", "tests.native.variants", *options]
+    command = [*launcher, sys.executable, *arguments]
     done = subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def train(*options, **environment):
+    """Return the hashes of the variants, trained in other processes."""
+    return run("-m", "tests.native.variants", *options, **environment)
 
 
 def names_of_differences(hashes, expected):
@@ -67,6 +92,10 @@ def test_variants_differ(expected):
 )
 def test_bits_do_not_depend_on_the_environment(expected, environment):
     assert not names_of_differences(train(**environment), expected)
+
+
+def test_inference_with_any_weights_does_not_depend_on_the_environment():
+    assert run("-c", INFERENCE) == run("-c", INFERENCE, **OLD_LEVEL, **NUMPY_AVX2, **OLD_BLAS)
 
 
 def test_bits_do_not_depend_on_interruptions(expected):

@@ -13,6 +13,7 @@ import numpy as np
 
 from xformer.config import check_count
 from xformer.errors import DataError
+from xformer.native import array_namespace
 
 SAMPLE_RATE = 16_000  # of speech models
 HOP_LENGTH = 160  # samples between frames: 10 ms
@@ -117,7 +118,8 @@ def resample(samples: Any, sample_rate: int, new_rate: int = SAMPLE_RATE) -> Any
         distance = taps - rest / up
         shape = np.i0(_KAISER_BETA * np.sqrt(np.clip(1.0 - (distance / half) ** 2, 0.0, None)))
         weights = np.sinc(cutoff * distance) * shape
-        output[:, phase] = windows[first + 1 :: down][:blocks] @ (weights / weights.sum()).astype(np.float32)
+        weights = (weights / weights.sum()).astype(np.float32)
+        output[:, phase] = array_namespace(x).matmul(windows[first + 1 :: down][:blocks], weights)
     return output.reshape(-1)[:length]
 
 

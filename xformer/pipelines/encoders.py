@@ -302,7 +302,7 @@ def class_predictions(logits: Any, labels: Sequence[str], problem_type: str) -> 
 def predictions(logits: Any, labels: Sequence[str], function: str = "softmax") -> list[Prediction]:
     """Return the prediction of each row of logits (rows, classes), a NumPy array, with one of `_FUNCTIONS`."""
     results = []
-    for row in _FUNCTIONS[function](logits).tolist():
+    for row in _FUNCTIONS[function](logits.astype(np.result_type(logits, np.float32))).tolist():
         probabilities = dict(zip(labels, row, strict=True))
         best = max(probabilities, key=probabilities.__getitem__)
         results.append(Prediction(best, probabilities[best], probabilities))
@@ -310,14 +310,14 @@ def predictions(logits: Any, labels: Sequence[str], function: str = "softmax") -
 
 
 def _softmax(logits: Any) -> Any:
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True)).astype(np.float64)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-# Functions of logits that give probabilities or scores.
+# Functions of logits that give probabilities or scores; exponentials in float32 have equal bits on all processors.
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "identity": lambda logits: logits,
-    "sigmoid": lambda logits: 0.5 * (1.0 + np.tanh(0.5 * logits, dtype=np.float64)),
+    "sigmoid": lambda logits: np.exp(np.minimum(logits, 0.0)) / (np.float64(1.0) + np.exp(-np.abs(logits))),
     "softmax": _softmax,
     "tanh": np.tanh,
 }

@@ -315,7 +315,7 @@ def _open_backend(xp: Any, recipe: Recipe) -> Any:
     if recipe.training.reproducible:
         use_reproducible_algorithms()
     elif is_reproducible():
-        raise ConfigError("the run has reproducible=false; resume it without --reproducible and XFORMER_REPRODUCIBLE=1")
+        raise ConfigError("the run has reproducible=false; omit --reproducible and unset XFORMER_REPRODUCIBLE")
     xp = open_backend(xp, recipe.training.dtype)
     check_precision(recipe.training.precision, xp.zeros(1, dtype=xp.float32))
     return xp
