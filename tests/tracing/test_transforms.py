@@ -531,7 +531,7 @@ def test_indices_of_take_may_have_any_number_of_axes(indices):
     np.testing.assert_allclose(gradient, expected, rtol=1e-12)
 
 
-@for_each("use", [np.asarray, np.sum, lambda x: np.maximum(np.ones(3), x), np.ones(3).dot, np.from_dlpack, np.stack])
+@for_each("use", [np.asarray, np.array, np.ones(3).dot, np.from_dlpack, np.histogram, np.ascontiguousarray])
 def test_numpy_gets_no_traced_array(use):
     with pytest.raises((DifferentiationError, TypeError)):
         grad(lambda x: total(use(x)))(values(3))
@@ -644,8 +644,7 @@ REFUSED: list[tuple[Any, Any, type[Exception], str]] = [
     (lambda x: None, X, ShapeError, f"returned None; {SCALAR} array"),
     (lambda x: x, {"a": 1.0}, BackendError, "no array among the arguments"),
     (lambda x: x, {"a": np.asarray(3), "b": np.asarray(True)}, ShapeError, "there are only arrays of bool, int64 to"),
-    (lambda x: total(x.T), values(2, 3, 4), ValueError, r"x\.T needs a matrix, x has shape .*; use xp\.permute_dims"),
-    (lambda x: x.mean(), X, AttributeError, rf"^{MISSING}method 'mean'; use xp\.mean\(x\) with xp = array"),
+    (lambda x: x.tolist(), X, AttributeError, f"^{MISSING}attribute 'tolist'"),
     (lambda x: x.shepe, X, AttributeError, f"^{MISSING}attribute 'shepe'"),
     (lambda x: x.backward(), X, AttributeError, rf"^{MISSING}method 'backward'; use xformer\.value_and_grad\("),
 ]  # fmt: skip

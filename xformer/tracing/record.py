@@ -192,7 +192,7 @@ def innermost(trace: Any, name: str, call: Function, *, has_list: bool = False) 
 
 # --- functions of the base namespace ----------------------------------------------------------------------------------
 
-_IN_BOTH = {"matmul", "matrix_transpose", "tensordot", "vecdot"}  # the main namespace and linalg
+IN_BOTH = {"matmul", "matrix_transpose", "tensordot", "vecdot"}  # the main namespace and linalg
 _PYTHON_OPERATORS: dict[str, Function] = {f"operator_{name}": getattr(operator, f"__{name}__") for name in OPERATORS}
 
 
@@ -219,7 +219,7 @@ class Extension:
     def __getattr__(self, name: str) -> Any:
         if not callable(getattr(self._module, name)):
             return getattr(self._module, name)
-        return getattr(self._trace, name if name in _IN_BOTH else f"{self._name}.{name}")
+        return getattr(self._trace, name if name in IN_BOTH else f"{self._name}.{name}")
 
 
 def set_item(xp: Any, x: Any, value: Any, key: Any) -> Any:

@@ -70,6 +70,10 @@ class Tracer:
         self._views.append(weakref.ref(view))
 
     def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and self._namespace.library.name == "numpy":
+            method = _numpy_functions().method_of(self, name)
+            if method is not None:
+                return method
         if name in hints.ARRAYS:
             hint = f"method {name!r}; {hints.ARRAYS[name]}{_WITH_XP if 'xp.' in hints.ARRAYS[name] else ''}"
         elif not name.startswith("_") and callable(getattr(self._namespace.library, name, None)):
@@ -85,17 +89,25 @@ class Tracer:
         return self._namespace.read(self, "np.asarray")
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """Compute an operator of a NumPy array and a tracer; other functions of NumPy read values."""
-        operation = _OPERATORS_OF_NUMPY.get(function.__name__)
+        """Compute a function of NumPy; of arrays of another library only operators, as in `plain * traced`."""
         if any(type(x) is Tracer for value in options.values() for x in (value if type(value) is tuple else (value,))):
             return NotImplemented
-        if operation is None or method != "__call__" or options:
-            name = f"np.{function.__name__}" if method == "__call__" else f"np.{function.__name__}.{method}"
-            name = {"np.add.reduce": "np.sum", "np.maximum.reduce": "np.max"}.get(name, name)
-            name = WRITE if "out" in options else name
-            inputs = tuple(x._namespace.read(x, name) if type(x) is Tracer else x for x in inputs)
-            return getattr(function, method)(*inputs, **options)
-        return getattr(self._namespace, f"operator_{operation}")(*inputs)
+        if "out" in options:
+            return self._namespace.read(self, WRITE)
+        operation = OPERATORS_OF_NUMPY.get(function.__name__) if method == "__call__" and not options else None
+        if operation is not None:
+            return getattr(self._namespace, f"operator_{operation}")(*inputs)
+        if self._namespace.library.name != "numpy":
+            return self.__array__()
+        return _numpy_functions().call_ufunc(function, method, inputs, options)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a function of NumPy."""
+        if self._namespace.library.name != "numpy":
+            return self.__array__()
+        extension = function.__module__.removeprefix("numpy").removeprefix(".")
+        name = f"{extension}.{function.__name__}" if extension in ("linalg", "fft") else function.__name__
+        return _numpy_functions().call_function(name, args, kwargs)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -139,6 +151,8 @@ class Tracer:
 
     @property
     def T(self) -> Any:
+        if self._namespace.library.name == "numpy":
+            return self._namespace.permute_dims(self, tuple(range(self._value.ndim))[::-1])
         if self._value.ndim != 2:
             raise ShapeError(f"x.T needs a matrix, x has shape {tuple(self.shape)}; use xp.permute_dims(x, axes)")
         return self._namespace.matrix_transpose(self)
@@ -191,6 +205,11 @@ class Tracer:
 
     def __iter__(self) -> Any:
         return iter(self._namespace.unstack(self, axis=0))
+
+
+@functools.cache
+def _numpy_functions() -> Any:
+    return importlib.import_module("xformer.tracing.numpy_functions")
 
 
 def _is_shared(references: int) -> bool:
@@ -271,7 +290,7 @@ _NAMES_IN_NUMPY = (
     *("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"),
     *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
 )
-_OPERATORS_OF_NUMPY = dict(zip(_NAMES_IN_NUMPY, (*BINARY_OPERATORS, *COMPARISONS), strict=True))
+OPERATORS_OF_NUMPY = dict(zip(_NAMES_IN_NUMPY, (*BINARY_OPERATORS, *COMPARISONS), strict=True))
 
 NAMESPACE_OF_TYPE[Tracer] = TRACED
 for _name in BINARY_OPERATORS:

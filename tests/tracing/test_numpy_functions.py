@@ -1,0 +1,528 @@
+"""Functions and methods of NumPy on traced arrays have NumPy's values, the derivatives of differences, and programs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.reference import for_each, raises_line
+from xformer.errors import DifferentiationError
+from xformer.tracing import numpy_functions
+
+RANDOM = np.random.default_rng(0)
+X, M, S, T = RANDOM.random(6) + 0.2, RANDOM.random((4, 3)) + 0.1, RANDOM.random((4, 4)) + 0.1, RANDOM.random((2, 3, 4))
+Q, W, V = RANDOM.random((5, 4, 4)) + 4.0 * np.eye(4), RANDOM.random((3, 2)), RANDOM.random(3)
+P = Q[0] @ Q[0].T
+HOLES = np.where(np.arange(12).reshape(4, 3) % 5 == 2, np.nan, 0.0)
+
+# By name in NumPy: functions of one array, and the array.
+CASES: dict[str, list[tuple[Any, Any]]] = {}
+
+
+def each(names: Sequence[str], x: Any, *functions: Any, of: Any = np) -> None:
+    """Add functions f(the function of NumPy, x) for each name."""
+    for name in names:
+        prefix = "" if of is np else f"{of.__name__.removeprefix('numpy.')}."
+        case(prefix + name, x, *(functools.partial(function, getattr(of, name)) for function in functions))
+
+
+def case(name: str, x: Any, *functions: Any) -> None:
+    CASES.setdefault(name, []).extend((function, x) for function in functions)
+
+
+each(
+    (
+        *(
+            "sin",
+            "cos",
+            "tan",
+            "exp",
+            "expm1",
+            "log",
+            "log1p",
+            "log2",
+            "log10",
+            "sqrt",
+            "square",
+            "reciprocal",
+            "negative",
+        ),
+        *(
+            "positive",
+            "absolute",
+            "fabs",
+            "sinh",
+            "cosh",
+            "tanh",
+            "arctan",
+            "arcsinh",
+            "exp2",
+            "cbrt",
+            "sinc",
+            "sign",
+            "floor",
+        ),
+        *(
+            "ceil",
+            "trunc",
+            "rint",
+            "fix",
+            "deg2rad",
+            "rad2deg",
+            "radians",
+            "degrees",
+            "conjugate",
+            "real",
+            "nan_to_num",
+        ),
+        *(
+            "ravel",
+            "transpose",
+            "squeeze",
+            "flip",
+            "flipud",
+            "tril",
+            "triu",
+            "copy",
+            "atleast_1d",
+            "atleast_2d",
+            "sort",
+        ),
+        *("sum", "prod", "mean", "std", "var", "max", "min", "amax", "amin", "ptp", "median", "cumsum", "cumprod"),
+        *(
+            "nansum",
+            "nanprod",
+            "nanmax",
+            "nanmin",
+            "nanmean",
+            "nanvar",
+            "nanstd",
+            "diff",
+            "average",
+            "rot90",
+            "ediff1d",
+        ),
+        *(
+            "zeros_like",
+            "ones_like",
+            "imag",
+            "angle",
+            "round",
+            "around",
+            "matrix_transpose",
+            "unique_values",
+        ),
+    ),
+    M,
+    lambda f, x: f(x),
+)
+each(
+    (
+        "sum",
+        "prod",
+        "mean",
+        "std",
+        "var",
+        "max",
+        "min",
+        "ptp",
+        "median",
+        "nansum",
+        "nanmean",
+        "nanstd",
+        "amax",
+    ),
+    T,
+    lambda f, x: f(x, axis=1),
+    lambda f, x: f(x, 0, keepdims=True),
+)
+each(
+    (
+        "sum",
+        "prod",
+        "mean",
+        "std",
+        "var",
+        "max",
+        "min",
+        "ptp",
+        "median",
+        "nansum",
+        "nanmean",
+        "nanstd",
+        "amax",
+    ),
+    T,
+    lambda f, x: f(x, axis=(0, 2)),
+)
+each(("nansum", "nanprod", "nanmax", "nanmin", "nanmean", "nanvar", "nanstd"), M, lambda f, x: f(x + HOLES, axis=0))
+each(("arcsin", "arccos", "arctanh"), M, lambda f, x: f(x * 0.8))
+case("arccosh", M, lambda x: np.arccosh(x + 1.1))
+each(
+    (
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "true_divide",
+        "power",
+        "float_power",
+        "maximum",
+        "minimum",
+        "hypot",
+        "arctan2",
+        "copysign",
+        "logaddexp",
+        "logaddexp2",
+        "fmax",
+        "fmin",
+        "fmod",
+        "remainder",
+        "mod",
+        "floor_divide",
+        "heaviside",
+    ),
+    M,
+    lambda f, x: f(x, V) + f(0.7, x) + f(x, x * 0.5 + 0.3),
+)
+case("divmod", M, lambda x: np.divmod(x, 0.3)[0] + np.divmod(x, 0.3)[1])
+case("nextafter", M, lambda x: np.nextafter(x, 2.0 * x))
+case("matmul", M, lambda x: np.matmul(x, W), lambda x: np.matmul(S, x))
+each(("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"), M, lambda f, x: x * f(x, 0.6))
+each(("isfinite", "isinf", "isnan", "signbit", "logical_not"), M, lambda f, x: np.where(f(x), x, 2.0 * x))
+each(("logical_and", "logical_or", "logical_xor"), M, lambda f, x: np.where(f(x > 0.5, x < 0.9), x, 2.0 * x))
+each(("bitwise_and", "bitwise_or", "bitwise_xor"), M, lambda f, x: np.where(f(x > 0.5, x < 0.9), x, 2.0 * x))
+case("invert", M, lambda x: np.where(np.invert(x > 0.5), x, 2.0 * x))
+case("clip", X, lambda x: np.clip(x, 0.3, 0.8), lambda x: np.clip(x, None, 0.8), lambda x: np.clip(x, min=0.4))
+case("round", X, lambda x: np.round(x, 1) + x, lambda x: np.round(x, decimals=2))
+case("where", X, lambda x: np.where(x > 0.5, x**2, x), lambda x: x[np.where(X > 0.5)])
+case("select", X, lambda x: np.select([x < 0.4, x < 0.8], [x, x**2], default=3.0))
+case("nan_to_num", X, lambda x: np.nan_to_num(np.where(X > 0.5, np.inf, x), posinf=7.0))
+case("angle", X, lambda x: np.angle(x + 1j), lambda x: np.angle(x * 1j, deg=True) * x)
+# Shape and order.
+case(
+    "reshape",
+    T,
+    lambda x: np.reshape(x, (4, 6)),
+    lambda x: np.reshape(x, -1),
+    lambda x: x.reshape(3, -1),
+    lambda x: x.reshape((8, 3)),
+)
+case(
+    "transpose",
+    T,
+    lambda x: np.transpose(x, (1, 0, 2)),
+    lambda x: x.T,
+    lambda x: x.transpose(2, 0, 1),
+    lambda x: x.transpose(),
+)
+case(
+    "swapaxes",
+    T,
+    lambda x: np.swapaxes(x, 0, 2),
+    lambda x: np.swapaxes(x, 0, 1),
+    lambda x: x.swapaxes(2, 0),
+    lambda x: x.swapaxes(-1, -2),
+)
+case("moveaxis", T, lambda x: np.moveaxis(x, 0, -1), lambda x: np.moveaxis(x, (0, 1), (2, 0)))
+case("expand_dims", X, lambda x: np.expand_dims(x, 0), lambda x: np.expand_dims(x, (0, 2)))
+case("squeeze", T, lambda x: np.squeeze(x[:, None]), lambda x: np.squeeze(x[None], 0), lambda x: x[None].squeeze())
+case("broadcast_to", V, lambda x: np.broadcast_to(x, (2, 3)) * M[:2])
+case("broadcast_arrays", V, lambda x: np.broadcast_arrays(x, M)[0] * M)
+case(
+    "meshgrid", V, lambda x: np.meshgrid(x, x)[0] * np.meshgrid(x, x)[1], lambda x: np.meshgrid(x, V, indexing="ij")[0]
+)
+case("atleast_1d", V, lambda x: np.atleast_1d(np.sum(x)))
+case("concatenate", M, lambda x: np.concatenate([x, x**2]), lambda x: np.concatenate((x, np.ones((4, 2))), axis=1))
+case("stack", M, lambda x: np.stack([x, x * 2], axis=1))
+case("vstack", V, lambda x: np.vstack([x, 2 * x]), lambda x: np.vstack((x[:, None], np.ones((2, 1)))))
+case("hstack", M, lambda x: np.hstack([x, x**2]), lambda x: np.hstack((x[0], 1.0)))
+case("dstack", M, lambda x: np.dstack([x, x**2]), lambda x: np.dstack([x[0], x[1]]))
+case("column_stack", M, lambda x: np.column_stack([x, x[:, 0]]))
+case("append", M, lambda x: np.append(x, x[:1], axis=0), lambda x: np.append(x, 1.0))
+case("tile", M, lambda x: np.tile(x, 2), lambda x: np.tile(x, (2, 1, 3)))
+case("repeat", M, lambda x: np.repeat(x, 2), lambda x: np.repeat(x, 3, axis=1), lambda x: x.repeat(2, axis=0))
+case("fliplr", M, lambda x: np.fliplr(x))
+case("roll", M, lambda x: np.roll(x, 2), lambda x: np.roll(x, 1, axis=0), lambda x: np.roll(x, (1, 2), axis=(0, 1)))
+case(
+    "take", M, lambda x: np.take(x, [3, 0, 5]), lambda x: np.take(x, [0, -1], axis=1), lambda x: x.take([2, 2], axis=0)
+)
+case("take_along_axis", M, lambda x: np.take_along_axis(x, np.argsort(M, axis=0), axis=0))
+case("compress", M, lambda x: np.compress([True, False, True], x, axis=1))
+case(
+    "diag", M, lambda x: np.diag(x), lambda x: np.diag(x[0]), lambda x: np.diag(x[0], -1), lambda x: np.diag(x[:, 0], 2)
+)
+case("diagonal", T, lambda x: np.diagonal(x), lambda x: np.diagonal(x, 1, 1, 2), lambda x: x.diagonal(-1))
+case("trace", T, lambda x: np.trace(x), lambda x: np.trace(x, 1, 1, 2), lambda x: x.trace())
+case("split", T, lambda x: np.split(x, 2, axis=2)[1], lambda x: np.split(x, [1, 2], axis=1)[1])
+case("array_split", X, lambda x: np.array_split(x, 4)[1])
+case("hsplit", M, lambda x: np.hsplit(x, 3)[2])
+case("vsplit", M, lambda x: np.vsplit(x, 2)[1])
+case("sort", M, lambda x: np.sort(x, axis=0), lambda x: np.sort(x, axis=None))
+case("unique", X, lambda x: np.unique(x))
+case("rot90", M, lambda x: np.rot90(x, 3), lambda x: np.rot90(x, axes=(1, 0)))
+for _mode in ("edge", "reflect", "symmetric", "wrap"):
+    case("pad", M, lambda x, m=_mode: np.pad(x, 2, m), lambda x, m=_mode: np.pad(x, ((1, 0), (0, 2)), mode=m))
+case("pad", M, lambda x: np.pad(x, 1), lambda x: np.pad(x, ((0, 1), (2, 0)), constant_values=(3.0, 4.0)))
+# Reductions and statistics.
+case("std", M, lambda x: np.std(x, ddof=1), lambda x: x.std(axis=0), lambda x: x.std(ddof=1))
+case("var", M, lambda x: np.var(x, axis=1, ddof=1), lambda x: x.var())
+case("cumsum", T, lambda x: np.cumsum(x, axis=-2), lambda x: x.cumsum())
+case("cumprod", T, lambda x: np.cumprod(x, 2), lambda x: x.cumprod(axis=0))
+case("median", T, lambda x: np.median(x, axis=(1, 2)), lambda x: np.median(x[..., :3], axis=-1))
+case("quantile", T, lambda x: np.quantile(x, 0.3), lambda x: np.quantile(x, [0.1, 0.5], axis=2, keepdims=True))
+case("percentile", T, lambda x: np.percentile(x, 25, axis=0), lambda x: np.percentile(x, [0, 100], axis=1))
+case(
+    "average",
+    M,
+    lambda x: np.average(x, axis=0),
+    lambda x: np.average(x, weights=M),
+    lambda x: np.average(x, axis=0, weights=[1, 2, 3, 4]),
+)
+case("average", V, lambda x: np.average(V, weights=x), lambda x: np.average(M, axis=1, weights=x))
+case(
+    "cov",
+    M,
+    lambda x: np.cov(x),
+    lambda x: np.cov(x, rowvar=False, ddof=0),
+    lambda x: np.cov(x[0], x[1]),
+    lambda x: np.cov(x[0]),
+)
+case("corrcoef", M, lambda x: np.corrcoef(x))
+# Products.
+case(
+    "dot",
+    M,
+    lambda x: np.dot(x, W),
+    lambda x: np.dot(x[0], V),
+    lambda x: np.dot(2.0, x),
+    lambda x: x.dot(W),
+    lambda x: np.dot(S, x),
+)
+case("dot", T, lambda x: np.dot(S, np.moveaxis(x, -1, 1)), lambda x: np.dot(x, S))
+case("inner", M, lambda x: np.inner(x, x), lambda x: np.inner(x[0], V), lambda x: np.inner(x, 3.0))
+case("outer", M, lambda x: np.outer(x, V), lambda x: np.outer(V, x[0]))
+case("vdot", M, lambda x: np.vdot(x, M), lambda x: np.real(np.vdot(x + 1j, x * 2j)))
+case("vecdot", M, lambda x: np.vecdot(x, V))
+case(
+    "tensordot",
+    T,
+    lambda x: np.tensordot(x, S, axes=1),
+    lambda x: np.tensordot(x, T, axes=([0, 1], [0, 1])),
+    lambda x: np.tensordot(x, S, (2, 0)),
+)
+case("kron", M, lambda x: np.kron(x, W), lambda x: np.kron(V, x[0]))
+case("cross", M, lambda x: np.cross(x, V), lambda x: np.cross(x[:3], W @ W.T, axis=0))
+for _subscripts, _others in {
+    "ij,jk->ik": (W,),
+    "ij->ji": (),
+    "ij->": (),
+    "ij->j": (),
+    "ij,ij->": (M,),
+    "ij,ij->i": (M,),
+    "ij,kl->ikjl": (W,),
+    "ij,jk": (W,),
+    "ij,j": (V,),
+    "...j,j->...": (V,),
+    "ij,jk,kl->il": (W, W.T),
+    "ij,ij->ij": (M[:1],),
+    "ji": (),
+}.items():
+    case("einsum", M, lambda x, s=_subscripts, o=_others: np.einsum(s, x, *o))
+EINSUMS = {"bii->bi": (), "bij,bjk->bik": (Q,), "...ij,...jk->...ik": (Q,), "bii": (), "bij,b->ij": (Q[:, 0, 0],)}
+EINSUMS |= {"bij,bij->b": (Q,), "aij,bjk->abik": (Q,), "bij,cji->bc": (Q,)}
+for _subscripts, _others in EINSUMS.items():
+    case("einsum", Q, lambda x, s=_subscripts, o=_others: np.einsum(s, x, *o, optimize=True))
+# Linear algebra and transforms.
+each(
+    ("inv", "det", "pinv", "svdvals", "matrix_norm", "cond", "trace", "diagonal", "matrix_transpose"),
+    Q,
+    lambda f, x: f(x),
+    of=np.linalg,
+)
+case("linalg.slogdet", Q, lambda x: np.linalg.slogdet(x)[1])
+case("linalg.solve", Q, lambda x: np.linalg.solve(x, Q[::-1]), lambda x: np.linalg.solve(x[0], V[[0, 1, 2, 0]]))
+case("linalg.cholesky", P, lambda x: np.linalg.cholesky(x + x.T))
+case("linalg.eigh", P, lambda x: np.linalg.eigh(x + x.T)[0], lambda x: np.linalg.eigh(x + x.T).eigenvectors ** 2)
+case("linalg.eigvalsh", P, lambda x: np.linalg.eigvalsh(x + x.T))
+case("linalg.svd", M, lambda x: np.linalg.svd(x, full_matrices=False)[1], lambda x: np.linalg.svd(x, compute_uv=False))
+case("linalg.qr", M, lambda x: np.linalg.qr(x)[1])
+case("linalg.matrix_power", S, lambda x: np.linalg.matrix_power(x, 3))
+case("linalg.multi_dot", M, lambda x: np.linalg.multi_dot([x, W, W.T]))
+case("linalg.lstsq", M, lambda x: np.linalg.lstsq(x, S[:, 0], rcond=None)[0])
+case("linalg.outer", V, lambda x: np.linalg.outer(x, V))
+case("linalg.cross", V, lambda x: np.linalg.cross(x, V[::-1]))
+case("linalg.vecdot", V, lambda x: np.linalg.vecdot(x, V))
+case("linalg.tensordot", M, lambda x: np.linalg.tensordot(x, W, axes=1))
+case("linalg.matmul", M, lambda x: np.linalg.matmul(x, W))
+case("linalg.vector_norm", M, lambda x: np.linalg.vector_norm(x, axis=0))
+for _arguments in ((), (None, 1), (1,), ("nuc",), (np.inf, 0), (2, None, True), (None, (0, 1), True)):
+    case("linalg.norm", M, lambda x, a=_arguments: np.linalg.norm(x, *a))
+case("linalg.norm", M, lambda x: np.linalg.norm(x[0], 3))
+each(
+    ("fft", "ifft", "fft2", "ifft2", "fftn", "ifftn", "rfft", "rfftn", "rfft2", "ihfft"),
+    M,
+    lambda f, x: np.abs(f(x)) ** 2,
+    of=np.fft,
+)
+each(
+    ("irfft", "irfftn", "irfft2", "hfft", "fftshift", "ifftshift"), M, lambda f, x: np.real(f(x * (1 + 1j))), of=np.fft
+)
+case("fft.fft", M, lambda x: np.real(np.fft.fft(x, 5, 0, "ortho")))
+# Sequences and polynomials.
+case("diff", M, lambda x: np.diff(x, axis=0), lambda x: np.diff(x, n=2), lambda x: np.diff(x, prepend=np.zeros((4, 1))))
+for _mode in ("full", "same", "valid"):
+    case("convolve", X, lambda x, m=_mode: np.convolve(x, V, m), lambda x, m=_mode: np.convolve(V, x, m))
+    case("correlate", X, lambda x, m=_mode: np.correlate(x, V, m), lambda x, m=_mode: np.correlate(V, x, m))
+case(
+    "interp",
+    X,
+    lambda x: np.interp(x, [0.0, 0.5, 0.7, 1.0], [0.0, 1.0, 3.0, 2.0]),
+    lambda x: np.interp([0.1, 2.5, 9.0], np.arange(6.0), x, left=-1.0),
+)
+case(
+    "trapezoid",
+    M,
+    lambda x: np.trapezoid(x),
+    lambda x: np.trapezoid(x, dx=0.5, axis=0),
+    lambda x: np.trapezoid(x, [0.0, 1.0, 3.0]),
+)
+for _spacing in (1.0, 2.0, [0.0, 1.0, 3.0]):
+    case("gradient", M, lambda x, h=_spacing: np.gradient(x, h, axis=1))
+case("gradient", M, lambda x: np.gradient(x)[0])
+case("polyval", X, lambda x: np.polyval([3.0, -1.0, 2.0], x), lambda x: np.polyval(x, 0.7))
+case("vander", V, lambda x: np.vander(x), lambda x: np.vander(x, 4, increasing=True))
+case("linspace", V, lambda x: np.linspace(x[0], x[1], 5), lambda x: np.linspace(x, 2.0, 3, endpoint=False))
+case("full_like", V, lambda x: np.full_like(x, 2.0) * x)
+case(
+    "sum",
+    M,
+    lambda x: x.sum(),
+    lambda x: x.sum(axis=0, keepdims=True),
+    lambda x: x.sum(1),
+    lambda x: np.add.reduce(x),
+    lambda x: np.add.reduce(x, axis=None),
+)
+case("prod", M, lambda x: np.multiply.reduce(x, axis=1))
+case("max", M, lambda x: np.maximum.reduce(x), lambda x: x.max(axis=1))
+case("cumsum", M, lambda x: np.add.accumulate(x, axis=1), lambda x: np.cumsum(x, axis=0))
+case("cumprod", M, lambda x: np.multiply.accumulate(x))
+case("outer", V, lambda x: np.multiply.outer(x, M), lambda x: np.add.outer(M, x), lambda x: np.subtract.outer(x, x))
+case(
+    "copy",
+    M,
+    lambda x: x.copy(),
+    lambda x: x.flatten(),
+    lambda x: x.ravel(),
+    lambda x: x.astype(float),
+    lambda x: x.clip(0.2, 0.6),
+)
+case(
+    "real",
+    M,
+    lambda x: (x + 1j).real * x,
+    lambda x: ((1 + x * 1j) ** 2).imag,
+    lambda x: ((x + 1j) * (x + 1j).conj()).real,
+)
+case(
+    "shape",
+    M,
+    lambda x: x * np.shape(x)[0],
+    lambda x: x * np.size(x),
+    lambda x: x * np.ndim(x),
+    lambda x: x if np.isrealobj(x) else 2 * x,
+)
+case("count_nonzero", M, lambda x: x * np.count_nonzero(x > 0.5), lambda x: x * np.sum(x > 0.5))
+case("permute_dims", M, lambda x: np.permute_dims(x, (1, 0)))
+case("concat", M, lambda x: np.concat([x, x]))
+case("astype", M, lambda x: np.astype(x, float))
+case("unstack", M, lambda x: np.unstack(x)[1])
+each(("cumulative_sum", "cumulative_prod"), M, lambda f, x: f(x, axis=0))
+ROWS = [(name, function, x) for name, rows in CASES.items() for function, x in rows]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@for_each("name, function, x", ROWS)
+def test_values_and_derivatives(name, function, x):
+    expected = function(x)
+    value, pull = xf.vjp(function, x)
+    np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12)
+    assert np.asarray(value).dtype == np.asarray(expected).dtype
+    if np.asarray(value).dtype.kind != "f":
+        return
+    g, direction, step = RANDOM.normal(size=np.shape(expected)), RANDOM.normal(size=x.shape), 1e-6
+    (cotangent,) = pull(np.asarray(g))
+    difference = np.sum(g * (function(x + step * direction) - function(x - step * direction))) / (2.0 * step)
+    np.testing.assert_allclose(np.sum(cotangent * direction), difference, rtol=1e-5, atol=1e-6)
+
+
+OF_VALUES = {"unique", "unique_values", "where", "select", "compress", "linalg.lstsq"}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@for_each("name, function, x", [row for row in ROWS if row[0] not in OF_VALUES])
+def test_programs(name, function, x):
+    compute = xf.jit(lambda x: function(x) * 1.0)
+    for each in (x, x * 1.1, x):
+        np.testing.assert_allclose(compute(each), function(each), rtol=1e-12, atol=1e-12)
+
+
+def test_every_function_has_a_case():
+    known = {*numpy_functions.FUNCTIONS, *numpy_functions._STANDARD_NAMES, *numpy_functions._ARGUMENTS}
+    of_values = {*("allclose", "array_equal", "array_equiv", "isclose", "digitize", "bincount", "isin", "lexsort")}
+    of_values |= {*("argmax", "argmin", "argsort", "argwhere", "flatnonzero", "all", "any", "argpartition")}
+    of_values |= {*("iscomplexobj", "isrealobj", "ndim", "size", "left_shift", "right_shift", "row_stack", "trapz")}
+    assert known - {*CASES} == of_values
+
+
+def test_functions_without_a_derivative_read_values():
+    def loss(x: Any) -> Any:
+        assert np.allclose(x, X)
+        assert np.array_equal(x, X)
+        best, order = np.argmax(x), np.argsort(x)
+        assert np.any(x > 0.5)
+        assert not np.all(x > 0.5)
+        return x[best] ** 2 + np.sum(x[order] * np.arange(6.0)) + x[x.argmin()] + np.sum(x * np.digitize(x, [0.5]))
+
+    numbers = np.argsort(np.argsort(X)) + (X > 0.5) + 2.0 * X * (X.max() == X) + (X.min() == X)
+    np.testing.assert_allclose(xf.grad(loss)(X), numbers)
+
+
+def test_derivatives_of_derivatives_and_of_closures():
+    hessian = np.stack(
+        [xf.grad(lambda x, i=i: xf.grad(lambda y: np.sum(np.sin(y) ** 3 * np.prod(y)))(x)[i])(V) for i in range(3)]
+    )
+    np.testing.assert_allclose(hessian, hessian.T, rtol=1e-10)
+    weight = np.asarray([1.0, 2.0, 3.0])
+    both = xf.grad(lambda x: xf.grad(lambda y: np.sum(np.outer(x, y) ** 2))(weight)[0])(V)
+    np.testing.assert_allclose(both, 4.0 * V * weight[0])
+
+
+@for_each(
+    "function, message",
+    [
+        (lambda x: np.histogram(x)[0], r"np.histogram\(x\) of a traced array, or its .* would lose its gradient"),
+        (lambda x: np.linalg.eig(S * x[0])[0], r"np.linalg.eig\(x\) of a traced array, or its .* lose its gradient"),
+        (lambda x: np.sum(x, where=x > 0.5), "np.sum of a traced array has no argument where"),
+        (lambda x: np.maximum.at(x, [0], 1.0), "np.maximum.at of a traced array has no derivative rule"),
+        (
+            lambda x: np.percentile(x, 20, method="nearest"),
+            "np.quantile of a traced array has no argument method='near",
+        ),
+        (lambda x: np.sum(np.asarray(x)), "a traced array was passed to a function of another library"),
+    ],
+)
+def test_what_has_no_rule_says_so_by_its_name(function, message):
+    with raises_line(DifferentiationError, message):
+        xf.grad(function)(X)
+
+
+def test_arrays_of_other_libraries_have_no_functions_of_numpy():
+    torch = pytest.importorskip("torch")
+    with raises_line(DifferentiationError, "a traced array was passed to a function of another library"):
+        xf.grad(lambda x: np.sum(x))(torch.ones(3))

@@ -1,0 +1,715 @@
+"""NumPy's functions and methods on traced NumPy arrays: each is the function of the standard, or composed of those.
+
+`__array_ufunc__` and `__array_function__` of a `Tracer` look them up here, so code that was written with `np` alone has
+derivatives and becomes programs. A function that is not here raises an error with its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from xformer.errors import DifferentiationError
+from xformer.tracing.record import IN_BOTH
+from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES
+from xformer.tracing.tracer import OPERATORS_OF_NUMPY, Tracer
+from xformer.tree import map_items
+
+Function = Callable[..., Any]
+
+# Functions by their name in NumPy, such as "sum" or "linalg.norm": f(xp, *arguments of NumPy). All others are functions
+# of the standard, by these names.
+FUNCTIONS: dict[str, Function] = {}
+_STANDARD_NAMES = {
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    **{name: f"operator_{operator}" for name, operator in OPERATORS_OF_NUMPY.items()},
+    "absolute": "abs",
+    "fabs": "abs",
+    "arctan2": "atan2",
+    "conjugate": "conj",
+    "rint": "round",
+    "fix": "trunc",
+    "amax": "max",
+    "amin": "min",
+    "mod": "operator_mod",
+    "float_power": "operator_pow",
+    "invert": "bitwise_invert",
+    "unique": "unique_values",
+    **{f"linalg.{name}": name for name in IN_BOTH},
+}
+# The names of their arguments after the array, which the standard takes by keyword.
+_AXIS = ("axis",)
+_ARGUMENTS = {
+    **dict.fromkeys(("sum", "prod", "mean"), ("axis", "dtype")),
+    **dict.fromkeys(("max", "min", "amax", "amin", "flip", "argmax", "argmin", "all", "any"), _AXIS),
+    **dict.fromkeys(("expand_dims", "squeeze", "argsort", "count_nonzero"), _AXIS),
+    **dict.fromkeys(("std", "var"), ("axis", "dtype", "ddof")),
+    **dict.fromkeys(("tril", "triu"), ("k",)),
+    **dict.fromkeys(("fft.fft", "fft.ifft", "fft.rfft", "fft.irfft", "fft.hfft", "fft.ihfft"), ("n", "axis", "norm")),
+    **dict.fromkeys(("fft.fftn", "fft.ifftn", "fft.rfftn", "fft.irfftn"), ("s", "axes", "norm")),
+    **dict.fromkeys(("fft.fftshift", "fft.ifftshift"), ("axes",)),
+    "repeat": ("repeats", "axis"),
+    "roll": ("shift", "axis"),
+    "diff": ("n", "axis", "prepend", "append"),
+    "linalg.qr": ("mode",),
+}
+_KNOWN = {*RULES, *SEQUENCE_RULES, *OUTPUT_RULES, *DECOMPOSITIONS, *NOT_DIFFERENTIABLE, "unstack"}
+_REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
+_REDUCTIONS |= {"logical_and": "all", "logical_or": "any"}
+_ACCUMULATIONS = {"add": "cumulative_sum", "multiply": "cumulative_prod"}
+
+
+def define(*names: str) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function under its names in NumPy."""
+
+    def register(function: Function) -> Function:
+        FUNCTIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def _trace_of(values: Any) -> Any:
+    """Return the innermost trace of the arrays in nested tuples and lists, or None."""
+    if type(values) is Tracer:
+        return values._namespace
+    if not isinstance(values, tuple | list):
+        return None
+    traces = [trace for trace in map(_trace_of, values) if trace is not None]
+    return max(traces, key=lambda trace: trace.trace_level, default=None)
+
+
+def call_function(name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Call a function of NumPy by its name, such as "linalg.norm"."""
+    xp = _trace_of((*args, *keywords.values()))
+    given = {key: value for key, value in keywords.items() if value is not np._NoValue}
+    for key in ("out", "where", "initial", "like", "casting", "subok"):
+        value = given.pop(key, None)
+        if not (value is None or value is True or isinstance(value, str)):
+            _refuse(name, key)
+    if name in FUNCTIONS:
+        return FUNCTIONS[name](xp, *args, **given)
+    standard = _STANDARD_NAMES.get(name, name)
+    if not (standard in _KNOWN or standard.startswith("operator_")):
+        return _call_on_values(name, args, keywords, f"np.{name}")
+    if name in _ARGUMENTS:
+        args, given = args[:1], given | dict(zip(_ARGUMENTS[name], args[1:], strict=False))
+    if "ddof" in given:
+        given["correction"] = float(given.pop("ddof"))
+    dtype, axis = given.pop("dtype", None), given.get("axis")
+    given = {key: tuple(axis) if key == "axis" and isinstance(axis, list) else value for key, value in given.items()}
+    given = {key: value for key, value in given.items() if value is not None and key != "kind"}
+    result = functools.reduce(getattr, standard.split("."), xp)(*args, **given)
+    return result if dtype is None else xp.astype(result, np.dtype(dtype))
+
+
+def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a method of a ufunc of NumPy: a function of arrays, or its reduction, accumulation or outer product."""
+    name, xp = ufunc.__name__, _trace_of(inputs)
+    if method == "__call__":
+        return call_function(name, inputs, options)
+    if method == "reduce" and name in _REDUCTIONS:
+        return call_function(_REDUCTIONS[name], inputs, {"axis": 0, **options})
+    if method == "accumulate" and name in _ACCUMULATIONS:
+        return getattr(xp, _ACCUMULATIONS[name])(inputs[0], axis=options.get("axis", 0))
+    if method == "outer":
+        first, second = (xp.asarray(x) for x in inputs)
+        return call_function(name, (xp.reshape(first, (*first.shape, *[1] * second.ndim)), second), options)
+    raise DifferentiationError(f"np.{name}.{method} of a traced array has no derivative rule")
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _values(value: Any, use: str) -> Any:
+    """Return arrays that are read for a `use`, also in tuples, lists and dicts."""
+    if type(value) is Tracer:
+        return _values(value._namespace.read(value, use), use)
+    return map_items(lambda item: _values(item, use), value)
+
+
+def _call_on_values(name: str, args: tuple[Any, ...], keywords: dict[str, Any], use: str) -> Any:
+    function: Any = functools.reduce(getattr, name.split("."), np)
+    return function(*_values(args, use), **_values(keywords, use))
+
+
+def _constant(name: str) -> Function:
+    """Return a function whose result is no array, or locally constant: it reads values as a branch does."""
+    return lambda xp, *args, **keywords: _call_on_values(name, args, keywords, "bool")
+
+
+for _name in (
+    *("allclose", "array_equal", "array_equiv", "isclose", "digitize", "bincount", "isin", "lexsort"),
+    *("argwhere", "flatnonzero", "argpartition"),
+):
+    FUNCTIONS[_name] = _constant(_name)
+_FACTS: dict[str, Function] = {
+    "shape": lambda xp, x: tuple(x.shape),
+    "ndim": lambda xp, x: x.ndim,
+    "size": lambda xp, x, axis=None: math.prod(x.shape) if axis is None else x.shape[axis],
+    "iscomplexobj": lambda xp, x: "complex" in str(x.dtype),
+    "isrealobj": lambda xp, x: "complex" not in str(x.dtype),
+    "copy": lambda xp, x, order="K": xp.asarray(x, copy=True),
+}
+FUNCTIONS |= _FACTS
+
+# --- elementwise ------------------------------------------------------------------------------------------------------
+
+FUNCTIONS |= {
+    "deg2rad": lambda xp, x: x * (math.pi / 180.0),
+    "rad2deg": lambda xp, x: x * (180.0 / math.pi),
+    "exp2": lambda xp, x: 2.0**x,
+    "cbrt": lambda xp, x: xp.sign(x) * xp.abs(x) ** (1.0 / 3.0),
+    "logaddexp2": lambda xp, a, b: xp.logaddexp(a * math.log(2.0), b * math.log(2.0)) / math.log(2.0),
+    "fmax": lambda xp, a, b: xp.where(
+        xp.isnan(xp.asarray(b)), a, xp.where(xp.isnan(xp.asarray(a)), b, xp.maximum(a, b))
+    ),
+    "fmin": lambda xp, a, b: xp.where(
+        xp.isnan(xp.asarray(b)), a, xp.where(xp.isnan(xp.asarray(a)), b, xp.minimum(a, b))
+    ),
+    "fmod": lambda xp, a, b: a - xp.trunc(a / b) * b,
+    "divmod": lambda xp, a, b: (a // b, a % b),
+    "heaviside": lambda xp, a, b: xp.where(xp.asarray(a) == 0, b, xp.astype(xp.asarray(a) > 0, xp.float64)),
+    "clip": lambda xp, x, a_min=None, a_max=None, min=None, max=None: xp.clip(
+        x, min if a_min is None else a_min, max if a_max is None else a_max
+    ),
+    "around": lambda xp, x, decimals=0: xp.round(x * 10.0**decimals) / 10.0**decimals if decimals else xp.round(x),
+    "angle": lambda xp, x, deg=False: xp.atan2(xp.imag(x), xp.real(x)) * (180.0 / math.pi if deg else 1.0),
+}
+FUNCTIONS |= {"round": FUNCTIONS["around"], "radians": FUNCTIONS["deg2rad"], "degrees": FUNCTIONS["rad2deg"]}
+
+
+@define("where")
+def _where(xp: Any, condition: Any, *branches: Any) -> Any:
+    if not branches:
+        return xp.nonzero(condition)
+    if not isinstance(condition, Tracer | np.ndarray):
+        condition = xp.asarray(condition)
+    return xp.where(condition != 0, *branches)
+
+
+@define("select")
+def _select(xp: Any, conditions: Any, choices: Any, default: Any = 0.0) -> Any:
+    result = default
+    for condition, choice in reversed(list(zip(conditions, choices, strict=True))):
+        result = _where(xp, condition, choice, result)
+    return result
+
+
+@define("sinc")
+def _sinc(xp: Any, x: Any) -> Any:
+    angle = math.pi * x
+    is_zero = angle == 0.0
+    return xp.where(is_zero, 1.0 - angle * angle / 6.0, xp.sin(angle) / xp.where(is_zero, 1.0, angle))
+
+
+@define("nan_to_num")
+def _nan_to_num(xp: Any, x: Any, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    limits = np.finfo(x.dtype)
+    x = xp.where(xp.isnan(x), nan, x)
+    x = xp.where(x == math.inf, limits.max if posinf is None else posinf, x)
+    return xp.where(x == -math.inf, limits.min if neginf is None else neginf, x)
+
+
+# --- shape and order --------------------------------------------------------------------------------------------------
+
+FUNCTIONS |= {
+    "reshape": lambda xp, x, shape=None, order="C", *, newshape=None, copy=None: xp.reshape(
+        x if order == "C" else _refuse("reshape", "order"), _tuple(newshape if shape is None else shape)
+    ),
+    "ravel": lambda xp, x, order="C": xp.reshape(x, (-1,)),
+    "transpose": lambda xp, x, axes=None: xp.permute_dims(x, tuple(range(x.ndim))[::-1] if axes is None else axes),
+    "swapaxes": lambda xp, x, axis1, axis2: xp.moveaxis(
+        xp.moveaxis(x, axis1, axis2), axis2 - 1 if axis1 % x.ndim < axis2 % x.ndim else axis2 + 1, axis1
+    ),
+    "squeeze": lambda xp, x, axis=None: xp.squeeze(
+        x, axis=tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else axis
+    ),
+    "atleast_1d": lambda xp, x: xp.reshape(x, (1,)) if x.ndim == 0 else x,
+    "atleast_2d": lambda xp, x: xp.reshape(x, (1, *x.shape)[-2:]) if x.ndim == 1 else x if x.ndim else x[None, None],
+    "concatenate": lambda xp, arrays, axis=0: xp.concat(_arrays(xp, arrays), axis=axis),
+    "stack": lambda xp, arrays, axis=0: xp.stack(_arrays(xp, arrays), axis=axis),
+    "vstack": lambda xp, arrays: xp.concat([FUNCTIONS["atleast_2d"](xp, x) for x in _arrays(xp, arrays)], axis=0),
+    "hstack": lambda xp, arrays: xp.concat(
+        [FUNCTIONS["atleast_1d"](xp, x) for x in _arrays(xp, arrays)], axis=int(_arrays(xp, arrays)[0].ndim > 1)
+    ),
+    "dstack": lambda xp, arrays: xp.concat(
+        [x if x.ndim > 2 else FUNCTIONS["atleast_2d"](xp, x)[..., None] for x in _arrays(xp, arrays)], axis=2
+    ),
+    "column_stack": lambda xp, arrays: xp.concat(
+        [x[:, None] if x.ndim < 2 else x for x in _arrays(xp, arrays)], axis=1
+    ),
+    "append": lambda xp, x, values, axis=None: xp.concat(
+        [xp.reshape(y, (-1,)) if axis is None else y for y in _arrays(xp, (x, values))], axis=axis or 0
+    ),
+    "tile": lambda xp, x, reps: xp.tile(x, _tuple(reps)),
+    "fliplr": lambda xp, x: xp.flip(x, axis=1),
+    "flipud": lambda xp, x: xp.flip(x, axis=0),
+    "take": lambda xp, x, indices, axis=None: x.ravel()[indices] if axis is None else _along(xp, x, indices, axis),
+    "take_along_axis": lambda xp, x, indices, axis=-1: xp.take_along_axis(x, indices, axis=axis),
+    "compress": lambda xp, condition, x, axis=None: FUNCTIONS["take"](xp, x, np.flatnonzero(condition), axis),
+    "diagonal": lambda xp, x, offset=0, axis1=0, axis2=1: xp.linalg.diagonal(
+        xp.moveaxis(x, (axis1, axis2), (-2, -1)), offset=offset
+    ),
+    "trace": lambda xp, x, offset=0, axis1=0, axis2=1: xp.linalg.trace(
+        xp.moveaxis(x, (axis1, axis2), (-2, -1)), offset=offset
+    ),
+    "split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis, is_even=True),
+    "array_split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis),
+    "hsplit": lambda xp, x, sections: _split(xp, x, sections, int(x.ndim > 1), is_even=True),
+    "vsplit": lambda xp, x, sections: _split(xp, x, sections, 0, is_even=True),
+    "sort": lambda xp, x, axis=-1, kind=None: xp.sort(_flat(xp, x, axis), axis=-1 if axis is None else axis),
+}
+FUNCTIONS |= {"row_stack": FUNCTIONS["vstack"]}
+
+
+def _refuse(name: str, argument: str) -> Any:
+    raise DifferentiationError(f"np.{name} of a traced array has no argument {argument}")
+
+
+def _tuple(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _arrays(xp: Any, values: Any) -> list[Any]:
+    """Return arrays of one dtype, as NumPy concatenates."""
+    arrays = [x if isinstance(x, Tracer | np.ndarray) else xp.asarray(x) for x in values]
+    dtype = xp.result_type(*arrays)
+    return [x if x.dtype == dtype else xp.astype(x, dtype) for x in arrays]
+
+
+def _along(xp: Any, x: Any, indices: Any, axis: int) -> Any:
+    return x[(*[slice(None)] * (axis % x.ndim), indices)]
+
+
+def _split(xp: Any, x: Any, sections: Any, axis: int, *, is_even: bool = False) -> list[Any]:
+    size = x.shape[axis]
+    if isinstance(sections, int):
+        if is_even and size % sections:
+            raise ValueError("array split does not result in an equal division")
+        counts = [size // sections + (i < size % sections) for i in range(sections)]
+        sections = list(itertools.accumulate(counts))[:-1]
+    return [_along(xp, x, slice(i, j), axis) for i, j in itertools.pairwise((0, *sections, size))]
+
+
+@define("diag")
+def _diag(xp: Any, x: Any, k: int = 0) -> Any:
+    if x.ndim == 2:
+        return xp.linalg.diagonal(x, offset=k)
+    size = x.shape[0] + abs(k)
+    zeros = xp.zeros((size * size,), dtype=x.dtype)
+    start = k if k >= 0 else -k * size
+    return xp.reshape(xp.setitem(zeros, x, start + (size + 1) * np.arange(x.shape[0])), (size, size))
+
+
+@define("rot90")
+def _rot90(xp: Any, x: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
+    for _ in range(k % 4):
+        x = xp.flip(FUNCTIONS["swapaxes"](xp, x, *axes), axis=axes[0])
+    return x
+
+
+@define("pad")
+def _pad(xp: Any, x: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0, **options: Any) -> Any:
+    """Pad by values, or by the elements that NumPy selects."""
+    widths = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)).tolist()
+    values = np.broadcast_to(np.asarray(constant_values), (x.ndim, 2)).tolist()
+    if mode not in ("constant", "edge", "reflect", "symmetric", "wrap") or "reflect_type" in options:
+        _refuse("pad", f"mode={mode!r}")
+    padded: Any = np.pad
+    for axis, (width, (before, after)) in enumerate(zip(widths, values, strict=True)):
+        if mode == "constant":
+            shapes = [tuple(n if i == axis else size for i, size in enumerate(x.shape)) for n in width]
+            ends = [xp.full(shape, value, dtype=x.dtype) for shape, value in zip(shapes, (before, after), strict=True)]
+            x = xp.concat([ends[0], x, ends[1]], axis=axis)
+        else:
+            x = _along(xp, x, padded(np.arange(x.shape[axis]), width, mode), axis)
+    return x
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+def _without_nan(name: str, neutral: float) -> Function:
+    """Return a reduction that leaves NaN out, by a neutral number in its place."""
+
+    def reduce(xp: Any, x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+        return getattr(xp, name)(xp.where(xp.isnan(x), neutral, x), axis=axis, keepdims=keepdims)
+
+    return reduce
+
+
+FUNCTIONS |= {
+    "nansum": _without_nan("sum", 0.0),
+    "nanprod": _without_nan("prod", 1.0),
+    "nanmax": _without_nan("max", -math.inf),
+    "nanmin": _without_nan("min", math.inf),
+    "ptp": lambda xp, x, axis=None, *, keepdims=False: (
+        xp.max(x, axis=axis, keepdims=keepdims) - xp.min(x, axis=axis, keepdims=keepdims)
+    ),
+    "cumsum": lambda xp, x, axis=None, dtype=None: xp.cumulative_sum(_flat(xp, x, axis), axis=axis or 0, dtype=dtype),
+    "cumprod": lambda xp, x, axis=None, dtype=None: xp.cumulative_prod(_flat(xp, x, axis), axis=axis or 0, dtype=dtype),
+    "median": lambda xp, x, axis=None, overwrite_input=False, keepdims=False: _quantile(xp, x, 0.5, axis, keepdims),
+    "quantile": lambda xp, x, q, axis=None, *, method="linear", keepdims=False: _quantile(
+        xp, x, q, axis, keepdims, method
+    ),
+    "percentile": lambda xp, x, q, axis=None, *, method="linear", keepdims=False: _quantile(
+        xp, x, np.asarray(q) / 100.0, axis, keepdims, method
+    ),
+}
+
+
+def _flat(xp: Any, x: Any, axis: Any) -> Any:
+    """Return the array, or all elements in order if there is no axis."""
+    return xp.reshape(x, (-1,)) if axis is None else x
+
+
+@define("nanmean")
+def _nanmean(xp: Any, x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+    count = xp.sum(xp.astype(~xp.isnan(x), x.dtype), axis=axis, keepdims=keepdims)
+    return FUNCTIONS["nansum"](xp, x, axis, keepdims=keepdims) / count
+
+
+@define("nanvar")
+def _nanvar(xp: Any, x: Any, axis: Any = None, dtype: Any = None, ddof: float = 0, *, keepdims: bool = False) -> Any:
+    is_nan = xp.isnan(x)
+    deviation = xp.where(is_nan, 0.0, xp.where(is_nan, 0.0, x) - _nanmean(xp, x, axis, keepdims=True))
+    count = xp.sum(xp.astype(~xp.isnan(x), x.dtype), axis=axis, keepdims=keepdims)
+    return xp.sum(deviation * deviation, axis=axis, keepdims=keepdims) / (count - ddof)
+
+
+@define("nanstd")
+def _nanstd(xp: Any, x: Any, *args: Any, **options: Any) -> Any:
+    return xp.sqrt(_nanvar(xp, x, *args, **options))
+
+
+def _quantile(xp: Any, x: Any, q: Any, axis: Any, keepdims: bool, method: str = "linear") -> Any:
+    """Interpolate between the elements in order; q is a number or an array, whose axes come first."""
+    if method != "linear":
+        _refuse("quantile", f"method={method!r}")
+    axes = tuple(range(x.ndim)) if axis is None else tuple(i % x.ndim for i in _tuple(axis))
+    rest = [i for i in range(x.ndim) if i not in axes]
+    kept = tuple(1 if i in axes else size for i, size in enumerate(x.shape))
+    rows = xp.reshape(xp.permute_dims(x, (*rest, *axes)), (*(x.shape[i] for i in rest), -1))
+    rows, q = xp.sort(rows, axis=-1), np.asarray(q, np.float64)
+    place = q * (rows.shape[-1] - 1)
+    low = np.floor(place).astype(np.int64)
+    high, weight = np.minimum(low + 1, rows.shape[-1] - 1), (place - low).astype(x.dtype)
+    values = rows[..., low] + (rows[..., high] - rows[..., low]) * weight
+    values = xp.moveaxis(values, tuple(range(-q.ndim, 0)), tuple(range(q.ndim))) if q.ndim else values
+    return xp.reshape(values, (*q.shape, *kept)) if keepdims else values
+
+
+@define("average")
+def _average(
+    xp: Any, x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
+) -> Any:
+    if weights is None:
+        return xp.mean(x, axis=axis, keepdims=keepdims)
+    if axis is not None and np.ndim(weights) == 1 and x.ndim > 1:
+        weights = xp.reshape(xp.asarray(weights), tuple(-1 if i == axis % x.ndim else 1 for i in range(x.ndim)))
+    weights = xp.astype(xp.asarray(weights), xp.result_type(x))
+    total = xp.sum(weights + xp.zeros_like(x), axis=axis, keepdims=keepdims)
+    mean = xp.sum(x * weights, axis=axis, keepdims=keepdims) / total
+    return (mean, total) if returned else mean
+
+
+@define("cov")
+def _cov(xp: Any, m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None) -> Any:
+    rows = m if m.ndim == 2 else m[None, :]
+    rows = rows if rowvar or m.ndim < 2 else xp.matrix_transpose(rows)
+    if y is not None:
+        rows = xp.concat([rows, y if np.ndim(y) == 2 else y[None, :]], axis=0)
+    rows = rows - xp.mean(rows, axis=1, keepdims=True)
+    product = rows @ xp.matrix_transpose(rows) / float(rows.shape[1] - ((0 if bias else 1) if ddof is None else ddof))
+    return product if product.shape[0] > 1 else product[0, 0]
+
+
+@define("corrcoef")
+def _corrcoef(xp: Any, x: Any, y: Any = None, rowvar: bool = True) -> Any:
+    c = _cov(xp, x, y, rowvar)
+    size = xp.sqrt(xp.linalg.diagonal(c))
+    return c / size[:, None] / size[None, :]
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+@define("dot")
+def _dot(xp: Any, a: Any, b: Any) -> Any:
+    a, b = xp.asarray(a), xp.asarray(b)
+    if 0 in (a.ndim, b.ndim):
+        return a * b
+    return xp.tensordot(a, b, axes=((-1,), (max(b.ndim - 2, 0),))) if b.ndim > 2 else a @ b
+
+
+@define("inner")
+def _inner(xp: Any, a: Any, b: Any) -> Any:
+    a, b = xp.asarray(a), xp.asarray(b)
+    return a * b if 0 in (a.ndim, b.ndim) else xp.tensordot(a, b, axes=((-1,), (-1,)))
+
+
+FUNCTIONS |= {
+    "vdot": lambda xp, a, b: xp.sum(xp.conj(xp.reshape(xp.asarray(a), (-1,))) * xp.reshape(xp.asarray(b), (-1,))),
+    "outer": lambda xp, a, b: xp.reshape(xp.asarray(a), (-1, 1)) * xp.reshape(xp.asarray(b), (1, -1)),
+    "tensordot": lambda xp, a, b, axes=2: xp.tensordot(
+        xp.asarray(a), xp.asarray(b), axes=axes if isinstance(axes, int) else tuple(_tuple(each) for each in axes)
+    ),
+    "kron": lambda xp, a, b: _kron(xp, xp.asarray(a), xp.asarray(b)),
+    "cross": lambda xp, a, b, axisa=-1, axisb=-1, axisc=-1, axis=None: xp.linalg.cross(
+        *xp.broadcast_arrays(a, b), axis=axisa if axis is None else axis
+    ),
+    "linalg.multi_dot": lambda xp, arrays: functools.reduce(lambda a, b: _dot(xp, a, b), arrays),
+    "linalg.svd": lambda xp, x, full_matrices=True, compute_uv=True, hermitian=False: (
+        xp.linalg.svd(x, full_matrices=full_matrices) if compute_uv else xp.linalg.svdvals(x)
+    ),
+    "linalg.cond": lambda xp, x, p=None: (
+        _norm(xp, x, 2 if p is None else p, (-2, -1)) * _norm(xp, xp.linalg.inv(x), 2 if p is None else p, (-2, -1))
+    ),
+}
+
+
+def _kron(xp: Any, a: Any, b: Any) -> Any:
+    ndim = max(a.ndim, b.ndim)
+    a, b = (xp.reshape(x, (1,) * (ndim - x.ndim) + tuple(x.shape)) for x in (a, b))
+    pairs = [tuple(size for pair in zip(*sides, strict=True) for size in pair)
+             for sides in ((a.shape, (1,) * ndim), ((1,) * ndim, b.shape))]  # fmt: skip
+    product = xp.reshape(a, pairs[0]) * xp.reshape(b, pairs[1])
+    return xp.reshape(product, tuple(m * n for m, n in zip(a.shape, b.shape, strict=True)))
+
+
+@define("linalg.norm")
+def _norm(xp: Any, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    if axis is None and (ord is None or x.ndim == 1):
+        return xp.linalg.vector_norm(x, ord=2 if ord is None else ord, keepdims=keepdims)
+    axes = _tuple((-2, -1) if axis is None else axis)
+    if len(axes) == 1 or ord is None:
+        return xp.linalg.vector_norm(x, axis=axes, ord=2 if ord is None else ord, keepdims=keepdims)
+    norm = xp.linalg.matrix_norm(xp.moveaxis(x, axes, (-2, -1)), ord=ord)
+    return (
+        functools.reduce(lambda y, i: xp.expand_dims(y, axis=i), sorted(i % x.ndim for i in axes), norm)
+        if keepdims
+        else norm
+    )
+
+
+@define("linalg.lstsq")
+def _lstsq(xp: Any, a: Any, b: Any, rcond: Any = None) -> tuple[Any, Any, Any, Any]:
+    """Solve by the pseudoinverse; residuals, rank and singular values are those of NumPy."""
+    solution = xp.linalg.pinv(a) @ b
+    residuals = xp.sum((b - a @ solution) ** 2, axis=0)
+    return solution, residuals, xp.linalg.matrix_rank(a), xp.linalg.svdvals(a)
+
+
+def _transform2(name: str, xp: Any, x: Any, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
+    return call_function(f"fft.{name}n", (x, s, axes, norm), {})
+
+
+FUNCTIONS |= {f"fft.{name}2": functools.partial(_transform2, name) for name in ("fft", "ifft", "rfft", "irfft")}
+
+
+@define("einsum")
+def _einsum(xp: Any, subscripts: str, *operands: Any, optimize: Any = None) -> Any:
+    """Contract the operands from left to right, each pair by one product of matrices."""
+    if not isinstance(subscripts, str):
+        _refuse("einsum", "in the form of lists of numbers")
+    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
+    arrays = [xp.asarray(x) for x in operands]
+    free = iter(
+        [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if letter not in subscripts]
+    )
+    most = max(
+        [x.ndim - len(term) + 3 for term, x in zip(inputs.split(","), arrays, strict=True) if "..." in term], default=0
+    )
+    dots = "".join(itertools.islice(free, most))
+    terms = [
+        term.replace("...", dots[most - (x.ndim - len(term) + 3) :] if "..." in term else "")
+        for term, x in zip(inputs.split(","), arrays, strict=True)
+    ]
+    letters = "".join(terms)
+    if arrow:
+        output = output.replace("...", dots)
+    else:
+        output = dots + "".join(sorted(c for c in {*letters} - {*dots} if letters.count(c) == 1))
+    terms, arrays = map(list, zip(*map(functools.partial(_diagonals, xp), terms, arrays), strict=True))
+    sizes = {c: max(x.shape[t.index(c)] for t, x in zip(terms, arrays, strict=True) if c in t) for c in "".join(terms)}
+    for i, (term, x) in enumerate(zip(terms, arrays, strict=True)):  # an axis of size one is broadcast, so left out
+        single = tuple(k for k, c in enumerate(term) if x.shape[k] < sizes[c])
+        terms[i] = "".join(c for k, c in enumerate(term) if k not in single)
+        arrays[i] = xp.squeeze(x, axis=single) if single else x
+    while len(arrays) > 1:
+        term, array = _pair(xp, terms[0], arrays[0], terms[1], arrays[1], {*output, *"".join(terms[2:])})
+        terms, arrays = [term, *terms[2:]], [array, *arrays[2:]]
+    array, term = _summed(xp, arrays[0], terms[0], {*output})
+    return xp.permute_dims(array, tuple(map(term.index, output))) if term != output else array
+
+
+def _diagonals(xp: Any, term: str, x: Any) -> tuple[str, Any]:
+    """Return the operand with the diagonal of axes that have the same letter."""
+    for letter in term:
+        while term.count(letter) > 1:
+            first = term.index(letter)
+            second = term.index(letter, first + 1)
+            x = xp.linalg.diagonal(xp.moveaxis(x, (first, second), (-2, -1)))
+            term = "".join(c for i, c in enumerate(term) if i not in (first, second)) + letter
+    return term, x
+
+
+def _pair(xp: Any, a: str, x: Any, b: str, y: Any, kept: set[str]) -> tuple[str, Any]:
+    """Contract two operands: letters of both that are kept are a batch, the others of both are summed."""
+    x, a = _summed(xp, x, a, {*b, *kept})
+    y, b = _summed(xp, y, b, {*a, *kept})
+    batch, summed = [c for c in a if c in b and c in kept], [c for c in a if c in b and c not in kept]
+    rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
+    sizes = {**dict(zip(a, x.shape, strict=True)), **dict(zip(b, y.shape, strict=True))}
+    shared, *counts = (math.prod(sizes[c] for c in group) for group in (batch, rows, summed, columns))
+    left = xp.reshape(xp.permute_dims(x, tuple(map(a.index, batch + rows + summed))), (shared, *counts[:2]))
+    right = xp.reshape(xp.permute_dims(y, tuple(map(b.index, batch + summed + columns))), (shared, *counts[1:]))
+    term = "".join(batch + rows + columns)
+    return term, xp.reshape(xp.matmul(left, right), tuple(sizes[c] for c in term))
+
+
+def _summed(xp: Any, x: Any, term: str, kept: set[str]) -> tuple[Any, str]:
+    axes = tuple(i for i, c in enumerate(term) if c not in kept)
+    return (xp.sum(x, axis=axes) if axes else x), "".join(c for c in term if c in kept)
+
+
+# --- sequences and polynomials ----------------------------------------------------------------------------------------
+
+
+@define("ediff1d")
+def _ediff1d(xp: Any, x: Any) -> Any:
+    return xp.diff(xp.reshape(x, (-1,)))
+
+
+@define("convolve")
+def _convolve(xp: Any, a: Any, v: Any, mode: str = "full") -> Any:
+    a, v = xp.asarray(a), xp.asarray(v)
+    a, v = (v, a) if v.shape[0] > a.shape[0] else (a, v)
+    n, m = a.shape[0], v.shape[0]
+    places = np.arange(n + m - 1)[:, None] + np.arange(m)[None, :]
+    full = _pad(xp, a, m - 1)[places] @ xp.flip(v)
+    if mode == "full":
+        return full
+    start, size = ((m - 1) // 2, n) if mode == "same" else (m - 1, n - m + 1)
+    return full[start : start + size]
+
+
+@define("correlate")
+def _correlate(xp: Any, a: Any, v: Any, mode: str = "valid") -> Any:
+    a, v = xp.asarray(a), xp.asarray(v)
+    if v.shape[0] > a.shape[0]:
+        return xp.flip(_correlate(xp, v, a, mode))
+    return _convolve(xp, a, xp.flip(v), mode)
+
+
+@define("interp")
+def _interp(xp: Any, x: Any, points: Any, values: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
+    if period is not None:
+        _refuse("interp", "period")
+    x, points, values = (xp.asarray(each) for each in (x, points, values))
+    last = points.shape[0] - 1
+    right_end = xp.clip(xp.searchsorted(points, xp.reshape(x, (-1,)), side="right"), 1, last)
+    high = xp.reshape(right_end, tuple(x.shape))
+    low = high - 1
+    (x0, x1), (y0, y1) = ((xp.getitem(each, low), xp.getitem(each, high)) for each in (points, values))
+    result = y0 + (x - x0) * ((y1 - y0) / (x1 - x0))
+    result = xp.where(x < points[0], values[0] if left is None else left, result)
+    return xp.where(x > points[last], values[last] if right is None else right, result)
+
+
+@define("trapezoid", "trapz")
+def _trapezoid(xp: Any, y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
+    y = xp.moveaxis(xp.asarray(y), axis, -1)
+    steps = dx if x is None else xp.diff(xp.asarray(x) if np.ndim(x) == 1 else xp.moveaxis(xp.asarray(x), axis, -1))
+    return xp.sum(0.5 * (y[..., 1:] + y[..., :-1]) * steps, axis=-1)
+
+
+@define("gradient")
+def _gradient(xp: Any, f: Any, *spacings: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    """Take central differences, and one-sided ones of first order at both ends."""
+    if edge_order != 1:
+        _refuse("gradient", "edge_order=2")
+    axes = tuple(range(f.ndim)) if axis is None else _tuple(axis)
+    spacings = spacings * len(axes) if len(spacings) == 1 else spacings or (1.0,) * len(axes)
+    slopes = []
+    for each, spacing in zip(axes, spacings, strict=True):
+        y = xp.moveaxis(f, each, -1)
+        steps = xp.diff(xp.asarray(spacing)) if np.ndim(spacing) else spacing * np.ones(y.shape[-1] - 1, dtype=y.dtype)
+        ends = (y[..., 1:] - y[..., :-1]) / steps  # of the intervals
+        before, after = steps[:-1], steps[1:]
+        inner = (ends[..., 1:] * before + ends[..., :-1] * after) / (before + after)
+        slopes.append(xp.moveaxis(xp.concat([ends[..., :1], inner, ends[..., -1:]], axis=-1), -1, each))
+    return slopes if len(slopes) > 1 else slopes[0]
+
+
+@define("polyval")
+def _polyval(xp: Any, p: Any, x: Any) -> Any:
+    p, value = xp.asarray(p), None
+    for coefficient in xp.unstack(p):
+        value = coefficient + 0.0 * x if value is None else value * x + coefficient
+    return value
+
+
+@define("vander")
+def _vander(xp: Any, x: Any, N: Any = None, increasing: bool = False) -> Any:
+    powers = range(x.shape[0] if N is None else N)
+    return xp.stack([x**n for n in (powers if increasing else reversed(powers))], axis=1)
+
+
+@define("linspace")
+def _linspace(xp: Any, start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:
+    steps = np.arange(num) / max(num - endpoint, 1)
+    start, stop = xp.asarray(start), xp.asarray(stop)
+    return start + np.reshape(steps, (-1, *(1,) * max(start.ndim, stop.ndim))) * (stop - start)
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+_METHODS = (
+    *(
+        "sum",
+        "prod",
+        "mean",
+        "std",
+        "var",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "argsort",
+        "all",
+        "any",
+        "cumsum",
+        "cumprod",
+    ),
+    *("ravel", "swapaxes", "squeeze", "dot", "copy", "clip", "round", "trace", "diagonal", "repeat", "take", "ptp"),
+    *("conjugate", "nonzero", "searchsorted", "compress"),
+)
+
+
+def method_of(x: Any, name: str) -> Any:
+    """Return a method of NumPy's arrays with this name for a traced array, or None."""
+    if name in _METHODS:
+        return lambda *args, **keywords: call_function(name, (x, *args), keywords)
+    return _OTHER_METHODS[name](x) if name in _OTHER_METHODS else None
+
+
+def _sizes(sizes: tuple[Any, ...]) -> Any:
+    return sizes[0] if len(sizes) == 1 else sizes
+
+
+_OTHER_METHODS: dict[str, Function] = {
+    "conj": lambda x: lambda: x._namespace.conj(x),
+    "reshape": lambda x: lambda *shape, order="C": call_function("reshape", (x, _sizes(shape), order), {}),
+    "transpose": lambda x: lambda *axes: call_function("transpose", (x, _sizes(axes) if axes else None), {}),
+    "flatten": lambda x: lambda order="C": x._namespace.asarray(x._namespace.reshape(x, (-1,)), copy=True),
+    "astype": lambda x: lambda dtype, copy=True: x._namespace.astype(x, np.dtype(dtype), copy=copy),
+    "real": lambda x: x._namespace.real(x),
+    "imag": lambda x: x._namespace.imag(x),
+}
