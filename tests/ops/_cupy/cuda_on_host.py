@@ -56,6 +56,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     },
     "random": {"dropout_mask": [("bool",)]},
     "decoding": {"choose": [(*x, y) for x in SAME for y in ("float32", "float64")]},
+    "masking": {name: [("float16",), ("bfloat16",)] for name in ("inputs", "clear_rows", "clear_beyond")},
     "attention": {
         "attention": [(*dtypes, size) for dtypes in SAME if dtypes != ("float64",) for size in ("32", "64", "128")],
         "attention_vjp": [

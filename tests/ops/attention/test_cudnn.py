@@ -29,7 +29,7 @@ PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
 
 
 @pytest.fixture
-def cudnn(monkeypatch):
+def cudnn(monkeypatch, launcher):
     """Have NumPy arrays served by fused attention, and by batched products where it declines."""
     serve_numpy(monkeypatch, [*cupy_cudnn.KERNELS, cupy_attention.KERNELS[0]])
     monkeypatch.setattr(cupy_cudnn, "_empty", functools.partial(unwritten, cupy_cudnn._empty))
@@ -41,6 +41,8 @@ def cudnn(monkeypatch):
     monkeypatch.setattr(cudnn_plans, "_failures", plans.Failures())
     monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
     monkeypatch.setattr(cupy_cudnn, "_MIN_KEYS", 1)
+    monkeypatch.setattr(launch, "launch", launcher.launch)
+    launcher.launched.clear()
     forget(monkeypatch)
     return module
 
@@ -154,18 +156,43 @@ def test_a_bias_that_masks_rows(cudnn, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_bias_of_fully_masked_rows_is_zero(causal):
+def test_the_bias_of_fully_masked_rows_is_zero(cudnn, causal):
     """Only what forbids something is low: with a row of low scores, the derivative's exponents would be rounded."""
     query, mask = qkv(5, 5)[0], make_mask("heads", 2, 3, 5, 5)
     mask[0, 1, 3, :4] = False  # what is left of this row, a causal mask closes
     layout = cupy_cudnn._bias_layout(mask.shape, None, query.shape, query.shape)
-    added, has_keys = cupy_cudnn._attn_bias(mask, None, query, layout, causal)
+    spec = types.SimpleNamespace(bias=layout, padded=False)
+    added = cupy_cudnn._mask_inputs(mask, None, query, query, spec, causal=causal, has_lengths=False)["bias"]
     seen = mask & np.tril(np.ones((5, 5), bool)) if causal else mask
     closed = ~seen.any(axis=-1, keepdims=True)
     assert closed.sum() >= 6 + causal
-    np.testing.assert_array_equal(has_keys, ~closed)
     np.testing.assert_array_equal(added < 0, ~mask & ~closed)
     assert layout == (added.shape, tuple(stride // added.itemsize for stride in added.strides))
+
+
+def test_one_mask_for_all_sentences_with_a_bias_of_heads(monkeypatch, cudnn):
+    bias, mask = normal(3, 6, 6, seed=4, dtype="bfloat16"), np.arange(6) < 4
+    bias[:, 0, 1:], bias[0, 2] = -np.inf, -np.inf  # shorter than the mask, and closed
+    monkeypatch.setattr(cupy_attention, "forward", None)  # which would compute it instead
+    arrays = qkv(6, 6)
+    output, pull = vjp(lambda *qkv: attention(*qkv, mask, bias), *arrays)
+    monkeypatch.setenv("XFORMER_KERNELS", "portable")
+    exact, exact_pull = vjp(
+        lambda *qkv: attention(*qkv, mask, bias.astype("float64")), *(x.astype("float64") for x in arrays)
+    )
+    for actual, expected in zip([output, *pull(output)], [exact, *exact_pull(exact)], strict=True):
+        np.testing.assert_allclose(actual.astype("float64"), expected, rtol=0, atol=0.03)
+    assert not output[:, 0, 2].any()
+
+
+def test_masks_take_three_launches(cudnn, launcher):
+    """One before cuDNN and one after it, for rows without keys; in the derivative one for what cuDNN does not write."""
+    for kind, launches in ((None, []), ("queries", ["inputs", "clear_rows"]), ("padding", ["inputs", "clear_rows"])):
+        launcher.launched.clear()
+        output, pull = vjp(functools.partial(attention, mask=make_mask(kind, 2, 3, 40, 40)), *qkv(40, 40))
+        pull(output)
+        names = [name.removeprefix("masking.").partition("<")[0] for name in launcher.launched]
+        assert names == launches + ["clear_beyond"] * (kind == "padding")
 
 
 @pytest.mark.parametrize("length", [64, 128, 130])

@@ -143,10 +143,14 @@ def _layout(itemsize: int, *arrays: Any) -> tuple[Any, int]:
     for name, array in zip((*_WITH_ROWS, *_FOUR_AXES), arrays, strict=True):
         if array is not None:
             step = itemsize if name in (*_WITH_ROWS, "bias") else 1
-            strides = [0 if size == 1 else stride // step for size, stride in zip(*array, strict=True)]
-            count = table[name].shape[1]
-            table[name] = ([0] * (4 - len(strides)) + strides)[:count]
+            table[name] = four_strides(array, step)[: table[name].shape[1]]
     return table, max(32, 1 << (max(features, width, 1) - 1).bit_length())
+
+
+def four_strides(array: tuple[tuple[int, ...], tuple[int, ...]], step: int) -> list[int]:
+    """Return strides in steps of bytes, given shape and strides; zero for axes along which the array is broadcast."""
+    strides = [0 if size == 1 else stride // step for size, stride in zip(*array, strict=True)]
+    return [0] * (4 - len(strides)) + strides
 
 
 def _with_contiguous_rows(x: Array) -> Array:

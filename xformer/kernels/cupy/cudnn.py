@@ -7,23 +7,24 @@ falls back to the kernel of `cupy.py`.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from xformer.backends import NativeArray as Array
-from xformer.backends import array_namespace, device, dtype_name
+from xformer.backends import array_namespace, dtype_name
 from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import cublas, cudnn_plans, launch
+from xformer.kernels.cupy.attention import empty_heads as _empty
 from xformer.kernels.cupy.cudnn_graph import DTYPES, Layout, Spec, aligned_rows, packed
 from xformer.native import is_reproducible
-from xformer.ops.attention import causal_mask
 from xformer.ops.operation import Kernel
 
 _ALIGNMENT = 16  # bytes, of addresses and strides; otherwise cuDNN reads wrong elements (cudnn-frontend issue 1571)
 _ITEMSIZE = 2  # bytes
 _MAX_FEATURES = 256
-# Bias of a masked key, the lowest float16; -inf in a whole row would give NaN.
-_MASKED = -65504.0
+_THREADS, _PARTS = 256, 8  # of a block, and blocks of a sentence
+_MASKS = np.dtype([("sizes", "i4", 6), ("mask", "i8", 4), ("bias", "i8", 4)])  # the struct of cuda/masking.cu
 _TILE = 128  # queries and keys of a tile of cuDNN's derivative
 _MIN_KEYS = 33  # for fewer, our own kernel computes a sixteenth of the scores
 _SCALES = "dropout_scale", "dropout_scale_inverse"
@@ -70,11 +71,11 @@ def why_not(
 
 
 class _Saved(NamedTuple):
-    """Residuals; has_keys: None, or 1 where a query may attend to some key, else 0."""
+    """Residuals; is_padded: whether lengths are those of a mask."""
 
     spec: Spec
     arrays: dict[str, Array]
-    has_keys: Array | None
+    is_padded: bool
     inputs: tuple[Any, ...]
 
 
@@ -83,43 +84,40 @@ def _forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, 
     xp = array_namespace(query)
     arrays = dict(zip(("query", "key", "value"), map(_readable, inputs[:3]), strict=True))
     inference, training, backward = _specs_of(inputs, causal, scale)
-    spec, has_keys = training if save else inference, None
+    spec = training if save else inference
     if spec.bias is not None:
-        arrays["bias"], has_keys = _attn_bias(mask, bias, query, spec.bias, causal)
-    if spec.padded or (save and backward.padded):
-        arrays |= _lengths(mask if spec.padded else None, query, key)
+        has_lengths = spec.padded or (save and backward.padded)
+        arrays |= _mask_inputs(mask, bias, query, key, spec, causal=causal, has_lengths=has_lengths)
     dropout = {} if dropout_mask is None else _dropout_inputs(dropout_mask, query)
-    arrays["output"] = _empty(xp, (*query.shape[:3], value.shape[3]), query.dtype)
+    arrays["output"] = _empty(query, (*query.shape[:3], value.shape[3]))
     if save:
         arrays["stats"] = xp.empty((*query.shape[:3], 1), dtype=xp.float32)
     # Find out before the forward, not after it, whether the derivative can be built.
     if (save and not cudnn_plans.ready(backward)) or not cudnn_plans.run(spec, arrays | dropout):
         settings: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
         return cupy_attention.forward(*inputs, save=save, **settings)
-    if has_keys is not None:
-        arrays["output"] *= has_keys
+    if spec.bias is not None:
+        _clear_rows(arrays, keys=key.shape[2], causal=causal)
     output = arrays["output"] if dropout_mask is None else _scaled(arrays["output"], 1.0 / keep_probability)
-    return output, _Saved(backward, arrays, has_keys, inputs) if save else None
+    return output, _Saved(backward, arrays, spec.padded, inputs) if save else None
 
 
 def _vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> Any:
-    """Run cuDNN, with the cotangents of fully masked rows set to zero first."""
     if not isinstance(residuals, _Saved):
         return cupy_attention.vjp(g, residuals, needs, **options)
-    xp, arrays = array_namespace(g), dict(residuals.arrays)
+    arrays = dict(residuals.arrays)
     scaled = g
     if residuals.spec.dropout:
         arrays |= _dropout_inputs(residuals.inputs[5], residuals.inputs[0])
         scaled = _scaled(g, 1.0 / options["keep_probability"])
-    arrays["g"] = scaled = _readable(scaled if residuals.has_keys is None else scaled * residuals.has_keys)
+    arrays["g"] = scaled = _readable(scaled)
     spec = residuals.spec._replace(g=_layout(*_memory(scaled)))
     for name in ("query", "key", "value"):
-        arrays["d" + name] = _empty(xp, arrays[name].shape, g.dtype)
-    if spec.padded:  # cuDNN does not write beyond the lengths
-        for name in ("dkey", "dvalue"):
-            arrays[name].transpose(0, 2, 1, 3)[...] = 0.0  # in C order, which CuPy fills at once
+        arrays["d" + name] = _empty(g, arrays[name].shape)
     # For the cotangent of a bias cuDNN needs memory for queries times keys, too.
     if not needs[4] and cudnn_plans.run(spec, arrays):
+        if residuals.is_padded:
+            _clear_beyond(arrays["dkey"], arrays["dvalue"], arrays["key_lengths"])
         return arrays["dquery"], arrays["dkey"], arrays["dvalue"], None, None, None
     return cupy_attention.recomputed_vjp(g, residuals.inputs, needs, **options)
 
@@ -204,11 +202,6 @@ def _packed_copy(x: Array) -> Array:
     return x.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)
 
 
-def _empty(xp: Any, shape: tuple[int, ...], dtype: Any) -> Array:
-    batch, heads, length, features = shape
-    return xp.permute_dims(xp.empty((batch, length, heads, features), dtype=dtype), (0, 2, 1, 3))
-
-
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
@@ -228,31 +221,56 @@ def _bias_layout(mask: Any, bias: Any, query: tuple[int, ...], key: tuple[int, .
     return aligned_rows(batch, heads, queries, key[2])
 
 
-def _attn_bias(
-    mask: Array | None, bias: Array | None, query: Array, layout: Layout, causal: bool
-) -> tuple[Array, Array]:
-    """Return the sum of mask and bias in cuDNN's layout, and 1 where a query may attend to some key, else 0.
+def _mask_inputs(
+    mask: Array | None, bias: Array | None, query: Array, key: Array, spec: Spec, *, causal: bool, has_lengths: bool
+) -> dict[str, Array]:
+    """Return the sum of mask and bias in cuDNN's layout, the first key of each of its rows, and lengths if needed.
 
-    A fully masked row gets zeros here, and its output is multiplied by 0 afterwards, so that its logsumexp, and the
-    derivative, stay finite. Only if several queries share a row of the sum, and a causal mask hides all keys from some
-    of them, do all scores of a query stay at _MASKED, which is finite, too.
+    A fully masked row gets zeros here, and zeros as its output afterwards, so that its logsumexp, and the derivative,
+    stay finite. Only if several queries share a row of the sum, and a causal mask hides all keys from some of them, do
+    all scores of a query stay low, which is finite, too.
     """
-    xp, (*batch, rows, keys) = array_namespace(query), layout[0]
-    allowed: Any = None if mask is None else _to_4d(mask)
-    if bias is not None:
-        finite = _to_4d(bias) != -math.inf
-        allowed = finite if allowed is None else xp.logical_and(allowed, finite)
-    allowed = xp.broadcast_to(allowed, (*allowed.shape[:-1], keys))
-    masked = xp.full((1, 1, 1, 1), _MASKED, dtype=query.dtype)
-    attn_bias = _empty_rows((*batch, rows, keys), query)
-    attn_bias[...] = xp.where(allowed, xp.zeros_like(masked) if bias is None else _to_4d(bias), masked)
-    if causal and rows == 1:  # there are as many queries as keys, and query i sees those up to i
-        visible = xp.cumulative_sum(xp.astype(allowed, xp.int32), axis=-1)
-        return attn_bias, xp.astype(xp.permute_dims(visible, (0, 1, 3, 2)) > 0, query.dtype)
-    visible = xp.logical_and(allowed, causal_mask(xp, keys, keys, device(query))) if causal else allowed
-    has_keys = xp.astype(xp.any(visible, axis=-1, keepdims=True), query.dtype)
-    attn_bias *= has_keys
-    return attn_bias, has_keys
+    xp, batch, ((*rows, keys), strides) = array_namespace(query), len(query), spec.bias or packed(0, 0, 0, 0)
+    arrays = {"bias": _empty_rows((*rows, keys), query), "firsts": xp.empty(tuple(rows), dtype=xp.int32)}
+    if has_lengths:
+        arrays |= {f"{name}_lengths": xp.empty((batch, 1, 1, 1), dtype=xp.int32) for name in ("query", "key")}
+    described = [None if x is None else (x.shape, x.strides) for x in (mask, bias)]
+    table = _masks((*rows, query.shape[2], keys, strides[2]), *described)
+    grid, dtypes = launch.grid_for_rows(arrays["firsts"].size, arrays["bias"]), launch.dtype_names(query)
+    written = arrays["bias"], arrays["firsts"], arrays.get("query_lengths"), arrays.get("key_lengths")
+    launch.launch("masking.inputs", dtypes, *grid, table, mask, bias, *written, batch, int(causal), int(spec.padded))
+    return arrays
+
+
+@functools.lru_cache(maxsize=4096)
+def _masks(sizes: tuple[int, ...], mask: Any, bias: Any) -> Any:
+    """Return the struct Masks of cuda/masking.cu."""
+    table = np.zeros(1, _MASKS)
+    table["sizes"] = sizes
+    for name, array, step in (("mask", mask, 1), ("bias", bias, _ITEMSIZE)):
+        if array is not None:
+            table[name] = cupy_attention.four_strides(array, step)
+    return table
+
+
+def _clear_rows(arrays: dict[str, Array], *, keys: int, causal: bool) -> None:
+    """Set the output of fully masked rows to zero, and their logsumexp so high that no derivative comes from them."""
+    output, firsts = arrays["output"], arrays["firsts"]
+    batch, heads, queries, features = output.shape
+    count, last = batch * heads * queries, keys - queries if causal else keys
+    strides = (stride // 4 if size > 1 else 0 for size, stride in zip(firsts.shape, firsts.strides, strict=True))
+    sizes = count, heads, queries, features, *strides, last
+    blocks = min(2**14, -(-count // _THREADS))
+    written = output, arrays.get("stats"), firsts
+    launch.launch("masking.clear_rows", launch.dtype_names(output), blocks, _THREADS, *written, *sizes)
+
+
+def _clear_beyond(dkey: Array, dvalue: Array, lengths: Array) -> None:
+    """Set what belongs to keys beyond the lengths, which cuDNN does not write, to zero."""
+    batch, heads, keys, features = dkey.shape
+    sizes = keys, heads * features, heads * dvalue.shape[3], _PARTS
+    dtypes = launch.dtype_names(dkey)
+    launch.launch("masking.clear_beyond", dtypes, batch * _PARTS, _THREADS, dkey, dvalue, lengths, *sizes)
 
 
 def _empty_rows(shape: tuple[int, ...], like: Array) -> Array:
@@ -275,24 +293,6 @@ def _scaled(x: Array, factor: float) -> Array:
     """Return x times a factor, which is not rounded to the 16 bits of x."""
     xp = array_namespace(x)
     return xp.astype(xp.astype(x, xp.float32) * factor, x.dtype)
-
-
-def _lengths(mask: Array | None, query: Array, key: Array) -> dict[str, Array]:
-    """Return the lengths of queries and keys, int32: all, or keys up to the last one that a mask allows.
-
-    They are at least 1: cuDNN would not write the output of a row without keys.
-    """
-    xp, batch, (queries, keys) = array_namespace(query), len(query), (query.shape[2], key.shape[2])
-    sizes = {"query_lengths": queries, "key_lengths": keys}
-    lengths = {name: xp.full((batch, 1, 1, 1), size, dtype=xp.int32) for name, size in sizes.items()}
-    if mask is not None:
-        ends = xp.where(_to_4d(mask), xp.arange(1, keys + 1, dtype=xp.int32), xp.ones((1,), dtype=xp.int32))
-        lengths["key_lengths"][...] = xp.max(ends, axis=-1, keepdims=True)
-    return lengths
-
-
-def _to_4d(x: Array) -> Array:
-    return x.reshape((1,) * (4 - len(x.shape)) + tuple(x.shape))
 
 
 KERNELS = [
