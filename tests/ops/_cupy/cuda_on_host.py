@@ -39,7 +39,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "rotate": {"rotate": SAME},
     "softmax": {
         "softmax": [(*dtypes, vectors) for dtypes in SAME for vectors in ("1", "2")],
-        **dict.fromkeys(("softmax_vjp", "cross_entropy", "cross_entropy_vjp", "logsumexp"), SAME),
+        **dict.fromkeys(("softmax_vjp", "cross_entropy", "cross_entropy_vjp", "scale_rows", "logsumexp"), SAME),
     },
     "topk": {"top_k": [(*x, size) for x in SAME for size in ("256", "2048" if x == ("float64",) else "4096")]},
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),

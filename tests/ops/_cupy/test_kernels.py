@@ -261,6 +261,18 @@ def test_gelu_of_all_numbers_of_16_bits(cuda, dtype):
     np.testing.assert_allclose(slope, expected, rtol=rounding, atol=1e-6)
 
 
+@for_each("dtype", DTYPES)
+def test_the_gradient_of_losses_is_computed_with_them(cuda_host, dtype):
+    """Not in float16, whose losses are scaled so that the gradient does not underflow."""
+    logits, labels = cuda_host.array(normal(3, 40), dtype), cuda_host.array([7, 0, 39])
+    settings = {"pad_id": 0, "label_smoothing": 0.1, "z_loss": 0.01}
+    losses, residuals = kernel("cross_entropy").forward(logits, labels, save=True, **settings)
+    dlogits, _ = kernel("cross_entropy").vjp(np.ones_like(losses), residuals, (True, False), **settings)
+    name = f"cross_entropy_vjp<{dtype}>" if dtype == "float16" else f"scale_rows<{dtype}>"
+    assert cuda_host.launcher.launched[-2:] == [f"softmax.cross_entropy<{dtype}>", f"softmax.{name}"]
+    assert np.shares_memory(dlogits, residuals[0] if dtype == "float16" else residuals) == (dtype != "float16")
+
+
 @for_each("label_smoothing", [0.0, 0.1])
 def test_an_offset_of_all_logits_changes_nothing(cuda, label_smoothing):
     logits = np.round(8.0 * normal(3, 300)) / 8.0  # exact in float32 with the offset, too

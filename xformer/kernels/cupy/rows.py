@@ -211,7 +211,7 @@ def _softmax_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     return dx, None
 
 
-# --- Cross-entropy: one pass computes the maximum of a row and its sum of exponentials ---
+# --- Cross-entropy: one pass computes the maximum of a row and its sum of exponentials, and then the gradient ---
 
 _LOSS_VECTORS = 2  # that a thread loads at a time: R in cuda/softmax.cu
 
@@ -219,28 +219,31 @@ _LOSS_VECTORS = 2  # that a thread loads at a time: R in cuda/softmax.cu
 def _cross_entropy_forward(
     logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, z_loss: float, save: bool
 ) -> tuple[Any, Any]:
-    """Save the logits, and two numbers per row."""
+    """Save the gradient of the sum of the losses; of float16, which losses are scaled for, what it is computed from."""
     logits, labels = contiguous(logits), contiguous(labels, array_namespace(labels).int64)
     rows, n = launch.row_count(logits), logits.shape[-1]
     losses, tops, log_totals = (empty(logits, labels.shape, launch.compute_dtype(logits)) for _ in range(3))
-    arrays = logits, labels, losses, tops, log_totals
+    dlogits = empty(logits) if save and dtype_name(logits.dtype) != "float16" else None
+    arrays = logits, labels, losses, tops, log_totals, dlogits
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
     grid = launch.grid_for_rows(rows, logits, _LOSS_VECTORS)
     launch.launch("softmax.cross_entropy", dtype_names(logits), *grid, *arrays, *settings)
-    return losses, (logits, labels, tops, log_totals)
+    return losses, (logits, labels, tops, log_totals) if dlogits is None else dlogits
 
 
 def _cross_entropy_vjp(
     g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float
 ) -> tuple[Any, ...]:
-    logits, labels, tops, log_totals = residuals
-    g, rows, n = contiguous(g, tops.dtype), launch.row_count(logits), logits.shape[-1]
+    has_gradient = not isinstance(residuals, tuple)
+    logits, *rest = [residuals] if has_gradient else residuals
+    g, rows, n = contiguous(g, launch.compute_dtype(logits)), launch.row_count(logits), logits.shape[-1]
+    dtypes, grid = dtype_names(logits), launch.grid_for_rows(rows, logits)
+    if has_gradient:
+        launch.launch("softmax.scale_rows", dtypes, *grid, g, logits, rows, n)
+        return logits, None
     dlogits = empty(logits)
-    arrays = g, logits, labels, tops, log_totals, dlogits
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    launch.launch(
-        "softmax.cross_entropy_vjp", dtype_names(logits), *launch.grid_for_rows(rows, logits), *arrays, *settings
-    )
+    launch.launch("softmax.cross_entropy_vjp", dtypes, *grid, g, logits, *rest, dlogits, *settings)
     return dlogits, None
 
 
