@@ -353,6 +353,7 @@ static long lt=0, gemm=0, batched=0;
 size_t cublasLtGetVersion(void){return 130000;}
 int cublasLtMatmul(void){lt++;return 0;}
 int cublasGemmEx(void){gemm++;return 0;}
+int cublasGemmBatchedEx(void){batched++;return 0;}
 int cublasGemmStridedBatchedEx(void){batched++;return 0;}
 void counts(long*o){o[0]=lt;o[1]=gemm;o[2]=batched;}
 """
@@ -665,11 +666,11 @@ def install():
 
     COUNTED["lt"] = (lt, orig, check)
     D = cb._Direct
-    o2 = D.gemmStridedBatchedEx
+    o2 = D._enqueue
 
-    def g2(self, handle, *a):
-        note("cublas.GemmEx" if a[19] == 1 else "cublas.GemmStridedBatchedEx")
-        return o2(self, handle, *a)
+    def g2(self, function, handle, *a):
+        note(function.replace("cublas", "cublas."))
+        return o2(self, function, handle, *a)
 
     COUNTED["cb"] = (D, o2, g2)
     return cupy
@@ -683,7 +684,7 @@ def counting(on):
     lt, o, c = COUNTED["lt"]
     lt._check = c if on else o
     D, o2, g2 = COUNTED["cb"]
-    D.gemmStridedBatchedEx = g2 if on else o2
+    D._enqueue = g2 if on else o2
 
 
 def report(title):

@@ -84,6 +84,24 @@ x1 = A(1, 1024, dt=np.float32)
 show("int8 linear 1x1024 (x = weight int8)", lambda: ops.linear(x1, qw), qw.elements.nbytes)
 qb = QuantizedWeight.quantize(w.T, "bfloat16").T
 show("bfloat16-quantized linear (x = weight bf16)", lambda: ops.linear(x1, qb), qb.elements.nbytes)
+x32 = A(512, 1024, dt=np.float32)
+show("int8 linear 512x1024", lambda: ops.linear(x32, qw), qw.elements.nbytes)
+show("int8 linear 512x1024 fwd+bwd", lambda: both_ways(lambda x: ops.linear(x, qw), x32), qw.elements.nbytes)
+# experts
+from xformer.layers import Initializer, Linear
+from xformer.tree import flatten
+
+
+def routed(x, *arrays):
+    return ops.apply_experts(x, indices, rebuild(arrays))
+
+
+for count in (8, 64):
+    maps = [Linear(256, 512, init=Initializer("cupy", seed=i, dtype="bfloat16")) for i in range(count)]
+    arrays, rebuild = flatten(maps)
+    rows, indices = A(1024, 256), np.sort(np.arange(1024) % count).view(G)
+    show(f"{count} experts, 1024 rows, forward bf16", lambda: routed(rows, *arrays), rows.nbytes)
+    show(f"{count} experts, 1024 rows, fwd+bwd bf16", lambda: both_ways(routed, rows, *arrays), rows.nbytes)
 # masks
 q = A(64, 8, 32, 64)
 m = (np.arange(32) < 20)[None, None, None, :].repeat(64, 0).view(G)

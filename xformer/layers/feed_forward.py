@@ -173,8 +173,8 @@ class MixtureOfExperts(Module):
 
     See Shazeer et al. (2017) and Jiang et al. (2024). The output is the sum of the outputs of the chosen experts,
     weighted by their probabilities, which are the softmax of the router's scores over all experts. No token is dropped.
-    On NumPy, and on torch on a CPU, only the chosen experts are computed for a token; other libraries compute all of
-    them, as no shape may depend on values.
+    On NumPy, on CuPy, and on torch on a CPU, only the chosen experts are computed for a token; other libraries compute
+    all of them, as no shape may depend on values.
 
     Args:
         experts: The experts, `FeedForward` or `GatedFeedForward` layers of the same sizes and settings.

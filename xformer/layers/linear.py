@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from xformer.backends import Array, array_namespace, dtype_name
 from xformer.config import check_bool
 from xformer.errors import ShapeError, describe_type
@@ -30,6 +32,8 @@ class Linear(Module):
         >>> layer(np.ones((2, 4), dtype=np.float32)).shape
         (2, 3)
     """
+
+    _is_affine: ClassVar[bool] = True  # so that kernels may compute several at once, as those of experts
 
     weight: Array | InferenceWeight
     bias: Array | None

@@ -208,6 +208,8 @@ def _key(value: Any) -> Hashable:
         return value
     if isinstance(value, tuple):
         return tuple(map(_key, value))
+    if not hasattr(value, "dtype"):
+        return type(value).__name__
     return value.dtype, _size_classes(value.shape), value.flags.c_contiguous
 
 
@@ -262,4 +264,5 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], argument: Any, siz
     if argument.bound:
         return rng.integers(0, sizes[argument.bound], shape)
     values = rng.standard_normal(shape, dtype="float32")
-    return abs(values) if argument.is_nonnegative else values
+    values = abs(values) if argument.is_nonnegative else values
+    return np.sort(values, axis=None).reshape(shape) if argument.kind == "int" else values  # as experts expect

@@ -21,11 +21,13 @@ class Expert(NamedTuple):
         num_arrays: Number of its arrays.
         rebuild: Makes the module from its arrays.
         frozen: Positions of the arrays that training does not change, which get no cotangent.
+        is_affine: Whether it maps rows to rows @ weight + bias; the weight is its first array, the bias its second.
     """
 
     num_arrays: int
     rebuild: Any
     frozen: frozenset[int]
+    is_affine: bool
 
     def apply(self, rows: Array, arrays: Sequence[Array], *, save: bool) -> tuple[Any, Any]:
         """Return the output for some rows and, with `save`, the pullback to the rows and the arrays.
@@ -147,5 +149,6 @@ def apply_experts(x: Array, expert_indices: Array, experts: Sequence[Module]) ->
         frozen: list[int] = []
         leaves, rebuild = flatten(expert, frozen=frozen)
         arrays += leaves
-        structures.append(Expert(len(leaves), rebuild, frozenset(frozen)))
+        is_affine = getattr(expert, "_is_affine", False) and [leaf.ndim for leaf in leaves] in ([2], [2, 1])
+        structures.append(Expert(len(leaves), rebuild, frozenset(frozen), is_affine))
     return _operation(x, expert_indices, *arrays, experts=tuple(structures))

@@ -43,6 +43,10 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     },
     "topk": {"top_k": [(*x, size) for x in SAME for size in ("256", "2048" if x == ("float64",) else "4096")]},
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),
+    "experts": {
+        **dict.fromkeys(("route", "fill_tiles", "collect"), SAME),
+        "sum_tiles": [*(dtypes * 2 for dtypes in WIDE), ("float32", "float16"), ("float32", "bfloat16")],
+    },
     "products": {"matmul": PAIRS},
     "quantized": {
         "dequantize": [(q, *x) for q in ("int8", "bfloat16") for x in SAME],

@@ -4,6 +4,7 @@ extern "C" {
 int cublasSetStream_v2(void* handle, void* stream) { return handle == (void*)12345 && stream == (void*)54321 ? 0 : 7; }
 int cublasSetWorkspace_v2(void*, void*, unsigned long) { return 7; }
 int cublasGemmStridedBatchedEx() { return 7; }
+int cublasGemmBatchedEx() { return 7; }
 
 int cublasGemmEx(
     void*, int transa, int transb, int m, int n, int k, const float*, const float* a, int, int lda, const float* b, int,

@@ -31,6 +31,13 @@ class Binding:
     def __init__(self):
         self.calls = []
 
+    def gemmBatchedEx(self, *arguments):
+        """The same for matrices at addresses."""
+        *sizes, A, Atype, lda, B, Btype, ldb, beta, C, Ctype, ldc, count, computeType, algo = arguments
+        for a, b, c in zip(*(strided(each, "uint64", (count,), (1,)) for each in (A, B, C)), strict=True):
+            matrices = int(a), Atype, lda, 0, int(b), Btype, ldb, 0, beta, int(c), Ctype, ldc, 0
+            self.gemmStridedBatchedEx(*sizes, *matrices, 1, computeType, algo)
+
     def gemmStridedBatchedEx(
         self,
         handle,

@@ -158,7 +158,8 @@ def calls(monkeypatch):
     def function(name):
         return lambda *arguments: calls.update({name: arguments}) or 0
 
-    names = "cublasSetStream_v2", "cublasSetWorkspace_v2", "cublasGemmEx", "cublasGemmStridedBatchedEx"
+    names = ["cublasSetStream_v2", "cublasSetWorkspace_v2"]
+    names += "cublasGemmEx", "cublasGemmStridedBatchedEx", "cublasGemmBatchedEx"
     library = types.SimpleNamespace(**{name: function(name) for name in names})
     monkeypatch.setattr(plans, "current", lambda: (0, 54321))
     return library, calls
@@ -179,6 +180,14 @@ def test_the_arguments_of_the_c_functions(calls, batch):
     name = "cublasGemmEx" if batch == 1 else "cublasGemmStridedBatchedEx"
     assert calls == {name: (12345, *(one if batch == 1 else arguments))}
     assert len(getattr(library, name).argtypes) == len(calls[name])
+
+
+def test_the_arguments_of_products_at_addresses(calls):
+    library, calls = calls
+    arguments = 12345, *SIZES, *A[:3], *B[:3], "beta", *C[:3], 5, 68, -1
+    cublas._Direct(library).gemmBatchedEx(*arguments)
+    assert calls["cublasGemmBatchedEx"] == arguments
+    assert len(library.cublasGemmBatchedEx.argtypes) == len(arguments)
 
 
 def test_products_under_capture_use_the_workspace_of_the_graph(calls):

@@ -22,6 +22,7 @@ from xformer.backends.cupy import CupyLibrary
 from xformer.backends.numpy import NumpyLibrary
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.ops.activations import ACTIVATIONS
+from xformer.ops.experts import Expert
 from xformer.ops.operation import OPERATIONS, kernels_of
 from xformer.ops.optimizers import Settings
 from xformer.training import Adam, AdamW, Batch, TokenPairs
@@ -48,6 +49,10 @@ CASES = {
     "linear": ((X, MATRIX, VECTOR), {"relu": True}),
     "project_heads": ((X, MATRIX, VECTOR, MATRIX, VECTOR), {"heads": (2, 4)}),
     "quantized_linear": ((X[0], VECTOR, np.round(20 * MATRIX).astype("int8"), VECTOR), {}),
+    "experts": (
+        (X[0], np.asarray([0, 0, 1, 1]), MATRIX, VECTOR, MATRIX, VECTOR),
+        {"experts": (Expert(2, lambda arrays: lambda rows: ops.linear(rows, *arrays), frozenset(), True),) * 2},
+    ),
     "squared_norm": ((X, VECTOR), {}),
     "cast": ((X, VECTOR), {"dtype": "float32"}),
     "adam": (

@@ -115,19 +115,26 @@ class _Direct:
         library.cublasSetStream_v2.argtypes = [c_void_p] * 2
         library.cublasSetWorkspace_v2.argtypes = [c_void_p, c_void_p, c_size_t]
         library.cublasGemmEx.argtypes = [*sizes, *matrix * 2, c_void_p, *matrix, c_int, c_int]
+        library.cublasGemmBatchedEx.argtypes = [*sizes, *matrix * 2, c_void_p, *matrix, *[c_int] * 3]
         library.cublasGemmStridedBatchedEx.argtypes = [
             *(*sizes, *[*matrix, c_int64] * 2, c_void_p, *matrix, c_int64, *[c_int] * 3)
         ]
 
     def gemmStridedBatchedEx(self, handle: int, *arguments: Any) -> None:
+        if arguments[19] == 1:  # a single product, without batch strides
+            arguments = *arguments[:9], *arguments[10:13], *arguments[14:18], *arguments[20:]
+            self._enqueue("cublasGemmEx", handle, *arguments)
+        else:
+            self._enqueue("cublasGemmStridedBatchedEx", handle, *arguments)
+
+    def gemmBatchedEx(self, *arguments: Any) -> None:
+        self._enqueue("cublasGemmBatchedEx", *arguments)
+
+    def _enqueue(self, function: str, handle: int, *arguments: Any) -> None:
         self._call("cublasSetStream_v2", handle, plans.current()[1])  # which also resets the workspace
         if _captured.workspace is not None:
             self._call("cublasSetWorkspace_v2", handle, *_captured.workspace)
-        if arguments[19] == 1:  # a single product, without batch strides
-            arguments = *arguments[:9], *arguments[10:13], *arguments[14:18], *arguments[20:]
-            self._call("cublasGemmEx", handle, *arguments)
-        else:
-            self._call("cublasGemmStridedBatchedEx", handle, *arguments)
+        self._call(function, handle, *arguments)
 
     def _call(self, function: str, *arguments: Any) -> None:
         status = getattr(self._library, function)(*arguments)
@@ -188,6 +195,27 @@ def batched_product(
         *(scalars.beta, pointer(out), out_type, n, m * n, math.prod(batch), compute, _DEFAULT_ALGORITHM),
     )
     return out
+
+
+def product_at(addresses: Array, a: Array, b: Array, out: Array) -> None:
+    """Compute a @ b for matrices at addresses on the device, (3, n): those of a, of b, and of the results.
+
+    Args:
+        addresses: Array of shape (3, n), 8 bytes each.
+        a: A matrix (m, k) in C order, as all at the first addresses.
+        b: A matrix (k, n), as all at the second.
+        out: A matrix (m, n) in C order, as all at the last.
+    """
+    first, kind = operand(b), data_type(a.dtype)
+    compute = compute_type(kind)
+    scalars = _scalars(1.0, 0.0, compute)
+    of_a, of_b, of_out = (pointer(addresses[i]) for i in range(3))
+    binding, handle = binding_and_handle()
+    binding.gemmBatchedEx(
+        *(handle, first.transposed, 0, out.shape[1], *a.shape, scalars.alpha),
+        *(of_b, kind, first.leading, of_a, kind, a.shape[1], scalars.beta, of_out, kind, out.shape[1]),
+        *(addresses.shape[1], compute, _DEFAULT_ALGORITHM),
+    )
 
 
 class Operand(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xformer.kernels.cupy import attention, decoding, elementwise, linear, optimizer, rows
+from xformer.kernels.cupy import attention, decoding, elementwise, experts, linear, optimizer, rows
 
-MODULES = elementwise, rows, linear, attention, optimizer, decoding
+MODULES = elementwise, rows, linear, attention, optimizer, decoding, experts
 KERNELS = [kernel for module in MODULES for kernel in module.KERNELS]
