@@ -10,6 +10,11 @@ from xformer.errors import CheckpointError
 from xformer.io import read_json, write_json
 
 
+def cache_directory() -> Path:
+    """Return the user's cache directory; RuntimeError if there is no home directory."""
+    return Path(env_value("XDG_CACHE_HOME") or Path.home() / ".cache") / "xformer"
+
+
 class CacheFile:
     """A JSON file of results in the user's cache directory, by what they depend on, such as versions, and by a key.
 
@@ -27,7 +32,7 @@ class CacheFile:
     @property
     def path(self) -> Path:
         """Path of the file."""
-        return Path(env_value("XDG_CACHE_HOME") or Path.home() / ".cache") / "xformer" / self._name
+        return cache_directory() / self._name
 
     def get(self, identity: str, key: str) -> Any:
         """Return a result, or None."""

@@ -7,6 +7,7 @@ the cotangents of keys and values, too.
 
 from __future__ import annotations
 
+import pickle
 import types
 
 import numpy as np
@@ -78,7 +79,7 @@ class Module:
 
 
 class Graph:
-    def __init__(self, module, handle, io_data_type=None, intermediate_data_type="FLOAT", compute_data_type="FLOAT"):
+    def __init__(self, module, handle, io_data_type="FLOAT", intermediate_data_type="FLOAT", compute_data_type="FLOAT"):
         if intermediate_data_type != "FLOAT" or compute_data_type != "FLOAT":
             raise ValueError("sums are to be kept in float32")
         self.module, self.handle, self.tensors, self.node, self.is_built = module, handle, {}, None, False
@@ -123,6 +124,16 @@ class Graph:
         self._validate()
         self.is_built = True
         self.module.built += 1
+
+    def serialize(self):
+        if not self.is_built:
+            raise RuntimeError("build the plan first")
+        return list(pickle.dumps((self.tensors, self.node)))
+
+    def deserialize(self, handle, data):
+        if handle is not self.handle or self.tensors:
+            raise RuntimeError("CUDNN_STATUS_BAD_PARAM")
+        (self.tensors, self.node), self.is_built = pickle.loads(data), True
 
     def _validate(self):
         query, key, value, bias, keep = map(self._of, ("q", "k", "v", "bias", "dropout_mask"))

@@ -41,6 +41,8 @@ def cudnn(monkeypatch, launcher):
     monkeypatch.setattr(cudnn_plans, "_failures", plans.Failures())
     monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
     monkeypatch.setattr(cupy_cudnn, "_MIN_KEYS", 1)
+    monkeypatch.setattr(cudnn_plans, "cache_directory", no_directory)
+    monkeypatch.setattr(launch, "identity", lambda: "NVIDIA H200, cuDNN 9.19")
     monkeypatch.setattr(launch, "launch", launcher.launch)
     launcher.launched.clear()
     forget(monkeypatch)
@@ -52,6 +54,10 @@ def unwritten(make, *like):
     array = make(*like)
     array[...] = np.nan
     return array
+
+
+def no_directory():
+    raise RuntimeError("Could not determine home directory.")
 
 
 def forget(monkeypatch):
@@ -309,8 +315,9 @@ def test_a_missing_frontend_is_reported_with_the_install_command(monkeypatch, cu
     assert_same(monkeypatch, attention, *qkv(4, 4))
 
 
-def test_libraries_are_loaded_before_the_frontend(monkeypatch):
+def test_libraries_are_loaded_before_the_frontend(monkeypatch, caplog):
     """The real function, on modules that say in which order they were used."""
+    caplog.set_level("INFO")
     used, version = [], [91900]
 
     def load(name):
@@ -321,11 +328,19 @@ def test_libraries_are_loaded_before_the_frontend(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert 'run: pip install "array-transformers[cudnn]"' in cudnn_plans.frontend.__wrapped__()[1]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    module = types.SimpleNamespace(backend_version=lambda: used.append("cudnn") or version[0])
+    module = types.SimpleNamespace(
+        backend_version=lambda: used.append("cudnn") or version[0], __version__=cudnn_plans._PRIVATE_VERSION
+    )
     modules = {"cuda.pathfinder": types.SimpleNamespace(load_nvidia_dynamic_lib=load), "cudnn": module}
     monkeypatch.setattr(cudnn_plans.importlib, "import_module", modules.__getitem__)
     assert cudnn_plans.frontend.__wrapped__() == (module, None)
     assert used == ["cudart", "nvrtc", "cudnn"]
+    assert not caplog.messages
+    module.__version__ = "1.33.0"
+    assert cudnn_plans.frontend.__wrapped__() == (module, None)
+    assert caplog.messages == [
+        "calls of cuDNN take 20 us longer with version 1.33.0 of its frontend; install nvidia-cudnn-frontend==1.32.*"
+    ]
     version[0] = 91801
     assert cudnn_plans.frontend.__wrapped__()[1] == "cuDNN 91801 is older than 91900"
     del module.backend_version  # half installed
@@ -375,6 +390,38 @@ def test_every_thread_has_its_own_plans_and_handle(cudnn):
     np.testing.assert_array_equal(actual[0], actual[1])
     assert len(cudnn.handles) == 2
     assert cudnn.built == 2
+
+
+def test_plans_are_read_from_files(monkeypatch, cudnn, tmp_path):
+    """Unless the files are damaged, or of another GPU or version."""
+    monkeypatch.setattr(cudnn_plans, "cache_directory", lambda: tmp_path / "cache")
+
+    def built():
+        forget(monkeypatch)
+        before = cudnn.built
+        assert_same(monkeypatch, attention, *qkv(6, 6), tolerance=0.03)
+        return cudnn.built - before
+
+    assert [built(), built()] == [4, 0]
+    files = sorted((tmp_path / "cache" / "cudnn").iterdir())
+    assert [file.suffix for file in files] == [".plan"] * 4
+    for file, content in zip(files[:3], (b"", b"junk", files[2].read_bytes()[:-1] + b"?"), strict=True):
+        file.write_bytes(content)
+    assert [built(), built()] == [3, 0]
+    monkeypatch.setattr(fake_cudnn.Graph, "deserialize", lambda *_: no_directory())
+    assert built() == 4
+
+
+def test_plans_of_another_gpu_or_version_are_not_read(monkeypatch, cudnn, tmp_path):
+    monkeypatch.setattr(cudnn_plans, "cache_directory", lambda: tmp_path)
+    for identity in ("NVIDIA H100, cuDNN 9.19", "NVIDIA H100, cuDNN 9.20"):
+        monkeypatch.setattr(launch, "identity", lambda identity=identity: identity)
+        forget(monkeypatch)
+        attention(*qkv(6, 6))
+    assert cudnn.built == 2
+    cudnn.engine = "an engine in Python"  # of which the file would have the kernels, too
+    attention(*qkv(7, 7))
+    assert len([*(tmp_path / "cudnn").iterdir()]) == 2
 
 
 def test_a_plan_that_cannot_be_built_warns_once_and_falls_back(monkeypatch, cudnn):

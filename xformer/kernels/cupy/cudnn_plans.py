@@ -7,25 +7,35 @@ fall back to another kernel. Errors of running plans are raised.
 The same calls give the same bits on the same device. For this the derivative needs a workspace of 2 bytes for each
 score (cuDNN 9.19 on sm_90): 8.6 GB for 16 heads of 16,384 queries and keys. With XFORMER_DETERMINISTIC=0 the derivative
 sums in any order; this is faster and needs no memory for the scores.
+
+Building a plan takes half a second, so plans are kept in files, from which reading one takes milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import importlib.util
+import json
+import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 from xformer.environment import env_flag
-from xformer.errors import how_to_install
-from xformer.kernels.cupy import cublas
+from xformer.errors import CheckpointError, how_to_install
+from xformer.io import atomic_write
+from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.cudnn_graph import Spec, describe
 from xformer.kernels.cupy.plans import Failures, Plans, current, device_properties, one_line, workspace
+from xformer.ops.cache_file import cache_directory
 
 _MIN_CUDNN, _MIN_CAPABILITY = 91900, 80
 _PRIVATE_VERSION = "1.32."  # versions of the frontend whose private `_execute` has the arguments that Plan.run passes
+
+_LOG = logging.getLogger(__name__)  # the command line prints it
 
 _plans, _failures = Plans(1024), Failures()  # by spec and device
 _thread_data = threading.local()  # .handles: dict[device, handle]
@@ -46,6 +56,11 @@ def frontend() -> tuple[Any, str | None]:
         version = cudnn.backend_version()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         return None, f"the cuDNN frontend cannot be used: {one_line(error)}"
+    if not cudnn.__version__.startswith(_PRIVATE_VERSION):
+        _LOG.info(
+            "calls of cuDNN take 20 us longer with version %s of its frontend; install nvidia-cudnn-frontend==%s*",
+            *(cudnn.__version__, _PRIVATE_VERSION),
+        )
     return cudnn, None if version >= _MIN_CUDNN else f"cuDNN {version} is older than {_MIN_CUDNN}"
 
 
@@ -89,7 +104,7 @@ class Plan:
         self.size = graph.get_workspace_size()
         # execute() accepts arrays of all libraries and takes longer than the call itself. If cuDNN runs the graph, not
         # an engine in Python, the addresses go to the lowered graph directly.
-        is_known = frontend()[0].__version__.startswith(_PRIVATE_VERSION) and graph.selected_engine is None
+        is_known = frontend()[0].__version__.startswith(_PRIVATE_VERSION) and _is_of_backend(graph)
         self._execute = graph._lowered_graph._execute if is_known else None
 
     def run(self, addresses: dict[int, int], stream: int) -> None:
@@ -119,9 +134,49 @@ def _build(spec: Spec, device: int) -> Plan:
     cudnn, handles = frontend()[0], _thread_data.__dict__.setdefault("handles", {})
     if device not in handles:
         handles[device] = cudnn.create_handle()
+    if (plan := _read(spec, handles[device])) is not None:
+        return plan
     graph, ports = describe(cudnn, spec, {"handle": handles[device]})
     graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    return Plan(graph, {name: port.get_uid() for name, port in ports.items()}, handles[device])
+    plan = Plan(graph, {name: port.get_uid() for name, port in ports.items()}, handles[device])
+    if _is_of_backend(graph):
+        _write(spec, plan)
+    return plan
+
+
+def _is_of_backend(graph: Any) -> bool:
+    """Return whether cuDNN runs a graph, not an engine in Python, which older frontends do not have."""
+    return getattr(graph, "selected_engine", None) is None
+
+
+# --- plans in files ---------------------------------------------------------------------------------------------------
+
+
+def _path(spec: Spec) -> Path:
+    """Return the path of a plan, by all that it depends on: spec, GPU, driver, versions and our sources."""
+    name = hashlib.sha256(f"{launch.identity()} {spec}".encode()).hexdigest()[:32]
+    return cache_directory() / "cudnn" / f"{name}.plan"
+
+
+def _read(spec: Spec, handle: Any) -> Plan | None:
+    """Return the plan in the file of a spec; None without one, or if it is damaged."""
+    try:
+        digest, uids, data = _path(spec).read_bytes().split(b"\n", 2)
+        if hashlib.sha256(uids + data).hexdigest().encode() == digest:
+            graph = frontend()[0].pygraph(handle=handle)
+            graph.deserialize(handle, data)
+            return Plan(graph, json.loads(uids), handle)
+    except Exception as error:  # noqa: BLE001 - whatever the library raises for what another version wrote
+        _LOG.debug("a plan of cuDNN is built again: %s", one_line(error))
+    return None
+
+
+def _write(spec: Spec, plan: Plan) -> None:
+    uids, data = json.dumps(plan.uids).encode(), bytes(plan.graph.serialize())
+    with contextlib.suppress(OSError, RuntimeError, CheckpointError):  # without a directory, plans last as the process
+        _path(spec).parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(_path(spec)) as file:
+            file.write(b"\n".join([hashlib.sha256(uids + data).hexdigest().encode(), uids, data]))
 
 
 def _fail(spec: Spec, device: int, error: BaseException) -> None:
