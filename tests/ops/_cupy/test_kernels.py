@@ -385,7 +385,7 @@ def rows_for_decoding(n):
     x[2] = np.arange(n) / 4.0
     x[3] = -np.inf
     x[4, ::5], x[5, ::3], x[6, 1::7] = np.nan, np.inf, -np.inf
-    x[6, 0] = -0.0
+    x[4, ::10], x[6, 0] = -np.nan, -0.0
     return x
 
 

@@ -71,39 +71,49 @@ __device__ inline int sum_before(int count, int& total)
     return earlier;
 }
 
-// S: size of the buffer, at least the elements of all threads and k; or n.
+// S: size of the buffer, at least k more than the threads load at a time; or n.
 template <typename T, int S>
 __global__ void BOUNDS(1)
     top_k(const T* x, T* values, long long* indices, long long rows, long long n, long long k)
 {
-    const int V = VectorSize<T>::value, step = V * blockDim.x;
+    const int V = VectorSize<T>::value, R = 4, step = V * blockDim.x;
     __shared__ Item<T> items[S];
     const bool is_full = aligned<V>(x, n);
     FOR_ROWS(row, rows) {
-        const auto at = [&](long long i) { return load<V>(x + row * n + i, n - i, is_full && i < n); };
+        const T* from = x + row * n;
         int count = 0, total;
         Item<T> last = none<T>();
-        Vector<T, V> next = at(threadIdx.x * V);
-        for (long long start = 0; start < n; start += step) {
-            if (count > S - step) {
-                sort(items, count);
-                count = k;
-                last = items[k - 1];
+        for (long long start = 0; start < n; start += R * step) {
+            Vector<T, V> loaded[R];
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const long long i = start + r * step + threadIdx.x * V;
+                loaded[r] = load<V>(from + i, n - i, is_full && i < n);
             }
-            const long long i = start + threadIdx.x * V;
-            Item<T> own[V];
-            for (int j = 0; j < V; ++j) own[j] = {key_of(upcast(next.element[j])), (int)(i + j)};
-            next = at(i + step);
-            int found = 0;
-            for (int j = 0; j < V; ++j) found += i + j < n && before(own[j], last);
-            int place = count + sum_before(found, total);
-            for (int j = 0; j < V; ++j)
-                if (i + j < n && before(own[j], last)) items[place++] = own[j];
-            count += total;
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                if (start + r * step >= n) break;
+                if (count > S - step) {
+                    sort(items, count);
+                    count = k;
+                    last = items[k - 1];
+                }
+                Item<T> own[V];
+                int found = 0;
+                for (int j = 0; j < V; ++j) {
+                    const long long i = start + r * step + threadIdx.x * V + j;
+                    own[j] = i < n ? Item<T>{key_of(upcast(loaded[r].element[j])), (int)i} : none<T>();
+                    found += before(own[j], last);
+                }
+                int place = count + sum_before(found, total);
+                for (int j = 0; j < V; ++j)
+                    if (before(own[j], last)) items[place++] = own[j];
+                count += total;
+            }
         }
         sort(items, count);
         for (int j = threadIdx.x; j < k; j += blockDim.x) {
-            values[row * k + j] = x[row * n + items[j].index];
+            values[row * k + j] = from[items[j].index];
             indices[row * k + j] = items[j].index;
         }
         __syncthreads();
