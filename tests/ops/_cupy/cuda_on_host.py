@@ -27,10 +27,7 @@ PAIRS = [*(dtypes * 2 for dtypes in SAME), ("float16", "float32"), ("bfloat16", 
 CASTS = [(*x, *y) for x in SAME for y in SAME if x != ("float64",) or y in WIDE]
 OF_ACTIVATIONS = [(*dtypes, function) for dtypes in SAME for function in ACTIVATIONS]
 INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
-    "norms": {
-        **dict.fromkeys(("normalize", "normalize_vjp", "normalize_vjp_with_sums"), PAIRS),
-        "normalize_parameters_vjp": SAME,
-    },
+    "norms": dict.fromkeys(("normalize", "normalize_vjp", "normalize_vjp_with_sums"), PAIRS),
     "columns": {"column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")], "add_bias": SAME},
     "elementwise": {
         **dict.fromkeys(("add", "dropout", "multiply_by_2g"), SAME),
@@ -39,7 +36,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "rotate": {"rotate": SAME},
     "softmax": {
         "softmax": [(*dtypes, vectors) for dtypes in SAME for vectors in ("1", "2")],
-        **dict.fromkeys(("softmax_vjp", "cross_entropy", "cross_entropy_vjp", "scale_rows", "logsumexp"), SAME),
+        **dict.fromkeys(("softmax_vjp", "cross_entropy", "scale_rows", "logsumexp"), SAME),
     },
     "topk": {"top_k": [(*x, size) for x in SAME for size in ("256", "2048" if x == ("float64",) else "4096")]},
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),

@@ -109,9 +109,9 @@ def _norm_vjp(
     addend = None if addend is None else contiguous(addend, x.dtype)
     dtypes, arrays = dtype_names(x, weight), (g, x, weight, means, inverses, addend)
     *grid, threads = launch.grid_for_shared_rows(rows, x, _NORM_VJP_VECTORS, _MIN_THREADS)
-    needs_sums = needs[1] or needs[2]
-    dx = empty(x) if needs[0] else None
-    if dx is not None and needs_sums and rows and not launch.is_long(x, _NORM_VJP_VECTORS, threads):
+    needs_sums, is_long = needs[1] or needs[2], launch.is_long(x, _NORM_VJP_VECTORS, threads) or not rows
+    dx = empty(x) if needs[0] or (needs_sums and not is_long) else None
+    if needs_sums and not is_long:
         grid[0] = min(grid[0], max(_SUMMING_BLOCKS, _SUMMED_THREADS // grid[1]))
         sums = empty(x, (grid[0], n * (2 if needs[2] else 1)), launch.compute_dtype(x))
         settings = rows, n, int(centered), int(needs[2]), threads
@@ -122,11 +122,11 @@ def _norm_vjp(
         launch.launch("norms.normalize_vjp", dtypes, *grid, *arrays, dx, rows, n, int(centered), threads)
     if not needs_sums:
         return dx, None, None
-    blocks, chunks, chunk_rows = grid_for_columns(x, rows)
-    dweight, dbias = (empty(x, (chunks, n), launch.compute_dtype(x)) if each else None for each in (True, needs[2]))
-    arrays = g, x, means, inverses, dweight, dbias
-    launch.launch("norms.normalize_parameters_vjp", dtypes[:1], blocks, SUMMING_THREADS, *arrays, rows, n, chunk_rows)
-    return dx, *(None if sums is None else column_total(sums, weight.dtype) for sums in (dweight, dbias))
+    xp, dtype = array_namespace(x), means.dtype  # rows that are too long for registers
+    hat = (xp.astype(xp.reshape(x, (rows, n)), dtype) - means[:, None]) * inverses[:, None]
+    g = xp.reshape(g, (rows, n))
+    dweight = column_sums(xp.astype(g, dtype) * hat, weight.dtype)
+    return dx, dweight, column_sums(g, weight.dtype) if needs[2] else None
 
 
 def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
@@ -219,31 +219,32 @@ _LOSS_VECTORS = 2  # that a thread loads at a time: R in cuda/softmax.cu
 def _cross_entropy_forward(
     logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, z_loss: float, save: bool
 ) -> tuple[Any, Any]:
-    """Save the gradient of the sum of the losses; of float16, which losses are scaled for, what it is computed from."""
+    """Save the gradient of the sum of the losses; of float16, which losses are scaled for, the logits."""
     logits, labels = contiguous(logits), contiguous(labels, array_namespace(labels).int64)
-    rows, n = launch.row_count(logits), logits.shape[-1]
-    losses, tops, log_totals = (empty(logits, labels.shape, launch.compute_dtype(logits)) for _ in range(3))
     dlogits = empty(logits) if save and dtype_name(logits.dtype) != "float16" else None
-    arrays = logits, labels, losses, tops, log_totals, dlogits
-    settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    grid = launch.grid_for_rows(rows, logits, _LOSS_VECTORS)
-    launch.launch("softmax.cross_entropy", dtype_names(logits), *grid, *arrays, *settings)
-    return losses, (logits, labels, tops, log_totals) if dlogits is None else dlogits
+    losses = _launch_cross_entropy(logits, labels, None, dlogits, pad_id, label_smoothing, z_loss)
+    return losses, (logits, labels) if dlogits is None else dlogits
+
+
+def _launch_cross_entropy(logits: Any, labels: Any, g: Any, dlogits: Any, pad_id: int, *settings: float) -> Any:
+    losses, rows = empty(logits, labels.shape, launch.compute_dtype(logits)), launch.row_count(logits)
+    grid, sizes = launch.grid_for_rows(rows, logits, _LOSS_VECTORS), (rows, logits.shape[-1], pad_id)
+    arrays = logits, labels, g, losses, dlogits
+    launch.launch("softmax.cross_entropy", dtype_names(logits), *grid, *arrays, *sizes, *map(float, settings))
+    return losses
 
 
 def _cross_entropy_vjp(
     g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float
 ) -> tuple[Any, ...]:
-    has_gradient = not isinstance(residuals, tuple)
-    logits, *rest = [residuals] if has_gradient else residuals
-    g, rows, n = contiguous(g, launch.compute_dtype(logits)), launch.row_count(logits), logits.shape[-1]
-    dtypes, grid = dtype_names(logits), launch.grid_for_rows(rows, logits)
-    if has_gradient:
-        launch.launch("softmax.scale_rows", dtypes, *grid, g, logits, rows, n)
+    logits, labels = residuals if isinstance(residuals, tuple) else (residuals, None)
+    g, rows = contiguous(g, launch.compute_dtype(logits)), launch.row_count(logits)
+    if labels is None:
+        grid = launch.grid_for_rows(rows, logits)
+        launch.launch("softmax.scale_rows", dtype_names(logits), *grid, g, logits, rows, logits.shape[-1])
         return logits, None
     dlogits = empty(logits)
-    settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    launch.launch("softmax.cross_entropy_vjp", dtypes, *grid, g, logits, *rest, dlogits, *settings)
+    _launch_cross_entropy(logits, labels, g, dlogits, pad_id, label_smoothing, z_loss)
     return dlogits, None
 
 

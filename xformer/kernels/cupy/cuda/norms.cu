@@ -237,27 +237,3 @@ __global__ void BOUNDS(1)
     normalize_rows_vjp<2, true>(g, x, weight, means, inverses, addend, dx, rows, n, centered, shared, is_full, sums,
                                 has_bias);
 }
-
-// Sum g x^ and, unless dbias is null, g over chunks of rows; dweight and dbias: (chunks, n).
-template <typename T>
-__global__ void normalize_parameters_vjp(const T* g, const T* x, const Wide<T>* means, const Wide<T>* inverses,
-                                         Wide<T>* dweight, Wide<T>* dbias, long long rows, long long n,
-                                         long long chunk_rows)
-{
-    typedef Wide<T> W;
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(g, n) && aligned<V>(x, n);
-    const Tile<V> tile(n);
-    W a[V], b[V], weight_sums[V] = {}, bias_sums[V] = {};
-    FOR_CHUNK_ROWS(row, tile, chunk_rows, rows) {
-        if (tile.first >= n) break;
-        load(g + row * n + tile.first, n - tile.first, is_full, a);
-        load(x + row * n + tile.first, n - tile.first, is_full, b);
-        for (int k = 0; k < V; ++k) {
-            weight_sums[k] += a[k] * ((b[k] - means[row]) * inverses[row]);
-            bias_sums[k] += a[k];
-        }
-    }
-    tile.write(weight_sums, n, dweight);
-    if (dbias) tile.write(bias_sums, n, dbias);
-}

@@ -203,52 +203,25 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
     }
 }
 
-// dlogits = weight (p - q + 2 z log(Z) p) of a row, with q the smoothed one-hot distribution and Z the partition function.
-template <typename T>
-__device__ inline void loss_gradient(const T* logits, T* dlogits, long long n, bool is_full, long long label, Wide<T> top,
-                                     Wide<T> log_total, Wide<T> weight, Wide<T> smoothing, Wide<T> z_loss)
-{
-    const int V = VectorSize<T>::value;
-    const Wide<T> low = smoothing / n, factor = 1 + 2 * z_loss * (log_total + top);
-    Wide<T> v[V];
-    FOR_COLUMNS(i, n) {
-        load(logits + i, n - i, is_full, v);
-        for (int k = 0; k < V; ++k) v[k] = exponential_for<T>((v[k] - top) - log_total) * factor - low;
-        const long long place = label - i;
-        if (place >= 0 && place < V)
-            for (int k = 0; k < V; ++k) v[k] -= k == place ? 1 - smoothing : Wide<T>(0);
-        for (int k = 0; k < V; ++k) v[k] *= weight;
-        store(v, n - i, is_full, dlogits + i);
-    }
-}
-
-template <typename T> __device__ inline void fill(T* row, long long n, Wide<T> value)
-{
-    for (long long i = threadIdx.x; i < n; i += blockDim.x) downcast(value, row[i]);
-}
-
-// Compute the loss of each row, its largest logit, and log(sum(exp(logit - largest))); and, unless `dlogits` is null, the
-// gradient of the sum of the losses. A label out of range gives NaN; a padded row is not read.
+// Compute the loss of each row and, unless `dlogits` is null, g (p - q + 2 z log(Z) p), with q the smoothed one-hot
+// distribution, Z the partition function, and g 1 if it is null. A label out of range gives NaN; a padded row is not read.
 template <typename T>
 __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
-    cross_entropy(const T* logits, const long long* labels, Wide<T>* losses, Wide<T>* tops, Wide<T>* log_totals,
-                  T* dlogits, long long rows, long long n, long long pad, double smoothing, double z_loss)
+    cross_entropy(const T* logits, const long long* labels, const Wide<T>* g, Wide<T>* losses, T* dlogits, long long rows,
+                  long long n, long long pad, double smoothing, double z_loss)
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value, R = 2;
     const bool is_aligned = aligned<V>(logits, n), is_full = is_aligned && aligned<V>(dlogits, n);
+    const W low = (W)(smoothing / n), high = 1 - (W)smoothing;
     FOR_ROWS(row, rows) {
         const T* from = logits + row * n;
+        T* to = dlogits + row * n;
         const long long label = labels[row];
-        const bool is_valid = label >= 0 && label < n;
-        if (label == pad || !is_valid) {
+        if (label == pad || label < 0 || label >= n) {
             const W value = label == pad ? W(0) : W(not_a_number());
-            if (threadIdx.x == 0) {
-                losses[row] = value;
-                tops[row] = 0;
-                log_totals[row] = not_a_number();
-            }
-            if (dlogits) fill(dlogits + row * n, n, value);
+            if (threadIdx.x == 0) losses[row] = value;
+            for (long long i = threadIdx.x; dlogits && i < n; i += blockDim.x) downcast(value, to[i]);
             continue;
         }
         const W own = upcast(from[label]), origin = own == -infinity() ? W(0) : own;  // large numbers would round the sum
@@ -259,31 +232,22 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
         total.join(blockDim.x, sum);
         const W log_total = logarithm(total.sum), log_partition = log_total + total.top;
         if (threadIdx.x == 0) {
-            W loss = (1 - (W)smoothing) * (log_total + (total.top - own));
+            W loss = high * (log_total + (total.top - own));
             if (smoothing != 0) loss += (W)smoothing * (log_total + (total.top - origin - sum / n));
             if (z_loss != 0) loss += (W)z_loss * (log_partition * log_partition);
             losses[row] = loss;
-            tops[row] = total.top;
-            log_totals[row] = log_total;
         }
-        if (dlogits)  // the row is in the cache
-            loss_gradient<T>(from, dlogits + row * n, n, is_full, label, total.top, log_total, 1, smoothing, z_loss);
-    }
-}
-
-template <typename T>
-__global__ void cross_entropy_vjp(const Wide<T>* g, const T* logits, const long long* labels, const Wide<T>* tops,
-                                  const Wide<T>* log_totals, T* dlogits, long long rows, long long n, long long pad,
-                                  double smoothing, double z_loss)
-{
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(logits, n) && aligned<V>(dlogits, n);
-    FOR_ROWS(row, rows) {
-        if (labels[row] == pad)
-            fill<T>(dlogits + row * n, n, 0);
-        else
-            loss_gradient<T>(logits + row * n, dlogits + row * n, n, is_full, labels[row], tops[row], log_totals[row],
-                             g[row], smoothing, z_loss);
+        if (!dlogits) continue;
+        const W weight = g ? g[row] : W(1), factor = 1 + 2 * (W)z_loss * log_partition;
+        W v[V];
+        FOR_COLUMNS(i, n) {  // the row is in the cache
+            load(from + i, n - i, is_full, v);
+            for (int k = 0; k < V; ++k) {
+                v[k] = exponential_for<T>((v[k] - total.top) - log_total) * factor - low;
+                v[k] = (v[k] - (i + k == label ? high : W(0))) * weight;
+            }
+            store(v, n - i, is_full, to + i);
+        }
     }
 }
 
