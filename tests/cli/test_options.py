@@ -69,7 +69,7 @@ def test_only_numpy_is_reproducible(refused, trained, tmp_path, monkeypatch):
     monkeypatch.setenv("XFORMER_REPRODUCIBLE", "1")
     options = ["--model", trained, "--input", "-", "--output", tmp_path / "out", "--backend", "array_api_strict"]
     error = refused("translate", *options, untouched=tmp_path)
-    assert error == "error: reproducible results need float32 on NumPy; received array_api_strict\n"
+    assert error == "error: reproducible results need float32 on NumPy or CuPy; received array_api_strict\n"
 
 
 def test_assignments_are_written_as_in_toml():

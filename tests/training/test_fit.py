@@ -403,7 +403,7 @@ def test_a_run_is_resumed_in_its_mode(tmp_path, mode):
 
 @needs_fused_products
 def test_mixed_precision_is_not_reproducible(mode):
-    with raises_line(ConfigError, "reproducible results need float32 on NumPy; received bfloat16"):
+    with raises_line(ConfigError, "reproducible results need float32 on NumPy or CuPy; received bfloat16"):
         run(model=Regression().to(dtype="float32"), precision="bfloat16", reproducible=True)
 
 

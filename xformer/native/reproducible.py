@@ -20,7 +20,8 @@ def use_reproducible_algorithms(mode: bool = True) -> None:
 
     Then every sum has one order: results have the same bits for any batch, padding and step of decoding, in training
     and in decoding, for any number of threads, with AVX2 and AVX-512, and with any BLAS library or none. Call it before
-    anything else; processes that this one starts inherit the mode. See the page on reproducible results.
+    anything else; processes that this one starts inherit the mode. On CuPy, only the rows of a batch and those rows
+    alone have the same bits. See the page on reproducible results.
 
     Args:
         mode: Whether to use them; False restores the default.
@@ -37,14 +38,14 @@ def use_reproducible_algorithms(mode: bool = True) -> None:
 
 
 def use_reproducible_on(*names: str | None) -> None:
-    """Use reproducible algorithms; raise ConfigError for other array libraries than NumPy, or dtypes than float32.
+    """Use reproducible algorithms; raise ConfigError for other libraries than NumPy and CuPy, or dtypes than float32.
 
     Args:
         *names: Names of array libraries and dtypes; None for an unknown one.
     """
     for name in names:
-        if name not in ("numpy", "float32", None):
-            raise ConfigError(f"reproducible results need float32 on NumPy; received {name}")
+        if name not in ("numpy", "cupy", "float32", None):
+            raise ConfigError(f"reproducible results need float32 on NumPy or CuPy; received {name}")
     use_reproducible_algorithms()
 
 
