@@ -300,9 +300,9 @@ class Library(ModuleType):
 
     # --- execution ----------------------------------------------------------------------------------------------------
 
-    def other_device(self, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[Any] | None:
-        """Return the device of the first array as a context, if the library would compute on another one, else None."""
-        return None
+    # other_device(arrays): the device of the first array as a context if the library would compute on another one, or
+    # None. Most libraries compute where the arrays are.
+    other_device: Any = None
 
     def kernel_identity(self) -> str | None:
         """Return the versions on which the results of kernels depend if kernels are compared at their first use."""

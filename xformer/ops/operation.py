@@ -389,7 +389,7 @@ class Operation:
         """
         if xp.is_trace and not isinstance(xp, Library):  # for torch.compile, a Library is a plain module
             return xp.select(self, arrays, options, dtype, save=save)
-        if (elsewhere := xp.other_device(arrays)) is not None:
+        if xp.other_device is not None and (elsewhere := xp.other_device(arrays)) is not None:
             with elsewhere:
                 kernel = self.select(xp, arrays, options, dtype, save=save)
             return _on(elsewhere, kernel)
@@ -614,7 +614,7 @@ def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **o
     try:
         if not {*options} <= {*known}:
             raise TypeError("an unknown option")
-        with library.other_device(arrays) or contextlib.nullcontext():
+        with (library.other_device and library.other_device(arrays)) or contextlib.nullcontext():
             kernel = operation.select(library, arrays, options, dtype, save=save)
             lines = [*operation._describe(kernel, library, arrays, options, dtype, save)]
     except TypeError as error:

@@ -187,7 +187,8 @@ class _Jitted:
             return self._function(*args, **keywords)
         arguments = Arguments(args, keywords, self._donated)
         arrays = itertools.chain(arguments.data, arrays_of(arguments.modules))
-        with xp.other_device(arrays) or contextlib.nullcontext():  # a capture is of a stream of the current device
+        # A capture is of a stream of the current device.
+        with (xp.other_device and xp.other_device(arrays)) or contextlib.nullcontext():
             return self._run(xp, new_program, arguments, args, keywords)
 
     def _run(
