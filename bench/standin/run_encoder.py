@@ -6,7 +6,6 @@ import tempfile
 
 os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), "standin-cache"))
 sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), "bench"]  # run at the root of the project
-import time
 import warnings
 
 import numpy as np
@@ -43,23 +42,46 @@ F.counting(True)
 fwd()
 F.counting(False)
 F.report("encoder forward, 6 layers, eager")
-# python time
-for _ in range(3):
-    fwd()
-t = []
-for _ in range(15):
-    t0 = time.perf_counter()
-    fwd()
-    t.append(time.perf_counter() - t0)
-print("python us, whole forward, median/min:", 1e6 * sorted(t)[7], 1e6 * min(t))
-import cProfile
-import pstats
+root = os.path.dirname(os.path.dirname(os.path.abspath(checks.__file__)))
 
-p = cProfile.Profile()
-p.enable()
-for _ in range(20):
-    fwd()
-p.disable()
-st = pstats.Stats(p)
-print("frames per forward", st.total_calls / 20)
-st.sort_stats("tottime").print_stats(25)
+
+def frames(call):
+    """Count the calls of functions of the package."""
+    found = []
+
+    def profile(frame, event, arg):
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            found.append(frame.f_code.co_name)
+
+    call()
+    call()
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(found), found
+
+
+from xformer import ops
+
+
+def zeros(*shape):
+    return b.array(np.zeros(shape, np.float32))
+
+
+w, w2, d, d2 = zeros(1024, 1024), zeros(1024, 1024), zeros(1024), zeros(1024)
+q, k, v = (zeros(8, 16, 2048, 64) for _ in range(3))
+for name, call in {
+    "linear": lambda: ops.linear(x, w, d),
+    "linear without bias": lambda: ops.linear(x, w),
+    "project_heads, two": lambda: ops.project_heads(x, (w, d, 16), (w2, d2, 16)),
+    "layer_norm": lambda: ops.layer_norm(x, d, d2),
+    "rms_norm": lambda: ops.rms_norm(x, d),
+    "attention": lambda: ops.attention(q, k, v),
+    "add": lambda: b.xp.add(x, x),
+    "layer": lambda: layers[0](x),
+}.items():
+    count, names = frames(call)
+    print(f"{name:20} {count:4} frames of the package{': ' + ' '.join(names) if count < 40 else ''}")
+print("forward of 6 layers:", frames(fwd)[0], "frames of the package")

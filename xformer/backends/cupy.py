@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 from collections.abc import Callable, Iterable
@@ -21,6 +22,11 @@ _TABLES: dict[Any, tuple[Any, Array]] = {}  # on the host, where they are never 
 _THREADS, _ELEMENTS_PER_THREAD, _MAX_BLOCKS = 256, 16, 2**13
 
 
+@functools.cache
+def _calls() -> Any:
+    return importlib.import_module("xformer.kernels.cupy.calls")
+
+
 class CupyLibrary(Library, library="cupy"):
     """How xformer uses CuPy."""
 
@@ -32,6 +38,10 @@ class CupyLibrary(Library, library="cupy"):
     def bfloat16(self) -> DType:
         """Return the dtype of ml_dtypes."""
         return bfloat16()
+
+    def apply(self, operation: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Compute an operation; a call like an earlier one enqueues the same kernels at once."""
+        return _calls().apply(self, operation, arrays, options)
 
     def rows_of_table(self, table: Table, rows: slice, dtype: DType, device: Device) -> Array:
         """Keep the table on the device: a copy in each step takes time, and cannot be part of a CUDA graph."""

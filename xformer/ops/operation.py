@@ -401,7 +401,7 @@ class Operation:
                 break
         else:
             kernel = self.portable(xp, arrays)
-        if _SELECTIONS.blocks and (selections := _SELECTIONS.items()) is not None:
+        if SELECTIONS.blocks and (selections := SELECTIONS.items()) is not None:
             selections.append(self._describe(kernel, xp.library, arrays, options, dtype, save))
         return kernel
 
@@ -576,7 +576,7 @@ def _operation(name: Any) -> Operation:
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
-_SELECTIONS: Collector[tuple[str, ...]] = Collector("kernel_selections")  # lines for each call that `explain` follows
+SELECTIONS: Collector[tuple[str, ...]] = Collector("kernel_selections")  # lines for each call that `explain` follows
 
 
 def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **options: Any) -> str:
@@ -601,7 +601,7 @@ def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **o
         ShapeError: If the arrays do not match the signature of the operation.
     """
     if callable(call):
-        with _SELECTIONS.collect() as selections:
+        with SELECTIONS.collect() as selections:
             call()
         counted = Counter(selections).items()
         return "\n".join(

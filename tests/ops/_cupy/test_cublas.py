@@ -227,7 +227,8 @@ def get_cublas_handle():  # loads cuBLAS, as CuPy does
     return 12345
 
 loaded = []
-cuda = types.SimpleNamespace(device=types.SimpleNamespace(get_cublas_handle=get_cublas_handle))
+runtime = types.SimpleNamespace(runtimeGetVersion=lambda: 13020)
+cuda = types.SimpleNamespace(device=types.SimpleNamespace(get_cublas_handle=get_cublas_handle), runtime=runtime)
 launch.cuda = cublas.cuda = lambda: cuda
 cublas.pointer = lambda array: array.ctypes.data
 plans.current = lambda: (0, 54321)

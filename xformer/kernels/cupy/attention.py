@@ -144,6 +144,7 @@ def _layout(itemsize: int, *arrays: Any) -> tuple[Any, int]:
         if array is not None:
             step = itemsize if name in (*_WITH_ROWS, "bias") else 1
             table[name] = four_strides(array, step)[: table[name].shape[1]]
+    table.flags.writeable = False
     return table, max(32, 1 << (max(features, width, 1) - 1).bit_length())
 
 

@@ -22,6 +22,8 @@ from xformer.backends import DType, array_namespace, dtype_name
 from xformer.backends import NativeArray as Array
 from xformer.environment import env_flag
 from xformer.kernels.cupy import launch, plans
+from xformer.kernels.cupy.calls import enqueue
+from xformer.kernels.cupy.calls import pointer as pointer
 from xformer.kernels.cupy.launch import cuda
 from xformer.native import is_reproducible
 
@@ -29,7 +31,6 @@ from xformer.native import is_reproducible
 _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _DEFAULT_ALGORITHM = -1  # tensor cores if the dtypes allow it
-_VERSIONS = 13, 12
 _MAX_SIZE = 2**31 - 1  # sizes and leading dimensions are C ints
 # cublasStatus_t
 _STATUSES = {
@@ -51,11 +52,6 @@ def tf32() -> bool:
     return env_flag("XFORMER_TF32")
 
 
-def pointer(array: Array) -> int:
-    """Return the device address of the first element."""
-    return array.data.ptr
-
-
 def binding_and_handle() -> tuple[Any, int]:
     """Return cuBLAS, which uses the current stream, and CuPy's handle for this thread and device."""
     handle = cuda().device.get_cublas_handle()  # the first one loads cuBLAS
@@ -70,12 +66,11 @@ def _binding() -> Any:
 
 def loaded(name: str) -> Any:
     """Return a library that CuPy has loaded, or None."""
-    for version in _VERSIONS:
-        try:
-            return ctypes.CDLL(f"lib{name}.so.{version}", mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
-        except (OSError, AttributeError):
-            continue
-    return None
+    version = cuda().runtime.runtimeGetVersion() // 1000  # that CuPy was built for; torch may have loaded another one
+    try:
+        return ctypes.CDLL(f"lib{name}.so.{version}", mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
+    except (OSError, AttributeError):
+        return None
 
 
 class CublasError(RuntimeError):
@@ -175,7 +170,7 @@ def batched_product(
         raise ValueError(f"addend is {addend.shape} {addend.dtype}; expected {shape} {dtype} in C order")
     if k == 0 or 0 in shape:
         return xp.zeros(shape, dtype=dtype) if addend is None else addend
-    out = xp.empty(shape, dtype=dtype) if addend is None else addend
+    out = launch.empty(a, shape, dtype) if addend is None else addend
     first, second = operand(b), operand(a)
     if is_reproducible():  # cuBLAS chooses its order of sums by the shapes
         tiles = math.prod(batch) * -(-m // 64) * -(-n // 64)
@@ -186,15 +181,18 @@ def batched_product(
     in_type, out_type = data_type(a.dtype), data_type(dtype)
     compute = compute_type(in_type)
     scalars = _scalars(float(alpha), float(addend is not None), compute)
-    binding, handle = binding_and_handle()
     # cuBLAS is column-major, so it computes the transposed product: (a b)^T = b^T a^T.
-    binding.gemmStridedBatchedEx(
-        *(handle, first.transposed, second.transposed, n, m, k, scalars.alpha),
-        *(pointer(first.array), in_type, first.leading, first.step),
-        *(pointer(second.array), in_type, second.leading, second.step),
-        *(scalars.beta, pointer(out), out_type, n, m * n, math.prod(batch), compute, _DEFAULT_ALGORITHM),
-    )
+    sizes = first.transposed, second.transposed, n, m, k
+    matrices = (in_type, first.leading, first.step), (in_type, second.leading, second.step)
+    settings = out_type, n, m * n, math.prod(batch), compute, _DEFAULT_ALGORITHM
+    enqueue(_run, (scalars, sizes, *matrices, settings), (first.array, second.array, out))
     return out
+
+
+def _run(scalars: _Scalars, sizes: Any, first: Any, second: Any, settings: Any, arrays: tuple[Array, ...]) -> None:
+    a, b, out = map(pointer, arrays)
+    binding, handle = binding_and_handle()
+    binding.gemmStridedBatchedEx(handle, *sizes, scalars.alpha, a, *first, b, *second, scalars.beta, out, *settings)
 
 
 def product_at(addresses: Array, a: Array, b: Array, out: Array) -> None:
@@ -208,14 +206,15 @@ def product_at(addresses: Array, a: Array, b: Array, out: Array) -> None:
     """
     first, kind = operand(b), data_type(a.dtype)
     compute = compute_type(kind)
-    scalars = _scalars(1.0, 0.0, compute)
-    of_a, of_b, of_out = (pointer(addresses[i]) for i in range(3))
-    binding, handle = binding_and_handle()
-    binding.gemmBatchedEx(
-        *(handle, first.transposed, 0, out.shape[1], *a.shape, scalars.alpha),
-        *(of_b, kind, first.leading, of_a, kind, a.shape[1], scalars.beta, of_out, kind, out.shape[1]),
-        *(addresses.shape[1], compute, _DEFAULT_ALGORITHM),
-    )
+    sizes, matrices = (first.transposed, 0, out.shape[1], *a.shape), [(kind, first.leading), (kind, a.shape[1])]
+    settings = kind, out.shape[1], addresses.shape[1], compute, _DEFAULT_ALGORITHM
+    enqueue(_run_at, (_scalars(1.0, 0.0, compute), sizes, *matrices, settings, addresses.strides[0]), (addresses,))
+
+
+def _run_at(scalars: _Scalars, sizes: Any, first: Any, second: Any, settings: Any, step: int, arrays: Any) -> None:
+    of_a, (binding, handle) = pointer(arrays[0]), binding_and_handle()
+    of_b, of_out = of_a + step, of_a + 2 * step
+    binding.gemmBatchedEx(handle, *sizes, scalars.alpha, of_b, *first, of_a, *second, scalars.beta, of_out, *settings)
 
 
 class Operand(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from xformer.backends import NativeArray as Array
 from xformer.backends import dtype_name
 from xformer.kernels.cupy import cublas, plans
+from xformer.kernels.cupy.calls import enqueue
 from xformer.kernels.cupy.fastest import fastest
 from xformer.kernels.cupy.launch import contiguous, empty
 from xformer.kernels.cupy.plans import Failures, Plans
@@ -133,9 +134,9 @@ def _product(
     first, second = cublas.operand(b), cublas.operand(a)
     transposed, leading = (first.transposed, second.transposed), (first.leading, second.leading)
     spec = Spec(data_type, cublas.compute_type(data_type), n, m, k, transposed, leading, epilogue)
-    device, stream = plans.current()
-    out = empty(a, (m, n))
-    addresses = tuple(map(cublas.pointer, (first.array, second.array, out, bias)))
+    device, _ = plans.current()
+    arrays = first.array, second.array, (out := empty(a, (m, n))), bias
+    addresses = map(cublas.pointer, arrays)
     alignments = tuple(next(size for size in _ALIGNED_TO if address % size == 0) for address in addresses)
     is_aligned = min(alignments) >= 16
     if _failures.get((spec, is_aligned, device)):
@@ -143,10 +144,10 @@ def _product(
     try:
         plan: _Plan = _plans.find((spec, alignments, device), functools.partial(_Plan, spec, alignments))
         if separately is not None and not plan.is_chosen:
-            plan.choose(addresses, stream, separately)
+            plan.choose(arrays, separately)
         if plan.best is None:
             return None
-        plan.run(addresses, stream, plan.best)
+        enqueue(plan.run, (plan.best,), arrays)
     except cublas.CublasError as error:
         if not error.is_unsupported:
             raise
@@ -163,6 +164,7 @@ class _Plan:
 
     def __init__(self, spec: Spec, alignments: tuple[int, ...]) -> None:
         self._descriptors: list[tuple[str, c_void_p]] = []
+        self._handle = cublas.binding_and_handle()[1]  # valid for cuBLASLt, too; of this thread and device
         weakref.finalize(self, _destroy, library(), self._descriptors).atexit = False
         self._operation = self._create("MatmulDesc", spec.compute, 0)  # scalars are float32
         self._bias = alignments[3]  # an address with the same alignment, until a bias is given
@@ -187,24 +189,24 @@ class _Plan:
         for attribute, size in zip(_ALIGNMENTS, (*alignments[:3], alignments[2]), strict=True):
             self._set("MatmulPreference", preference, attribute, c_int(size))
         found, count = (_Heuristic * most)(), c_int()
-        arguments = self._handle(), self._operation, *self._layouts, self._layouts[2], preference
+        arguments = self._handle, self._operation, *self._layouts, self._layouts[2], preference
         _check("MatmulAlgoGetHeuristic", *arguments, most, ctypes.byref(found), ctypes.byref(count))
         if count.value < 1 or found[0].state:
             raise cublas.CublasError("cublasLtMatmulAlgoGetHeuristic", found[0].state or cublas.NOT_SUPPORTED)
         return [each for each in found[: count.value] if not each.state]
 
-    def choose(self, addresses: tuple[int, ...], stream: int, separately: Callable[[], Any]) -> None:
+    def choose(self, arrays: tuple[Array, ...], separately: Callable[[], Any]) -> None:
         """Let `best` be the fastest algorithm, or None if `separately` is; not while a graph captures the stream."""
-        ways = [functools.partial(self.run, addresses, stream, each) for each in self._algorithms]
+        ways = [functools.partial(self.run, each, arrays) for each in self._algorithms]
         device, _ = plans.device_properties(plans.current()[0])
         identity, (spec, alignments) = f"{device}, cuBLASLt {library().cublasLtGetVersion()}", self._key
         place = fastest(identity, f"{(*spec, *alignments)}", [*ways, separately])
         self.is_chosen = place is not None
         self.best = (*self._algorithms, None)[place or 0]
 
-    def run(self, addresses: tuple[int, ...], stream: int, algorithm: _Heuristic) -> None:
-        """Enqueue the product, given the addresses of both matrices, output and bias."""
-        first, second, out, bias = addresses
+    def run(self, algorithm: _Heuristic, arrays: tuple[Array, ...]) -> None:
+        """Enqueue the product, given both matrices, output and bias."""
+        first, second, out, bias = map(cublas.pointer, arrays)
         if bias != self._bias:
             self._set("MatmulDesc", self._operation, _BIAS, c_uint64(bias))
             self._bias = bias
@@ -214,13 +216,10 @@ class _Plan:
         one = ctypes.addressof(_ONE_AND_ZERO)
         _check(
             "Matmul",
-            *(self._handle(), self._operation, one, first, first_layout, second, second_layout),
+            *(self._handle, self._operation, one, first, first_layout, second, second_layout),
             *(one + 4, out, out_layout, out, out_layout, ctypes.addressof(algorithm)),
-            *(None if space is None else cublas.pointer(space), size, stream),
+            *(None if space is None else cublas.pointer(space), size, plans.current()[1]),
         )
-
-    def _handle(self) -> int:
-        return cublas.binding_and_handle()[1]  # valid for cuBLASLt, too
 
     def _create(self, descriptor_type: str, *arguments: Any) -> c_void_p:
         descriptor = c_void_p()

@@ -91,7 +91,7 @@ def _forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, 
     dropout = {} if dropout_mask is None else _dropout_inputs(dropout_mask, query)
     arrays["output"] = _empty(query, (*query.shape[:3], value.shape[3]))
     if save:
-        arrays["stats"] = xp.empty((*query.shape[:3], 1), dtype=xp.float32)
+        arrays["stats"] = launch.empty(query, (*query.shape[:3], 1), xp.float32)
     # Find out before the forward, not after it, whether the derivative can be built.
     if (save and not cudnn_plans.ready(backward)) or not cudnn_plans.run(spec, arrays | dropout):
         settings: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
@@ -231,9 +231,9 @@ def _mask_inputs(
     all scores of a query stay low, which is finite, too.
     """
     xp, batch, ((*rows, keys), strides) = array_namespace(query), len(query), spec.bias or packed(0, 0, 0, 0)
-    arrays = {"bias": _empty_rows((*rows, keys), query), "firsts": xp.empty(tuple(rows), dtype=xp.int32)}
+    arrays = {"bias": _empty_rows((*rows, keys), query), "firsts": launch.empty(query, tuple(rows), xp.int32)}
     if has_lengths:
-        arrays |= {f"{name}_lengths": xp.empty((batch, 1, 1, 1), dtype=xp.int32) for name in ("query", "key")}
+        arrays |= {f"{name}_lengths": launch.empty(query, (batch, 1, 1, 1), xp.int32) for name in ("query", "key")}
     described = [None if x is None else (x.shape, x.strides) for x in (mask, bias)]
     table = _masks((*rows, query.shape[2], keys, strides[2]), *described)
     grid, dtypes = launch.grid_for_rows(arrays["firsts"].size, arrays["bias"]), launch.dtype_names(query)
@@ -250,6 +250,7 @@ def _masks(sizes: tuple[int, ...], mask: Any, bias: Any) -> Any:
     for name, array, step in (("mask", mask, 1), ("bias", bias, _ITEMSIZE)):
         if array is not None:
             table[name] = cupy_attention.four_strides(array, step)
+    table.flags.writeable = False
     return table
 
 
@@ -275,7 +276,7 @@ def _clear_beyond(dkey: Array, dvalue: Array, lengths: Array) -> None:
 
 def _empty_rows(shape: tuple[int, ...], like: Array) -> Array:
     """Allocate an array with the layout `aligned_rows`."""
-    return array_namespace(like).empty((*shape[:-1], aligned_rows(*shape)[1][2]), dtype=like.dtype)[..., : shape[-1]]
+    return launch.empty(like, (*shape[:-1], aligned_rows(*shape)[1][2]))[..., : shape[-1]]
 
 
 def _dropout_inputs(dropout_mask: Array, query: Array) -> dict[str, Array]:
@@ -285,7 +286,7 @@ def _dropout_inputs(dropout_mask: Array, query: Array) -> dict[str, Array]:
     scale where it should not, so that the gradient of the query is wrong.
     """
     xp, mask = array_namespace(query), _empty_rows(dropout_mask.shape, query)
-    mask[...] = dropout_mask
+    mask[...] = dropout_mask  # calls with the scales, which CuPy makes, are not recorded
     return {"dropout_mask": mask} | dict.fromkeys(_SCALES, xp.ones((1, 1, 1, 1), dtype=xp.float32))
 
 

@@ -28,6 +28,7 @@ from xformer.environment import env_flag
 from xformer.errors import CheckpointError, how_to_install
 from xformer.io import atomic_write
 from xformer.kernels.cupy import cublas, launch
+from xformer.kernels.cupy.calls import enqueue
 from xformer.kernels.cupy.cudnn_graph import Spec, describe
 from xformer.kernels.cupy.plans import Failures, Plans, current, device_properties, one_line, workspace
 from xformer.ops.cache_file import cache_directory
@@ -88,11 +89,10 @@ def ready(spec: Spec) -> bool:
 
 def run(spec: Spec, arrays: dict[str, Any]) -> bool:
     """Run the plan of a spec on arrays by port name; return False, and write nothing, if it cannot be built."""
-    device, stream = current()
-    plan = _find(spec, device)
+    plan = _find(spec, current()[0])
     if plan is None:
         return False
-    plan.run({uid: cublas.pointer(arrays[name]) for name, uid in plan.uids.items()}, stream)
+    enqueue(plan.run, (), tuple([arrays[name] for name in plan.uids]))
     return True
 
 
@@ -107,9 +107,10 @@ class Plan:
         is_known = frontend()[0].__version__.startswith(_PRIVATE_VERSION) and _is_of_backend(graph)
         self._execute = graph._lowered_graph._execute if is_known else None
 
-    def run(self, addresses: dict[int, int], stream: int) -> None:
-        """Enqueue the plan on a stream, given addresses by port id."""
-        frontend()[0].set_stream(handle=self.handle, stream=stream)
+    def run(self, arrays: tuple[Any, ...]) -> None:
+        """Enqueue the plan on the current stream, given the arrays of all ports."""
+        addresses = dict(zip(self.uids.values(), map(cublas.pointer, arrays), strict=True))
+        frontend()[0].set_stream(handle=self.handle, stream=current()[1])
         space = workspace(self.size)  # alive until the plan is enqueued
         address = cublas.pointer(space)
         if self._execute is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_half_precision, resolve
+from xformer.kernels.cupy.calls import allocated, enqueue
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SOURCES = Path(__file__).parent / "cuda"
@@ -42,8 +43,9 @@ def launch(kernel: str, dtypes: tuple[str, ...], blocks: int, threads: int, *arg
         BackendError: If CuPy is not installed.
     """
     if blocks:
-        function = _compiled(kernel, dtypes)
-        function((blocks,), (threads,), tuple(0 if argument is None else argument for argument in arguments))
+        enqueue(
+            _compiled(kernel, dtypes), ((blocks,), (threads,)), tuple([x if x is not None else 0 for x in arguments])
+        )
 
 
 def is_current_device(array: Any) -> bool:
@@ -127,7 +129,7 @@ def contiguous(x: Any, dtype: Any = None) -> Any:
 def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
     """Allocate an array in C order, by default of the shape and dtype of `like`."""
     xp = array_namespace(like)
-    return xp.empty(like.shape if shape is None else shape, dtype=like.dtype if dtype is None else dtype)
+    return allocated(xp.empty(like.shape if shape is None else shape, dtype=like.dtype if dtype is None else dtype))
 
 
 def row_count(x: Any) -> int:
