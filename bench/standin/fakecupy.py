@@ -422,7 +422,8 @@ def install():
 
     for n in ("zeros", "ones", "full", "arange", "linspace", "eye", "tri"):
         setattr(cupy, n, creator(n))
-    cupy.empty = lambda s, dtype=float, order="C": np.empty(s, dtype).view(ndarray)
+    # Kernels write nothing, so that what they return is 0.
+    cupy.empty = lambda s, dtype=float, order="C": np.zeros(s, dtype).view(ndarray)
 
     def asarray(a, dtype=None, order=None, **k):
         if isinstance(a, ndarray):
@@ -504,7 +505,7 @@ def install():
     m.zeros_like = lambda x, dtype=None, device=None: full_like(x, 0, dtype)
     m.ones_like = lambda x, dtype=None, device=None: full_like(x, 1, dtype)
     m.full_like = full_like
-    m.empty_like = lambda x, dtype=None, device=None: np.empty(x.shape, dtype or x.dtype).view(ndarray)
+    m.empty_like = lambda x, dtype=None, device=None: np.zeros(x.shape, dtype or x.dtype).view(ndarray)
 
     def xasarray(a, dtype=None, device=None, copy=None, **k):
         if isinstance(a, ndarray):

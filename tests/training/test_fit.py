@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from tests.conftest import library_or_skip, needs_fused_products
 from tests.reference import for_each, raises_line, small_language_model
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.backends import Array, array_namespace, from_host, to_host
+from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingError
 from xformer.layers import lora
 from xformer.layers.dropout import Dropout
@@ -115,6 +117,52 @@ def test_a_callback_may_keep_the_model():
     for best, weight in kept:
         np.testing.assert_array_equal(best.weight, weight)
     assert bits(model) == bits(kept[-1][0])
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Let the arrays of NumPy be out of reach of the host, so that reading a loss waits."""
+    monkeypatch.setattr(NumpyLibrary, "is_host_accessible", lambda self, array: False)
+
+
+def logged_run(diary, run_dir, steps=6, fails_at=None, **options):
+    """Train on a function of the batches; the diary has the batches that are made and the events."""
+
+    def batches(start):
+        for number in itertools.count(start):
+            diary.append(f"batch {number}")
+            if number == fails_at:
+                raise DataError("the end of the file")
+            yield make_batches()[number % 4]
+
+    def write(event, loop):
+        if isinstance(event, Step):
+            diary.append(f"step {event.step}")
+            loop.save()
+
+    return run(batches, steps=steps, run_dir=run_dir, callbacks=[write], **options)
+
+
+def test_on_a_gpu_the_next_batch_is_made_while_a_step_is_computed(tmp_path, as_on_a_gpu, monkeypatch):
+    diary, expected = [], []
+    model, history = logged_run(diary, tmp_path / "whole", steps=3)
+    assert diary == ["batch 0", "batch 1", "step 1", "batch 2", "step 2", "step 3"]
+    logged_run([], tmp_path / "parts", steps=2)
+    assert bits(logged_run(diary, tmp_path / "parts", steps=3)[0]) == bits(model)
+    assert diary[-2:] == ["batch 2", "step 3"]
+    monkeypatch.undo()
+    other, other_history = logged_run(expected, tmp_path / "cpu", steps=3)
+    assert expected == ["batch 0", "step 1", "batch 1", "step 2", "batch 2", "step 3"]
+    assert bits(model) == bits(other)
+    assert losses(history) == losses(other_history)
+
+
+def test_on_a_gpu_an_error_of_a_batch_is_raised_after_the_step_before(tmp_path, as_on_a_gpu):
+    diary = []
+    with pytest.raises(DataError, match="the end of the file"):
+        logged_run(diary, tmp_path, fails_at=2)
+    assert diary[-2:] == ["batch 2", "step 2"]
+    assert len(logged_run([], tmp_path)[1]) == 4
 
 
 def test_products_of_batches_that_are_not_split_have_all_threads(monkeypatch, three_blas_threads):  # noqa: F811

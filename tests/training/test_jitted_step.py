@@ -104,7 +104,7 @@ REASONS = {
         "jit=True had no effect in 4 steps: a program",
     ),
     "numbers": ("numpy", [{"x": x, "number": i} for i, x in enumerate(ROWS)], {}, "jit=True had no effect in 6 steps"),
-    "model": ("numpy", ROWS, {"callbacks": [lambda event, loop: loop.model and None]}, "no callback reads loop.model"),
+    "model": ("numpy", ROWS, {"callbacks": [lambda event, loop: loop.model and None]}, None),
     "programs": ("numpy", ROWS, {}, None),
     "compiled": ("jax", ROWS, {}, None),
 }

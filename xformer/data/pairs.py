@@ -55,24 +55,25 @@ class Batch(NamedTuple):
         source: (batch, source length), with eos.
         target: (batch, target length), the decoder's input, with bos.
         labels: (batch, target length), with eos.
-        lengths: Lengths of the source and the target of each pair, without padding.
+        lengths: Lengths of the source and the target of each pair, without padding, (batch, 2), a NumPy array; those of
+            rows of padding are 0.
     """
 
     source: Array
     target: Array
     labels: Array
-    lengths: Sequence[tuple[int, int]]
+    lengths: Any
 
     @property
     def num_tokens(self) -> int:
         """Number of labels that are not padding."""
-        return sum(target for _, target in self.lengths)
+        return int(np.sum(self.lengths[:, 1]))
 
     def split(self, count: int) -> list[Self]:
         """Return at most `count` batches of neighboring pairs, each padded to its own longest pair."""
         copy, parts = array_namespace(self.source).asarray, []  # kernels need contiguous arrays
-        for rows in split_rows(len(self.lengths), count):
-            source, target = (slice(max(column)) for column in zip(*self.lengths[rows], strict=True))
+        for rows in split_rows(int(np.count_nonzero(self.lengths[:, 1])), count):
+            source, target = map(slice, self.lengths[rows].max(axis=0).tolist())
             columns = self.source[rows, source], self.target[rows, target], self.labels[rows, target]
             parts.append(type(self)(*(copy(x, copy=True) for x in columns), self.lengths[rows]))  # type: ignore[call-arg]
         return parts
@@ -108,10 +109,11 @@ class Batch(NamedTuple):
         source = [[*pairs.source[row], *suffix] for row in rows]
         target = [[bos_id, *pairs.target[row]] for row in rows]
         labels = [[*pairs.target[row], eos_id] for row in rows]
-        lengths = [(len(ids), len(out)) for ids, out in zip(source, labels, strict=True)]
+        lengths = np.asarray([(len(ids), len(out)) for ids, out in zip(source, labels, strict=True)])
         columns = [pad(ids, pad_id) for ids in (source, target, labels)]
         if bucketed:
             columns = [_bucketed(ids, pad_id, max_positions) for ids in columns]
+        lengths.resize(len(columns[0]), 2)
         arrays = [from_host(xp, ids, dtype="int64", device=device) for ids in columns]
         return cls(arrays[0], arrays[1], arrays[2], lengths)
 

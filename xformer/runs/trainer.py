@@ -23,7 +23,6 @@ from xformer.random import Rng
 from xformer.runs.tasks import Task
 from xformer.training.callbacks import Validator, early_stopping, time_limit
 from xformer.training.checkpoint import save_parameters
-from xformer.training.data_parallel import is_numpy
 from xformer.training.events import Checkpoint, End, Event, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop
 from xformer.training.inputs import FitConfig
@@ -137,7 +136,7 @@ class Trainer:
             callbacks=[*callbacks, self.validator, *limits, self],
             run_dir=directory.path,
             communicator=self.communicator,
-            jit=is_numpy(model) or isinstance(model, LanguageModel),  # on a GPU, only batches of one shape pay off
+            jit=isinstance(model, LanguageModel) or None,  # the shapes of pairs repeat if they are padded for it
             **{name: getattr(config, name) for name in field_names(FitConfig)},
         )
 

@@ -168,16 +168,21 @@ def arrays_of(value: Any) -> Iterator[Any]:
             yield from flatten(item.counter if isinstance(item, Rng) else item)[0]
 
 
+def is_host_array(array: Any) -> bool:
+    """Return whether an array is one of NumPy."""
+    return array_namespace(array).name == "numpy"
+
+
 def namespace_of(value: Any) -> Any:
     """Return the namespace of arguments, that of a trace if one is traced; None without arrays.
 
-    NumPy arrays beside those of another library are moved by the function; only JAX compiles that.
+    NumPy arrays beside those of another library are moved by the function; only JAX and CuPy have programs of that.
     """
     arrays = [array for item in value if not isinstance(item, Module) for array in arrays_of(item)]
     arrays += [array for item in value if isinstance(item, Module) for array in flatten(item)[0][:1]]
-    others = [array for array in arrays if not isinstance(array, np.ndarray | np.generic)]
+    others = [array for array in arrays if not is_host_array(array)]
     if not arrays:
         return None
     xp = array_namespace(*(others or arrays))
-    is_mixed = 0 < len(others) < len(arrays) and xp.name not in ("numpy", "jax")
+    is_mixed = 0 < len(others) < len(arrays) and xp.name not in ("numpy", "jax", "cupy")
     return None if is_mixed else xp

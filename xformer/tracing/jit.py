@@ -7,6 +7,7 @@ import functools
 import importlib
 import itertools
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -19,13 +20,22 @@ from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
 from xformer.tracing.activations import is_observing
-from xformer.tracing.arguments import Arguments, arrays_of, check_function, check_hashable, check_static, namespace_of
+from xformer.tracing.arguments import (
+    Arguments,
+    arrays_of,
+    check_function,
+    check_hashable,
+    check_static,
+    is_host_array,
+    namespace_of,
+)
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.program import Intervals, Program, array_copy, compiler
 from xformer.tree import Module
 
 _MAX_SIGNATURES, _MAX_BYTES = 64, 2**30  # of one function
 _ALIASES = "the function writes into an argument that shares memory with another array; pass a copy of one of them"
+_REFUSED = "the function takes no arrays of CuPy in place of NumPy's, and is called without a CUDA graph"
 _CALLS_PER_TRACE = 16  # tracing takes as long as a few calls, so the other calls must make up for it
 
 
@@ -111,6 +121,7 @@ class _Entry:
         arguments: Arguments of the traced call. They keep the Modules alive.
         shared: The memory that programs read and write where it is: of Modules and donated arguments.
         idle: Programs that no thread is using.
+        is_refused: There can be no program.
     """
 
     def __init__(self, modules: Sequence[Module]) -> None:
@@ -119,6 +130,7 @@ class _Entry:
         self.arguments: Any = None
         self.shared: Intervals | None = None
         self.idle: list[Program] = []
+        self.is_refused = False
 
 
 def _check_written(program: Any, data: Sequence[Any]) -> None:
@@ -197,20 +209,27 @@ class _Jitted:
         key = arguments.signature, available_threads(), native.is_reproducible()
         entry, program, may_trace = self._find(key, arguments.modules, xp)
         if entry.shared is None:
-            donated = [args[index] for index in self._donated if index < len(args)]
-            entry.shared = Intervals(arrays_of((*arguments.modules, *donated)))
+            donated = list(arrays_of([args[index] for index in self._donated if index < len(args)]))
+            entry.shared = Intervals([*arrays_of(arguments.modules), *donated])
+            entry.is_refused = xp.name != "numpy" and any(map(is_host_array, donated))
+        is_mixed = xp.name != "numpy" and any(map(is_host_array, arguments.data))
         if any(map(entry.shared.overlap, arguments.data)):
             result = self._function(*args, **keywords)  # which sees writes into either array
         elif program is not None:
             _check_written(program, arguments.data)
             result = program.run(arguments.data)
-        elif may_trace:
+        elif may_trace and not entry.is_refused:
             try:
-                program = new_program(self._function, *arguments.replace_data(array_copy), arguments.numbers)
+                copies = arguments.replace_data(functools.partial(array_copy, xp=xp))
+                program = new_program(self._function, *copies, arguments.numbers)
             except (TypeError, ValueError) as error:  # NumPy's, for a traced array as an element of a plain one
                 if isinstance(error.__cause__, JitError):
                     raise error.__cause__ from None
-                raise
+                if not is_mixed:
+                    raise
+                entry.is_refused = True
+                warnings.warn(f"{_REFUSED}: {error}", stacklevel=3)
+                return self._function(*args, **keywords)
             _check_written(program, arguments.data)
             program.write_back(arguments.data)
             result, program.result, entry.arguments = program.result, None, arguments
@@ -235,7 +254,7 @@ class _Jitted:
                 return entry, entry.idle.pop(), False
             allowed = _MAX_SIGNATURES + self._num_calls // _CALLS_PER_TRACE
             num_eager = self._num_eager if xp.name == "numpy" else 0  # the first calls of a graph take no longer
-            may_trace = entry.num_calls > num_eager and self._num_traces < allowed
+            may_trace = entry.num_calls > num_eager and self._num_traces < allowed and not entry.is_refused
             self._num_traces += may_trace
             sizes = [sum(program.nbytes for program in entry.idle) for entry in self._entries.values()]
             if len(sizes) > _MAX_SIGNATURES or (len(sizes) > 1 and sum(sizes) > xp.program_bytes(_MAX_BYTES)):

@@ -10,6 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
@@ -92,7 +93,7 @@ class TrainingLoop:
         run_dir: Any = None,
         communicator: Communicator | None = None,
         num_tokens: Callable[[Any], int] | None = None,
-        jit: bool = False,
+        jit: bool | None = None,
         **options: Any,
     ) -> None:
         check_inputs(model, loss_fn, batches, optimizer, learning_rate, callbacks, num_tokens, run_dir)
@@ -120,11 +121,14 @@ class TrainingLoop:
         self.saved_step: int | None = None
         self.is_incomplete = False
         self._model, self._is_shared = model, True  # by the caller: the first step must not overwrite it
+        self._copy: Any = None  # of the model
         self._optimizer_name = type(self._sharded.optimizer if self._sharded else optimizer).__name__
         with out_of_memory("the optimizer state", "use a smaller model, or an optimizer with a smaller state"):
             self.state = self.optimizer.init(model)
         self._autocast_loss, self._scaler = autocast(config.precision, loss_fn), GradScaler.init(config.precision)
-        self.jitted_step = JittedStep(self.num_workers, self.communicator) if jit else None
+        uses_jit = array_namespace(flatten(model)[0][0]).graph_capture() is not None if jit is None else jit
+        jitted_step = JittedStep(self.num_workers, self.communicator, is_default=jit is None)
+        self.jitted_step = jitted_step if uses_jit else None
         self._train_step = self.jitted_step or partial(
             train_step, donate=True, value_and_grad=parallel_value_and_grad(self.num_workers, communicator=communicator)
         )
@@ -135,9 +139,12 @@ class TrainingLoop:
 
     @property
     def model(self) -> Any:
-        """The current model, safe to keep: the next step copies it instead of reusing its memory."""
-        self._is_shared = True
-        return self._model
+        """The current model, safe to keep: a copy during training, as steps overwrite the parameters."""
+        if self._is_shared:
+            return self._model
+        if self._copy is None:
+            self._copy = _with_own_parameters(self._model)
+        return self._copy
 
     @property
     def minutes(self) -> float:
@@ -168,10 +175,11 @@ class TrainingLoop:
                 if self.files is not None:
                     states_of(self.callbacks, is_early=True)
                 reason = self._train(stack)
+                self._is_shared = True
                 self.emit(End(self.step, reason))
                 self.save()
             except Stopped as stopped:
-                reason, self.is_incomplete = str(stopped), True
+                reason, self.is_incomplete, self._is_shared = str(stopped), True, True
                 self.save()
                 self.emit(End(self.step, reason, is_interrupted=True))
         self._minutes = self.minutes
@@ -207,7 +215,7 @@ class TrainingLoop:
         progress = self.communicator.all_gather(progress)[0]
         self._model, state = broadcast(self.communicator, (model, state._replace(step=progress["updates"])))
         self.state = state if self._sharded is None else self._sharded.shard_state(self._model, state)
-        self._is_shared = False
+        self._is_shared, self._copy = False, None
         try:
             self.step, self.epoch, self.num_tokens = (progress[name] for name in ("step", "epoch", "num_tokens"))
             scaler, self._minutes = GradScaler(**progress["grad_scaler"]), progress["minutes"]
@@ -272,6 +280,7 @@ class TrainingLoop:
     def _train(self, stack: contextlib.ExitStack) -> str:
         """Make steps until there is a reason to stop; raise Stopped after a signal."""
         batches: Iterator[Any] | None = None
+        self._upcoming: list[Callable[[], tuple[list[Any], int]]] = []  # the batches of the next step, and their epoch
         accumulation = self.config.grad_accumulation
         stream = BatchStream(self._batches, self.step * accumulation, is_one_pass=self._is_one_pass)
         while True:
@@ -289,13 +298,13 @@ class TrainingLoop:
                 # One BLAS thread for each shard. The limit holds for the whole run, as bits depend on it.
                 sharded = self.num_workers > 1 and any(map(can_split, first))
                 stack.enter_context(blas_threads(1 if sharded else num_threads()))
-            accumulated = list(itertools.islice(batches, accumulation))
-            self.epoch = stream.epoch
+            fetch = partial(_fetch, batches, accumulation, stream)
+            accumulated, self.epoch = (self._upcoming.pop() if self._upcoming else fetch)()
             if not accumulated:
                 self.is_incomplete = self.max_steps != math.inf
                 return "the batches are exhausted"
             with out_of_memory(f"step {self.step + 1}", "use smaller batches or a smaller model"):
-                event = self._make_step(accumulated, started)
+                event = self._make_step(accumulated, started, fetch)
             self.emit(event)
 
     def _agree(self) -> tuple[str | None, str | None, bool]:
@@ -311,8 +320,8 @@ class TrainingLoop:
         """Return the optimizer state of all parameters; all ranks must call it."""
         return self.state if self._sharded is None else self._sharded.gather_state(self._model, self.state)
 
-    def _make_step(self, batches: Sequence[Any], started: float) -> Step | Skip:
-        step, loss_scale = self.step + 1, self._scaler.scale
+    def _make_step(self, batches: Sequence[Any], started: float, fetch: Callable[[], Any]) -> Step | Skip:
+        step, loss_scale, self._copy = self.step + 1, self._scaler.scale, None
         learning_rate, num_tokens = rate_of(self.learning_rate, step), tokens_of(batches, self.count_tokens, step)
         like = flatten(self._model)[0][0]
         xp = array_namespace(like)
@@ -331,6 +340,8 @@ class TrainingLoop:
             loss_scale=loss_scale,
             num_tokens=num_tokens,
         )
+        if not xp.is_host_accessible(result.loss) and step < self.max_steps:
+            self._upcoming.append(_attempt(fetch))  # while the GPU computes
         # Reading the loss waits for the GPU; by now the whole step has been launched.
         loss, grad_norm = map(float, to_host_together(result.loss, result.grad_norm))
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
@@ -360,6 +371,21 @@ class TrainingLoop:
         return event
 
 
+def _fetch(batches: Iterator[Any], count: int, stream: BatchStream) -> tuple[list[Any], int]:
+    """Return the batches of a step, and their epoch."""
+    return list(itertools.islice(batches, count)), stream.epoch
+
+
+def _attempt(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Call a function; return one that returns its result or raises its error."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(function())
+    except Exception as error:  # noqa: BLE001 - raised once the step before has ended
+        future.set_exception(error)
+    return future.result
+
+
 def _with_own_parameters(model: Any) -> Any:
     """Return the model with copies of its parameters, which steps may overwrite; other arrays are shared."""
     leaves, rebuild = flatten_parameters(model)
@@ -382,7 +408,8 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
             None for the rng: no dropout.
         batches: An iterable, which is iterated again until all steps are made; or a function of a number n that returns
             an iterator over the batches from number n on, counted from 0. A resumed run skips the batches of an
-            iterable that it has seen, and calls the function with their number.
+            iterable that it has seen, and calls the function with their number. On a GPU the next batch is made while
+            a step is computed, before callbacks get its event.
         optimizer: For example `AdamW(weight_decay=0.1)`.
         learning_rate: A number, or a function of the step, counted from 1; see `xformer.training.schedules`.
         max_grad_norm: Largest norm of the gradient (clipping by global norm); math.inf is no clipping.
@@ -404,8 +431,9 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
         jit: Whether to trace `loss_fn` by `xformer.jit` for batches whose shapes repeat, which makes small models
-            faster on NumPy. It must then be pure, since later batches run none of its Python code. If it has no effect,
-            a warning says so.
+            faster on NumPy, and all on CuPy, whose steps become CUDA graphs. It must then be pure, since later batches
+            run none of its Python code. If it has no effect, a warning says so. Default: on CuPy, unless the loss
+            cannot be traced.
         save_every_minutes: Minutes between saves of the state.
 
     Returns:

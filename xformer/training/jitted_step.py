@@ -39,12 +39,14 @@ class JittedStep:
     Args:
         num_workers: Number of shards of a batch.
         communicator: The ranks, see `data_parallel`.
+        is_default: Whether nobody asked for it: what cannot be traced is then no error.
 
     Attributes:
         refusal: Why steps were made without jit, or None.
     """
 
-    def __init__(self, num_workers: int, communicator: Communicator | None = None) -> None:
+    def __init__(self, num_workers: int, communicator: Communicator | None = None, *, is_default: bool = False) -> None:
+        self._is_default = is_default
         self._num_workers, self._communicator, self._value_and_grad = num_workers, communicator, data_parallel(1)
         self.refusal: str | None = None
         self._step = jit_repeated(_step_in_place, donate_argnums=(0, 1))
@@ -70,17 +72,18 @@ class JittedStep:
         """Warn once, on rank 0, if jit has no effect on the steps that are made inside the block."""
         obstacle = self.obstacle(model)
         if obstacle is not None:
-            self._warn("jit=True has no effect: %s", obstacle)
+            self._warn(f"has no effect: {obstacle}")
         yield
         if self.refusal is not None:
-            self._warn("jit=True had no effect: %s", self.refusal)
+            self._warn(f"had no effect: {self.refusal}")
         elif obstacle is None and history and not self.num_runs:
-            message = "jit=True had no effect in %d steps: a program serves the third and later batches of the same "
-            self._warn(message + "shapes and other values, if no callback reads loop.model in each step", len(history))
+            message = "a program serves the later batches of the same shapes and other values"
+            self._warn(f"had no effect in {len(history)} steps: {message}")
 
-    def _warn(self, message: str, value: Any) -> None:
+    def _warn(self, message: str) -> None:
         if self._communicator is None or self._communicator.rank == 0:
-            logging.getLogger("xformer").warning(message, value)
+            name = "jit, the default on CuPy," if self._is_default else "jit=True"
+            logging.getLogger("xformer").warning("%s %s", name, message)
 
     def __call__(
         self, model: Any, state: Any, batches: Sequence[Any], rng: Rng | None, *, loss_fn: Any, **options: Any
@@ -91,7 +94,7 @@ class JittedStep:
         try:
             return self._make(model, state, batches, rng, loss_fn=code, **options)
         except JitError as error:
-            if not hides_arrays(batches):
+            if not self._is_default and not hides_arrays(batches):
                 raise
             self.refusal = str(error)
         options["value_and_grad"] = data_parallel(self._num_workers, communicator=self._communicator)

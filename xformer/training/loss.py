@@ -174,12 +174,15 @@ def _balanced(
     total = xp.sum(losses)
     if not routing:
         return total
-    if not isinstance(batch, PackedBatch):
+    if isinstance(batch, TextChunks):
         return total + (weight * batch.num_tokens) * load_balancing_loss(routing)
-    # A compiled step has no values of `counts`, so the labels are counted on the device.
-    labels = to_library_of(batch.labels, losses, "labels are")
-    count = xp.sum(xp.astype(labels != IGNORE_INDEX, losses.dtype))
-    return total + weight * count * load_balancing_loss(routing, batch.segment_ids != 0)
+    # A compiled step has no values of `counts` and `lengths`, so the labels are counted on the device.
+    if isinstance(batch, PackedBatch):
+        counts, mask = batch.counts, batch.segment_ids != 0
+    else:
+        counts, mask = batch.lengths[:, 1], None
+    count = xp.astype(xp.sum(to_library_of(counts, losses, "the numbers of labels are")), losses.dtype)
+    return total + weight * count * load_balancing_loss(routing, mask)
 
 
 def _divergences(first: Array, second: Array, labels: Array, pad_id: int | None) -> Array:
