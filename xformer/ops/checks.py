@@ -160,6 +160,7 @@ class Checks:
         reason = None if refusal is None else refusal(*arrays, save=save, **options)
         if reason is not None:
             return reason
+        arrays, options = self._operation.example(arrays, options)
         key = save, *map(_key, arrays), *((name, _key(value)) for name, value in options.items())
         if key not in self._known:
             self._known[key] = self._result(f"{self._kernel.name} {key}", arrays, options, save)

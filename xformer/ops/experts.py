@@ -126,6 +126,15 @@ _operation = Operation(
 )
 
 
+def _example(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a call of two experts: all have the same sizes where kernels take them."""
+    experts = options["experts"][:2]
+    return arrays[: 2 + sum(expert.num_arrays for expert in experts)], {"experts": experts}
+
+
+_operation.example = _example
+
+
 def apply_experts(x: Array, expert_indices: Array, experts: Sequence[Module]) -> Array:
     """Apply one of several modules to each row, `experts[expert_indices[i]](x[i])`.
 

@@ -356,6 +356,8 @@ class Operation:
         self.definition = Kernel("portable definition", name, "", forward, vjp)
         self.compute_in_float32 = compute_in_float32
         self.kernels: dict[str, list[Kernel]] = {}  # by library, in the order in which they are tried
+        # (arrays, options) -> those of a smaller call that stands for it where a kernel is compared
+        self.example: Callable[[tuple[Any, ...], dict[str, Any]], Any] = lambda *call: call
         OPERATIONS[name] = self
 
     def __call__(self, *arrays: Any, **options: Any) -> Any:

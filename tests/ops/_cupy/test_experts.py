@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import numpy as np
 import pytest
 
 from tests.ops._cupy.cuda_cases import DTYPES, normal
-from tests.reference import for_each
+from tests.reference import for_each, raises_line
 from xformer import ops, vjp
 from xformer.backends import array_namespace, to_host
+from xformer.backends.numpy import NumpyLibrary
+from xformer.errors import ShapeError
 from xformer.layers import Initializer, Linear, quantize
 from xformer.ops.experts import apply_experts
 from xformer.tree import replace
@@ -79,6 +82,20 @@ def test_the_number_of_launches_does_not_depend_on_the_experts(cuda_host, monkey
     assert launched == [[*product, *product, "fill_tiles", "sum_tiles", "sum_tiles"]] * 2
 
 
+def test_a_comparison_at_the_first_use_has_two_experts(cuda_host, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(NumpyLibrary, "kernel_identity", lambda self: "a GPU", raising=False)
+    monkeypatch.setattr(cuda_host.xp, "kernels", {})
+    function, *hosts = case(np.sort(np.arange(50) % 30), 30)
+    function(*(cuda_host.array(host, "float32") for host in hosts))
+    products = [name for name in cuda_host.launcher.launched if "route" in name]
+    assert len(products) == 2
+    (verdicts,) = json.loads((tmp_path / "xformer" / "kernel_checks.json").read_text()).values()
+    (key,) = (key for key in verdicts if key.startswith("cupy.experts"))
+    assert verdicts[key] == ""
+    assert len(key) < 600
+
+
 def test_infinite_rows_do_not_reach_other_experts(cuda):
     function, x, *hosts = case(np.repeat([0, 1, 2], 20), 3)
     x[:20] = np.inf
@@ -101,6 +118,12 @@ def test_indices_out_of_range_give_zeros_and_unsorted_ones_nan(cuda):
         right = np.stack([row @ hosts[2 * i] + hosts[2 * i + 1] for row, i in zip(x, indices, strict=True)])
         assert np.isnan(y).any()
         assert all(np.isnan(row).all() or np.allclose(row, own, atol=1e-5) for row, own in zip(y, right, strict=True))
+
+
+def test_shapes_that_do_not_fit_are_refused(cuda):
+    function, x, weight, bias, *_ = (cuda.array(each) if index else each for index, each in enumerate(case([0, 0], 1)))
+    with raises_line(ShapeError, r"experts got x of shape \(2, 11\) and weights of shape \(12, 9\)"):
+        function(x[:, :11], weight, bias)
 
 
 def test_explain_gives_the_reason(cuda):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import array_namespace
+from xformer.errors import ShapeError
 from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.launch import FLOATS, compute_dtype, contiguous, dtype_names, empty, grid_for_rows
 from xformer.native import is_reproducible
@@ -90,6 +91,9 @@ def _sum_tiles(parts: Any, layout: _Layout, dtype: Any) -> list[Any]:
 def _forward(x: Any, expert_indices: Any, *arrays: Any, experts: tuple[Expert, ...], save: bool) -> tuple[Any, Any]:
     x, indices = contiguous(x), contiguous(expert_indices, array_namespace(x).int64)
     weights, biases = arrays[:: experts[0].num_arrays], arrays[1::2] if experts[0].num_arrays == 2 else ()
+    shape = tuple(weights[0].shape)
+    if x.shape[1] != shape[0] or any(bias.shape != shape[1:] for bias in biases):  # cuBLAS gets addresses alone
+        raise ShapeError(f"experts got x of shape {tuple(x.shape)} and weights of shape {shape}; expected what fits")
     return _multiply(x, indices, weights, [contiguous(bias) for bias in biases])[0], (x, indices, weights)
 
 

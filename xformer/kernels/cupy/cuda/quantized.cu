@@ -23,7 +23,7 @@ template <typename T, typename Q, int R, int C>
 __global__ void __launch_bounds__(128, 3) few_rows(const T* x, const Q* values, const T* scales, const T* bias, T* y, long long rows,
                          long long depth, long long columns)
 {
-    const int V = VectorSize<T>::value, UNROLL = R < 8 ? 4 : 2, STEP = 32 * V;
+    const int V = VectorSize<T>::value, UNROLL = R < 2 ? 8 : R < 8 ? 4 : 2, STEP = 32 * V;
     const long long first = (blockIdx.x * (long long)(blockDim.x / 32) + threadIdx.x / 32) * C;
     const int lane = threadIdx.x % 32;
     if (first >= columns) return;
