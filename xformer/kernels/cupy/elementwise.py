@@ -15,15 +15,7 @@ from xformer.ops.operation import Kernel
 def map_elements(
     kernel: str, x: Any, *arrays: Any, settings: tuple[float, ...] = (), function: tuple[str, ...] = ()
 ) -> Any:
-    """Launch an elementwise function of x and of more arrays, which are C-contiguous.
-
-    Args:
-        kernel: Name of the kernel.
-        x: First array.
-        *arrays: Other arrays.
-        settings: Last arguments of the kernel.
-        function: Its template argument, if it has one besides the dtype.
-    """
+    """Launch a kernel, perhaps with a template argument, on x and other arrays, which are C-contiguous."""
     x = contiguous(x)
     y = empty(x)
     template = *dtype_names(x), *function

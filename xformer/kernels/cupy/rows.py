@@ -277,28 +277,21 @@ def _top_k_why_not(x: Any, *, k: int, **options: Any) -> str | None:
     return why_not(x) if 1 <= k <= min(_MAX_K, x.shape[-1]) else f"k is {k}; expected 1 to {_MAX_K}"
 
 
-# --- Rotation of pairs of features, whichever order heads and rows have in memory ---
-
-_MAX_BLOCKS = 2**20
+# --- Rotation of pairs of features ---
 
 
 def _rotate(sign: float, x: Any, cosine: Any, sine: Any) -> Any:
-    """Rotate; the result has the memory order of x if that is (batch, length, heads, head_dim), else C order."""
+    """Rotate, and write the result in the order of layers: (batch, length, heads, head_dim)."""
     xp, (*outer, length, size), half = array_namespace(x), x.shape, cosine.shape[1]
     is_readable = x.ndim == 4 and x.strides[3] == x.itemsize and min(x.strides) > 0
     rows = x if is_readable else xp.reshape(contiguous(x), (math.prod(outer), 1, length, size))
     batch, heads = rows.shape[:2]
-    if rows.strides[1] < rows.strides[2]:
-        y = xp.permute_dims(empty(x, (batch, length, heads, size)), (0, 2, 1, 3))
-    else:
-        y = empty(x, rows.shape)
-    vector = launch.elements_per_thread(x)
-    vectors = -(-half // vector) + -(-(size - 2 * half) // vector)
-    grid = min(batch * length, _MAX_BLOCKS) if x.size else 0, min(512, -(-heads * vectors // 32) * 32)
-    steps = (stride // x.itemsize for array in (rows, y) for stride in array.strides[:3])
-    arrays = rows, contiguous(cosine), contiguous(sine), y
-    launch.launch("rotate.rotate", dtype_names(x), *grid, *arrays, batch, heads, length, size, half, *steps, sign)
-    return xp.reshape(y, x.shape)
+    y = empty(x, (batch, length, heads, size))
+    grid = launch.grid_for_rows(batch * length if x.size else 0, xp.reshape(y, (batch, length, heads * size)), 2)
+    steps = (stride // x.itemsize for stride in rows.strides[:3])
+    arrays, sizes = (rows, contiguous(cosine), contiguous(sine), y), (batch, heads, length, size, half)
+    launch.launch("rotate.rotate", dtype_names(x), *grid, *arrays, *sizes, *steps, sign)
+    return xp.reshape(xp.permute_dims(y, (0, 2, 1, 3)), x.shape)
 
 
 def _rotate_forward(x: Any, cosine: Any, sine: Any, *, save: bool) -> tuple[Any, Any]:
