@@ -53,7 +53,8 @@ def normalized(norm: Any, x: Any, *, keep_sum: bool = True) -> tuple[Any, Array]
         options = {"epsilon": norm.epsilon, "centered": type(norm) is LayerNorm, "keep_sum": keep_sum}
         both = add_norm(x.x, x.y, norm.weight, getattr(norm, "bias", None), **options)
         return (Sum(both[0]), both[1]) if keep_sum else (None, both)
-    return Sum(total(x)), norm(total(x))
+    x = Sum(total(x))
+    return x, norm(x.x)
 
 
 def final(norm: Norm | None, x: Any) -> Array:

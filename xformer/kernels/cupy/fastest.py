@@ -8,8 +8,9 @@ from typing import Any
 
 from xformer.kernels.cupy.launch import cuda
 from xformer.ops.cache_file import CacheFile
+from xformer.threads import fork_safe_lock
 
-_RESULTS = CacheFile("fastest_products.json")
+_RESULTS, _LOCK = CacheFile("fastest_products.json"), fork_safe_lock()
 _BEFORE, _REPETITIONS = 4, 2  # calls that keep the GPU busy while the host enqueues the one that is measured
 _MIN_GAIN = 0.97  # relative time from which another way than the first is worth while
 
@@ -22,16 +23,17 @@ def fastest(identity: str, key: str, ways: Sequence[Callable[[], Any]]) -> int |
         key: What is computed.
         ways: The functions. The first one is returned unless another is clearly faster.
     """
-    known = _RESULTS.get(identity, key)
-    if type(known) is int and 0 <= known < len(ways):
-        return known
-    if cuda().get_current_stream().is_capturing():
-        return None
-    times = [_milliseconds(way) for way in ways]
-    times[0] *= _MIN_GAIN
-    best = times.index(min(times))
-    _RESULTS.set(identity, key, best)
-    return best
+    with _LOCK:  # all threads take the same
+        known = _RESULTS.get(identity, key)
+        if type(known) is int and 0 <= known < len(ways):
+            return known
+        if cuda().get_current_stream().is_capturing():
+            return None
+        times = [_milliseconds(way) for way in ways]
+        times[0] *= _MIN_GAIN
+        best = times.index(min(times))
+        _RESULTS.set(identity, key, best)
+        return best
 
 
 def _milliseconds(way: Callable[[], Any]) -> float:
