@@ -32,6 +32,7 @@ class CupyLibrary(Library, library="cupy"):
 
     is_writable = True
     needs_upcast = True  # as NumPy
+    has_windows = True
     builds_per_shape = True  # cuDNN's attention
 
     @property

@@ -64,6 +64,7 @@ class Library(ModuleType):
             and no derivative needs the old values.
         needs_upcast: Whether portable code computes float16 and bfloat16 in float32, since the library's promotion
             rules or functions do not handle them.
+        has_windows: Whether its kernels for attention take a window without a mask of queries and keys.
         builds_per_shape: Whether kernels are built for one shape of their arrays, which takes longer than running them,
             so that training pads batches to few different shapes.
         index_dtype: Dtype of indices: int64, or int32 on jax without x64.
@@ -77,6 +78,7 @@ class Library(ModuleType):
     is_trace: ClassVar[bool] = False
     is_writable: ClassVar[bool] = False
     needs_upcast: ClassVar[bool] = False
+    has_windows: ClassVar[bool] = False
     builds_per_shape: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, library: str, **options: Any) -> None:

@@ -166,10 +166,13 @@ class MultiHeadAttention(Module):
             q, k, v = named(self, "queries", q), named(self, "keys", k), named(self, "values", v)
         if cache is not None:  # decoding: earlier keys come first, so that the last query stays aligned with the last
             k, v = cache.append(k, v)
-        if self.window is not None:
+        options: dict[str, Any] = {"causal": causal}
+        if self.window is not None and cache is not None:
             mask = self._within_window(self.window, mask, q, k, cache)
+        elif self.window is not None:
+            options["window"] = self.window
         bias = None if bias is None else self._score_bias(bias, q, k)
-        y = self.output(merge_heads(self._attend(q, k, v, mask, bias, rng, causal=causal)))
+        y = self.output(merge_heads(self._attend(q, k, v, mask, bias, rng, **options)))
         return named(self, "output", y) if OPEN_BLOCKS else y
 
     def attend(self, query: Array, cache: KVCache, *, mask: Array | None = None) -> Array:

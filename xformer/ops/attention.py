@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import Array, Device, Namespace, accumulation_dtype, array_namespace, device, extra
-from xformer.config import check_bool
+from xformer.config import check_bool, check_count
 from xformer.errors import ConfigError, ShapeError
 from xformer.ops.dropout import apply_dropout, check_keep_probability
 from xformer.ops.operation import FINITE, Operation
@@ -25,6 +25,24 @@ def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -
     query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
     key = xp.reshape(xp.arange(keys, device=device), (1, keys))
     return key <= query
+
+
+def window_mask(xp: Namespace, queries: int, keys: int, window: int, device: Device = None) -> Array:
+    """Return a mask (queries, keys), True where a key is less than `window` away; the last query is at the last key."""
+    query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
+    return xp.abs(query - xp.reshape(xp.arange(keys, device=device), (1, keys))) < window
+
+
+def visible(query: Array, key: Array, mask: Array | None, causal: bool, window: int) -> Array | None:
+    """Return a mask that is also False where a causal mask or a window is; no window if it is 0."""
+    xp, sizes = array_namespace(query), (query.shape[-2], key.shape[-2])
+    if causal and sizes[0] > 1:  # a single query is the last one, and sees every key
+        allowed = causal_mask(xp, *sizes, device(query))
+        mask = allowed if mask is None else xp.logical_and(mask, allowed)
+    if window:
+        allowed = window_mask(xp, *sizes, window, device(query))
+        mask = allowed if mask is None else xp.logical_and(mask, allowed)
+    return mask
 
 
 def attention_weights(
@@ -70,25 +88,33 @@ def _scores(query: Array, key: Array, bias: Any, scale: float, softcap: float | 
 
 
 def _weights(
-    query: Array, key: Array, mask: Any, bias: Any, *, causal: bool, scale: float, softcap: Any = None, edit: Any = None
+    query: Array,
+    key: Array,
+    mask: Any,
+    bias: Any,
+    *,
+    causal: bool,
+    scale: float,
+    window: int = 0,
+    softcap: Any = None,
+    edit: Any = None,
 ) -> Array:
-    xp, scores = array_namespace(query, key, bias), _scores(query, key, bias, scale, softcap)
-    scores = scores if edit is None else edit(scores)
-    if causal:
-        visible = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
-        mask = visible if mask is None else xp.logical_and(mask, visible)
-    return softmax(scores, mask)
+    scores = _scores(query, key, bias, scale, softcap)
+    return softmax(scores if edit is None else edit(scores), visible(query, key, mask, causal, window))
 
 
-def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Array, Any]:
+def _forward(
+    *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
+) -> tuple[Array, Any]:
     query, key, value, mask, bias, dropout_mask = arrays
-    xp, weights = array_namespace(query, value), _weights(query, key, mask, bias, causal=causal, scale=scale)
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
+    xp, weights = array_namespace(query, value), _weights(query, key, mask, bias, **options)
     dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
     return xp.matmul(dropped, value), (query, key, value, weights, dropout_mask)
 
 
 def _vjp(
-    g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
+    g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float, window: int = 0
 ) -> tuple[Any, ...]:
     """With P the weights, S the scores: dV = P^T g, dP = g V^T, dS = P (dP - sum(dP P)), dQ = dS K, dK = dS^T Q."""
     query, key, value, weights, dropout_mask = residuals
@@ -154,6 +180,7 @@ def attention(
     bias: Array | None = None,
     *,
     causal: bool = False,
+    window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_mask: Array | None = None,
@@ -175,6 +202,8 @@ def attention(
             or infinity gives NaN.
         bias: Added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the dtype of the query.
         causal: Whether to also mask keys later than the query; the last query sees the last key.
+        window: Number of keys that a query sees in each direction, its own included (see `masks.sliding_window`), or
+            None.
         scale: Scale of the scores, by default 1 / sqrt(head_dim).
         softcap: Limit c of the scaled scores, which become c tanh(score / c) (Gemma 2).
         dropout_mask: Dropout mask of the weights, (batch, heads, queries, keys), True = keep.
@@ -200,9 +229,14 @@ def attention(
         check_keep_probability(keep_probability)
     if type(causal) is not bool:
         causal = check_bool("causal", causal)
-    if softcap is not None or edit_scores is not None or edit_weights is not None:
+    is_edited = edit_scores is not None or edit_weights is not None
+    if softcap is not None or is_edited or window is not None:
         _operation.check(q, k, v, mask, bias, dropout_mask)
-    if edit_scores is not None or edit_weights is not None:
+    if window is not None:
+        check_count("window", window)
+        if softcap is not None or is_edited or q.shape[2] == 1 or not array_namespace(q).library.has_windows:
+            mask, window = visible(q, k, mask, False, window), None
+    if is_edited:
         options: dict[str, Any] = {"causal": causal, "scale": scale, "softcap": softcap, "edit_scores": edit_scores}
         weights = attention_weights(q, k, mask, bias, **options)
         weights = weights if edit_weights is None else edit_weights(weights)
@@ -214,6 +248,8 @@ def attention(
             bias = _scores(q, k, bias, scale, softcap)
             q, k = (array_namespace(x).zeros_like(x[..., :1]) for x in (q, k))
         options = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+        if window is not None:
+            options["window"] = window
         heads, kv_heads = q.shape[1], k.shape[1]
         is_grouped = q.shape[2] == 1 and heads > kv_heads > 0 and heads % kv_heads == 0 and dropout_mask is None
         if is_grouped and not _depends_on_head(mask) and not _depends_on_head(bias):

@@ -225,6 +225,9 @@ def _scores(node, arrays):
     if "diagonal_alignment" in node:
         late = column > row + (scores.shape[3] - scores.shape[2] if node["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
         scores = np.where(late, -np.inf, scores)
+    if "diagonal_band_left_bound" in node:
+        far = column <= row + scores.shape[3] - scores.shape[2] - node["diagonal_band_left_bound"]
+        scores = np.where(far, -np.inf, scores)
     inside, counted = (np.ones((len(scores), 1, size, 1), bool) for size in scores.shape[2:])
     if node.get("use_padding_mask"):
         inside, counted = row < arrays["seq_len_q"], column[:, None] < arrays["seq_len_kv"]

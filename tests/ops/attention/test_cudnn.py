@@ -19,6 +19,7 @@ from tests.ops.attention.test_cupy import MASKS, assert_same, heads, make_mask, 
 from tests.reference import raises_line
 from xformer import ops, vjp
 from xformer.backends import to_host
+from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import ShapeError
 from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import cublas, cudnn_plans, launch, plans
@@ -109,6 +110,18 @@ def test_padding_is_passed_as_lengths(monkeypatch, cudnn, causal):
     mask[1, ..., 4:], mask[2, ..., [1, 5]], mask[3] = False, False, False
     assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal), *qkv(6, 6, batch=4), tolerance=0.03)
     np.testing.assert_array_equal(lengths, [[6, 4, 5, 1]] * 2)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (5, 9)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_windows(monkeypatch, cudnn, lengths, causal):
+    """A bound of cuDNN; in both directions, or with a mask, products mask the scores."""
+    monkeypatch.setattr(NumpyLibrary, "has_windows", True)
+    arrays = qkv(*lengths)
+    assert_same(monkeypatch, functools.partial(attention, causal=causal, window=3), *arrays, tolerance=0.03)
+    assert (": cudnn.attention" in explained(*arrays, causal=causal, window=3)) == causal == bool(cudnn.executed)
+    masked = explained(*arrays, np.ones(lengths[1], bool), causal=causal, window=3)
+    assert "a mask, a bias or dropout" in masked
 
 
 @pytest.mark.parametrize("kind", [None, "padding", "heads"])

@@ -11,6 +11,7 @@ from tests.conftest import library_or_skip
 from tests.ops.attention.test_cupy import DTYPES, MASKS, assert_same, heads, make_mask, normal, serve_numpy
 from tests.reference import for_each
 from xformer import ops, vjp
+from xformer.backends.numpy import NumpyLibrary
 from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import launch
 from xformer.ops import attention
@@ -49,6 +50,16 @@ def agree(monkeypatch, tiles, *arrays, **given):
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks(monkeypatch, tiles, lengths, causal, kind):
     agree(monkeypatch, tiles, *qkv(*lengths), mask=make_mask(kind, 2, 2, *lengths), causal=causal)
+
+
+@pytest.mark.parametrize("lengths", [(40, 40), (100, 100), (70, 100), (100, 70)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 20, 64])
+def test_windows(monkeypatch, tiles, lengths, causal, window):
+    """With a mask of padding, and without a mask of queries and keys."""
+    monkeypatch.setattr(NumpyLibrary, "has_windows", True)
+    mask = make_mask("padding", 2, 1, *lengths)
+    agree(monkeypatch, tiles, *qkv(*lengths, count=1), mask=mask, causal=causal, window=window)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import NativeArray as Array
-from xformer.backends import accumulation_dtype, array_namespace, device
+from xformer.backends import accumulation_dtype, array_namespace
 from xformer.kernels.cupy import launch
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.launch import FLOATS, contiguous, empty, why_not
-from xformer.ops.attention import causal_mask, repeat_kv, sum_kv_groups
+from xformer.ops.attention import repeat_kv, sum_kv_groups, visible
 from xformer.ops.dropout import apply_dropout
 from xformer.ops.operation import Kernel
 from xformer.ops.softmax import softmax, softmax_cotangent
 
 
-def forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Array, Any]:
+def forward(
+    *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
+) -> tuple[Array, Any]:
     """Return the output (..., queries, value_dim), and the arrays, weights and dropout mask as residuals."""
     query, key, value, mask, bias, dropout_mask = arrays
     xp, heads = array_namespace(query), key.shape[1]
@@ -30,15 +32,14 @@ def forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, s
     scores = batched_product(query, _transpose(key), alpha=scale, dtype=accumulation_dtype(xp, query.dtype))
     if bias is not None:
         scores += xp.astype(bias, scores.dtype, copy=False)
-    if causal and query.shape[-2] > 1:  # a single query is the last one, and sees every key
-        allowed = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
-        mask = allowed if mask is None else xp.logical_and(mask, allowed)
-    weights = xp.astype(softmax(scores, mask), query.dtype, copy=False)
+    weights = xp.astype(softmax(scores, visible(query, key, mask, causal, window)), query.dtype, copy=False)
     dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
     return batched_product(dropped, value), (query, key, value, weights, dropout_mask, heads) if save else None
 
 
-def vjp(g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> Any:
+def vjp(
+    g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float, window: int = 0
+) -> Any:
     """Compute the cotangents that are needed, as the definition does, with dS in float32 until it is multiplied."""
     query, key, value, weights, dropout_mask, heads = residuals
     xp = array_namespace(g)
@@ -73,10 +74,11 @@ def recomputed_vjp(g: Array, inputs: Any, needs: Any, **options: Any) -> Any:
 
 _THREADS, _MAX_FEATURES = 128, 128
 _FEW, _MANY = 16, 128
+_FAR = 2**29  # keys before and after a query that it sees if there is no limit
 # Layout of cuda/attention.cu.
 _FOUR_AXES, _WITH_ROWS = ("mask", "bias", "dropout_mask"), ("query", "key", "value", "g")
 _LAYOUT = np.dtype(
-    [("sizes", "i4", 6), *((name, "i8", 3) for name in _WITH_ROWS), *((name, "i8", 4) for name in _FOUR_AXES)]
+    [("sizes", "i4", 8), *((name, "i8", 3) for name in _WITH_ROWS), *((name, "i8", 4) for name in _FOUR_AXES)]
 )
 
 
@@ -93,26 +95,28 @@ def _tiles_why_not(query: Array, key: Array, value: Array, *masks: Any, **option
     return why_not(query)
 
 
-def _tiles_forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Array, Any]:
+def _tiles_forward(
+    *inputs: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
+) -> tuple[Array, Any]:
     """Save the logarithms of the sums of exponentials."""
     arrays = *map(_with_contiguous_rows, inputs[:3]), *inputs[3:]
     query, _, value, *_ = arrays
     output = empty_heads(query, (*query.shape[:3], value.shape[3]))
     log_sums = empty(query, query.shape[:3], array_namespace(query).float32) if save else None
-    settings = int(causal), float(scale), 1.0 / keep_probability
-    _launch("attention", (), query, _layout_of(arrays, None), *arrays, output, log_sums, *settings)
+    layout, settings = _layout_of(arrays, None, causal, window), (float(scale), 1.0 / keep_probability)
+    _launch("attention", (), query, layout, *arrays, output, log_sums, *settings)
     return output, (arrays, output, log_sums, inputs)
 
 
-def _tiles_vjp(g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> Any:
+def _tiles_vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> Any:
     arrays, output, log_sums, inputs = residuals
     if needs[4]:  # which has as many elements as there are scores
-        options: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
         return recomputed_vjp(g, inputs, needs, **options)
     query, key, value, *_ = arrays
     g = _with_contiguous_rows(g)
     dquery, dkey, dvalue = (empty_heads(x, x.shape) for x in (query, key, value))
-    layout, settings = _layout_of(arrays, g), (int(causal), float(scale), 1.0 / keep_probability)
+    layout = _layout_of(arrays, g, options["causal"], options.get("window", 0))
+    settings = float(options["scale"]), 1.0 / options["keep_probability"]
     saved = layout, *arrays, output, g, log_sums, empty(log_sums)
     _launch("attention_vjp", ("0",), query, *saved, dquery, None, *settings)  # first, as it writes the corrections
     if needs[1] or needs[2]:
@@ -129,17 +133,18 @@ def _launch(kernel: str, template: tuple[str, ...], rows: Array, layout: tuple[A
     launch.launch(f"attention.{kernel}", dtypes, batch * heads * -(-length // tile), _THREADS, table, *arguments)
 
 
-def _layout_of(arrays: tuple[Any, ...], g: Array | None) -> tuple[Any, int]:
+def _layout_of(arrays: tuple[Any, ...], g: Array | None, causal: bool, window: int) -> tuple[Any, int]:
     described = [None if x is None else (x.shape, x.strides) for x in (*arrays[:3], g, *arrays[3:])]
-    return _layout(arrays[0].itemsize, *described)
+    before, after = (window - 1, window - 1) if window else (_FAR, _FAR)
+    return _layout((before, 0 if causal else after), arrays[0].itemsize, *described)
 
 
 @functools.lru_cache(maxsize=4096)
-def _layout(itemsize: int, *arrays: Any) -> tuple[Any, int]:
+def _layout(reach: tuple[int, int], itemsize: int, *arrays: Any) -> tuple[Any, int]:
     """Return the struct, and the features for which the kernel is compiled, given shapes and strides in bytes."""
     (_, heads, queries, features), (_, shared, keys, _), (*_, width) = (shape for shape, _ in arrays[:3])
     table = np.zeros(1, _LAYOUT)
-    table["sizes"] = heads, shared, queries, keys, features, width
+    table["sizes"] = heads, shared, queries, keys, features, width, *reach
     for name, array in zip((*_WITH_ROWS, *_FOUR_AXES), arrays, strict=True):
         if array is not None:
             step = itemsize if name in (*_WITH_ROWS, "bias") else 1

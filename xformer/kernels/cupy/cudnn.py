@@ -42,6 +42,7 @@ def why_not(
     causal: bool,
     scale: float,
     save: bool,
+    window: int = 0,
     **options: Any,
 ) -> str | None:
     """Return why cuDNN does not support the call, or None."""
@@ -67,7 +68,9 @@ def why_not(
     if causal and queries < keys and any(x is not None for x in (mask, bias, dropout_mask)):
         return "causal with more keys than queries and a mask, a bias or dropout"
     arrays = query, key, value, mask, bias, dropout_mask
-    return cudnn_plans.unsupported_reason(*_specs_of(arrays, causal, scale))
+    if window and (not causal or any(x is not None for x in arrays[3:])):
+        return "a window without a causal mask, or with a mask, a bias or dropout"
+    return cudnn_plans.unsupported_reason(*_specs_of(arrays, causal, scale, window))
 
 
 class _Saved(NamedTuple):
@@ -79,11 +82,13 @@ class _Saved(NamedTuple):
     inputs: tuple[Any, ...]
 
 
-def _forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Array, Any]:
+def _forward(
+    *inputs: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
+) -> tuple[Array, Any]:
     query, key, value, mask, bias, dropout_mask = inputs
     xp = array_namespace(query)
     arrays = dict(zip(("query", "key", "value"), map(_readable, inputs[:3]), strict=True))
-    inference, training, backward = _specs_of(inputs, causal, scale)
+    inference, training, backward = _specs_of(inputs, causal, scale, window)
     spec = training if save else inference
     if spec.bias is not None:
         has_lengths = spec.padded or (save and backward.padded)
@@ -95,7 +100,7 @@ def _forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, 
     # Find out before the forward, not after it, whether the derivative can be built.
     if (save and not cudnn_plans.ready(backward)) or not cudnn_plans.run(spec, arrays | dropout):
         settings: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
-        return cupy_attention.forward(*inputs, save=save, **settings)
+        return cupy_attention.forward(*inputs, save=save, window=window, **settings)
     if spec.bias is not None:
         _clear_rows(arrays, keys=key.shape[2], causal=causal)
     output = arrays["output"] if dropout_mask is None else _scaled(arrays["output"], 1.0 / keep_probability)
@@ -143,18 +148,18 @@ def _memory(x: Array) -> _Memory:
     return x.shape, x.strides, cublas.pointer(x) % _ALIGNMENT == 0
 
 
-def _specs_of(arrays: tuple[Any, ...], causal: bool, scale: float) -> tuple[Spec, Spec, Spec]:
+def _specs_of(arrays: tuple[Any, ...], causal: bool, scale: float, window: int = 0) -> tuple[Spec, Spec, Spec]:
     """Return the specs of a call: inference, forward with stats, backward."""
     query, key, value, mask, bias, dropout_mask = arrays
     shapes = None if mask is None else mask.shape, None if bias is None else bias.shape
     call = _Call(
         dtype_name(query.dtype), _memory(query), _memory(key), _memory(value), shapes, dropout_mask is not None
     )
-    return _specs(call, causal, scale, cudnn_plans.deterministic())
+    return _specs(call, causal, scale, window, cudnn_plans.deterministic())
 
 
 @functools.lru_cache(maxsize=4096)
-def _specs(call: _Call, causal: bool, scale: float, deterministic: bool) -> tuple[Spec, Spec, Spec]:
+def _specs(call: _Call, causal: bool, scale: float, window: int, deterministic: bool) -> tuple[Spec, Spec, Spec]:
     """Return the specs of a call, cached because computing them takes longer than cuDNN itself.
 
     The last query sees the last key: the bottom right corner. A mask that is the same for all queries of a sentence is
@@ -169,7 +174,7 @@ def _specs(call: _Call, causal: bool, scale: float, deterministic: bool) -> tupl
     padded = masks[0] is not None and {*masks[0][-3:-1]} <= {1}
     needs_lengths = bias is not None and bool(queries % _TILE or keys % _TILE)
     layouts = _layout(*query), _layout(*key), _layout(*value)
-    inference = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropout, False, False)
+    inference = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropout, False, False, window=window)
     training = inference._replace(stats=True)
     if bias is not None:  # with one row for all queries, cuDNN's derivative (9.19) is zero
         training = training._replace(bias=aligned_rows(*bias[0][:2], queries, keys))

@@ -20,6 +20,7 @@ class Spec(NamedTuple):
         backward: Whether this is the derivative.
         dtype: Dtype of all tensors except `stats`.
         query, key, value, bias: Layouts.
+        window: Number of keys that a causal query sees; 0: all.
         causal: "" (no), "top_left" or "bottom_right", the corner that the diagonal goes through.
         scale: Scale of the scores.
         padded: Whether the lengths of each sentence are inputs.
@@ -42,6 +43,7 @@ class Spec(NamedTuple):
     stats: bool
     deterministic: bool
     g: Layout | None = None
+    window: int = 0
 
 
 def packed(batch: int, heads: int, length: int, features: int) -> Layout:
@@ -144,4 +146,6 @@ def _masking(cudnn: Any, spec: Spec) -> dict[str, Any]:
     if spec.causal:
         corner = getattr(cudnn.diagonal_alignment, spec.causal.upper())
         settings.update(diagonal_alignment=corner, diagonal_band_right_bound=0)
+    if spec.window:
+        settings["diagonal_band_left_bound"] = spec.window
     return settings

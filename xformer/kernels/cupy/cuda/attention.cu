@@ -7,6 +7,7 @@ const int THREADS = 128, LANES = 16;  // a row of scores has 16 lanes; N / 8 row
 // Sizes, and the strides in elements of arrays (batch, heads, length, features) and (batch, heads, queries, keys).
 struct Layout {
     int heads, shared_heads, queries, keys, features, width;
+    int before, after;  // keys that a query sees in each direction; the last query is at the last key
     long long query[3], key[3], value[3], g[3], mask[4], bias[4], dropout_mask[4];
 };
 
@@ -26,6 +27,11 @@ __device__ inline int row_group() { return threadIdx.x / LANES; }
 
 // The place of element e of a thread in a row of features: W neighbors at a time.
 template <int W> __device__ inline int column(int e) { return e / W * LANES * W + lane() * W + e % W; }
+
+__device__ inline int least(int a, int b) { return a < b ? a : b; }
+
+// The start of the tile that has a row, or of the first one.
+template <int N> __device__ inline int first_tile(int row) { return row < 0 ? 0 : row / N * N; }
 
 // The first element of a head.
 template <typename T>
@@ -109,18 +115,19 @@ template <typename T> struct Edits {
     const bool *mask, *keep;
     const T* bias;
     const Layout& layout;
-    int diagonal;  // keys that come before the first query
+    int offset;  // the key at which the first query is
 
     __device__ Edits(const Layout& layout, const bool* mask, const T* bias, const bool* keep, long long batch,
-                     long long head, long long causal)
+                     long long head)
         : mask(head_of(mask, layout.mask, batch, head)), keep(head_of(keep, layout.dropout_mask, batch, head)),
           bias(head_of(bias, layout.bias, batch, head)), layout(layout),
-          diagonal(causal ? layout.keys - layout.queries : layout.keys)
+          offset(layout.keys - layout.queries)
     {
     }
     __device__ bool allows(int query, int key) const
     {
-        return query < layout.queries && key < layout.keys && key <= query + diagonal &&
+        const int distance = key - query - offset;
+        return query < layout.queries && key < layout.keys && -distance <= layout.before && distance <= layout.after &&
                (!mask || mask[query * layout.mask[2] + key * layout.mask[3]]);
     }
     __device__ float score(float product, float scale, int query, int key) const
@@ -138,7 +145,7 @@ template <typename T> struct Edits {
 template <typename T, int D>
 __global__ void __launch_bounds__(THREADS, 3)
     attention(const Layout layout, const T* query, const T* key, const T* value, const bool* mask, const T* bias,
-              const bool* keep, T* output, float* log_sums, long long causal, double scale, double kept)
+              const bool* keep, T* output, float* log_sums, double scale, double kept)
 {
     typedef TileSize<D> Size;
     const int N = Size::N, R = Size::R, C = Size::C, E = Size::E;
@@ -147,15 +154,16 @@ __global__ void __launch_bounds__(THREADS, 3)
     const int tiles = (layout.queries + N - 1) / N, first = blockIdx.x % tiles * N;
     const int head = blockIdx.x / tiles % layout.heads, shared = head / (layout.heads / layout.shared_heads);
     const long long batch = blockIdx.x / tiles / layout.heads;
-    const Edits<T> edits(layout, mask, bias, keep, batch, head, causal);
+    const Edits<T> edits(layout, mask, bias, keep, batch, head);
     query = head_of(query, layout.query, batch, head);
     key = head_of(key, layout.key, batch, shared);
     value = head_of(value, layout.value, batch, shared);
     load_rows<N, D>(queries, query, layout.query[2], first, layout.queries, layout.features);
     float sums[R][E] = {}, tops[R], totals[R] = {};
     for (int r = 0; r < R; ++r) tops[r] = -infinity();
-    const int end = first + N + edits.diagonal < layout.keys ? first + N + edits.diagonal : layout.keys;
-    for (int start = 0; start < end; start += N) {
+    for (int start = first_tile<N>(first + edits.offset - layout.before),
+             end = least(first + N + edits.offset + layout.after, layout.keys);
+         start < end; start += N) {
         unsigned allowed = 0;
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c)
@@ -208,7 +216,7 @@ template <typename T, int D, bool OF_KEYS>
 __global__ void __launch_bounds__(THREADS, 3)
     attention_vjp(const Layout layout, const T* query, const T* key, const T* value, const bool* mask, const T* bias,
                   const bool* keep, const T* output, const T* g, const float* log_sums, float* corrections, T* dfirst,
-                  T* dsecond, long long causal, double scale, double kept)
+                  T* dsecond, double scale, double kept)
 {
     typedef TileSize<D> Size;
     const int N = Size::N, R = Size::R, C = Size::C, E = Size::E;
@@ -222,7 +230,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     const T* of_keys[2] = {head_of(key, layout.key, batch, shared), head_of(value, layout.value, batch, shared)};
     float sums[2][R][E] = {};
     for (int head = OF_KEYS ? shared * group : own_head, stop = OF_KEYS ? head + group : head + 1; head < stop; ++head) {
-        const Edits<T> edits(layout, mask, bias, keep, batch, head, causal);
+        const Edits<T> edits(layout, mask, bias, keep, batch, head);
         const T* of_queries[2] = {head_of(query, layout.query, batch, head), head_of(g, layout.g, batch, head)};
         const long long strides[2][2] = {{layout.query[2], layout.g[2]}, {layout.key[2], layout.value[2]}};
         const long long row_0 = (batch * layout.heads + head) * layout.queries;
@@ -246,9 +254,9 @@ __global__ void __launch_bounds__(THREADS, 3)
                 if (lane() == 0 && row < rows) corrections[row_0 + row] = correction[r];
             }
         }
-        int start = 0, end = OF_KEYS ? layout.queries : layout.keys;
-        if (OF_KEYS && first > edits.diagonal) start = (first - edits.diagonal) / N * N;
-        if (!OF_KEYS && first + N + edits.diagonal < end) end = first + N + edits.diagonal;
+        const int near = OF_KEYS ? first - edits.offset : first + edits.offset;
+        int start = first_tile<N>(near - (OF_KEYS ? layout.after : layout.before));
+        const int end = least(near + N + (OF_KEYS ? layout.before : layout.after), OF_KEYS ? layout.queries : layout.keys);
         for (; start < end; start += N) {
             unsigned allowed = 0;
             for (int r = 0; r < R; ++r)
