@@ -54,6 +54,7 @@ def device(cuda_host, monkeypatch):
     monkeypatch.setitem(NAMESPACE_OF_TYPE, DeviceArray, cuda_host.xp)
     monkeypatch.setattr("xformer.backends.arrays.CHECKED_CLASSES", {*CHECKED_CLASSES, DeviceArray})
     monkeypatch.setattr(NumpyLibrary, "apply", lambda self, *arguments: calls.apply(self, *arguments))
+    monkeypatch.setattr(NumpyLibrary, "other_device", lambda self, arrays: None)
     monkeypatch.setattr(launch, "launch", LAUNCH)
     monkeypatch.setattr(launch, "_compiled", compiled)
     monkeypatch.setattr(calls, "_get_device", lambda: lambda: device.current)
