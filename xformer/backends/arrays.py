@@ -87,6 +87,11 @@ def to_host_together(*arrays: Array) -> list[Any]:
     ]
 
 
+def is_of_numpy(array: Array) -> bool:
+    """Return whether an array is one of NumPy."""
+    return array_namespace(array).name == "numpy"
+
+
 def check_same_device(arrays: Sequence[Array | None]) -> None:
     """Raise BackendError if arrays are on different devices; None is ignored."""
     devices = [device(array) for array in arrays if array is not None]

@@ -27,6 +27,12 @@ def _calls() -> Any:
     return importlib.import_module("xformer.kernels.cupy.calls")
 
 
+@functools.cache
+def _memory(device: int) -> int:
+    """Return the size of the memory of the current device."""
+    return int(importlib.import_module("cupy").cuda.runtime.memGetInfo()[1])
+
+
 class CupyLibrary(Library, library="cupy"):
     """How xformer uses CuPy."""
 
@@ -133,7 +139,7 @@ class CupyLibrary(Library, library="cupy"):
 
     def program_bytes(self, default: int) -> int:
         """Return a quarter of the memory of the GPU, where logits alone take gigabytes."""
-        return max(default, importlib.import_module("cupy").cuda.runtime.memGetInfo()[1] // 4)
+        return max(default, _memory(importlib.import_module("cupy").cuda.runtime.getDevice()) // 4)
 
     def graph_capture(self) -> Callable[[Callable[..., Any]], Callable[[], Any]] | None:
         """Return the function that captures CUDA graphs, or None if kernels are switched off."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import array_namespace, dtype_name
-from xformer.backends.arrays import check_class
+from xformer.backends.arrays import check_class, is_of_numpy
 from xformer.errors import ConfigError, JitError, describe_type
 from xformer.random import Rng
 from xformer.tree import Module, flatten, is_array, items_of, rebuild_sequence
@@ -168,11 +168,6 @@ def arrays_of(value: Any) -> Iterator[Any]:
             yield from flatten(item.counter if isinstance(item, Rng) else item)[0]
 
 
-def is_host_array(array: Any) -> bool:
-    """Return whether an array is one of NumPy."""
-    return array_namespace(array).name == "numpy"
-
-
 def namespace_of(value: Any) -> Any:
     """Return the namespace of arguments, that of a trace if one is traced; None without arrays.
 
@@ -180,7 +175,7 @@ def namespace_of(value: Any) -> Any:
     """
     arrays = [array for item in value if not isinstance(item, Module) for array in arrays_of(item)]
     arrays += [array for item in value if isinstance(item, Module) for array in flatten(item)[0][:1]]
-    others = [array for array in arrays if not is_host_array(array)]
+    others = [array for array in arrays if not is_of_numpy(array)]
     if not arrays:
         return None
     xp = array_namespace(*(others or arrays))

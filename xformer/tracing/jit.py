@@ -16,19 +16,12 @@ from typing import Any
 import numpy as np
 
 from xformer import native
+from xformer.backends.arrays import is_of_numpy
 from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
 from xformer.tracing.activations import is_observing
-from xformer.tracing.arguments import (
-    Arguments,
-    arrays_of,
-    check_function,
-    check_hashable,
-    check_static,
-    is_host_array,
-    namespace_of,
-)
+from xformer.tracing.arguments import Arguments, arrays_of, check_function, check_hashable, check_static, namespace_of
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.program import Intervals, Program, array_copy, compiler
 from xformer.tree import Module
@@ -57,9 +50,10 @@ def jit(
 
     On NumPy the traced calls run in preallocated buffers, most of them by one call of the native library, with the same
     bits as the function, except for the sign of NaN; for an argument that is not contiguous, they are those for a
-    contiguous copy, since NumPy's rounding depends on strides. On CuPy they are one CUDA graph. JAX compiles the
-    function by `jax.jit`. With other libraries, in a derivative, and inside another function for jit, the function is
-    called.
+    contiguous copy, since NumPy's rounding depends on strides. On CuPy they are one CUDA graph from the third call on;
+    all graphs of a thread use the same memory, so that it is as large as the largest of them needs, and arrays of NumPy
+    are moved to the GPU. JAX compiles the function by `jax.jit`. With other libraries, in a derivative, and inside
+    another function for jit, the function is called.
 
     The signature consists of the shapes and dtypes of arrays, of the identity of Modules, and of all other arguments,
     which must be hashable. The parameters of a Module are read where they are, so changes that an optimizer makes in
@@ -68,7 +62,8 @@ def jit(
     drawn from an argument made by `Rng.with_counter`. Pass numbers that change in each call, such as token ids, as
     arrays: every other list of numbers is another signature.
 
-    The programs of 64 signatures, or of at most 1 GiB, are kept. After 64 traces at most every 16th call is traced and
+    The programs of 64 signatures, or of at most 1 GiB (on CuPy, whose results take at most a quarter of the memory of
+    the GPU), are kept. After 64 traces at most every 16th call is traced and
     the others call the function, so signatures that never repeat take no longer than without jit.
 
     Args:
@@ -211,8 +206,8 @@ class _Jitted:
         if entry.shared is None:
             donated = list(arrays_of([args[index] for index in self._donated if index < len(args)]))
             entry.shared = Intervals([*arrays_of(arguments.modules), *donated])
-            entry.is_refused = xp.name != "numpy" and any(map(is_host_array, donated))
-        is_mixed = xp.name != "numpy" and any(map(is_host_array, arguments.data))
+            entry.is_refused = xp.name != "numpy" and any(map(is_of_numpy, donated))
+        is_mixed = xp.name != "numpy" and any(map(is_of_numpy, arguments.data))
         if any(map(entry.shared.overlap, arguments.data)):
             result = self._function(*args, **keywords)  # which sees writes into either array
         elif program is not None:

@@ -18,8 +18,8 @@ import numpy as np
 
 from xformer import native
 from xformer.backends import array_namespace
-from xformer.backends.arrays import check_class
-from xformer.tracing.arguments import arrays_of, is_host_array
+from xformer.backends.arrays import check_class, is_of_numpy
+from xformer.tracing.arguments import arrays_of
 from xformer.tracing.graph import Call, GraphTrace, root_of
 from xformer.tracing.memory import place_constants, share_memory
 from xformer.tree import Module, flatten, is_array, items_of, rebuild_sequence
@@ -152,7 +152,7 @@ class CudaProgram(Program):
     def run(self, data: Sequence[Any] = ()) -> Any:
         """Launch the graph; return its result in new arrays except for arrays of the arguments."""
         for target, source in zip(self._data, data, strict=True):
-            is_moved = is_host_array(source) and not is_host_array(target)
+            is_moved = is_of_numpy(source) and not is_of_numpy(target)
             target[...] = array_namespace(target).from_host(source) if is_moved else source
         self._graph()
         return self._build()
@@ -188,7 +188,7 @@ def _build(tree: Any, known: dict[Any, Any], modules: list[Module], keep: Callab
 
 def array_copy(array: Any, xp: Any = None) -> Any:
     """Return a copy of an array of NumPy or CuPy, in the same memory order; with `xp`, an array of this library."""
-    if xp is not None and xp.name != "numpy" and is_host_array(array):
+    if xp is not None and xp.name != "numpy" and is_of_numpy(array):
         return xp.from_host(array)
     return np.array(array) if isinstance(array, np.ndarray | np.generic) else array.copy(order="K")
 

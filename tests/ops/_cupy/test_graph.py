@@ -52,13 +52,17 @@ class Stream:
         return types.SimpleNamespace(launch=lambda stream: self.diary.append("launch"))
 
 
+class CUDARuntimeError(RuntimeError):
+    """As CuPy's."""
+
+
 class Memory:
     """A block that cudaMalloc returns."""
 
     def __init__(self, size):
         self.size = size
         if sum(block.size for block in CUDA.blocks) + size > CUDA.limit:
-            raise MemoryError("cudaErrorMemoryAllocation")
+            raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
         CUDA.blocks.add(self)
 
 
@@ -97,7 +101,7 @@ class Pool:
         size = -(-size // 512) * 512
         chunk = min((each for each in self.free_chunks if each.size >= size), key=lambda each: each.size, default=None)
         if chunk is None:
-            chunk = Chunk(self.allocator(size)[0], size)
+            chunk = Chunk(self.new_block(size), size)
         else:
             self.free_chunks.remove(chunk)
             self.free_chunks += chunk.split(size)
@@ -105,6 +109,13 @@ class Pool:
         pointer = Pointer()
         weakref.finalize(pointer, self.release, chunk).atexit = False
         return pointer
+
+    def new_block(self, size):
+        try:
+            return self.allocator(size)[0]
+        except CUDARuntimeError:
+            self.free_all_blocks()  # also blocks that graphs use
+            raise
 
     def release(self, chunk):
         self.used.remove(chunk)
@@ -117,10 +128,8 @@ class Pool:
             self.free_chunks.append(chunk)
 
     def free_all_blocks(self):
+        CUDA.frees.append("own")
         self.free_chunks = [each for each in self.free_chunks if each.previous or each.next]
-
-    def total_bytes(self):
-        return sum(chunk.size for chunk in (*self.free_chunks, *self.used))
 
 
 CUDA = types.SimpleNamespace()  # the state of the stand-in
@@ -144,7 +153,7 @@ def record(request, diary, monkeypatch):
     streams = []
     CUDA.stream, CUDA.malloc, CUDA.limit, CUDA.frees = Stream(), None, 2**60, []
     CUDA.blocks = weakref.WeakSet()  # that were not freed
-    default = types.SimpleNamespace(malloc=None, free_all_blocks=lambda: CUDA.frees.append(1))
+    default = types.SimpleNamespace(malloc=None, free_all_blocks=lambda: CUDA.frees.append("default"))
     fake = types.ModuleType("cupy")
     fake.get_default_memory_pool = lambda: default
     fake.cuda = types.SimpleNamespace(
@@ -152,7 +161,9 @@ def record(request, diary, monkeypatch):
         Memory=Memory,
         MemoryPointer=lambda memory, offset: (memory, offset),
         Event=lambda disable_timing: types.SimpleNamespace(disable_timing=disable_timing),
-        runtime=types.SimpleNamespace(getDevice=lambda: 0),
+        Device=lambda number: contextlib.nullcontext(),
+        memory=types.SimpleNamespace(OutOfMemoryError=lambda *sizes: MemoryError(sizes)),
+        runtime=types.SimpleNamespace(getDevice=lambda: 0, CUDARuntimeError=CUDARuntimeError),
         Stream=lambda non_blocking: streams.append(Stream(diary, request.param)) or streams[-1],
         get_current_stream=lambda: CUDA.stream,
         using_allocator=using_allocator,
@@ -284,7 +295,7 @@ def test_the_pool_of_cupy_is_freed_before_the_first_call_of_each_graph(record):
     for again in (make(allocate(512)), make(allocate(512))):
         for _ in range(4):
             again()
-    assert len(CUDA.frees) == 2
+    assert CUDA.frees == ["default"] * 2
 
 
 @sound

@@ -41,39 +41,31 @@ class _Arena:
     as large as the largest graph needs.
 
     Attributes:
-        pool: What allocates the memory, or None if there is none. Graphs are captured again for another pool.
         users: A key for each graph.
+        number: The number of times that the memory was freed; graphs from before are captured again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
+        self._device, self._pool = device, cupy.cuda.MemoryPool(_new_block)
+        self._workspace: Any = None
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
         self.lock = threading.RLock()  # a program may be run by another thread than that which made it
         self.users: set[object] = set()
-        self.pool: Any = None
-        self._workspace: Any = None
-        self._blocks: list[Any] = []
-        self._former: list[Any] = []
+        self.number = 0
 
     def open(self) -> None:
         """Prepare for the first call of a graph, which allocates its memory."""
         # What the calls before have left in CuPy's pool would be allocated twice.
         cupy.get_default_memory_pool().free_all_blocks()
-        if self.pool is None:
-            self.free()
-            self.pool = cupy.cuda.MemoryPool(self._new_block)
-            with self.stream:
-                self._workspace = self.pool.malloc(_CUBLAS_WORKSPACE)
+        with self.stream:
+            self._workspace = self._workspace or self._pool.malloc(_CUBLAS_WORKSPACE)
 
     def free(self) -> None:
         """Give the memory back to the device."""
-        self._former += [] if self.pool is None else [self.pool]
-        self.pool = self._workspace = None
-        self._blocks.clear()
-        for pool in self._former:
-            pool.free_all_blocks()
-        # CuPy would never free the memory that is still used in a pool that is dropped.
-        self._former = [pool for pool in self._former if pool.total_bytes()]
+        self._workspace, self.number = None, self.number + 1
+        with cupy.cuda.Device(self._device):
+            self._pool.free_all_blocks()
 
     def leave(self, user: object) -> None:
         """Free the memory if that was the last graph."""
@@ -81,15 +73,10 @@ class _Arena:
         if not self.users:
             self.free()
 
-    def _new_block(self, size: int) -> Any:
-        memory = cupy.cuda.Memory(size)
-        self._blocks.append(memory)  # as long as there are graphs: if memory runs out, a pool frees what is not in use
-        return cupy.cuda.MemoryPointer(memory, 0)
-
     def _malloc(self, size: int) -> Any:
         """Allocate with at most 1/16 of padding, so that graphs of similar shapes use the same blocks."""
         step = 1 << max(0, size.bit_length() - 5)
-        return self.pool.malloc(-(-size // step) * step)
+        return self._pool.malloc(-(-size // step) * step)
 
     @contextlib.contextmanager
     def entered(self, caller: Any) -> Iterator[None]:
@@ -104,12 +91,17 @@ class _Arena:
         caller.wait_event(after)
 
 
-class _Arenas(threading.local):
-    def __init__(self) -> None:
-        self.by_device: dict[int, _Arena] = {}
+def _new_block(size: int) -> Any:
+    try:
+        return cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        if "MemoryAllocation" not in str(error):
+            raise
+        # At an error of CUDA, the pool would free the blocks that other graphs use.
+        raise cupy.cuda.memory.OutOfMemoryError(size, 0) from error
 
 
-_arenas = _Arenas()
+_arenas = threading.local()
 
 
 def _copy(array: Any) -> Any:
@@ -121,12 +113,12 @@ def _copy(array: Any) -> Any:
 class _Graph:
     def __init__(self, function: Callable[[Callable[[Any], Any]], Any]) -> None:
         device, user = cupy.cuda.runtime.getDevice(), object()
-        self._function, self._device = function, device
-        self._arena = _arenas.by_device.get(device) or _arenas.by_device.setdefault(device, _Arena())
+        self._function, self._key = function, f"{device}"
+        self._arena = vars(_arenas).get(self._key) or vars(_arenas).setdefault(self._key, _Arena(device))
         self._arena.users.add(user)
         self._leave = weakref.finalize(self, self._arena.leave, user)
         self._leave.atexit = False
-        self._num_calls, self._graph, self._pool, self._is_refused = 0, None, None, False
+        self._num_calls, self._graph, self._number, self._is_refused = 0, None, -1, False
 
     def __call__(self) -> None:
         caller, arena = cupy.cuda.get_current_stream(), self._arena
@@ -139,9 +131,9 @@ class _Graph:
 
     def _run(self, arena: _Arena, caller: Any) -> None:
         """Launch the graph, or capture it, or call the function."""
-        if self._pool is None or self._pool is not arena.pool:  # whose memory was freed
+        if self._number != arena.number:
             arena.open()
-            self._num_calls, self._graph, self._pool = 0, None, arena.pool
+            self._num_calls, self._graph, self._number = 0, None, arena.number
         try:
             with arena.entered(caller):
                 if self._num_calls == _NUM_WARM_UP:
@@ -172,7 +164,7 @@ class _Graph:
             except RuntimeError as error:
                 reason = reason or one_line(error)
             if reason is not None:
-                _arenas.by_device.pop(self._device, None)  # later graphs get another stream
+                vars(_arenas).pop(self._key, None)  # later graphs get another stream
         self._is_refused = reason is not None
         self._graph = None if self._is_refused else graph
         if self._is_refused:
