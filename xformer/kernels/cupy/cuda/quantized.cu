@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(128, 3) few_rows(const T* x, const Q* values, 
         reduce<Sum>(total[r], 32);
         for (int c = 0; c < C; ++c) {
             if (lane != (r * C + c) % 32 || r >= rows || first + c >= columns) continue;
-            const float product = total[r][c] * upcast(scales[first + c]);
-            downcast(bias ? product + upcast(bias[first + c]) : product, y[r * columns + first + c]);
+            const float addend = bias ? upcast(bias[first + c]) : 0.0f;
+            downcast(fmaf(total[r][c], upcast(scales[first + c]), addend), y[r * columns + first + c]);
         }
     }
 }
