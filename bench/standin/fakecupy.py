@@ -633,6 +633,12 @@ def install():
         def build(s, *a):
             pass
 
+        def serialize(s):
+            return []
+
+        def deserialize(s, *a):
+            raise RuntimeError("plans are not kept")
+
         def get_workspace_size(s):
             return 256
 
