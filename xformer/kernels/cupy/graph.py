@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cupy
@@ -58,8 +57,9 @@ class _Arena:
         """Prepare for the first call of a graph, which allocates its memory."""
         # What the calls before have left in CuPy's pool would be allocated twice.
         cupy.get_default_memory_pool().free_all_blocks()
-        with self.stream:
-            self._workspace = self._workspace or self._pool.malloc(_CUBLAS_WORKSPACE)
+        if self._workspace is None:
+            with self.stream:
+                self._workspace = self._pool.malloc(_CUBLAS_WORKSPACE)
 
     def free(self) -> None:
         """Give the memory back to the device."""
@@ -78,17 +78,21 @@ class _Arena:
         step = 1 << max(0, size.bit_length() - 5)
         return self._pool.malloc(-(-size // step) * step)
 
-    @contextlib.contextmanager
-    def entered(self, caller: Any) -> Iterator[None]:
-        """Let a block use the stream and the memory, between what the caller's stream did and what it does next."""
-        before, after = self._events
-        caller.record(before)
-        self.stream.wait_event(before)
-        address = self._workspace.ptr
-        with self.stream, cupy.cuda.using_allocator(self._malloc), captured_workspace(address, _CUBLAS_WORKSPACE):
-            yield
-        self.stream.record(after)
-        caller.wait_event(after)
+    def begin(self, caller: Any) -> None:
+        """Let the stream wait for what the stream of the caller has been told to do."""
+        caller.record(self._events[0])
+        self.stream.wait_event(self._events[0])
+
+    def end(self, caller: Any) -> None:
+        """Let the stream of the caller wait for this one."""
+        self.stream.record(self._events[1])
+        caller.wait_event(self._events[1])
+
+    def call(self, function: Callable[[Any], Any]) -> None:
+        """Call a function with the stream and the memory."""
+        workspace = self._workspace.ptr, _CUBLAS_WORKSPACE
+        with self.stream, cupy.cuda.using_allocator(self._malloc), captured_workspace(*workspace):
+            function(_copy)
 
 
 def _new_block(size: int) -> Any:
@@ -134,33 +138,34 @@ class _Graph:
         if self._number != arena.number:
             arena.open()
             self._num_calls, self._graph, self._number = 0, None, arena.number
+        arena.begin(caller)
         try:
-            with arena.entered(caller):
-                if self._num_calls == _NUM_WARM_UP:
-                    self._capture(arena.stream)
-                if self._graph is not None:
-                    self._graph.launch(arena.stream)
-                elif not self._is_refused:
-                    self._function(_copy)
+            if self._num_calls == _NUM_WARM_UP:
+                self._capture(arena)
+            if self._graph is not None:
+                self._graph.launch(arena.stream)
+            elif not self._is_refused:
+                arena.call(self._function)
         except MemoryError:
             arena.free()  # for smaller graphs, and for what is no graph
             raise
+        arena.end(caller)
         self._num_calls += 1
         if self._is_refused:
             self._leave()
 
-    def _capture(self, stream: Any) -> None:
-        stream.begin_capture()  # in relaxed mode, which lets the pool grow
+    def _capture(self, arena: _Arena) -> None:
+        arena.stream.begin_capture()  # in relaxed mode, which lets the pool grow
         reason: str | None = "interrupted"
         graph = None
         try:
-            self._function(_copy)
+            arena.call(self._function)
             reason = None
         except Exception as error:  # noqa: BLE001 # the libraries have classes of their own
             reason = one_line(error)
         finally:  # also after Ctrl-C: what follows would be captured for good
             try:
-                graph = stream.end_capture()
+                graph = arena.stream.end_capture()
             except RuntimeError as error:
                 reason = reason or one_line(error)
             if reason is not None:
