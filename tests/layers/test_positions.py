@@ -9,9 +9,7 @@ import pytest
 
 from tests.conftest import assert_close
 from tests.reference import for_each, normal, raises_line
-from xformer import Initializer, jit, value_and_grad
-from xformer.backends import array_namespace
-from xformer.backends.numpy import NumpyLibrary
+from xformer import Initializer
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import ALiBi, LearnedPositions, RelativeBias, Rotary, Sinusoidal, remaining_length, sinusoidal
 
@@ -86,20 +84,6 @@ def test_rotary_follows_the_formula(xp):
             number = (x[..., index, pair] + 1j * x[..., index, pair + 2]) * turn
             expected[..., index, pair], expected[..., index, pair + 2] = number.real, number.imag
     assert_close(actual, expected, xp=xp, tolerance=1e-14)
-
-
-def test_a_derivative_does_not_copy_the_angles(monkeypatch):
-    kept: list = []
-    monkeypatch.setattr(NumpyLibrary, "keep", lambda self, array: kept.append(array) or (array, None))
-    rotary = Rotary(6)
-
-    def norm(x):
-        turned = rotary.terms(3, 5, x).rotation(x)
-        return array_namespace(turned).sum(turned * turned)
-
-    assert_close(value_and_grad(norm)(normal(1, 2, 2, 3, 6))[1], 2.0 * normal(1, 2, 2, 3, 6))
-    assert not kept
-    assert_close(jit(value_and_grad(norm))(normal(1, 2, 2, 3, 6))[1], 2.0 * normal(1, 2, 2, 3, 6))
 
 
 def test_rotary_expects_an_even_head_dim():

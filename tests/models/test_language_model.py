@@ -23,6 +23,7 @@ from tests.reference import (
 )
 from xformer import masks, value_and_grad
 from xformer.backends import resolve, to_host
+from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import ConfigError, DataError
 from xformer.models.config import POSITIONS
 from xformer.training import TextChunks, language_model_loss
@@ -49,6 +50,17 @@ KINDS = [
     {"positions": "rotary", "norm_position": "output", "qk_norm": True, "qk_norm_all_heads": True},
     {"num_experts": 3, "expert_d_ff": 5, "activation": "swiglu", "num_layers": 2, "dense_layers": (0,)},
 ]
+
+
+def test_a_derivative_copies_masks_and_angles_once_for_all_layers(monkeypatch):
+    def copies(num_layers):
+        kept: list = []
+        monkeypatch.setattr(NumpyLibrary, "keep", lambda self, array: kept.append(array) or (array, None))
+        model = small_language_model(positions="rotary", num_layers=num_layers, vocab_size=9)
+        value_and_grad(lambda model: np.float64(1.0) * model(np.asarray([[3, 4, 0], [5, 6, 7]]))[0, 0, 0])(model)
+        return len(kept)
+
+    assert copies(4) == copies(1)
 
 
 def test_logits_equal_those_of_torch():

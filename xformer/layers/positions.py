@@ -31,7 +31,6 @@ from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.ops.embedding import embedding
 from xformer.ops.rotate import rotate
-from xformer.tracing.grad import constant_for
 from xformer.tree import Module, check_array
 
 _MIN_TABLE_ROWS = 64
@@ -350,8 +349,7 @@ class Rotary(Module):
 
     def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the rotation of the last `queries` of `keys` positions; see `RelativePositions.terms`."""
-        rotation = self.rotation(queries, start=keys - queries, like=like, sizes=sizes)
-        return PositionTerms(rotation=Rotation(*(constant_for(like, angle) for angle in rotation)))
+        return PositionTerms(rotation=self.rotation(queries, start=keys - queries, like=like, sizes=sizes))
 
     def rotation(self, length: int, *, start: int = 0, like: Array, sizes: Array | None = None) -> Rotation:
         """Return the angles of consecutive positions.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -26,7 +27,8 @@ from xformer.ops.weights import inference_weights, quantized_dtype
 from xformer.random import Rng
 from xformer.tracing import remat
 from xformer.tracing.activations import is_observing
-from xformer.tree import Module, is_array, replace, walk, with_fields
+from xformer.tracing.grad import keep_for
+from xformer.tree import Module, is_array, map_arrays, replace, walk, with_fields
 
 _MODELS: dict[str, type[BaseModel]] = {}
 
@@ -152,12 +154,13 @@ class BaseModel(Module):
         """
         terms: dict[int, dict[str, Any]] = {id(None): {}}  # of the positions, which layers share
         length, like = x.shape[1], x
+        options = map_arrays(functools.partial(keep_for, like), options)
         for layer, each, rng in zip(layers, itertools.cycle(positions), rngs, strict=False):
             if id(each) not in terms:
                 found = position_terms(each, length, length, like, sizes)
                 if at is not None and found.rotation is not None and _begin_with_padding(at):
                     found = found._replace(rotation=found.rotation.at(at))
-                terms[id(each)] = found._asdict()
+                terms[id(each)] = map_arrays(functools.partial(keep_for, like), found._asdict())
             function: Any = type(layer).__call__
             # A block sees the activations of the first computation, and those are kept.
             is_repeated = self.config.rematerialize and not is_observing()

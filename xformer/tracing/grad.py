@@ -304,10 +304,10 @@ def stop_gradient(x: Any) -> Any:
     return x
 
 
-def constant_for(like: Any, x: Any) -> Any:
-    """Return an array that nobody writes as a constant of the trace of `like`, which so need not copy it."""
+def keep_for(like: Any, x: Any) -> Any:
+    """Return a plain array as a constant of the trace of `like`, so that it is copied once, not by each operation."""
     trace = array_namespace(like)
-    return trace.wrap(x) if isinstance(trace, GradTrace) else x
+    return trace.wrap(trace.keep(x)) if isinstance(trace, GradTrace) and type(x) is not Tracer else x
 
 
 def _pull_back(
