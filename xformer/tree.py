@@ -183,13 +183,15 @@ add_absent_methods(Module, hints.MODULES)
 
 
 def _move(array: Array, xp: Namespace | None, dtype: DType | str | None, target: Device) -> Array:
-    """Move one array; a change of library goes through the host."""
+    """Move one array; a change of library goes through the host, but from a GPU to CuPy."""
     source = array_namespace(array)
     xp = source if xp is None else xp
     name = dtype_name(array.dtype)
     if is_floating(array.dtype) and (dtype is not None or xp is not source):
         name = dtype_name(xp.default_float(name if dtype is None else dtype))
-    if xp is not source:
+    if xp is not source and (copy := xp.library.copy_from_gpu(array)) is not None:
+        array = copy
+    elif xp is not source:
         # A copy, because libraries share memory with NumPy where they can, and optimizers write in place.
         return xp.from_host(to_host(array).copy(), dtype=name, device=target)
     if name != dtype_name(array.dtype):

@@ -445,6 +445,7 @@ def install():
     cuda = types.ModuleType("cupy.cuda")
     cuda.runtime = types.SimpleNamespace(
         getDevice=lambda: 0,
+        getDeviceCount=lambda: 1,
         getDeviceProperties=lambda d: {"name": b"FAKE H100", "major": 9, "minor": 0, "multiProcessorCount": 132},
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 13000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from tests.reference import for_each
-from xformer import Transformer, TransformerConfig, backends, cross_entropy, value_and_grad, vjp
+from tests.reference import for_each, raises_line
+from xformer import Transformer, TransformerConfig, backends, cross_entropy, tree, value_and_grad, vjp
 from xformer.backends import array_namespace, dtype_name, from_host, is_floating, resolve, to_host
 from xformer.backends import library as libraries
 from xformer.backends.cupy import CupyLibrary
 from xformer.backends.numpy import NumpyLibrary
+from xformer.errors import BackendError
 from xformer.kernels.cupy import elementwise as cupy_elementwise
 from xformer.ops import attention, dropout, gelu, linear, relu
 from xformer.ops.operation import Operation
@@ -59,12 +61,13 @@ def _viewed(function):
     return call
 
 
-def stand_in(monkeypatch):
+def stand_in(monkeypatch, count_devices=lambda: 1):
     """Our namespace on top of one of such arrays."""
     names = vars(library_or_skip("numpy")) | {"where": _where, "matmul": lambda a, b: a @ b}
     below = types.ModuleType("array_api_compat.cupy")
     functions = {name: _viewed(x) for name, x in names.items() if callable(x) and not isinstance(x, type)}
     below.__dict__.update(names | functions)
+    below.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(getDeviceCount=count_devices))
     monkeypatch.setitem(sys.modules, "array_api_compat.cupy", below)
     monkeypatch.setattr(importlib.import_module("array_api_compat"), "cupy", below, raising=False)
     spec = importlib.util.spec_from_file_location("xformer.backends.cupy_namespace", SOURCE)
@@ -72,7 +75,7 @@ def stand_in(monkeypatch):
     spec.loader.exec_module(ours)
     library = CupyLibrary("cupy", ours)
     monkeypatch.setitem(libraries.NAMESPACE_OF_TYPE, Array, library)
-    for name in ("erf", "rows_of_table"):  # which import CuPy
+    for name in ("apply", "erf", "other_device", "rows_of_table"):  # which import CuPy
         monkeypatch.setattr(CupyLibrary, name, getattr(NumpyLibrary, name))
     monkeypatch.setitem(sys.modules, "xformer.backends.cupy_namespace", ours)
     return library
@@ -226,3 +229,54 @@ def test_all_else_is_that_of_array_api_compat():
         "where",
     }
     assert resolve(theirs) is resolve(importlib.import_module("cupy")) is ours
+
+
+def test_without_a_driver_one_line_says_so(monkeypatch):
+    def count_devices():
+        raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version")
+
+    with raises_line(BackendError, r"no NVIDIA GPU or driver was found \(cuda.*\); use xp=numpy"):
+        stand_in(monkeypatch, count_devices)
+
+
+class OnGPU:
+    """A tensor of torch whose memory is said to be that of a GPU."""
+
+    def __init__(self, tensor):
+        self.tensor, self.dtype, self.shape = tensor, tensor.dtype, tensor.shape
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__()
+
+    def detach(self):
+        return OnGPU(self.tensor.detach())
+
+    def view(self, dtype):
+        return OnGPU(self.tensor.view(dtype))
+
+
+def test_arrays_of_torch_on_a_gpu_are_copied_without_the_host(monkeypatch):
+    """CuPy's reader is that of NumPy here, which reads no bfloat16 either."""
+    torch, library = pytest.importorskip("torch"), stand_in(monkeypatch)
+
+    class Shared(Array):
+        device = contextlib.nullcontext()
+
+    def from_dlpack(tensor):
+        return np.from_dlpack(tensor.tensor).view(Shared)
+
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(from_dlpack=from_dlpack))
+    monkeypatch.setitem(libraries.NAMESPACE_OF_TYPE, OnGPU, library_or_skip("torch"))
+    monkeypatch.setattr("xformer.tree.to_host", None)
+    for dtype in ("float32", "float16", "bfloat16", "int64"):
+        own = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype)).requires_grad_(dtype == "float32")
+        moved = tree._move(OnGPU(own), library, None, None)
+        assert dtype_name(moved.dtype) == dtype
+        np.testing.assert_array_equal(moved.astype("float64"), own.detach().double().numpy())
+        own.detach().zero_()
+        assert moved[0, 1] == 1
+    assert tree._move(OnGPU(torch.ones(2, dtype=torch.bfloat16)), library, "float32", None).dtype == np.float32
+    assert library.copy_from_gpu(torch.ones(2)) is None

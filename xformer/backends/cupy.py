@@ -12,11 +12,12 @@ from typing import Any
 from xformer.backends.array_types import Device, DType
 from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.dtypes import dtype_name
-from xformer.backends.library import Library, Table, compute
+from xformer.backends.library import NO_DLPACK, Library, Table, array_namespace, compute
 from xformer.backends.numpy import bfloat16
 from xformer.backends.portable import compute_in_float32
 from xformer.environment import env_value
 
+_DLPACK_CUDA = 2
 _TABLES: dict[Any, tuple[Any, Array]] = {}  # on the host, where they are never freed, and on a device
 # Of the kernel for dropout masks: threads per block, elements per thread, most blocks.
 _THREADS, _ELEMENTS_PER_THREAD, _MAX_BLOCKS = 256, 16, 2**13
@@ -59,6 +60,20 @@ class CupyLibrary(Library, library="cupy"):
             _TABLES[key] = host, self._place(host, dtype, device)
             cuda.get_current_stream().synchronize()  # other streams may use it from now on
         return _TABLES[key][1][rows, ...]
+
+    def copy_from_gpu(self, array: Any) -> Array | None:
+        """Copy by DLPack; bfloat16, which CuPy does not read this way, as the bits of int16."""
+        try:
+            if array.__dlpack_device__()[0] != _DLPACK_CUDA:
+                return None
+            array = array.detach() if hasattr(array, "detach") else array
+            is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
+            array = array.view(array_namespace(array).int16) if is_bfloat16 else array
+            shared = importlib.import_module("cupy").from_dlpack(array)
+        except NO_DLPACK:
+            return None
+        with shared.device:
+            return shared.view(self.bfloat16).copy() if is_bfloat16 else shared.copy()
 
     def to_host(self, array: Array) -> Any:
         """Copy the array from the GPU; bfloat16 becomes float32."""

@@ -13,7 +13,12 @@ from array_api_compat import cupy as _standard
 from array_api_compat.cupy import *  # noqa: F403  (`max`, `any` and others are CuPy's below)
 
 from xformer.environment import env_value
+from xformer.errors import BackendError
 
+try:
+    _standard.cuda.runtime.getDeviceCount()
+except RuntimeError as error:
+    raise BackendError(f"no NVIDIA GPU or driver was found ({error}); use xp=numpy") from error
 _MIN_LARGE = 2**16  # elements
 
 

@@ -33,7 +33,7 @@ KEPT_BYTES = 2**14  # size up to which copying an array costs no more than the c
 _DLPACK_CPU = 1
 _KEPT_TABLES = 32
 # Raised for arrays without DLPack or a part of it, e.g. of bool.
-_NO_DLPACK = (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError)
+NO_DLPACK = (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 CLASSES: dict[str, type[Library]] = {}  # subclasses, by the name of their library
 LIBRARIES: WeakSet[Library] = WeakSet()  # all that are loaded
@@ -230,17 +230,21 @@ class Library(ModuleType):
             array = self.astype(array, self.float32)
         try:
             return np.from_dlpack(array, device="cpu")  # type: ignore[arg-type]
-        except _NO_DLPACK:
+        except NO_DLPACK:
             host = np.asarray(array)
         if host.dtype == object:
             raise BackendError(f"{self.name} has neither __dlpack__ nor __array__, so its values cannot be read")
         return host
 
+    def copy_from_gpu(self, array: Any) -> Array | None:
+        """Return a copy of an array of another library that is in the memory of a GPU, or None to copy by the host."""
+        return None
+
     def is_host_accessible(self, array: NativeArray) -> bool:
         """Return whether reading values is cheap: no GPU to wait for, and neither traced nor abstract."""
         try:
             return bool(array.__dlpack_device__()[0] == _DLPACK_CPU)
-        except _NO_DLPACK:
+        except NO_DLPACK:
             return False
 
     def is_abstract(self, array: NativeArray) -> bool:
@@ -280,7 +284,7 @@ class Library(ModuleType):
             return bool(memory[0] == memory[1])
         try:
             return bool(np.may_share_memory(np.from_dlpack(x), np.from_dlpack(y)))  # type: ignore[arg-type]
-        except _NO_DLPACK:
+        except NO_DLPACK:
             return False
 
     # --- random numbers -----------------------------------------------------------------------------------------------
@@ -560,7 +564,8 @@ def load_imported() -> None:
     """Load the libraries that the program has imported by now."""
     for name in BACKENDS:
         if name in sys.modules and name not in _LIBRARIES:
-            _load(name)
+            with contextlib.suppress(BackendError):  # CuPy without a GPU
+                _load(name)
 
 
 def array_namespace(*arrays: Any) -> Namespace:
