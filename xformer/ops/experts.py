@@ -29,6 +29,10 @@ class Expert(NamedTuple):
     frozen: frozenset[int]
     is_affine: bool
 
+    def __hash__(self) -> int:
+        """Refuse: `rebuild` holds arrays, which no key of a cache may keep."""
+        raise TypeError("unhashable type: 'Expert'")
+
     def apply(self, rows: Array, arrays: Sequence[Array], *, save: bool) -> tuple[Any, Any]:
         """Return the output for some rows and, with `save`, the pullback to the rows and the arrays.
 

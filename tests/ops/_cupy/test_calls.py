@@ -17,8 +17,11 @@ from xformer.backends.library import NAMESPACE_OF_TYPE, Library
 from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import ShapeError
 from xformer.kernels.cupy import calls, elementwise, launch
+from xformer.layers import Linear
 from xformer.ops import layer_norm, linear, relu
 from xformer.ops.operation import Operation
+from xformer.ops.weights import QuantizedWeight
+from xformer.tree import replace
 
 
 class DeviceArray(np.ndarray):
@@ -155,6 +158,28 @@ def test_results_do_not_share_memory_and_no_array_is_kept(device):
     kept = [weakref.ref(array) for array in (*arrays, *results)]
     del arrays, results
     assert not any(reference() is not None for reference in kept)
+
+
+@for_each("rows", [2, 40])
+def test_products_with_quantized_weights_repeat(device, rows):
+    weight = QuantizedWeight(
+        *values([np.arange(9) / 8, np.arange(108, dtype="int8").reshape(9, 12)], "float32", 0), True
+    )
+    pairs = [values([np.ones((rows, 12)), np.ones(9)], "float32", seed) for seed in range(2)]
+    results = [linear(x, weight, bias) for x, bias in pairs]
+    assert len(repeated("quantized_linear")) == 1
+    for (x, bias), y in zip(pairs, results, strict=True):
+        np.testing.assert_allclose(y, x @ weight.dequantize() + bias, rtol=1e-4)
+    calls._THREAD.calls.clear()
+
+
+def test_no_array_of_an_expert_is_kept(device):
+    weights = values([X.T @ X], "float32", 0)
+    maps = [replace(Linear(6, 6, bias=False, init=0), {"weight": weight}) for weight in weights]
+    ops.apply_experts(on_device(X.astype("float32")), on_device(np.zeros(4, np.int64)), maps)
+    kept = weakref.ref(weights[0])
+    del weights, maps
+    assert kept() is None
 
 
 def test_calls_that_do_not_match_the_signature_raise_each_time(device):
