@@ -125,7 +125,8 @@ def use_fake_cublas(fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 def on_the_host(launcher: Any, fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Register the CuPy kernels for NumPy arrays."""
-    own = [each for each in kernels.KERNELS if each.operation != "attention"]  # which has its own tests
+    others = "cupy.attention", "cupy.attention_in_tiles"  # which have their own tests
+    own = [each for each in kernels.KERNELS if each.name not in others]
     replace_kernels(monkeypatch, "numpy", {each.operation: [each] for each in own})
     monkeypatch.setattr(cuda_launch, "launch", launcher.launch)
     monkeypatch.setattr(cuda_launch, "is_current_device", lambda array: True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Never
@@ -18,7 +19,7 @@ from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
 from xformer.ops import project_heads
-from xformer.ops.attention import attention, attention_weights
+from xformer.ops.attention import attention, attention_weights, cached_attention, fuses_cache
 from xformer.ops.linear import merge_heads
 from xformer.random import Rng
 from xformer.tracing.activations import OPEN_BLOCKS, is_observed, named
@@ -164,7 +165,10 @@ class MultiHeadAttention(Module):
             q, k = rotation(q), rotation(k)
         if OPEN_BLOCKS:
             q, k, v = named(self, "queries", q), named(self, "keys", k), named(self, "values", v)
-        if cache is not None:  # decoding: earlier keys come first, so that the last query stays aligned with the last
+        new: tuple[Array, ...] = ()
+        if cache is not None and rng is None and self._fuses(cache, q, k, v):
+            new, k, v = (k, v), cache.key, cache.value  # type: ignore[assignment]
+        elif cache is not None:  # decoding: earlier keys come first, so that the last query stays aligned with the last
             k, v = cache.append(k, v)
         options: dict[str, Any] = {"causal": causal}
         if self.window is not None and cache is not None:
@@ -172,8 +176,20 @@ class MultiHeadAttention(Module):
         elif self.window is not None:
             options["window"] = self.window
         bias = None if bias is None else self._score_bias(bias, q, k)
-        y = self.output(merge_heads(self._attend(q, k, v, mask, bias, rng, **options)))
+        if cache is not None and new:
+            heads = cached_attention(q, *new, k, v, cache.index, mask, bias, scale=self._scale_of(q))
+        else:
+            heads = self._attend(q, k, v, mask, bias, rng, **options)
+        y = self.output(merge_heads(heads))
         return named(self, "output", y) if OPEN_BLOCKS else y
+
+    def _fuses(self, cache: KVCache, q: Array, k: Array, v: Array) -> bool:
+        """Return whether a kernel attends to a cache of fixed shape and appends to it."""
+        is_plain = cache.index is not None and type(self)._attend is MultiHeadAttention._attend and not OPEN_BLOCKS
+        return is_plain and fuses_cache(q, k, v, cache.key, cache.value, cache.index, scale=self._scale_of(q))
+
+    def _scale_of(self, q: Array) -> float:
+        return 1.0 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
 
     def attend(self, query: Array, cache: KVCache, *, mask: Array | None = None) -> Array:
         """Attend to keys and values that were projected before, e.g. those of the memory during decoding.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from xformer.errors import ConfigError, JitError, ShapeError
 from xformer.layers.embedding import InputEmbedding
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
 from xformer.ops import embedding
+from xformer.ops.attention import cache_slots, write_slots
 from xformer.tree import check_array
 
 _MIN_CAPACITY = 16  # in tokens, of a cache that grows
@@ -37,12 +39,12 @@ class KVCache:
 
     Attributes:
         is_own: True if the cache alone references its arrays, so that they can be written in place.
-        slots: Where new tokens go in arrays of (rows * heads * capacity) vectors, integers
+        slots: Function that returns where new tokens go in arrays of (rows * heads * capacity) vectors, integers
             (rows * heads * new tokens,). A `DecodingCache` of fixed shape sets it and `index` in each step.
         index: Position of the next token of each row, integers (rows,).
     """
 
-    slots: Array | None = None
+    slots: Callable[[], Array] | None = None
     index: Array | None = None
 
     def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
@@ -133,10 +135,9 @@ class KVCache:
 
     def _write(self, old: Any, new: Array) -> Array:
         """Return the array with new tokens in the slots, in place if the library allows it."""
-        xp, (rows, heads, length, features) = array_namespace(old, new), old.shape
+        xp, rows, length = array_namespace(old, new), old.shape[0], old.shape[2]
         if array_namespace(old).is_writable:
-            vectors = xp.reshape(old, (rows * heads * length, features))
-            vectors[self.slots, :] = xp.reshape(new, (rows * heads * new.shape[2], features))
+            write_slots(old, new, self.slots())  # type: ignore[misc]
             return old
         index: Any = self.index
         columns = xp.arange(length, dtype=index.dtype, device=device(old))
@@ -308,12 +309,8 @@ class DecodingCache:
             raise ConfigError(
                 f"the cache is full: it holds {self.capacity} tokens; use model.to_static(cache, max_length)"
             )
-        xp, key = array_namespace(self.lengths), self.layers[0].self_attention.key
-        # Where the layers write the keys and values of the new tokens, in an array of (rows * heads * tokens) vectors.
-        rows, heads, _, _ = key.shape  # type: ignore[union-attr]
-        starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * self.capacity
-        slots = xp.reshape(starts, (rows, heads, 1)) + self._rows_of(self.capacity, num_tokens)[:, None, :]
-        slots = xp.reshape(slots, (rows * heads * num_tokens,))
+        key: Any = self.layers[0].self_attention.key
+        slots = functools.cache(functools.partial(cache_slots, self.lengths, key, num_tokens))
         for layer in self.layers:
             layer.self_attention.index, layer.self_attention.slots = self.lengths, slots
         return (self._range <= self._positions(num_tokens)[:, :, None])[:, None, :, :]
@@ -333,7 +330,8 @@ class DecodingCache:
             sizes = None if lengths is None else lengths[:, None, None]
             return [position_terms(each, num_tokens, self.length + num_tokens, like, sizes) for each in positions]
         xp, size = array_namespace(like), self.capacity
-        rows, terms = self._rows_of(size, num_tokens), []
+        has_any, terms = any(x is not None for term in self._position_terms for x in term), list[PositionTerms]()
+        rows: Any = self._rows_of(size, num_tokens) if has_any else None
         for rotation, bias in self._position_terms:
             if rotation is not None:
                 angles = (xp.take(angle, xp.reshape(rows, (-1,)), axis=0) for angle in rotation)

@@ -172,6 +172,68 @@ _operation = Operation(
 )
 
 
+def _cached_forward(*arrays: Any, scale: float, save: bool) -> tuple[Array, Any]:
+    query, key, value, keys, values, starts, mask, bias = arrays
+    slots = cache_slots(starts, keys, key.shape[2])
+    for old, new in ((keys, key), (values, value)):
+        write_slots(old, new, slots)
+    return _forward(
+        query,
+        *(repeat_kv(x, query) for x in (keys, values)),
+        mask,
+        bias,
+        None,
+        causal=False,
+        scale=scale,
+        keep_probability=1.0,
+        save=save,
+    )
+
+
+cached_attention = Operation(
+    "cached_attention",
+    "query: (rows, heads, tokens, head_dim) float, key: (rows, kv_heads, tokens, head_dim) float, "
+    "value: (rows, kv_heads, tokens, head_dim) float, keys: (rows, kv_heads, capacity, head_dim) float, "
+    "values: (rows, kv_heads, capacity, head_dim) float, starts: (rows) int, mask?: ~(rows, heads, tokens, capacity) "
+    "bool, bias?: ~(rows, heads, tokens, capacity) float -> (rows, heads, tokens, head_dim)",
+    _cached_forward,
+    None,
+)
+"""Write the keys and values of new tokens of each row into a cache, in place, from a position on, and attend to it."""
+
+
+def fuses_cache(*arrays: Any, scale: float) -> bool:
+    """Return whether a kernel computes `cached_attention` of these arrays, and of a mask and a bias."""
+    xp = array_namespace(*arrays)
+    if xp.is_trace or not (xp.kernels.get(cached_attention.name) or cached_attention.enable_kernels(xp.library)):
+        return False
+    arrays = *arrays, None, None
+    dtype = cached_attention.check(*arrays)
+    return bool(cached_attention.select(xp, arrays, {"scale": scale}, dtype, save=False).backend)
+
+
+def cache_slots(starts: Array, keys: Array, num_tokens: int) -> Array:
+    """Return where new tokens go among all vectors of a cache, (rows * kv_heads * num_tokens,).
+
+    Args:
+        starts: Position of the first new token of each row, integers (rows,).
+        keys: Keys of the cache, (rows, kv_heads, capacity, head_dim).
+        num_tokens: Number of new tokens of each row.
+    """
+    xp, (rows, heads, capacity, _) = array_namespace(starts), keys.shape
+    options = {"dtype": starts.dtype, "device": device(starts)}
+    first = xp.reshape(xp.arange(rows * heads, **options) * capacity, (rows, heads, 1))
+    places = starts[:, None] if num_tokens == 1 else starts[:, None] + xp.arange(num_tokens, **options)
+    slots = first + xp.clip(places, max=capacity - 1)[:, None, :]  # rows that are not used may be at any position
+    return xp.reshape(slots, (rows * heads * num_tokens,))
+
+
+def write_slots(old: Any, new: Array, slots: Array) -> None:
+    """Write new tokens (rows, kv_heads, tokens, features) into a cache in place."""
+    xp, features = array_namespace(old, new), old.shape[3]
+    xp.reshape(old, (-1, features))[slots, :] = xp.reshape(new, (-1, features))
+
+
 def attention(
     query: Array,
     key: Array,

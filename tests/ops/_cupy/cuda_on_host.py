@@ -56,7 +56,10 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
         ],
     },
     "random": {"dropout_mask": [("bool",)]},
-    "decoding": {"choose": [(*x, y) for x in SAME for y in ("float32", "float64")]},
+    "decoding": {
+        "choose": [(*x, y) for x in SAME for y in ("float32", "float64")],
+        "attend": [(dtype, queries) for dtype in ("float32", "float16", "bfloat16") for queries in ("1", "4")],
+    },
     "masking": {name: [("float16",), ("bfloat16",)] for name in ("inputs", "clear_rows", "clear_beyond")},
     "attention": {
         "attention": [(*dtypes, size) for dtypes in SAME if dtypes != ("float64",) for size in ("32", "64", "128")],

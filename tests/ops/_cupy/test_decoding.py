@@ -8,11 +8,14 @@ import math
 import numpy as np
 
 import xformer as xf
+from tests.conftest import assert_close
 from tests.ops._cupy.cuda_cases import DTYPES, normal
 from tests.reference import for_each
 from xformer.backends import resolve, to_host
 from xformer.generation import steps
 from xformer.kernels.cupy import decoding
+from xformer.ops import attention
+from xformer.ops.attention import cached_attention
 from xformer.ops.decoding import best
 from xformer.tracing.program import CudaProgram
 
@@ -55,6 +58,69 @@ def test_choices_of_steps(cuda):
     one = xp.zeros((1, 1, 2), dtype=xp.float64)
     decoding.choose(cuda.array(x[1:2].copy(), "float32"), None, None, mask, one)
     np.testing.assert_array_equal(to_host(one)[0, 0], to_host(found)[0, 1])
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+# Rows, heads, heads of keys, queries, keys, features; the last have keys of several rounds, and vectors not aligned.
+SHAPES = [(2, 4, 4, 1, 5, 16), (1, 8, 2, 1, 70, 64), (3, 2, 2, 3, 40, 8), (2, 6, 3, 2, 300, 20), (1, 2, 1, 7, 9, 5)]
+
+
+def expected_attention(query, key, value, mask, bias, scale):
+    arrays = [to_host(x).astype(np.float64) for x in (query, key, value)]
+    key, value = (np.repeat(x, arrays[0].shape[1] // x.shape[1], axis=1) for x in arrays[1:])
+    scores = scale * arrays[0] @ np.swapaxes(key, -1, -2) + (0.0 if bias is None else to_host(bias))
+    seen = np.broadcast_to(True if mask is None else to_host(mask), scores.shape)
+    weights = np.where(seen, np.exp(scores - np.max(scores, axis=-1, keepdims=True)), 0.0)
+    return weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30) @ value
+
+
+@for_each("dtype", ["float32", "float16", "bfloat16"])
+@for_each("shape", SHAPES)
+def test_attention_of_few_queries(cuda, dtype, shape):
+    rows, heads, kv_heads, queries, keys, features = shape
+    query = cuda.array(normal(rows, queries, heads, features), dtype).transpose(0, 2, 1, 3)
+    key, value = (
+        cuda.array(normal(rows, keys, kv_heads, features, seed=seed), dtype).transpose(0, 2, 1, 3) for seed in (1, 2)
+    )
+    mask = np.random.default_rng(3).random((rows, 1, queries, keys)) < 0.6
+    mask[0, 0, 0] = False
+    bias = cuda.array(normal(heads, 1, keys), dtype)
+    for own_mask, own_bias in ((None, None), (cuda.array(mask), None), (cuda.array(mask[:1]), bias), (None, bias)):
+        found = attention(query, key, value, own_mask, own_bias, scale=0.3)
+        expected = expected_attention(query, key, value, own_mask, own_bias, 0.3)
+        assert_close(found, expected, xp=cuda.xp, dtype=dtype)
+        first = [None if x is None else x[:1, ...] if x.ndim == 4 else x for x in (own_mask, own_bias)]
+        alone = attention(*(x[:1, ...] for x in (query, key, value)), *first, scale=0.3)
+        np.testing.assert_array_equal(to_host(alone), to_host(found)[:1])
+    assert not np.any(to_host(attention(query, key, value, cuda.array(mask)))[0, :, 0])
+    if cuda.launcher:
+        assert any("attend" in name for name in cuda.launcher.launched)
+
+
+@for_each("dtype", ["float32", "bfloat16"])
+@for_each("shape", SHAPES)
+def test_attention_to_a_cache(cuda, dtype, shape):
+    """New keys and values are stored where they belong, and nothing else changes; what lies beyond is not read."""
+    rows, heads, kv_heads, tokens, capacity, features = shape
+    query = cuda.array(normal(rows, heads, tokens, features), dtype)
+    key, value = (cuda.array(normal(rows, kv_heads, tokens, features, seed=seed), dtype) for seed in (1, 2))
+    keys, values = (normal(rows, kv_heads, capacity, features, seed=seed) for seed in (3, 4))
+    starts = np.arange(rows) + 1
+    mask = np.arange(capacity) <= (starts[:, None] + np.arange(tokens))[:, None, :, None]
+    for each in (keys, values):
+        each[~mask[:, :, -1:, :].repeat(kv_heads, 1)[:, :, 0]] = np.nan
+    expected_keys, expected_values = (to_host(cuda.array(x, dtype)).copy() for x in (keys, values))
+    keys, values, starts, mask = (cuda.array(x, dtype) for x in (keys, values, starts, mask))
+    arrays = query, key, value, keys, values, starts, mask, None
+    assert cuda.served("cached_attention", *arrays, scale=0.3)
+    found = cached_attention(*arrays, scale=0.3)
+    for new, old, x in ((key, expected_keys, keys), (value, expected_values, values)):
+        for row, start in enumerate(to_host(starts)):
+            old[row, :, start : start + tokens] = to_host(new)[row]
+        np.testing.assert_array_equal(to_host(x), old)
+    clean = [cuda.array(np.nan_to_num(x), dtype) for x in (expected_keys, expected_values)]
+    assert_close(found, expected_attention(query, *clean, mask, None, 0.3), xp=cuda.xp, dtype=dtype)
 
 
 # --- searches ---------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
-"""Decoding on CuPy without the host: the choice of tokens (cuda/decoding.cu), and results that are read later."""
+"""Decoding on CuPy: the choice of tokens, attention of few queries (cuda/decoding.cu), and results read later."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
+from xformer.backends import array_namespace
 from xformer.kernels.cupy import launch
 from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, why_not
 from xformer.ops.operation import Kernel
@@ -50,4 +52,81 @@ def _reading_stream(device: int) -> Any:
     return launch.cuda().Stream(non_blocking=True)
 
 
-KERNELS = [Kernel("cupy.best", "best", "cupy", _best_forward, None, dtypes=FLOATS, why_not=why_not)]
+# --- Attention of few queries ---
+
+_MAX_QUERIES = 16  # of all heads that share keys; more are products of matrices
+
+
+def _attention_why_not(
+    query: Any, key: Any, value: Any, *masks: Any, causal: bool = False, save: bool, **options: Any
+) -> str | None:
+    (_, heads, queries, features), most = query.shape, 32 * launch.elements_per_thread(query)
+    if 0 in (*query.shape, *key.shape):
+        return "an empty array"
+    if heads // key.shape[1] * queries > _MAX_QUERIES:
+        return f"{heads // key.shape[1] * queries} queries share keys (the kernel takes up to {_MAX_QUERIES})"
+    if value.shape[3] != features or features > most:
+        return f"heads of {features} and {value.shape[3]} features (the kernel takes equal numbers up to {most})"
+    if causal and queries > 1:
+        return "causal with several queries"
+    if len(masks) == 3 and masks[2] is not None:
+        return "dropout"
+    return why_not(query)
+
+
+def _attention_forward(
+    query: Any, key: Any, value: Any, mask: Any, bias: Any, dropout_mask: Any, *, scale: float, **options: Any
+) -> tuple[Any, Any]:
+    return _attend(query, *_alike(key, value), None, None, None, mask, bias, scale), None
+
+
+def _cached_why_not(query: Any, key: Any, value: Any, keys: Any, values: Any, *rest: Any, **options: Any) -> str | None:
+    if not keys.flags.c_contiguous or not values.flags.c_contiguous:
+        return "keys or values are not contiguous"
+    return _attention_why_not(query, keys, values, **options)
+
+
+def _cached_forward(query: Any, key: Any, value: Any, *arrays: Any, scale: float, save: bool) -> tuple[Any, Any]:
+    keys, values, starts, mask, bias = arrays
+    return _attend(query, keys, values, *_alike(key, value), starts, mask, bias, scale), None
+
+
+def _alike(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return arrays of one shape with equal strides and vectors in one piece."""
+    return (x, y) if x.strides == y.strides and x.strides[3] == x.itemsize else (contiguous(x), contiguous(y))
+
+
+def _attend(
+    query: Any, keys: Any, values: Any, new_keys: Any, new_values: Any, starts: Any, mask: Any, bias: Any, scale: float
+) -> Any:
+    (rows, heads, queries, features), (kv_heads, size) = query.shape, keys.shape[1:3]
+    query, xp = query if query.strides[3] == query.itemsize else contiguous(query), array_namespace(query)
+    output, num_queries = empty(query, query.shape), heads // kv_heads * queries
+    lanes = max(1, 1 << (-(-features // launch.elements_per_thread(query)) - 1).bit_length())
+    per_block = 1 if num_queries == 1 else 4
+    strides = [*query.strides[:3], *keys.strides[:3], *((0, 0, 0) if new_keys is None else new_keys.strides[:3])]
+    strides = [stride // query.itemsize for stride in strides]
+    for x in (mask, bias):
+        full = None if x is None else xp.broadcast_to(x, (rows, heads, queries, size))
+        strides += [0] * 4 if full is None else [stride // x.itemsize for stride in full.strides]
+    num_new = 0 if new_keys is None else new_keys.shape[2]
+    sizes = heads, kv_heads, queries, size, num_new, features, float(scale), lanes
+    arrays = query, keys, values, new_keys, new_values, starts, mask, bias, output
+    blocks, template = rows * kv_heads * -(-num_queries // per_block), (*dtype_names(query), str(per_block))
+    launch.launch("decoding.attend", template, blocks, 256, *arrays, *sizes, *strides)
+    return output
+
+
+_ATTENTION: dict[str, Any] = {"backend": "cupy", "vjp": None, "dtypes": ("float16", "bfloat16", "float32")}
+KERNELS = [
+    Kernel("cupy.best", "best", "cupy", _best_forward, None, dtypes=FLOATS, why_not=why_not),
+    Kernel("cupy.few_queries", "attention", forward=_attention_forward, why_not=_attention_why_not, **_ATTENTION),
+    Kernel(  # compared as cupy.few_queries: random positions would be none of the cache
+        "cupy.cached_attention",
+        "cached_attention",
+        forward=_cached_forward,
+        why_not=_cached_why_not,
+        tolerance=math.inf,
+        **_ATTENTION,
+    ),
+]
