@@ -152,23 +152,21 @@ class Device:
         return lambda: now
 
 
-SETTINGS = [{}, {"suppress_tokens": [3, 7]}, {"min_new_tokens": 9}, {"max_new_tokens": 40}, {"stop_token_ids": [5, 8]}]
-
-
 def models():
-    sizes = {"d_model": 16, "num_heads": 2, "d_ff": 32}
+    sizes = {"d_model": 16, "num_heads": 1, "d_ff": 32}
     config = xf.TransformerConfig(
-        source_vocab_size=29, target_vocab_size=29, num_encoder_layers=1, num_decoder_layers=2, **sizes
+        source_vocab_size=29, target_vocab_size=29, num_encoder_layers=1, num_decoder_layers=1, **sizes
     )
-    yield xf.Transformer(config, seed=1), [[5, 6, 7], [8, 9], [4] * 6, [11, 5, 5, 12]]
-    config = xf.LanguageModelConfig(vocab_size=29, num_layers=2, **sizes)
-    yield xf.LanguageModel(config, seed=2), [[5, 4], [7], [9, 9, 9], [12, 3]]
+    yield xf.Transformer(config, seed=1), [[5, 6, 7], [8, 9], [11, 5, 5, 12]], {"suppress_tokens": [3, 7]}
+    yield xf.Transformer(config, seed=3), [[5, 6], [8, 9]], {"min_new_tokens": 5}
+    config = xf.LanguageModelConfig(vocab_size=29, num_layers=1, **sizes)
+    yield xf.LanguageModel(config, seed=2), [[5, 4], [7], [9, 9, 9], [12, 3]], {"stop_token_ids": [5, 8, 10]}
+    yield xf.LanguageModel(config, seed=2), [[5, 4]], {"max_new_tokens": 40, "special_tokens": False}  # the cache grows
 
 
-@for_each("settings", SETTINGS)
-def test_searches_on_the_device_equal_those_on_the_host(cuda_host, monkeypatch, settings):
-    for model, inputs in models():
-        settings = {"max_new_tokens": 21} | settings
+def test_searches_on_the_device_equal_those_on_the_host(cuda_host, monkeypatch):
+    for model, inputs, settings in models():
+        settings = {"max_new_tokens": 13} | settings
         expected = xf.generate(model, inputs, **settings)
         with monkeypatch.context() as context:
             device = Device(context)
@@ -178,4 +176,4 @@ def test_searches_on_the_device_equal_those_on_the_host(cuda_host, monkeypatch, 
                 longest = max(len(outputs[0].tokens) for outputs in expected)
                 assert device.reads > reads
                 assert device.launches - launches <= longest + 2 * 4
-            assert device.captures <= 3
+            assert device.captures <= 2
