@@ -152,6 +152,13 @@ class ndarray(np.ndarray):
     def device(self):
         return DEV
 
+    @property
+    def base(self):
+        root = base(self)
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        return None if root.size == self.size else up(root)
+
     def __array_ufunc__(self, uf, method, *inputs, out=None, **kw):
         nb = sum(i.nbytes for i in inputs if isinstance(i, np.ndarray))
         a = [base(i) for i in inputs]

@@ -356,9 +356,10 @@ class DecodingCache:
         self.length += num_tokens
         if self.capacity is None:
             self.lengths = lengths
+        elif array_namespace(self.lengths).is_trace:
+            self.lengths = assign(self.lengths, self.lengths + num_tokens)
         else:
-            ends = array_namespace(self.lengths).clip(self.lengths + num_tokens, max=self.capacity)
-            self.lengths = assign(self.lengths, ends)
+            self.lengths += num_tokens  # by one launch on a GPU
 
     def _positions(self, num_tokens: int) -> Array:
         first = self.lengths[:, None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from xformer import native
@@ -20,7 +21,7 @@ from xformer.ops.weights import (
     inference_weights,
     quantized_dtype,
 )
-from xformer.tree import Module, walk
+from xformer.tree import Module, is_array, map_modules, walk, with_fields
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
@@ -68,12 +69,14 @@ def pack(module: AnyModule) -> AnyModule:
     Products of few rows, as in decoding, read such weights up to twice as fast, with bit-identical results. With int8
     weights, inputs are also quantized, with one scale for each group of 64 features, and integers are multiplied.
     Weights of NumPy in float32, and quantized ones, are packed if the native library is available; others stay as they
-    are, such as the blocks of a GGUF file. A packed module cannot be trained.
+    are, such as the blocks of a GGUF file. A packed module cannot be trained. On CuPy, the weights of queries, keys
+    and values become columns of one array, by which one product multiplies.
 
     Args:
         module: A model or layer; it is not changed.
     """
     check_no_adapters(module)
+    module = map_modules(_with_joined_projections, module)
     if not native.is_available():
         return module
 
@@ -83,6 +86,31 @@ def pack(module: AnyModule) -> AnyModule:
         return weight if _is_packed(weight) or not is_float else _packed(layer, weight)
 
     return map_weights(module, convert)
+
+
+def _with_joined_projections(layer: Any) -> Any:
+    """Return an attention layer on CuPy whose weights of queries, keys and values are columns of one array each.
+
+    A kernel then multiplies by all of them at once.
+    """
+    maps: dict[str, Any] = {name: getattr(layer, name, None) for name in ("query", "key", "value")}
+    if not all(type(each) is Linear and is_array(each.weight) for each in maps.values()):
+        return layer
+    weights, biases = ([getattr(each, name) for each in maps.values()] for name in ("weight", "bias"))
+    if array_namespace(*weights).name != "cupy":
+        return layer
+    biases = columns_of_one(biases) if all(each is not None for each in biases) else biases
+    parts = zip(maps.items(), columns_of_one(weights), biases, strict=True)
+    return with_fields(layer, **{name: with_fields(each, weight=w, bias=b) for (name, each), w, b in parts})
+
+
+def columns_of_one(arrays: Sequence[Array]) -> list[Array]:
+    """Return copies of arrays that are neighboring columns of one array."""
+    joined, ends = (
+        array_namespace(*arrays).concat(list(arrays), axis=-1),
+        itertools.accumulate(x.shape[-1] for x in arrays),
+    )
+    return [joined[..., end - x.shape[-1] : end] for x, end in zip(arrays, ends, strict=True)]
 
 
 def _packed(layer: Module, weight: Any) -> PackedWeight:

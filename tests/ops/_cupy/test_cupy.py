@@ -104,7 +104,8 @@ def watching(cuda_host, monkeypatch):
 
 
 def test_there_is_a_case_for_every_kernel(cuda_host):
-    assert set(kernels_by_operation("numpy")) == set(CASES)
+    in_test_decoding = {"attention", "cached_attention"}
+    assert set(kernels_by_operation("numpy")) - in_test_decoding == set(CASES)
 
 
 @for_each("dtype", ["float32", "bfloat16"])

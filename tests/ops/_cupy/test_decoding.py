@@ -14,7 +14,9 @@ from tests.reference import for_each
 from xformer.backends import resolve, to_host
 from xformer.generation import steps
 from xformer.kernels.cupy import decoding
-from xformer.ops import attention
+from xformer.kernels.cupy import linear as cupy_linear
+from xformer.layers.quantization import columns_of_one
+from xformer.ops import attention, project_heads
 from xformer.ops.attention import cached_attention
 from xformer.ops.decoding import best
 from xformer.tracing.program import CudaProgram
@@ -121,6 +123,26 @@ def test_attention_to_a_cache(cuda, dtype, shape):
         np.testing.assert_array_equal(to_host(x), old)
     clean = [cuda.array(np.nan_to_num(x), dtype) for x in (expected_keys, expected_values)]
     assert_close(found, expected_attention(query, *clean, mask, None, 0.3), xp=cuda.xp, dtype=dtype)
+
+
+# --- joined projections -----------------------------------------------------------------------------------------------
+
+
+@for_each("has_bias", [True, False])
+def test_neighboring_columns_are_multiplied_at_once(cuda, has_bias, monkeypatch):
+    products, affine = [], cupy_linear._affine
+    monkeypatch.setattr(cupy_linear, "_affine", lambda *args: products.append(args) or affine(*args))
+    x = cuda.array(normal(3, 2, 8), "float32")
+    weights = columns_of_one([cuda.array(normal(8, n, seed=n), "float32") for n in (8, 4, 4)])
+    biases = columns_of_one([cuda.array(normal(n, seed=n), "float32") for n in (8, 4, 4)]) if has_bias else [None] * 3
+    maps = list(zip(weights, biases, (2, 1, 1), strict=True))
+    found = project_heads(x, *maps)
+    for one, (weight, bias, heads) in zip(found, maps, strict=True):
+        (alone,) = project_heads(x, (weight.copy(), None if bias is None else bias.copy(), heads))
+        assert_close(one, to_host(alone), xp=cuda.xp, dtype="float32")
+    project_heads(x, *maps[1:])
+    project_heads(x, maps[0], maps[2])  # no neighbors
+    assert [args[1].shape[1] for args in products] == [16, 8]  # of neighbors
 
 
 # --- searches ---------------------------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ def _attention_why_not(
         return f"{heads // key.shape[1] * queries} queries share keys (the kernel takes up to {_MAX_QUERIES})"
     if value.shape[3] != features or features > most:
         return f"heads of {features} and {value.shape[3]} features (the kernel takes equal numbers up to {most})"
-    if causal and queries > 1:
-        return "causal with several queries"
+    if (causal and queries > 1) or options.get("window"):
+        return "causal with several queries, or a window"
     if len(masks) == 3 and masks[2] is not None:
         return "dropout"
     return why_not(query)
@@ -77,7 +77,9 @@ def _attention_why_not(
 def _attention_forward(
     query: Any, key: Any, value: Any, mask: Any, bias: Any, dropout_mask: Any, *, scale: float, **options: Any
 ) -> tuple[Any, Any]:
-    return _attend(query, *_alike(key, value), None, None, None, mask, bias, scale), None
+    if key.strides != value.strides or key.strides[3] != key.itemsize:
+        key, value = contiguous(key), contiguous(value)
+    return _attend(query, key, value, None, None, None, mask, bias, scale), None
 
 
 def _cached_why_not(query: Any, key: Any, value: Any, keys: Any, values: Any, *rest: Any, **options: Any) -> str | None:
@@ -86,32 +88,34 @@ def _cached_why_not(query: Any, key: Any, value: Any, keys: Any, values: Any, *r
     return _attention_why_not(query, keys, values, **options)
 
 
-def _cached_forward(query: Any, key: Any, value: Any, *arrays: Any, scale: float, save: bool) -> tuple[Any, Any]:
-    keys, values, starts, mask, bias = arrays
-    return _attend(query, keys, values, *_alike(key, value), starts, mask, bias, scale), None
-
-
-def _alike(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return arrays of one shape with equal strides and vectors in one piece."""
-    return (x, y) if x.strides == y.strides and x.strides[3] == x.itemsize else (contiguous(x), contiguous(y))
+def _cached_forward(
+    query: Any, key: Any, value: Any, keys: Any, values: Any, *rest: Any, scale: float, save: bool
+) -> tuple[Any, Any]:
+    starts, mask, bias = rest
+    return _attend(query, keys, values, key, value, starts, mask, bias, scale), None
 
 
 def _attend(
     query: Any, keys: Any, values: Any, new_keys: Any, new_values: Any, starts: Any, mask: Any, bias: Any, scale: float
 ) -> Any:
     (rows, heads, queries, features), (kv_heads, size) = query.shape, keys.shape[1:3]
-    query, xp = query if query.strides[3] == query.itemsize else contiguous(query), array_namespace(query)
+    xp = array_namespace(query)
+    query, *new = (
+        x if x is None or x.strides[3] == x.itemsize else contiguous(x) for x in (query, new_keys, new_values)
+    )
     output, num_queries = empty(query, query.shape), heads // kv_heads * queries
     lanes = max(1, 1 << (-(-features // launch.elements_per_thread(query)) - 1).bit_length())
     per_block = 1 if num_queries == 1 else 4
-    strides = [*query.strides[:3], *keys.strides[:3], *((0, 0, 0) if new_keys is None else new_keys.strides[:3])]
+    strides = [*query.strides[:3], *keys.strides[:3]]
+    for each in new:
+        strides += (0, 0, 0) if each is None else each.strides[:3]
     strides = [stride // query.itemsize for stride in strides]
     for x in (mask, bias):
         full = None if x is None else xp.broadcast_to(x, (rows, heads, queries, size))
         strides += [0] * 4 if full is None else [stride // x.itemsize for stride in full.strides]
     num_new = 0 if new_keys is None else new_keys.shape[2]
     sizes = heads, kv_heads, queries, size, num_new, features, float(scale), lanes
-    arrays = query, keys, values, new_keys, new_values, starts, mask, bias, output
+    arrays = query, keys, values, *new, starts, mask, bias, output
     blocks, template = rows * kv_heads * -(-num_queries // per_block), (*dtype_names(query), str(per_block))
     launch.launch("decoding.attend", template, blocks, 256, *arrays, *sizes, *strides)
     return output

@@ -7,10 +7,11 @@ is a pass over memory. Products of a few rows with quantized weights read them a
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 from xformer.backends import dtype_name
-from xformer.kernels.cupy import cublaslt, launch
+from xformer.kernels.cupy import cublas, cublaslt, launch
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.elementwise import activation_forward, activation_vjp
 from xformer.kernels.cupy.launch import (
@@ -65,6 +66,43 @@ _FUNCTIONS = affine_functions(
     cotangent_rows_of=lambda g, shape: contiguous(g.reshape(shape)),
 )
 
+
+def _project_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
+    """Multiply by neighboring columns of one array at once."""
+    weights, biases = maps[::2], maps[1::2]
+    weight, given = _joined(weights), [each for each in biases if each is not None]
+    bias = _joined(given) if given else None
+    if len(weights) < 2 or weight is None or len(given) not in (0, len(weights)) or (given and bias is None):
+        return _FUNCTIONS[0](x, *maps, heads=heads, save=save)
+    rows, outputs, end = _affine(x.reshape((math.prod(x.shape[:2]), x.shape[2])), weight, bias, False), [], 0
+    for each, count in zip(weights, heads, strict=True):
+        start, end = end, end + each.shape[1]
+        y = rows[:, start:end].reshape((*x.shape[:2], count, each.shape[1] // count))
+        outputs.append(y.transpose((0, 2, 1, 3)))
+    return tuple(outputs), (x, weights, None)
+
+
+def _joined(arrays: Any) -> Any:
+    """Return arrays that are neighboring columns of another one as one, or None."""
+    base, size = arrays[0], sum(each.shape[-1] for each in arrays)
+    while base.base is not None:
+        base = base.base
+    if base is arrays[0] or not base.flags.c_contiguous or base.shape[:-1] != arrays[0].shape[:-1]:
+        return None
+    place = cublas.pointer(arrays[0])
+    first = (place - cublas.pointer(base)) // base.itemsize
+    for each in arrays:
+        if (
+            each.base is None
+            or each.dtype != base.dtype
+            or each.strides != base.strides
+            or cublas.pointer(each) != place
+        ):
+            return None
+        place += each.shape[-1] * each.itemsize
+    return base[..., first : first + size]
+
+
 # --- quantized weights ------------------------------------------------------------------------------------------------
 
 _FEW_ROWS = 1, 4, 8, 16  # of which cuda/quantized.cu keeps sums in registers
@@ -109,8 +147,8 @@ def _dequantized(scales: Any, values: Any) -> Any:
 _QUANTIZED = _quantized_forward, _quantized_vjp
 KERNELS = [
     *(
-        Kernel(f"cupy.{name}", name, "cupy", *_FUNCTIONS, dtypes=FLOATS, why_not=why_not)
-        for name in ("linear", "project_heads")
+        Kernel(f"cupy.{name}", name, "cupy", forward, _FUNCTIONS[1], dtypes=FLOATS, why_not=why_not)
+        for name, forward in (("linear", _FUNCTIONS[0]), ("project_heads", _project_forward))
     ),
     Kernel("cupy.quantized_linear", "quantized_linear", "cupy", *_QUANTIZED, why_not=_quantized_why_not),
 ]

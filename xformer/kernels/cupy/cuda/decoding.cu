@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(256)
            const bool* mask, const T* bias, T* output, long long heads, long long kv_heads, long long queries,
            long long size, long long num_new, long long features, double scale, long long lanes, long long query_row,
            long long query_head, long long query_query, long long key_row, long long key_head, long long key_key,
-           long long new_row, long long new_head, long long new_key, long long mask_row, long long mask_head,
-           long long mask_query, long long mask_key, long long bias_row, long long bias_head, long long bias_query,
-           long long bias_key)
+           long long new_row, long long new_head, long long new_key, long long new_value_row, long long new_value_head,
+           long long new_value_key, long long mask_row, long long mask_head, long long mask_query, long long mask_key,
+           long long bias_row, long long bias_head, long long bias_query, long long bias_key)
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value, U = M == 1 ? 4 : 2;
@@ -77,11 +77,12 @@ __global__ void __launch_bounds__(256)
     const long long left = features - from, start = starts ? starts[row] : size;
     const bool is_full = left >= V && aligned<V>(query, query_row | query_head | query_query) &&
                          aligned<V>(keys, key_row | key_head | key_key) && aligned<V>(values, 0) &&
-                         aligned<V>(new_keys, new_row | new_head | new_key) && aligned<V>(new_values, 0);
+                         aligned<V>(new_keys, new_row | new_head | new_key) &&
+                         aligned<V>(new_values, new_value_row | new_value_head | new_value_key);
     keys += row * key_row + kv_head * key_head + from;
     values += row * key_row + kv_head * key_head + from;
     new_keys += row * new_row + kv_head * new_head + from;
-    new_values += row * new_row + kv_head * new_head + from;
+    new_values += row * new_value_row + kv_head * new_value_head + from;
     long long head[M], place[M];  // of the queries
     W q[M][V], top[M], sum[M], total[M][V];
 #pragma unroll
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(256)
             const bool is_new = j >= start && j < start + num_new && j < size;
             if (seen[u] || is_new) {
                 key[u] = load<V>(is_new ? new_keys + (j - start) * new_key : keys + j * key_key, left, is_full);
-                value[u] = load<V>(is_new ? new_values + (j - start) * new_key : values + j * key_key, left, is_full);
+                value[u] = load<V>(is_new ? new_values + (j - start) * new_value_key : values + j * key_key, left, is_full);
             }
             if (is_new && first == 0)
                 for (int k = 0; k < V; ++k)
