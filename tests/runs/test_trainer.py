@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
+from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import TrainingError
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
@@ -87,6 +88,20 @@ def test_a_run_reports_logs_and_saves(tmp_path):
     assert progress["step"] == 10
     assert progress["callbacks"] == {f"{name} 1": state for name, state in states(trainer).items()}
     assert arrays["source_embedding.weight"].tobytes() == trainer.model.source_embedding.weight.tobytes()
+
+
+def test_steps_are_programs_where_kernels_can_be_captured(tmp_path, monkeypatch):
+    """As on CuPy, batches have few shapes; validations and checkpoints leave the programs as they are."""
+    config = dataclasses.replace(TRAINING, data_parallel=1, max_steps=40, keep_checkpoints=2, checkpoint_every=3)
+    monkeypatch.setattr(NumpyLibrary, "builds_per_shape", True)
+    plain = make(tmp_path / "plain", config)
+    plain.run()
+    assert plain.loop.jitted_step is None
+    monkeypatch.setattr(NumpyLibrary, "graph_capture", lambda self: lambda function: function)
+    captured = make(tmp_path / "captured", config)
+    captured.run()
+    assert captured.loop.jitted_step.num_runs > 20
+    assert bits(captured) == bits(plain)
 
 
 def interrupt_at(step):

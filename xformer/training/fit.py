@@ -127,8 +127,8 @@ class TrainingLoop:
             self.state = self.optimizer.init(model)
         self._autocast_loss, self._scaler = autocast(config.precision, loss_fn), GradScaler.init(config.precision)
         uses_jit = array_namespace(flatten(model)[0][0]).graph_capture() is not None if jit is None else jit
-        jitted_step = JittedStep(self.num_workers, self.communicator, is_default=jit is None)
-        self.jitted_step = jitted_step if uses_jit else None
+        ranks = self.num_workers, self.communicator
+        self.jitted_step = JittedStep(*ranks, is_default=jit is None) if uses_jit else None
         self._train_step = self.jitted_step or partial(
             train_step, donate=True, value_and_grad=parallel_value_and_grad(self.num_workers, communicator=communicator)
         )
