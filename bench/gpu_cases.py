@@ -47,6 +47,12 @@ def on_torch(name: str, factory: str, **settings: Any) -> Spec:
     return baseline(name, factory, device="cuda", **settings)
 
 
+def all_of_torch(factory: str) -> list[Spec]:
+    """Return torch as it is, compiled in its default mode, and compiled with CUDA graphs."""
+    modes = {"torch": False, "torch.compile": True, "torch reduce-overhead": "reduce-overhead"}
+    return [on_torch(name, factory, compiled=mode) for name, mode in modes.items()]
+
+
 def attention_case(head_dim: int, length: int, backward: bool, estimate: str = "") -> Case:
     """Return causal attention, forward or forward and backward."""
     sizes = {"batch": TOKENS // length, "heads": 2048 // head_dim, "length": length, "head_dim": head_dim}
@@ -67,7 +73,7 @@ def layer_case() -> Case:
 
 def encoder_case() -> Case:
     """Return an encoder stack, forward."""
-    specs = [ours("workloads.stacks:build_encoder"), on_torch("torch", "baselines.torch_models:build_encoder")]
+    specs = [ours("workloads.stacks:build_encoder"), *all_of_torch("baselines.torch_models:build_encoder")]
     workload = stacks.encoder_workload({"batch": 8, "length": TOKENS // 8, **WIDE, "layers": 6, "dtype": DTYPE})
     return Case(workload, specs, "6.5-8 ms, torch 6-7.5")
 
@@ -75,9 +81,8 @@ def encoder_case() -> Case:
 def training_case() -> Case:
     """Return a training step in mixed precision; torch uses autocast."""
     sizes = {**MODEL, "batch": 2 * TOKENS // MODEL["length"], "vocabulary": 32_000, "dtype": DTYPE}
-    theirs = "baselines.torch_training:build"
     specs = [ours("workloads.training:build", jit=True), ours("workloads.training:build", jit=False)]
-    specs += [on_torch("torch", theirs), on_torch("torch.compile", theirs, compiled=True)]
+    specs += all_of_torch("baselines.torch_training:build")
     return Case(training.workload(sizes), specs, "45-58 ms, torch 70-90, compiled 48-63", seconds=200.0)
 
 

@@ -216,7 +216,7 @@ def torch_encoder(settings, mode):
         models.load_layer(theirs, ours)
     module = module.to(**support.device_and_dtype({**settings, "device": DEVICE})).eval()
     x = torch.from_numpy(stacks.features(settings)).to(**support.device_and_dtype({**settings, "device": DEVICE}))
-    forward = module if mode is None else torch.compile(module, mode=None if mode == "default" else mode)
+    forward = support.compiled(module, {"compiled": True if mode == "default" else mode})
 
     def step():
         with torch.inference_mode():
@@ -225,39 +225,10 @@ def torch_encoder(settings, mode):
     return step
 
 
-def torch_train(settings, mode, *, is_told=True):
-    """Return training steps of torch. Told that the mask is causal, nn.Transformer neither reads the mask on the host
-    in each step nor breaks torch.compile's graph there, as it does in the baseline of bench/gpu.py."""
-    torch, theirs, models = (
-        importlib.import_module(name) for name in ("torch", "baselines.torch_training", "baselines.torch_models")
-    )
-
-    class Told(models.Translator):
-        def forward(self, source, target):
-            features = self.layers(
-                self.embed(self.source, source),
-                self.embed(self.target, target),
-                tgt_mask=models.later(target.shape[1], target.device),
-                src_key_padding_mask=source == 0,
-                tgt_key_padding_mask=target == 0,
-                memory_key_padding_mask=source == 0,
-                src_is_causal=False,
-                tgt_is_causal=True,
-                memory_is_causal=False,
-            )
-            return self.output(features)
-
-    compile_, translator = torch.compile, theirs.Translator
-    theirs.Translator = Told if is_told else translator
-    torch.compile = (
-        (lambda module, **options: compile_(module, **options, mode=None if mode == "default" else mode))
-        if mode
-        else compile_
-    )
-    try:
-        return theirs.build({**settings, "device": DEVICE, "compiled": mode is not None})  # which makes the first steps
-    finally:
-        torch.compile, theirs.Translator = compile_, translator
+def torch_train(settings, mode):
+    theirs = importlib.import_module("baselines.torch_training")
+    compiled = True if mode == "default" else mode or False
+    return theirs.build({**settings, "device": DEVICE, "compiled": compiled})  # which makes the first steps
 
 
 def train_settings(tokens, vocabulary=32_000):
@@ -920,12 +891,10 @@ def _(answers):
 
 @section("train2", 60)
 def _(answers):
-    """The same against torch's CUDA graphs, and the baseline of bench/gpu.py, which reads a mask on the host."""
+    """The same against torch's CUDA graphs."""
     training, settings = importlib.import_module("workloads.training"), train_settings(TRAIN_TOKENS)
     contenders = {"xformer jit": steps(training.build({**settings, "backend": BACKEND, "jit": True}))}
     contenders["torch reduce-overhead"] = steps(torch_train(settings, "reduce-overhead"))
-    if left() > 60:
-        contenders["torch compile, reads the mask"] = steps(torch_train(settings, "default", is_told=False))
     row("train", f"{TRAIN_TOKENS} tokens, again", turns(contenders, rounds=3, least=0.1))
 
 

@@ -45,8 +45,12 @@ def torch_computation(
 
 
 def compiled(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function compiled by torch if the settings say so; a break of its graph, which is slow, is an error."""
-    return torch.compile(function, fullgraph=True) if settings.get("compiled") else function
+    """Return a function compiled by torch if the settings say so; a break of its graph, which is slow, is an error.
+
+    Setting `compiled`: True, or a mode of torch.compile, such as "reduce-overhead", which launches CUDA graphs.
+    """
+    mode = settings.get("compiled")
+    return torch.compile(function, fullgraph=True, mode=mode if isinstance(mode, str) else None) if mode else function
 
 
 def wait_for(device: Any) -> Callable[[Any], None] | None:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import re
 import shutil
+import types
 from pathlib import Path
 
 import numpy
 
 import xformer as package
 from xformer import native
+from xformer.errors import BackendError
+from xformer.kernels.cupy import machine
 from xformer.models import Transformer
 
 
@@ -78,6 +83,46 @@ def test_the_environment_says_whether_the_native_library_is_used(xformer, monkey
         rf"^ *native library +{re.escape(reason)} *$", xformer("inspect", "--environment").out, re.MULTILINE
     )
     assert json.loads(xformer("inspect", "--environment", "--json").out)["native"] == reason
+
+
+def use_cupy(monkeypatch, describe):
+    """Be a machine with CuPy."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "cupy" else find_spec(name))
+    monkeypatch.setattr(machine, "resolve", describe)
+
+
+def test_the_environment_says_what_cupy_finds(xformer, monkeypatch):
+    runtime = types.SimpleNamespace(
+        getDevice=lambda: 0,
+        driverGetVersion=lambda: 13010,
+        runtimeGetVersion=lambda: 13000,
+        memGetInfo=lambda: (60 * 2**30, 80 * 2**30),
+    )
+    frontend = types.SimpleNamespace(backend_version=lambda: 91902, __version__="1.32.0")
+    use_cupy(monkeypatch, lambda name: None)
+    monkeypatch.setattr(machine, "cuda", lambda: types.SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(machine, "device_properties", lambda device: ("NVIDIA H100", 90))
+    monkeypatch.setattr(machine, "identity", lambda: "GPU 1")
+    monkeypatch.setattr(machine, "failures", lambda identity: {"cupy.relu (False,)": "it differs"})
+    for reason, shown in ((None, "9.19.2, frontend 1.32.0"), ("the cuDNN frontend is not installed",) * 2):
+        monkeypatch.setattr(machine.cudnn_plans, "frontend", lambda reason=reason: (frontend, reason))
+        found = json.loads(xformer("inspect", "--environment", "--json").out)
+        assert found["cuDNN"] == shown
+    assert found["CUDA"] == "NVIDIA H100, capability 9.0; the driver knows 13.1, CuPy is built for 13.0"
+    assert found["GPU memory"] == "60.0 of 80.0 GiB free"
+    assert found["kernels off"].endswith("cupy.relu (False,): it differs")
+    assert "60.0 of 80.0 GiB free" in xformer("inspect", "--environment").out
+
+
+def test_the_environment_says_in_one_line_that_cupy_has_no_gpu(xformer, monkeypatch):
+    def no_driver(name):
+        raise BackendError("no NVIDIA GPU or driver was found (cudaErrorNoDevice); use xp=numpy")
+
+    use_cupy(monkeypatch, no_driver)
+    found = json.loads(xformer("inspect", "--environment", "--json").out)
+    assert found["CUDA"] == "no NVIDIA GPU or driver was found (cudaErrorNoDevice); use xp=numpy"
+    assert not {"cuDNN", "GPU memory", "kernels off"} & {*found}
 
 
 def test_a_model_or_the_environment(refused, tmp_path):

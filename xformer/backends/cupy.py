@@ -62,7 +62,7 @@ class CupyLibrary(Library, library="cupy"):
         return _TABLES[key][1][rows, ...]
 
     def copy_from_gpu(self, array: Any) -> Array | None:
-        """Copy by DLPack; bfloat16, which CuPy does not read this way, as the bits of int16."""
+        """Copy by DLPack; bfloat16 as the bits of int16, which every version reads."""
         try:
             if array.__dlpack_device__()[0] != _DLPACK_CUDA:
                 return None

@@ -17,6 +17,8 @@ This machine    xformer inspect --environment
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import itertools
 import json
 import math
@@ -90,8 +92,10 @@ def inspect(
 
 
 def _show_environment(*, as_json: bool) -> None:
-    """Print the machine, the libraries, and whether the native library is used."""
+    """Print the machine, the libraries, whether the native library is used, and what CuPy finds."""
     report = describe_machine()
+    if importlib.util.find_spec("cupy") is not None:
+        report |= importlib.import_module("xformer.kernels.cupy.machine").describe()
     if as_json:
         print(json.dumps(report))
         return

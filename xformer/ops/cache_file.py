@@ -36,9 +36,13 @@ class CacheFile:
 
     def get(self, identity: str, key: str) -> Any:
         """Return a result, or None."""
+        return self.all(identity).get(key)
+
+    def all(self, identity: str) -> dict[str, Any]:
+        """Return all results of an identity by their keys."""
         if self._results is None:
             self._results = self._read()
-        return self._results.get(identity, {}).get(key)
+        return self._results.get(identity, {})
 
     def set(self, identity: str, key: str, result: Any) -> None:
         """Keep a result, beside those that other processes have written meanwhile."""

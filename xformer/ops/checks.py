@@ -222,6 +222,11 @@ def _size_classes(shape: tuple[int, ...]) -> str:
     return first + "".join(others)
 
 
+def failures(identity: str) -> dict[str, str]:
+    """Return why kernels are switched off on a machine, by their names and the kinds of calls."""
+    return {key: result for key, result in _RESULTS.all(identity).items() if isinstance(result, str) and result}
+
+
 # --- example arrays ---------------------------------------------------------------------------------------------------
 
 
