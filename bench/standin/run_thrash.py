@@ -1,4 +1,7 @@
-"""Count kernels, bytes, copies and waits of programs for many shapes: `python bench/standin/run_thrash.py GIB`."""
+"""Count traces, captures and launches of SHAPES shapes that take turns: `python bench/standin/run_thrash.py GIB`.
+
+Each program keeps this many GiB of arguments and results.
+"""
 
 import os
 import sys

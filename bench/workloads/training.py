@@ -57,8 +57,8 @@ def build(settings: dict[str, Any]) -> Computation:
 
     Args:
         settings: model (a configuration), source and target (token ids), batches (row numbers of each),
-            label_smoothing, max_grad_norm (None: no clipping), backend, jit (whether to trace steps; by default as in
-            `xformer train`, on NumPy only).
+            label_smoothing, max_grad_norm (None: no clipping), backend, jit (whether to trace steps; by default on
+            NumPy and CuPy).
     """
     backend = Backend(settings["backend"])
     xp = backend.xp
@@ -72,7 +72,7 @@ def build(settings: dict[str, Any]) -> Computation:
     max_grad_norm = math.inf if settings["max_grad_norm"] is None else settings["max_grad_norm"]
     batches = [Batch.make(pairs, rows, xp=xp) for rows in settings["batches"]]
 
-    jit = settings.get("jit", is_numpy(model))
+    jit = settings.get("jit", is_numpy(model) or xp.graph_capture() is not None)
     plain = functools.partial(train_step, donate=True, value_and_grad=data_parallel(num_workers))
     make_step = JittedStep(num_workers) if jit else plain
 
