@@ -155,7 +155,7 @@ class Graph:
                 or any(step % 8 for step in bias.stride[:-1])
             ),
             causal == "BOTTOM_RIGHT" and (bias is not None or keep is not None or queries > keys),
-            causal is not None and self.node.get("diagonal_band_right_bound") != 0,
+            causal is not None and self.node["diagonal_band_right_bound"] < 0,
             self.node["backward"] and queries == keys == 1,
             heads % key.dim[1] or value.dim[1] != key.dim[1],
             keep is not None
@@ -223,10 +223,11 @@ def _scores(node, arrays):
     if "bias" in arrays:
         scores = scores + _wide(arrays["bias"])
     if "diagonal_alignment" in node:
-        late = column > row + (scores.shape[3] - scores.shape[2] if node["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
+        corner = scores.shape[3] - scores.shape[2] if node["diagonal_alignment"] == "BOTTOM_RIGHT" else 0
+        late = column > row + corner + node["diagonal_band_right_bound"]
         scores = np.where(late, -np.inf, scores)
     if "diagonal_band_left_bound" in node:
-        far = column <= row + scores.shape[3] - scores.shape[2] - node["diagonal_band_left_bound"]
+        far = column <= row + corner - node["diagonal_band_left_bound"]
         scores = np.where(far, -np.inf, scores)
     inside, counted = (np.ones((len(scores), 1, size, 1), bool) for size in scores.shape[2:])
     if node.get("use_padding_mask"):

@@ -76,7 +76,7 @@ def specs(monkeypatch, queries, keys, features, *, width=None, shared=4, dtype="
     arrays = [empty(2, *shape) for shape in shapes]
     kinds = {"mask": bool, "bias": "float16", "dropout_mask": bool}
     arrays += [np.ones(given[name], kind) if name in given else None for name, kind in kinds.items()]
-    static = {"causal": given.get("causal", False), "scale": 0.125}
+    static = {"causal": given.get("causal", False), "scale": 0.125, "window": given.get("window", 0)}
     assert cupy_cudnn.why_not(*arrays, **static, save=True) is None
     return tuple(spec._replace(dtype=dtype) for spec in cupy_cudnn._specs_of(tuple(arrays), *static.values()))
 
@@ -114,6 +114,10 @@ CALLS = {
     "shared keys": {"queries": 100, "keys": 100, "features": 64, "shared": 2, "causal": True, "dtype": "bfloat16"},
     "one head of keys": {"queries": 64, "keys": 77, "features": 64, "shared": 1, "mask": (2, 1, 1, 77)},
     "a training batch": {"queries": 32, "keys": 24, "features": 64, "mask": (2, 1, 1, 24), "dtype": "bfloat16"},
+    "causal window": {"queries": 300, "keys": 300, "features": 64, "causal": True, "window": 100, "dtype": "bfloat16"},
+    "window, more keys": {"queries": 100, "keys": 300, "features": 128, "causal": True, "window": 64},
+    "window": {"queries": 300, "keys": 300, "features": 64, "window": 100},
+    "any window, more keys": {"queries": 100, "keys": 300, "features": 64, "window": 65, "dtype": "bfloat16"},
     "slopes": {"queries": 50, "keys": 50, "features": 64, "bias": (1, 4, 1, 50)},
 }
 
@@ -129,6 +133,16 @@ def test_plans_are_built(monkeypatch, cudnn, context, call, deterministic):
         assert cudnn.__version__.startswith(cudnn_plans._PRIVATE_VERSION)
         private = graph._lowered_graph._execute.__doc__  # addresses go this way, by uid
         assert "var_pack: collections.abc.Mapping[int, int], workspace: int, handle: int" in private
+
+
+def test_a_plan_is_the_same_after_serialization(monkeypatch, cudnn, context):
+    for spec in specs(monkeypatch, 100, 100, 64, mask=(2, 1, 1, 100)):
+        graph, _ = build(cudnn, spec, context)
+        copy = cudnn.pygraph(**context)
+        copy.deserialize(bytes(graph.serialize()))
+        assert copy.get_workspace_size() == graph.get_workspace_size()
+        assert getattr(copy, "selected_engine", None) is None
+        assert callable(copy._lowered_graph._execute)
 
 
 def test_the_cotangent_of_the_output_may_be_packed_by_heads(monkeypatch, cudnn, context):

@@ -14,7 +14,7 @@ from tests.conftest import library_or_skip
 from tests.ops._cupy.cuda_cases import normal
 from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
 from tests.reference import for_each, small_model, translation_loss
-from xformer import Rng, ops, training, value_and_grad, vjp
+from xformer import Rng, jit, ops, training, value_and_grad, vjp
 from xformer.backends import Library, array_namespace, resolve, to_host
 from xformer.backends import cupy as cupy_backend
 from xformer.backends import library as libraries
@@ -182,6 +182,15 @@ def test_operations_run_on_the_device_of_their_arrays(cuda_host, monkeypatch, op
     assert not place.is_current
     for actual, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_jitted_function_runs_on_the_device_of_its_arrays(monkeypatch):
+    """Where a stream of another device would capture nothing."""
+    place = Place()
+    monkeypatch.setattr(NumpyLibrary, "other_device", lambda self, arrays: place if list(arrays) else None)
+    seen = []
+    assert jit(lambda x: seen.append(place.is_current) or x * 2.0)(np.ones(2)).tolist() == [2.0, 2.0]
+    assert set(seen) == {True}
 
 
 def test_cupy_says_which_arrays_are_elsewhere(monkeypatch):

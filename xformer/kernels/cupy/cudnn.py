@@ -55,7 +55,7 @@ def why_not(
         return f"heads of {head_dim} and {value_dim} features (cuDNN takes multiples of 8 up to {_MAX_FEATURES})"
     if dropout_mask is not None and tuple(dropout_mask.shape) != (batch, heads, queries, keys):
         return "the dropout mask is broadcast"
-    if keys < _MIN_KEYS and cupy_attention.is_short(query, value):
+    if keys < _MIN_KEYS and cupy_attention.has_short_heads(query, value):
         return f"{keys} keys; cuDNN computes tiles of {_TILE}"
     if is_reproducible():
         return "in reproducible mode, in which no choice depends on the size of the batch"
@@ -63,13 +63,13 @@ def why_not(
         return "a single query: every length of decoding would need a plan"
     if (scores := batch * heads * queries * keys) < _MIN_SCORES:
         return f"{scores} scores; expected at least {_MIN_SCORES} for a plan to pay off"
-    if causal and queries > keys:
-        return "causal with fewer keys than queries"
+    if (causal or window) and queries > keys:
+        return "causal, or a window, with fewer keys than queries"
     if causal and queries < keys and any(x is not None for x in (mask, bias, dropout_mask)):
         return "causal with more keys than queries and a mask, a bias or dropout"
     arrays = query, key, value, mask, bias, dropout_mask
-    if window and (not causal or any(x is not None for x in arrays[3:])):
-        return "a window without a causal mask, or with a mask, a bias or dropout"
+    if window and any(x is not None for x in arrays[3:]):
+        return "a window with a mask, a bias or dropout"
     return cudnn_plans.unsupported_reason(*_specs_of(arrays, causal, scale, window))
 
 
@@ -169,12 +169,13 @@ def _specs(call: _Call, causal: bool, scale: float, window: int, deterministic: 
     """
     dtype, query, key, value, masks, dropout = call
     queries, keys = query[0][2], key[0][2]
-    corner = ("top_left" if queries == keys else "bottom_right") if causal else ""
+    corner = ("top_left" if queries == keys else "bottom_right") if causal or window else ""
     bias = _bias_layout(*masks, query[0], key[0])
     padded = masks[0] is not None and {*masks[0][-3:-1]} <= {1}
     needs_lengths = bias is not None and bool(queries % _TILE or keys % _TILE)
     layouts = _layout(*query), _layout(*key), _layout(*value)
-    inference = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropout, False, False, window=window)
+    inference = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropout, False, False)
+    inference = inference._replace(window=window, after=0 if causal else max(0, window - 1))
     training = inference._replace(stats=True)
     if bias is not None:  # with one row for all queries, cuDNN's derivative (9.19) is zero
         training = training._replace(bias=aligned_rows(*bias[0][:2], queries, keys))

@@ -20,7 +20,8 @@ class Spec(NamedTuple):
         backward: Whether this is the derivative.
         dtype: Dtype of all tensors except `stats`.
         query, key, value, bias: Layouts.
-        window: Number of keys that a causal query sees; 0: all.
+        window: Number of keys up to its own that a query sees; 0: all.
+        after: Number of keys after its own that a query sees, if there is a diagonal.
         causal: "" (no), "top_left" or "bottom_right", the corner that the diagonal goes through.
         scale: Scale of the scores.
         padded: Whether the lengths of each sentence are inputs.
@@ -44,6 +45,7 @@ class Spec(NamedTuple):
     deterministic: bool
     g: Layout | None = None
     window: int = 0
+    after: int = 0
 
 
 def packed(batch: int, heads: int, length: int, features: int) -> Layout:
@@ -145,7 +147,7 @@ def _masking(cudnn: Any, spec: Spec) -> dict[str, Any]:
     settings: dict[str, Any] = {"use_padding_mask": True} if spec.padded else {}
     if spec.causal:
         corner = getattr(cudnn.diagonal_alignment, spec.causal.upper())
-        settings.update(diagonal_alignment=corner, diagonal_band_right_bound=0)
+        settings.update(diagonal_alignment=corner, diagonal_band_right_bound=spec.after)
     if spec.window:
         settings["diagonal_band_left_bound"] = spec.window
     return settings
