@@ -114,6 +114,12 @@ def allocated(array: Any) -> Any:
     return array
 
 
+def forbid_repeating() -> None:
+    """Keep the present call from being repeated: it depends on the addresses of its arrays."""
+    if (recording := _THREAD.recording) is not None:
+        recording.is_complete = False
+
+
 @functools.cache
 def _get_device() -> Callable[[], int]:
     return importlib.import_module("cupy").cuda.runtime.getDevice
