@@ -80,11 +80,12 @@ def _config(settings: Settings) -> TransformerConfig:
 
 
 def _moved(backend: Backend, make: Callable[[Initializer], Any]) -> Any:
-    """Make a module on NumPy and move it to the library."""
-    module = make(Initializer("numpy"))
-    return (
-        module if backend.name == "numpy" and backend.dtype == "float32" else module.to(backend.xp, dtype=backend.dtype)
-    )
+    """Make a module, or a tuple of them, on NumPy and move it to the library."""
+    made = make(Initializer("numpy"))
+    if backend.name == "numpy" and backend.dtype == "float32":
+        return made
+    moved = [module.to(backend.xp, dtype=backend.dtype) for module in (made if isinstance(made, tuple) else (made,))]
+    return tuple(moved) if isinstance(made, tuple) else moved[0]
 
 
 def _model(settings: Settings, backend: Backend) -> Transformer:
