@@ -7,7 +7,6 @@ from xformer import masks as masks
 from xformer import ops as ops
 from xformer import text as text
 from xformer import tokenizers as tokenizers
-from xformer.benchmarks.run import benchmark as benchmark
 from xformer.families import load_lora as load_lora
 from xformer.families import load_pretrained as load_pretrained
 from xformer.families import save_lora as save_lora
@@ -72,6 +71,10 @@ from xformer.runs.launch import train as train
 from xformer.runs.launch import train_lm as train_lm
 from xformer.threads import num_threads as num_threads
 from xformer.threads import set_num_threads as set_num_threads
+from xformer.tracing import hessian as hessian
+from xformer.tracing import hvp as hvp
+from xformer.tracing import jacobian as jacobian
+from xformer.tracing import jvp as jvp
 from xformer.tracing import remat as remat
 from xformer.tracing import stop_gradient as stop_gradient
 from xformer.tracing import value_and_grad as value_and_grad
@@ -81,6 +84,7 @@ from xformer.tracing.activations import intervene as intervene
 from xformer.tracing.activations import record as record
 from xformer.tracing.grad import grad as grad
 from xformer.tracing.jit import jit as jit
+from xformer.tracing.vmap import vmap as vmap
 from xformer.training import SGD as SGD
 from xformer.training import Adafactor as Adafactor
 from xformer.training import Adam as Adam

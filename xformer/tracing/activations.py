@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.errors import BackendError, ConfigError, ShapeError, describe_type
 from xformer.tracing.namespace import innermost_trace
-from xformer.tracing.tracer import Tracer
+from xformer.tracing.tracer import Batch, Tracer
 from xformer.tree import Module, is_array
 
 OPEN_BLOCKS: list[None] = []
@@ -249,7 +249,8 @@ class _Recording(_Block):
 
     def _apply(self, name: str, x: Array) -> Array:
         value = x
-        while type(value) is Tracer and value._namespace.trace_level > self._level:  # the trace ends before the block
+        # The trace ends before the block; in vmap, the values of all elements are recorded.
+        while isinstance(value, Batch) or (type(value) is Tracer and value._namespace.trace_level > self._level):
             value = value._value
         if self._every_call:
             self.activations.setdefault(name, []).append(value)

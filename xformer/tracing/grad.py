@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating
 from xformer.backends.arrays import check_class
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
@@ -18,10 +20,11 @@ from xformer.tracing.arguments import check_function
 from xformer.tracing.namespace import WRITTEN_LATER, GradTrace, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
-from xformer.tracing.tracer import PLAIN, Tracer
-from xformer.tree import Module, flatten, is_array, map_arrays
+from xformer.tracing.tracer import PLAIN, Tracer, stopped
+from xformer.tree import Module, flatten, is_array, items_of, map_arrays, map_items
 
-_WRITES_ARGUMENT = "the function writes into its argument, which vjp and remat need; write into a copy of it"
+_WRITES_ARGUMENT = "the function writes into its argument, which vjp, jvp, vmap and remat need; write into a copy of it"
+_WITHOUT_ARRAYS = {bool, complex, dict, float, int, list, str, tuple, type(None)}  # classes that hold no array, or may
 
 
 class _Input(NamedTuple):
@@ -72,14 +75,12 @@ def value_and_grad(
     @functools.wraps(function)
     def differentiated(*args: Any, **keywords: Any) -> Any:
         frozen: list[int] = []
-        selected = _selected(args, argnums)
+        selected = selected_arguments(args, argnums)
         leaves, rebuild = flatten(selected, frozen=frozen)
         with tracing(_base_of(leaves, selected)) as trace:
             traced, inputs = _leaves_of(trace, leaves, frozen)
-            result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
-            if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-                raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
-            value, extra = result if has_aux else (result, None)
+            result = function(*replaced(args, argnums, rebuild(traced)), **keywords)
+            value, extra = split_aux(result) if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)
         gradient = _pull_back(trace, [value], None, inputs, on_gradient)
@@ -116,11 +117,12 @@ def _base_of(leaves: Sequence[Any], value: Any) -> Any:
         ) from None
 
 
-def _selected(args: tuple[Any, ...], argnums: int | Sequence[int]) -> Any:
+def selected_arguments(args: tuple[Any, ...], argnums: int | Sequence[int]) -> Any:
     """Return the argument at a position, or the tuple of those at several."""
     try:
         if isinstance(argnums, int):
-            return args[argnums]
+            value = args[argnums]
+            return as_argument(value, argnums) if type(value) in _WITHOUT_ARRAYS else value
         positions = [range(len(args))[position] for position in argnums]
     except (IndexError, TypeError):
         raise ConfigError(
@@ -129,10 +131,48 @@ def _selected(args: tuple[Any, ...], argnums: int | Sequence[int]) -> Any:
         ) from None
     if len(set(positions)) < len(positions):
         raise ConfigError(f"argnums is {argnums!r} and names an argument twice; expected each position once")
-    return tuple(args[position] for position in positions)
+    return tuple(as_argument(args[position], position) for position in positions)
 
 
-def _replaced(args: tuple[Any, ...], argnums: int | Sequence[int], value: Any) -> tuple[Any, ...]:
+def as_argument(value: Any, position: int | None = None) -> Any:
+    """Return numbers and lists of numbers as arrays of NumPy; trees with arrays, and other values, as they are.
+
+    A position requires an array, as the argument there is to be differentiated.
+    """
+    if is_array(value) or flatten(value)[0]:
+        return value
+    try:
+        changed = _numbers(value)
+    except ValueError:  # NumPy's, for rows that differ in length
+        changed = None
+    if position is not None and (changed is None or not flatten(changed)[0]):
+        raise ShapeError(
+            f"argument {position} is {describe_type(value)}; expected a floating array, a float, a list of floats, or "
+            "a tree of them"
+        )
+    return changed
+
+
+def _numbers(value: Any) -> Any:
+    if type(value) is float or (type(value) is list and value and {*map(type, items_of(value))} <= {int, float}):
+        return np.asarray(value)
+    return map_items(_numbers, value) if type(value) in (tuple, list, dict) else value
+
+
+def split_aux(result: Any) -> tuple[Any, Any]:
+    """Return the output of a function and its auxiliary output."""
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
+    return result
+
+
+def check_unwritten(traced: Sequence[Tracer], given: Sequence[Any]) -> None:
+    """Raise an error if a function has written into one of its arguments, which had the given values."""
+    if any(array._value is not value for array, value in zip(traced, given, strict=True)):
+        raise DifferentiationError(_WRITES_ARGUMENT)
+
+
+def replaced(args: tuple[Any, ...], argnums: int | Sequence[int], value: Any) -> tuple[Any, ...]:
     """Return the arguments with others at one or several positions."""
     changed = list(args)
     for position, item in [(argnums, value)] if isinstance(argnums, int) else zip(argnums, value, strict=True):
@@ -177,7 +217,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         ShapeError: If the primals have no floating array.
     """
     check_function("vjp", function)
-    leaves, rebuild = flatten(primals)
+    leaves, rebuild = flatten(tuple(map(as_argument, primals)))
     output, pull = vjp_in(base_for(leaves), lambda arrays: function(*rebuild(arrays)), leaves, is_public=True)
     pending = [(flatten(output)[0], pull)]
 
@@ -255,7 +295,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     def rematerialized(*args: Any, **keywords: Any) -> Any:
         leaves, rebuild = flatten((args, keywords))
         trace = array_namespace(*leaves) if leaves else None
-        if not isinstance(trace, GradTrace):
+        if type(trace) is not GradTrace:  # others keep no tape
             return function(*args, **keywords)
 
         def run(arrays: Sequence[Any]) -> Any:
@@ -266,8 +306,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
         with tracing(trace.base) as inner:  # without inputs, it records nothing, but follows writes
             constants = list(map(inner.wrap, values))
             result = map_arrays(inner.unwrap, run(constants))
-        if any(constant._value is not value for constant, value in zip(constants, values, strict=True)):
-            raise DifferentiationError(_WRITES_ARGUMENT)
+        check_unwritten(constants, values)
         outputs, rebuild_result = flatten(result)
         parents = [trace.position(leaf) for leaf in leaves]
         if max(parents) < 0:
@@ -295,7 +334,7 @@ def stop_gradient(x: Any) -> Any:
         x: An array, traced or not.
     """
     if type(x) is Tracer:
-        constant = Tracer(stop_gradient(x._value), x._namespace, -1)
+        constant: Tracer = stopped(x)
         if x._origin is PLAIN:
             constant._origin = PLAIN
         else:

@@ -34,7 +34,17 @@ from xformer.tracing.record import (
     bind_without_rule,
 )
 from xformer.tracing.rule import OUTPUT_RULES, RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer, value_of
+from xformer.tracing.tracer import (
+    CREATE,
+    PLAIN,
+    WITHOUT_ARRAYS,
+    WRITE,
+    WRITES_OUTER,
+    InnerArray,
+    Tracer,
+    stopped,
+    value_of,
+)
 from xformer.tree import is_array, rebuild_sequence
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
@@ -91,7 +101,7 @@ class GradTrace:
             return getattr(self.base, name)
         if self.is_closed:
             raise DifferentiationError(
-                f"a traced array was used (by {name!r}) after its value_and_grad/vjp call had ended; "
+                f"a traced array was used (by {name!r}) after its value_and_grad/vjp/jvp/vmap call had ended; "
                 "return it from the function instead of storing it elsewhere"
             )
         try:
@@ -294,11 +304,9 @@ class GradTrace:
         owner._value, owner._index = new._value, new._index
         for view in views:
             parent, name, args, keywords = view._origin
-            if name == "stop_gradient":
-                view._value = parent._value
-            else:
-                new = getattr(self, name)(parent, *args, **keywords)
-                view._value, view._index = new._value, new._index
+            is_stopped = name == "stop_gradient"
+            new = stopped(parent) if is_stopped else getattr(self, name)(parent, *args, **keywords)
+            view._value, view._index = new._value, new._index
 
     def _views_of(self, x: Tracer) -> Iterator[Tracer]:
         """Yield the arrays that share the memory of `x`, parents before their views."""
@@ -366,6 +374,14 @@ class GradTrace:
         record = self.record_outputs if isinstance(output, tuple) else self.record
         return record(output, _pull, parents, (kernel.vjp, residuals, tuple(needs), options))
 
+    def apply_definition(self, operation: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Compute an operation of `xformer.ops` by its definition, of whose functions the trace keeps track."""
+        if max(map(self.position, arrays)) < 0:
+            return self.wrap(operation(*map(self.unwrap, arrays), **options))
+        operation.check(*arrays)
+        traced = tuple(map(self.wrap, arrays))
+        return operation.portable(self, traced).forward(*traced, save=False, **options)[0]
+
     def select(self, operation: Any, arrays: Any, options: dict[str, Any], dtype: str, *, save: bool) -> Any:
         """Return the definition of an operation, which can be differentiated again, for arrays of this trace."""
         return operation.portable(self, arrays)
@@ -421,9 +437,9 @@ def _pull(xp: Any, g: Any, saved: Any) -> Any:
 
 
 @contextlib.contextmanager
-def tracing(base: Any) -> Iterator[GradTrace]:
+def tracing(base: Any, new: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Open a trace that computes in `base` and is the innermost trace of this thread until the block ends."""
-    namespace = GradTrace(base)
+    namespace = (new or GradTrace)(base)
     try:
         with active(namespace):
             yield namespace

@@ -19,7 +19,7 @@ from xformer.tree import is_array, rebuild_sequence
 
 Function = Callable[..., Any]
 # Functions whose results may share memory with their first argument; broadcast_arrays decomposes into such calls.
-_VIEWS = {
+VIEWS = {
     *("asarray", "astype", "broadcast_arrays", "broadcast_to", "conj", "expand_dims", "flip", "from_dlpack", "getitem"),
     *("imag", "matrix_transpose", "moveaxis", "operator_pos", "permute_dims", "positive", "real", "reshape", "squeeze"),
     "to_device",
@@ -28,7 +28,7 @@ _VIEWS = {
 
 def bind_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     """Return the traced version of a function with a rule."""
-    positions, kept, is_view = rule.positions, rule.kept, name in _VIEWS
+    positions, kept, is_view = rule.positions, rule.kept, name in VIEWS
     steps, pull_all = rule.steps, rule.pull_all
 
     def call(*args: Any, **keywords: Any) -> Any:
@@ -68,7 +68,7 @@ def bind_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function
             pool = (*[values[i] for i in positions], output)
             result = trace.record(output, pull, (parents[tracked],), (select(pool) + static, keywords))
         if is_view and not keywords.get("copy"):
-            return _as_view(inputs[0], result, name, static, keywords)
+            return as_view(inputs[0], result, name, static, keywords)
         return result
 
     return call
@@ -87,7 +87,7 @@ def _unwrap_static(trace: Any, name: str, arguments: Any) -> Any:
     return trace.keep(arguments)
 
 
-def _as_view(source: Any, result: Any, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def as_view(source: Any, result: Any, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Note where a result comes from that may share the memory of its first argument; return it."""
     if type(result) is not Tracer:
         return result
@@ -136,7 +136,7 @@ def bind_unstack(trace: Any, function: Function) -> Function:
         else:
             results = trace.record_outputs(outputs, pull, (trace.position(x),), axis)
         before = (slice(None),) * (axis % x.ndim)
-        return tuple([_as_view(x, y, "getitem", ((*before, i, ...),), {}) for i, y in enumerate(results)])
+        return tuple([as_view(x, y, "getitem", ((*before, i, ...),), {}) for i, y in enumerate(results)])
 
     return innermost(trace, "unstack", call)
 
@@ -164,7 +164,7 @@ def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
     is_constant = name in NOT_DIFFERENTIABLE
 
     def call(*args: Any, **keywords: Any) -> Any:
-        if not is_constant and (name in _VIEWS or any(map(trace.depends, (*args, *keywords.values())))):
+        if not is_constant and (name in VIEWS or any(map(trace.depends, (*args, *keywords.values())))):
             if name in DECOMPOSITIONS:
                 return DECOMPOSITIONS[name](trace, *args, **keywords)
             hint = hints.ARRAYS.get(name, "define one with xformer.tracing.defvjp, or use stop_gradient(x)")

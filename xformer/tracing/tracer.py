@@ -260,8 +260,8 @@ def _in_place(name: str) -> Any:
 
     def update(self: Tracer, other: Any) -> Any:
         value: Any = self
-        while type(value) is Tracer:
-            if value._origin is NUMBER:
+        while type(value) is Tracer or type(value) is Batch:
+            if type(value) is Tracer and value._origin is NUMBER:
                 return NotImplemented
             value = value._value
         return self._namespace.update(self, name, other) if hasattr(type(value), operator_name) else NotImplemented
@@ -269,9 +269,43 @@ def _in_place(name: str) -> Any:
     return update
 
 
+class Batch:
+    """The value of a traced array in `vmap`: its values for all elements, along the first axis of an array.
+
+    Attributes:
+        shape, ndim, dtype, device: Those for one element.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    shape = property(lambda self: self._value.shape[1:])
+    ndim = property(lambda self: self._value.ndim - 1)
+    size = property(lambda self: math.prod(self._value.shape[1:]))
+    dtype = property(operator.attrgetter("_value.dtype"))
+    device = property(operator.attrgetter("_value.device"))
+
+    def __len__(self) -> int:
+        return int(self._value.shape[1])
+
+    def __repr__(self) -> str:
+        return f"a batch of {self._value!r}"
+
+
+def stopped(x: Any) -> Any:
+    """Return an array as a constant of its trace and of all traces below."""
+    if type(x) is Batch:
+        return Batch(stopped(x._value))
+    return (
+        Tracer(stopped(x._value), x._namespace, x._index if type(x._value) is Batch else -1) if type(x) is Tracer else x
+    )
+
+
 def value_of(x: Any) -> Any:
     """Return the array of the library in a traced one."""
-    while type(x) is Tracer:
+    while type(x) is Tracer or type(x) is Batch:
         x = x._value
     return x
 
@@ -293,6 +327,7 @@ _NAMES_IN_NUMPY = (
 OPERATORS_OF_NUMPY = dict(zip(_NAMES_IN_NUMPY, (*BINARY_OPERATORS, *COMPARISONS), strict=True))
 
 NAMESPACE_OF_TYPE[Tracer] = TRACED
+CHECKED_CLASSES.add(Batch)
 for _name in BINARY_OPERATORS:
     _forward, _reflected = _binary(_name)
     setattr(Tracer, f"__{_name}__", _forward)

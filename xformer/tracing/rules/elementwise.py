@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from xformer.backends import device, is_complex
-from xformer.tracing.rule import decomposition, defvjp
+from xformer.tracing.rule import RULES, decomposition, defvjp
 
 
 def conjugate(xp: Any, x: Any) -> Any:
@@ -154,3 +154,6 @@ def _clip(xp: Any, x: Any, /, min: Any = None, max: Any = None) -> Any:
             bound = xp.asarray(bound, dtype=x.dtype, device=device(x)) if isinstance(bound, int | float) else bound
             x = xp.astype(choose(x, bound), x.dtype, copy=False)
     return x
+
+
+ELEMENTWISE = {*RULES, "clip", "sign"}  # so far: the functions of this file
