@@ -7,6 +7,7 @@ from xformer import masks as masks
 from xformer import ops as ops
 from xformer import text as text
 from xformer import tokenizers as tokenizers
+from xformer.benchmarks.run import benchmark as benchmark
 from xformer.families import load_lora as load_lora
 from xformer.families import load_pretrained as load_pretrained
 from xformer.families import save_lora as save_lora

@@ -154,9 +154,9 @@ class ndarray(np.ndarray):
 
     @property
     def base(self):
-        root = base(self)
-        while isinstance(root.base, np.ndarray):
-            root = root.base
+        root = self
+        while isinstance(owner := np.ndarray.base.__get__(root), np.ndarray):
+            root = owner
         return None if root.size == self.size else up(root)
 
     def __array_ufunc__(self, uf, method, *inputs, out=None, **kw):

@@ -52,17 +52,3 @@ def test_a_fingerprint_has_every_element_or_a_fixed_sample():
     large = np.arange(1e5).reshape(10, -1)
     (sample,) = fingerprint((large,))
     assert (len(sample), len(set(sample)) > 4000, fingerprint((large,))) == (4096, True, [sample])
-
-
-def test_the_grid_has_every_combination():
-    suite = attention.SUITES["attention"]
-    workloads = suite.workloads()
-    assert len(workloads) == len(suite.settings["batch"]) * len(suite.settings["length"])
-    assert {workload.settings["heads"] for workload in workloads} == {8}
-
-
-@pytest.mark.parametrize("suite", sorted(attention.SUITES))
-def test_every_suite_of_work_has_cases(suite):
-    workloads = attention.SUITES[suite].workloads()
-    assert len({workload.name for workload in workloads}) == len(workloads) > 0
-    assert all({"batch", "length"} <= workload.settings.keys() for workload in workloads)

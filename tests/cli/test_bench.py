@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from xformer.benchmarks import interleaved
+from xformer.benchmarks import interleaved, parts, run
 from xformer.cli import bench
 from xformer.errors import BackendError
 
@@ -29,10 +29,10 @@ def test_a_table_a_file_and_a_plot(xformer, tmp_path):
         f"attention 1x2x{length}x4 forward (2 rounds)" for length in (3, 5)
     ]
     assert sum(bool(re.search(r"xformer numpy .* ms .* MiB +1\.00 +1\.00-1\.00$", line)) for line in lines) == 2
-    run = json.loads(out.read_text())
-    assert (run["suite"], len(run["results"])) == ("attention", 2)
-    assert run["machine"]["versions"]["numpy"]
-    assert run["results"][1]["sizes"]["length"] == 5
+    written = json.loads(out.read_text())
+    assert (written["suite"], len(written["results"])) == ("attention", 2)
+    assert written["machine"]["versions"]["numpy"]
+    assert written["results"][1]["sizes"]["length"] == 5
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -45,15 +45,37 @@ def test_libraries_are_compared_in_json(xformer):
     assert result["sizes"]["causal"] is True
 
 
+def test_growth_with_a_size_in_markdown(xformer, tmp_path):
+    plot = tmp_path / "growth.png"
+    options = ("--sweep", "length=16,64,256", "--peer", "textbook NumPy", "--markdown", "--plot", plot)
+    done = xformer("bench", "attention", *TINY, *options)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert "| | numpy | textbook NumPy |" in lines
+    assert sum(line.startswith("| attention 1x2x") for line in lines) == 3
+    assert [line.partition(":")[0] for line in lines if "time grows as length^" in line] == [
+        "- xformer numpy",
+        "- textbook NumPy",
+    ]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_parts_in_one_run(xformer, tmp_path):
+    sizes = ("--batch", "1", "--length", "4", "--heads", "2", "--head-dim", "4", "--layers", "1", "--vocabulary", "20")
+    done = xformer("bench", "all", *sizes, "--rounds", "1", "--json", "--plot", tmp_path / "all.png")
+    assert (done.code, done.err) == (0, "")
+    assert [result["sizes"]["part"] for result in json.loads(done.out)["results"]] == [*parts.NAMES]
+
+
 def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypatch):
-    measure = bench.interleaved_benchmark
+    measure = run.interleaved_benchmark
 
     def fail_at_five(workload, *arguments):
         if workload.settings["length"] == 5:
             raise BackendError("xformer numpy failed: out of memory")
         return measure(workload, *arguments)
 
-    monkeypatch.setattr(bench, "interleaved_benchmark", fail_at_five)
+    monkeypatch.setattr(run, "interleaved_benchmark", fail_at_five)
     done = xformer("bench", "attention", *TINY, "--length", "3", "--length", "5")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1] == "attention 1x2x5x4 forward: xformer numpy failed: out of memory"
@@ -66,6 +88,9 @@ def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypa
     [
         (["atention"], "the suite is 'atention'; expected one of attention"),
         (["attention", "--backend", "numpy", "--backend", "numpy"], "--backend numpy is given twice"),
+        (["attention", "--peer", "keras"], "--peer is 'keras'; expected torch.nn or textbook NumPy"),
+        (["attention", "--sweep", "size=1,2"], "--sweep is 'size=1,2'; expected an axis and two or more sizes"),
+        (["attention", "--sweep", "length=8"], "--sweep is 'length=8'; expected an axis and two or more sizes"),
         (["attention", "--batch", "0"], "--batch is 0; expected an integer of at least 1"),
         (["attention", "--rounds", "0"], "--rounds is 0; expected at least 1"),
         (["attention", "--threads", "1000000"], "--threads is 1000000; expected at most"),

@@ -1,19 +1,19 @@
-"""Attention, alone and as the multi-head layer with its projections, and the sizes that `xformer bench` measures."""
+"""Attention, alone and as the multi-head layer with its projections."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from xformer.benchmarks.computation import Backend, Computation, fingerprint
-from xformer.benchmarks.interleaved import Spec, Workload, name_with_dtype
+from xformer.benchmarks.interleaved import Workload, name_with_dtype
 from xformer.layers import Initializer, MultiHeadAttention
 from xformer.ops import attention
 from xformer.tracing import vjp
+from xformer.tracing.jit import jit
 
 
 def workload(settings: dict[str, Any]) -> Workload:
@@ -74,73 +74,46 @@ def build(settings: dict[str, Any]) -> Computation:
         def apply(layer: MultiHeadAttention, x: Any) -> Any:
             return layer(x, **masking)
 
-        computation = _build(backend, settings, apply, (layer, inputs["x"]), inputs["gradient"])
+        computation = with_gradients(backend, settings, apply, (layer, inputs["x"]), inputs["gradient"])
         return replace(computation, fingerprint=layer_fingerprint)
     arguments = inputs["query"], inputs["key"], inputs["value"]
-    return _build(backend, settings, lambda *qkv: attention(*qkv, **masking), arguments, inputs["gradient"])
+    return with_gradients(backend, settings, lambda *qkv: attention(*qkv, **masking), arguments, inputs["gradient"])
 
 
-def _build(
-    backend: Backend, settings: dict[str, Any], forward: Callable[..., Any], arguments: tuple[Any, ...], gradient: Any
+def with_gradients(
+    backend: Backend,
+    settings: dict[str, Any],
+    forward: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    gradient: Any = None,
 ) -> Computation:
-    """Build the computation of a function, with its gradients if settings["backward"]."""
+    """Build the computation of a function, by jit if settings["jit"], with its gradients if settings["backward"].
+
+    Args:
+        backend: The library.
+        settings: Those of the workload.
+        forward: The function, which returns an array.
+        arguments: Its arguments, all of which are differentiated.
+        gradient: Of the output; default that of `output_gradient`.
+    """
+    compile_function = jit if settings.get("jit") else lambda function: function
     if not settings["backward"]:
-        return backend.computation(lambda *arguments: (forward(*arguments),), *arguments)
+        return backend.computation(compile_function(lambda *arguments: (forward(*arguments),)), *arguments)
 
     def forward_and_backward(gradient: Any, *arguments: Any) -> tuple[Any, ...]:
         outputs, pullback = vjp(forward, *arguments)
         return (outputs, *pullback(gradient))
 
-    return backend.computation(forward_and_backward, gradient, *arguments)
+    if gradient is None:
+        gradient = backend.array(output_gradient(tuple(forward(*arguments).shape)))
+    return backend.computation(compile_function(forward_and_backward), gradient, *arguments)
+
+
+def output_gradient(shape: tuple[int, ...]) -> Any:
+    """Return the gradient of an output of this shape, as a NumPy array."""
+    return np.random.default_rng(1).standard_normal(shape, dtype="float32")
 
 
 def layer_fingerprint(result: Any) -> list[list[float]]:
     """Return the fingerprint of the output and of the input's gradient; the order of parameters differs by library."""
     return fingerprint((result[0], result[-1]) if len(result) > 1 else result)
-
-
-# --- suites -----------------------------------------------------------------------------------------------------------
-
-AXES = ("batch", "length", "heads", "head_dim")
-_DEFAULTS = {"causal": False, "padded": False, "backward": False, "layer": False, "dtype": "float32"}
-
-
-@dataclass(frozen=True)
-class Suite:
-    """What `xformer bench` measures: attention over a grid of sizes.
-
-    Args:
-        settings: Defaults of the settings of `attention.workload`; sizes are a sequence for each axis of the grid.
-        rounds: Default number of rounds.
-        warmup_steps: Steps before the first round; to measure memory, no further step is needed.
-    """
-
-    settings: dict[str, Any]
-    rounds: int = 7
-    warmup_steps: int = 3
-
-    def quick(self) -> Suite:
-        """Return the suite with one size and at most three rounds."""
-        first = {axis: self.settings[axis][:1] for axis in AXES}
-        return replace(self, settings=self.settings | first, rounds=min(3, self.rounds))
-
-    def workloads(self, **settings: Any) -> list[Workload]:
-        """Return the workload of every combination of sizes, with these settings instead of the defaults."""
-        settings = {**_DEFAULTS, **self.settings, **settings}
-        points = itertools.product(*(settings.pop(axis) for axis in AXES))
-        workloads = (workload({**dict(zip(AXES, point, strict=True)), **settings}) for point in points)
-        return [replace(workload, warmup_steps=self.warmup_steps) for workload in workloads]
-
-
-_HEADS = {"heads": (8,), "head_dim": (64,)}
-SUITES = {
-    "attention": Suite({"batch": (1, 8, 32), "length": (32, 128, 512), **_HEADS}),
-    "memory": Suite(
-        {"batch": (1,), "length": (1024, 2048, 4096, 8192, 16384), **_HEADS, "heads": (1,), "backward": True}, 1, 0
-    ),
-}
-
-
-def backend_specs(backends: Sequence[str]) -> list[Spec]:
-    """Return the implementations by xformer on these backends."""
-    return [Spec(f"xformer {name}", f"{__name__}:build", {"backend": name}) for name in backends]

@@ -6,6 +6,8 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 _COLUMNS = ("time", "quartiles", "tokens/s", "GFLOP/s", "of GEMM", "memory", "ratio", "quartiles")
 
 
@@ -85,6 +87,45 @@ def format_seconds(seconds: float) -> str:
     milliseconds = 1e3 * seconds
     digits = 3 if milliseconds < 1 else 2 if milliseconds < 10 else 1 if milliseconds < 100 else 0
     return f"{milliseconds:.{digits}f} ms"
+
+
+def growth(results: Sequence[dict[str, Any]], axis: str) -> dict[str, tuple[list[int], list[float], float]]:
+    """Return the sizes, the times, and n if the time grows as the n-th power of the size, for each implementation.
+
+    n is the slope of a line through the logarithms.
+    """
+    points: dict[str, list[tuple[int, float]]] = {}
+    for result in results:
+        for each in result["implementations"]:
+            points.setdefault(each["name"], []).append((result["sizes"][axis], each["seconds"]))
+    grown = {}
+    for name, pairs in points.items():
+        sizes, seconds = [size for size, _ in sorted(pairs)], [time for _, time in sorted(pairs)]
+        if len(pairs) > 1:
+            grown[name] = sizes, seconds, float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+    return grown
+
+
+def format_growth(results: Sequence[dict[str, Any]], axis: str) -> list[str]:
+    """Return a line for each implementation: how its time grows with an axis."""
+    return [f"{name}: time grows as {axis}^{power:.2f}" for name, (_, _, power) in growth(results, axis).items()]
+
+
+def format_markdown(run: dict[str, Any]) -> list[str]:
+    """Return a table in Markdown: a row for each workload, a column for each implementation, then the notes."""
+    names = list(dict.fromkeys(each["name"] for result in run["results"] for each in result["implementations"]))
+    heads = [name.removeprefix("xformer ") for name in names]
+    lines = ["", f"| | {' | '.join(heads)} |", "|---" * (len(names) + 1) + "|"]
+    for result in run["results"]:
+        measured = {each["name"]: each for each in result["implementations"]}
+        cells = [_cell(measured[name]) if name in measured else "-" for name in names]
+        lines.append(f"| {result['workload']} | {' | '.join(cells)} |")
+    failed = dict.fromkeys(reason for result in run["results"] for reason in result["unavailable"].values())
+    return [*lines, "", *(f"- {note}" for note in (*failed, *run["notes"]))]
+
+
+def _cell(each: dict[str, Any]) -> str:
+    return f"{format_seconds(each['seconds'])} ({each['ratio']:.2f}){', differs' if each['differs'] else ''}"
 
 
 def format_table(run: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from xformer.benchmarks.report import format_seconds
+from xformer.benchmarks.report import format_seconds, growth
 from xformer.errors import ConfigError
 from xformer.io import atomic_write, check_no_overwrite
 from xformer.runs.console import plural
@@ -90,13 +90,33 @@ def draw_bars(run: dict[str, Any], path: Path) -> None:
         axes.set_axis_off()
     for axes, result in zip(panels, results, strict=False):
         axes.set_axis_on()
-        _draw_panel(axes, result, machine["versions"], memory=run["suite"] == "memory")
+        _draw_panel(axes, result, machine["versions"], memory=run["suite"] == "memory", is_alone=_is_alone(results))
     threads = plural(machine["threads"], "thread")
-    figure.suptitle(f"{_title(results[0]['sizes'])}: {threads} of {machine['processor']}", fontsize="medium")
+    figure.suptitle(f"{_title(results)}: {threads} of {machine['processor']}", fontsize="medium")
     save(figure, path)
 
 
-def _draw_panel(axes: Any, result: dict[str, Any], versions: dict[str, str], *, memory: bool) -> None:
+def draw_growth(run: dict[str, Any], axis: str, path: Path) -> None:
+    """Plot times against the sizes of one axis, both on logarithmic scales, with the power by which they grow.
+
+    Args:
+        run: As returned by `xformer.benchmarks.report.make_run`.
+        axis: Name of the setting that varies, such as "length".
+        path: The PNG file to write.
+    """
+    figure = new_figure(7.5, 5.0)
+    axes = figure.subplots()
+    for name, (sizes, seconds, power) in growth(run["results"], axis).items():
+        label = f"{name.removeprefix('xformer ')}: {axis}^{power:.2f}"
+        axes.loglog(sizes, [1e3 * each for each in seconds], marker="o", label=label)
+    axes.set_xlabel(axis.replace("_", " "))
+    axes.set_ylabel("milliseconds")
+    axes.legend()
+    axes.set_title(f"{run['suite']}: {plural(run['machine']['threads'], 'thread')} of {run['machine']['processor']}")
+    save(figure, path)
+
+
+def _draw_panel(axes: Any, result: dict[str, Any], versions: dict[str, str], *, memory: bool, is_alone: bool) -> None:
     libraries = [each["name"].removeprefix("xformer ") for each in result["implementations"]]
     names = [f"{library} {versions.get(library.split('.')[0], '')}".rstrip() for library in libraries]
     draw = _memory if memory else _time
@@ -107,11 +127,8 @@ def _draw_panel(axes: Any, result: dict[str, Any], versions: dict[str, str], *, 
         axes.annotate(text, (high, name), (5, 0), textcoords="offset points", va="center", fontsize="small")
     axes.set_xlim(0, 1.7 * max(highs) or 1.0)  # room for the texts
     axes.invert_yaxis()  # the first library at the top
-    axes.set_title(
-        "batch {batch}, length {length}, {heads} heads of {head_dim} features".format(**result["sizes"]),
-        loc="left",
-        fontsize="small",
-    )
+    sizes = "batch {batch}, length {length}, {heads} heads of {head_dim} features".format(**result["sizes"])
+    axes.set_title(sizes if is_alone else result["workload"], loc="left", fontsize="small")
     unit = "peak memory (MiB)" if memory else f"milliseconds   (× time of {libraries[0]}, quartiles)"
     axes.set_xlabel(unit, fontsize="small")
     axes.tick_params(axis="y", length=0)
@@ -134,9 +151,17 @@ def _memory(measurements: dict[str, Any]) -> tuple[float, float, float, str]:
     return peak / 2**20, peak / 2**20, peak / 2**20, f"{peak / 2**20:,.1f} MiB"
 
 
-def _title(sizes: dict[str, Any]) -> str:
+def _is_alone(results: list[dict[str, Any]]) -> bool:
+    """Return whether all workloads of a run are of attention, or of one layer."""
+    return {result["sizes"].get("part", "attention") for result in results} in ({"attention"}, {"layer"})
+
+
+def _title(results: list[dict[str, Any]]) -> str:
     """Return the function that all workloads of a run compute."""
-    parts = ["Multi-head attention" if sizes.get("layer") else "Attention"]
+    sizes = results[0]["sizes"]
+    if not _is_alone(results):
+        return f"Parts of a Transformer, {sizes['dtype']}"
+    parts = ["Multi-head attention" if sizes.get("part") == "layer" or sizes.get("layer") else "Attention"]
     parts += [name for name in ("causal", "padded") if sizes.get(name)]
     parts.append("forward and backward" if sizes.get("backward") else "forward")
     return f"{', '.join(parts)}, {sizes['dtype']}"

@@ -1,20 +1,29 @@
 r"""`xformer bench`: measure the speed and memory of parts of a model on this machine.
 
-Measure speed and memory on this machine, on one array library or interleaved on several.
+Measure parts of a Transformer on this machine, on one array library or interleaved on several.
 
 \b
 Attention            xformer bench attention
-Compare libraries    xformer bench attention --backend numpy --backend torch \
-                       --backend mlx --backend dpnp --plot speed.png
-One size             xformer bench attention --batch 4 --length 1024 \
+Compare libraries    xformer bench all --backend numpy --backend torch \
+                       --backend mlx --backend dpnp --plot all.png
+One size             xformer bench layer --batch 4 --length 1024 \
                        --causal --backward
-On a GPU             xformer bench attention --backend cupy --dtype bfloat16
-Plot and JSON        xformer bench attention --plot speed.png --out speed.json
+Growth with length   xformer bench attention --sweep length=128,256,512 \
+                       --plot growth.png
+Beside torch.nn      xformer bench encoder --peer torch.nn
+On a GPU             xformer bench model --backend cupy --dtype bfloat16 --jit
+For a report         xformer bench all --markdown --out all.json
 
 \b
-attention   softmax(QK')V, or the multi-head layer with --layer
-memory      attention forward and backward, up to 16,384 tokens; memory
-            should grow with the length, not with its square
+attention     softmax(QK')V alone
+layer         multi-head attention with its four projections
+feed-forward, norm, encoder, decoder, model
+              these parts, forward, or with --backward their gradients, too
+train-step    forward, backward and Adam
+decode        greedy search, 32 tokens of each text
+all           every part at one size
+memory        attention forward and backward, up to 16,384 tokens; memory
+              should grow with the length, not with its square
 
 Each library runs in its own process, and the processes take turns, so that other load affects all of them.
 Times are medians with quartiles. A ratio is the median, over the rounds, of a library's time divided by the time of
@@ -26,20 +35,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from xformer.backends import resolve
-from xformer.benchmarks.attention import AXES, SUITES, Suite, backend_specs
-from xformer.benchmarks.interleaved import DTYPES, Workload, dtype_of, interleaved_benchmark
+from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
-from xformer.benchmarks.report import format_table, machine_line, make_run
+from xformer.benchmarks.parts import AXES, PEERS, SUITES, Suite
+from xformer.benchmarks.report import format_growth, format_markdown, format_table, machine_line, make_run
+from xformer.benchmarks.run import measure
 from xformer.cli._io import check_writable
 from xformer.cli._options import config_options, option_name, value_option
-from xformer.cli._plots import check_plot, draw_bars
+from xformer.cli._plots import check_plot, draw_bars, draw_growth
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError
 from xformer.io import write_json
@@ -49,16 +59,19 @@ from xformer.threads import num_threads
 
 
 class BenchOptions(Config):
-    """Settings of `xformer.benchmarks.attention.Suite`, and options of the measurement."""
+    """Settings of `xformer.benchmarks.parts.Suite`, and options of the measurement."""
 
     batch: tuple[int, ...] = option("Batch size; repeat for a grid.", default=(), panel="Sizes")
     length: tuple[int, ...] = option("Tokens per sentence; repeat for a grid.", default=())
     heads: tuple[int, ...] = option("Attention heads; repeat for a grid.", default=())
     head_dim: tuple[int, ...] = option("Features per head; d_model is heads * head_dim; repeat for a grid.", default=())
+    layers: tuple[int, ...] = option("Layers of each stack; repeat for a grid.", default=())
+    vocabulary: tuple[int, ...] = option("Tokens of the vocabulary; repeat for a grid.", default=())
+    sweep: str | None = option("Sizes of one axis, as in length=128,256,512; prints how the time grows.", default=None)
     causal: bool = option("Causal attention.", default=False)
     padded: bool = option("Pad sentences of half the length or more.", default=False)
     backward: bool = option("Include gradients.", default=False)
-    layer: bool = option("Include the four projections.", default=False)
+    jit: bool = option("Compile by xf.jit, where it has an effect.", default=False)
     dtype: str | None = option("Data type (default: float32).", default=None, choices=DTYPES)
     rounds: int | None = option(
         "Number of rounds (default: 7; memory 1).", default=None, at_least=1, panel="Measurement"
@@ -66,6 +79,7 @@ class BenchOptions(Config):
     threads: int | None = option("Threads per library (default: XFORMER_NUM_THREADS).", default=None, at_least=1)
     quick: bool = option("Measure one size in three rounds.", default=False)
     json: bool = option("Print JSON instead of a table.", default=False, panel="Output")
+    markdown: bool = option("Print a table in Markdown.", default=False)
 
 
 @config_options(BenchOptions, names=field_names(BenchOptions))
@@ -75,6 +89,9 @@ def bench(
     backend: Annotated[
         list[str] | None, value_option("--backend", "NAME", "Array library; repeat for several (default: numpy).", None)
     ] = None,
+    peer: Annotated[
+        list[str] | None, value_option("--peer", "NAME", f"Also measure {' or '.join(PEERS)}; repeat for both.", None)
+    ] = None,
     out: Annotated[Path | None, value_option("--out", "FILE.json", "Write all measurements as JSON.", "Output")] = None,
     plot: Annotated[
         Path | None, value_option("--plot", "FILE.png", "Plot the times as bars (of memory: the peaks).", "Output")
@@ -82,8 +99,12 @@ def bench(
 ) -> None:
     """Measure speed and memory."""
     backends = backend or ["numpy"]
-    rounds, threads, quick, as_json = (settings.pop(name, None) for name in ("rounds", "threads", "quick", "json"))
-    checked = _check_suite(suite, backends, settings, threads, quick=bool(quick))
+    rounds, threads, quick, as_json, as_markdown, sweep = (
+        settings.pop(name, None) for name in ("rounds", "threads", "quick", "json", "markdown", "sweep")
+    )
+    axis, sizes = _sweep(sweep)
+    settings |= {axis: sizes} if axis else {}
+    checked = _check_suite(suite, backends, peer or [], settings, threads, quick=bool(quick))
     workloads = checked.workloads(**settings)
     for path in (out, plot):
         if path is not None:
@@ -95,27 +116,46 @@ def bench(
             raise ConfigError(f"--out and --plot are both {out}; expected two different files")
     rounds = rounds or checked.rounds
     machine = describe_machine(threads, backends)
-    total = len(workloads) * (rounds + 1)
-    with progress_bar("matrix product", total=total, per_second=2) as update:
+    with progress_bar("matrix product", total=len(workloads) * rounds + 1, per_second=2) as update:
         gemm = gemm_flops_per_second(backends[0], threads, dtype_of(settings))
-        results, notes = _measure_all(workloads, backends, rounds, threads, update)
-    run = make_run(suite, machine, gemm, results, notes)
+        results, notes = measure(
+            workloads, backends, rounds, threads, peers=peer or [],
+            on_progress=lambda name: update(description=name, advance=1),
+        )  # fmt: skip
+    if not results:
+        raise BackendError(notes[0].partition(": ")[2])
+    run = make_run(suite, machine, gemm, results, [*notes, *(format_growth(results, axis) if axis else [])])
     if out is not None:
         write_json(out, run)
     if plot is not None:
-        draw_bars(run, plot)
+        draw_growth(run, axis, plot) if axis else draw_bars(run, plot)
     if as_json:
         print(json.dumps(run))
     else:
-        print(machine_line(run), *format_table(run), sep="\n")
+        print(machine_line(run), *(format_markdown if as_markdown else format_table)(run), sep="\n")
+
+
+def _sweep(text: str | None) -> tuple[str, tuple[int, ...]]:
+    """Return the axis and the sizes of --sweep."""
+    if text is None:
+        return "", ()
+    axis, _, values = text.partition("=")
+    axis = axis.replace("-", "_")
+    sizes = tuple(int(value) for value in values.split(",") if value.strip().isdigit())
+    if axis not in AXES or len(sizes) != len(values.split(",")) or len(set(sizes)) < 2 or 0 in sizes:
+        raise ConfigError(f"--sweep is {text!r}; expected an axis and two or more sizes, as in length=128,256,512")
+    return axis, sizes
 
 
 def _check_suite(
-    name: str, backends: Sequence[str], sizes: dict[str, Any], threads: int | None, *, quick: bool
+    name: str, backends: Sequence[str], peers: Sequence[str], sizes: dict[str, Any], threads: int | None, *, quick: bool
 ) -> Suite:
     """Return the suite after checking its settings, the backends and the number of threads."""
     if name not in SUITES:
         raise ConfigError(f"the suite is {name!r}; expected one of {', '.join(SUITES)}")
+    for peer in peers:
+        if peer not in PEERS:
+            raise ConfigError(f"--peer is {peer!r}; expected {' or '.join(PEERS)}")
     suite = SUITES[name].quick() if quick else SUITES[name]
     for size, values in sizes.items():
         for value in values if size in AXES else ():
@@ -129,28 +169,3 @@ def _check_suite(
     if threads is not None and threads > cores:
         raise ConfigError(f"--threads is {threads}; expected at most {cores}, the threads of this process")
     return suite
-
-
-def _measure_all(
-    workloads: list[Workload],
-    backends: Sequence[str],
-    rounds: int,
-    threads: int | None,
-    update: Callable[..., None],
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the results and a note for each workload that failed, unless the first one failed."""
-    results: list[dict[str, Any]] = []
-    notes: list[str] = []
-    for workload in workloads:
-        try:
-            with interleaved_benchmark(workload, backend_specs(backends), threads) as benchmark:
-                for number in range(rounds + 1):
-                    update(description=workload.name, advance=1)
-                    if number < rounds:
-                        benchmark.run_round()
-                results.append(benchmark.result())
-        except BackendError as error:
-            if not results:
-                raise
-            notes.append(f"{workload.name}: {error}")
-    return results, notes

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import TABLE
+from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
 from tests.reference import for_each
 from xformer import environment, ops
 from xformer.backends.arrays import CHECKED_CLASSES
 from xformer.backends.library import NAMESPACE_OF_TYPE, Library
 from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import ShapeError
+from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import calls, elementwise, launch
 from xformer.layers import Linear
-from xformer.ops import layer_norm, linear, relu
+from xformer.ops import attention, layer_norm, linear, relu
 from xformer.ops.operation import Operation
 from xformer.ops.weights import QuantizedWeight
 from xformer.tree import replace
@@ -100,6 +102,26 @@ def test_every_operation_gives_the_same_bits_again(device, monkeypatch, operatio
         assert again.dtype == expected.dtype
         np.testing.assert_array_equal(again, expected)
     assert repeated(operation) or operation == "squared_norm"  # whose kernel gets a table of addresses
+
+
+@pytest.mark.parametrize("kernel", cupy_attention.KERNELS, ids=lambda kernel: kernel.name)
+@for_each("has_bias, has_mask", [(False, False), (False, True), (True, False), (True, True)])
+def test_attention_gives_the_same_bits_again(device, monkeypatch, kernel, has_bias, has_mask):
+    own = kernels_by_operation("numpy") | {"attention": [kernel._replace(why_not=None)]}
+    replace_kernels(monkeypatch, "numpy", own)
+    shapes = [(2, 3, 5, 8)] * 3, (2, 3, 5, 5)
+    results = []
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        query, key, value, bias = (on_device(rng.normal(size=x).astype("f")) for x in (*shapes[0], shapes[1]))
+        mask = on_device(rng.random(shapes[1]) < 0.7) if has_mask else None
+        arrays = query, key, value, mask, bias if has_bias else None
+        results = [np.asarray(attention(*arrays)) for _ in range(2)]
+    with monkeypatch.context() as context:
+        context.setattr(NumpyLibrary, "apply", Library.apply)
+        expected = np.asarray(attention(*arrays))
+    for result in results:
+        np.testing.assert_array_equal(result, expected)
 
 
 X, W, B = (np.random.default_rng(seed).normal(size=shape) for seed, shape in enumerate([(4, 6), (6, 8), (8,)]))

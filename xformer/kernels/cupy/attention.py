@@ -14,6 +14,7 @@ import numpy as np
 from xformer.backends import NativeArray as Array
 from xformer.backends import accumulation_dtype, array_namespace
 from xformer.kernels.cupy import launch
+from xformer.kernels.cupy.calls import forbid_repeating
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.launch import FLOATS, contiguous, empty, why_not
 from xformer.ops.attention import repeat_kv, sum_kv_groups, visible
@@ -31,6 +32,7 @@ def forward(
     key, value = repeat_kv(key, query), repeat_kv(value, query)
     scores = batched_product(query, _transpose(key), alpha=scale, dtype=accumulation_dtype(xp, query.dtype))
     if bias is not None:
+        forbid_repeating()
         scores += xp.astype(bias, scores.dtype, copy=False)
     weights = xp.astype(softmax(scores, visible(query, key, mask, causal, window)), query.dtype, copy=False)
     dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)

@@ -2,8 +2,8 @@
 
 The first call of a kind chooses a kernel and records what this enqueues by `enqueue` and allocates by `launch.empty`.
 If these are all arrays that it reads, writes and returns, later calls enqueue the same at once. So a kernel may compute
-further arrays by functions of CuPy, which keeps its calls from being repeated, but must not write with these functions
-to arrays that it got or allocated.
+further arrays by functions of CuPy, which keeps its calls from being repeated. If such a function writes to an array
+that the kernel got or allocated, the kernel must say so by `forbid_repeating`.
 """
 
 from __future__ import annotations
@@ -114,6 +114,12 @@ def allocated(array: Any) -> Any:
     return array
 
 
+def forbid_repeating() -> None:
+    """Keep this call from being repeated: it depends on addresses, or a function of CuPy writes to its arrays."""
+    if (recording := _THREAD.recording) is not None:
+        recording.is_complete = False
+
+
 @functools.cache
 def _get_device() -> Callable[[], int]:
     return importlib.import_module("cupy").cuda.runtime.getDevice
@@ -133,7 +139,8 @@ def apply(library: Library, operation: Operation, arrays: tuple[Any, ...], optio
         call = _THREAD.calls.get(key)
     except (AttributeError, TypeError):  # an array of another library, or an option that is an array
         return Library.apply(library, operation, arrays, options)
-    if call is None or call.kernels is not library.kernels.get(operation.name) or SELECTIONS.blocks:
+    is_observed = SELECTIONS.blocks or _THREAD.recording is not None  # by `explain`, or by a kernel that calls this one
+    if call is None or call.kernels is not library.kernels.get(operation.name) or is_observed:
         return _first(key, library, operation, arrays, options)
     if not call.steps:
         return call.kernel.forward(*arrays, save=False, **options)[0]

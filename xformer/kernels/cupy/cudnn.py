@@ -16,6 +16,7 @@ from xformer.backends import array_namespace, dtype_name
 from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import cublas, cudnn_plans, launch
 from xformer.kernels.cupy.attention import empty_heads as _empty
+from xformer.kernels.cupy.calls import forbid_repeating
 from xformer.kernels.cupy.cudnn_graph import DTYPES, Layout, Spec, aligned_rows, packed
 from xformer.native import is_reproducible
 from xformer.ops.operation import Kernel
@@ -292,7 +293,8 @@ def _dropout_inputs(dropout_mask: Array, query: Array) -> dict[str, Array]:
     scale where it should not, so that the gradient of the query is wrong.
     """
     xp, mask = array_namespace(query), _empty_rows(dropout_mask.shape, query)
-    mask[...] = dropout_mask  # calls with the scales, which CuPy makes, are not recorded
+    forbid_repeating()
+    mask[...] = dropout_mask
     return {"dropout_mask": mask} | dict.fromkeys(_SCALES, xp.ones((1, 1, 1, 1), dtype=xp.float32))
 
 

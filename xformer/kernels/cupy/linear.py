@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from xformer.backends import dtype_name
-from xformer.kernels.cupy import cublas, cublaslt, launch
+from xformer.kernels.cupy import calls, cublas, cublaslt, launch
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.elementwise import activation_forward, activation_vjp
 from xformer.kernels.cupy.launch import (
@@ -74,6 +74,7 @@ def _project_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, A
     bias = _joined(given) if given else None
     if len(weights) < 2 or weight is None or len(given) not in (0, len(weights)) or (given and bias is None):
         return _FUNCTIONS[0](x, *maps, heads=heads, save=save)
+    calls.forbid_repeating()
     rows, outputs, end = _affine(x.reshape((math.prod(x.shape[:2]), x.shape[2])), weight, bias, False), [], 0
     for each, count in zip(weights, heads, strict=True):
         start, end = end, end + each.shape[1]
