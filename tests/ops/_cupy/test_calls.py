@@ -20,7 +20,7 @@ from xformer.errors import ShapeError
 from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import calls, elementwise, launch
 from xformer.layers import Linear
-from xformer.ops import attention, layer_norm, linear, relu
+from xformer.ops import attention, layer_norm, linear, project_heads, relu
 from xformer.ops.operation import Operation
 from xformer.ops.weights import QuantizedWeight
 from xformer.tree import replace
@@ -163,6 +163,24 @@ def test_a_kernel_is_chosen_once_for_dtypes_shapes_strides_alignment_and_device(
     environment.clear_cache()  # kernels may be switched off now
     same()
     assert names == ["linear"] * 2
+
+
+def test_weights_that_are_neighbors_are_multiplied_at_once_only_if_they_are(device):
+    x, *parameters = values([np.ones((2, 3, 6)), np.ones((6, 12)), np.ones(12)], "float32", 0)
+    w, b = (np.array(parameter).view(DeviceArray) for parameter in parameters)  # which own their memory
+
+    def project(weights, biases):
+        return project_heads(x, *((w, b, 2) for w, b in zip(weights, biases, strict=True)))
+
+    def columns(array):
+        return [array[..., start : start + 4] for start in (0, 4, 8)]
+
+    expected = project([on_device(part) for part in columns(w)], [on_device(part) for part in columns(b)])
+    apart = [columns(np.array(w).view(DeviceArray))[index] for index in range(3)]
+    for weights in (columns(w), columns(w), apart, columns(w)):
+        for result, correct in zip(project(weights, columns(b)), expected, strict=True):
+            np.testing.assert_allclose(result, correct, rtol=1e-5)
+    assert any(call.distances for call in repeated("project_heads"))
 
 
 def test_arrays_that_cannot_be_told_apart_are_not_recorded(device):

@@ -38,6 +38,7 @@ class _Call(NamedTuple):
     allocations: list[tuple[tuple[int, ...], Any]]  # shapes and dtypes
     outputs: list[_Output]
     is_tuple: bool
+    distances: list[tuple[int, int, int]]  # places of two arrays, and what lies between their addresses
 
 
 class _Recording:
@@ -48,6 +49,7 @@ class _Recording:
         self.places = {address(array): place for place, array in enumerate(arrays) if array is not None}
         self.is_complete = len(self.places) == sum(array is not None for array in arrays)
         self.steps: list[Any] = []
+        self.distances: list[tuple[int, int, int]] = []
 
     def add(self, function: Any, head: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
         known = [x if _is_known(x) else None for x in arguments]  # arrays would keep their memory
@@ -68,7 +70,7 @@ class _Recording:
         outputs = [self.output(y) for y in (result if isinstance(result, tuple) else (result,))]
         allocations = [(array.shape, array.dtype) for array in self.owned[self.count :]]
         steps = self.steps if self.is_complete else []
-        return _Call(kernels, kernel, steps, allocations, outputs, isinstance(result, tuple))
+        return _Call(kernels, kernel, steps, allocations, outputs, isinstance(result, tuple), self.distances)
 
 
 class _Thread(threading.local):
@@ -120,6 +122,14 @@ def forbid_repeating() -> None:
         recording.is_complete = False
 
 
+def repeat_at_distances(arrays: Sequence[Any]) -> None:
+    """Let this call be repeated only with arrays that are as far from each other in memory."""
+    if (recording := _THREAD.recording) is not None:
+        places, start = [recording.places.get(address(array), -1) for array in arrays], address(arrays[0])
+        recording.is_complete = recording.is_complete and min(places) >= 0
+        recording.distances += [(places[0], i, address(x) - start) for i, x in zip(places, arrays, strict=True)]
+
+
 @functools.cache
 def _get_device() -> Callable[[], int]:
     return importlib.import_module("cupy").cuda.runtime.getDevice
@@ -142,7 +152,8 @@ def apply(library: Library, operation: Operation, arrays: tuple[Any, ...], optio
     is_observed = SELECTIONS.blocks or _THREAD.recording is not None  # by `explain`, or by a kernel that calls this one
     if call is None or call.kernels is not library.kernels.get(operation.name) or is_observed:
         return _first(key, library, operation, arrays, options)
-    if not call.steps:
+    is_apart = call.distances and any(pointer(arrays[j]) - pointer(arrays[i]) != size for i, j, size in call.distances)
+    if not call.steps or is_apart:
         return call.kernel.forward(*arrays, save=False, **options)[0]
     owned = [*arrays, *[type(arrays[0])(shape, dtype) for shape, dtype in call.allocations]]
     for function, head, arguments, places in call.steps:

@@ -74,7 +74,9 @@ def _project_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, A
     bias = _joined(given) if given else None
     if len(weights) < 2 or weight is None or len(given) not in (0, len(weights)) or (given and bias is None):
         return _FUNCTIONS[0](x, *maps, heads=heads, save=save)
-    calls.forbid_repeating()
+    calls.repeat_at_distances(weights)
+    if given:
+        calls.repeat_at_distances(given)
     rows, outputs, end = _affine(x.reshape((math.prod(x.shape[:2]), x.shape[2])), weight, bias, False), [], 0
     for each, count in zip(weights, heads, strict=True):
         start, end = end, end + each.shape[1]
