@@ -224,6 +224,21 @@ def test_writes_of_batches_into_what_all_share():
         np.testing.assert_array_equal(actual, np.stack(expected))
 
 
+@for_each("function", [
+    lambda xp, x: xp.expand_dims(x, axis=(0, -1)),
+    lambda xp, x: xp.expand_dims(x, axis=-2),
+    lambda xp, x: (xp.argmax(x), xp.argmin(x, keepdims=True), xp.repeat(x, 2), xp.roll(x, 1)),
+    lambda xp, x: xp.count_nonzero(x > 0.5),
+    lambda xp, x: (xp.sum(x[0]), xp.sum(x[0], axis=-1), xp.max(x[0], keepdims=True), xp.flip(x[0])),
+    lambda xp, x: (x[xp.argsort(x)], xp.eye(3)[xp.argmax(x), :], xp.take(xp.eye(3), xp.argsort(x), axis=1)),
+    lambda xp, x: (xp.linspace(x[0], 2.0, 3), xp.full((2,), x[1]), xp.asarray([x[0], 1.0]), xp.isin(x, np.ones(2))),
+    lambda xp, x: (xp.clip(x, min=x[0]), xp.where(x > 1.0, x, 0.0), xp.searchsorted(np.arange(3.0), x), xp.floor(x)),
+    lambda xp, x: (xp.reshape(x, (1, -1)), np.einsum("i,j->ij", x, x), x.T @ x, np.interp(x, [0.0, 2.0], [1.0, 5.0])),
+])  # fmt: skip
+def test_functions_with_batches_in_unusual_places(function):
+    check(function, (MATRIX[1],), (0,))
+
+
 def test_models():
     config = xf.LanguageModelConfig(vocab_size=8, d_model=8, num_heads=2, d_ff=8, num_layers=1)
     model, tokens = xf.LanguageModel(config, xp=np, seed=0), np.arange(12).reshape(3, 1, 4) % 8
@@ -271,6 +286,11 @@ def write(x: Any) -> Any:
     (lambda x: float(x[0]), 0, (MATRIX,), DifferentiationError, "float reads an array in vmap that has a value"),
     (lambda x: np.asarray(x), 0, (MATRIX,), DifferentiationError, "np.asarray reads an array in vmap"),
     (lambda x: x[x > 1.0], 0, (MATRIX,), ShapeError, "getitem has results of different shapes for the elements"),
+    (lambda x: (x * 1.0).__iadd__(np.ones((2, 3))), 0, (MATRIX,), ValueError, "non-broadcastable|broadcast"),
+    (lambda x: x + np.ones(4), 0, (MATRIX,), ValueError, r"shapes \(3,\) \(4,\)"),
+    (lambda x: np.sum(x, axis=1), 0, (MATRIX,), np.exceptions.AxisError, "axis 1 is out of bounds for array"),
+    (lambda x: np.linalg.inv(x), 0, (MATRIX,), np.linalg.LinAlgError, "1-dimensional array given"),
+    (lambda x: x[0] @ x, 0, (MATRIX,), ValueError, "does not have enough dimensions"),
     (write, 0, (MATRIX,), DifferentiationError, "the function writes into its argument, which vjp, jvp, vmap and"),
     (lambda x, y: x, 0, (MATRIX, MATRIX.T), ShapeError, r"got sizes \[2, 3\] along the mapped axes"),
     (lambda x, y: x, (0,), (MATRIX, MATRIX), ShapeError, r"in_axes is \(0,\); expected one item for each of 2"),

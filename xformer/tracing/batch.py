@@ -233,8 +233,18 @@ def _along(default: Any) -> Function:
 
 def _reshape(trace: BatchTrace, function: Function, x: Batch, shape: Any, **keywords: Any) -> Any:
     known = math.prod(size for size in shape if size != -1)
-    shape = [x.size // known if size == -1 else size for size in shape]
+    shape = [x.size // (known or 1) if size == -1 else size for size in shape]
     return function(x._value, (trace.size, *shape), **keywords)
+
+
+def _expand_dims(trace: BatchTrace, function: Function, x: Batch, axis: Any = 0) -> Any:
+    return function(x._value, axis=_shifted(axis, x.ndim + (1 if isinstance(axis, int) else len(axis))))
+
+
+def _inplace(trace: BatchTrace, function: Function, x: Any, other: Any) -> Any:
+    if _rank(other) > x.ndim:
+        raise NoRule
+    return function(trace.spread(x), trace.fit(other, x.ndim))
 
 
 def _tile(trace: BatchTrace, function: Function, x: Batch, repetitions: Any) -> Any:
@@ -270,7 +280,7 @@ _OF_ONE: tuple[tuple[Any, ...], ...] = (
     (lambda trace, function, x, axes: function(x._value, (0, *_shifted(axes, x.ndim))), "permute_dims"),
     (lambda trace, function, x, *axes: function(x._value, *(_shifted(each, x.ndim) for each in axes)), "moveaxis"),
     (lambda trace, function, x, axis: function(x._value, axis=_shifted(axis, x.ndim)), "squeeze"),
-    (lambda trace, function, x, axis=0: function(x._value, axis=_shifted(axis, x.ndim + 1)), "expand_dims"),
+    (_expand_dims, "expand_dims"),
 )
 FIRST_RULES.update((name, rule) for rule, *names in _OF_ONE for name in names)
 
@@ -359,10 +369,7 @@ def _scatter_add(trace: BatchTrace, function: Function, target: Any, indices: An
 OPERATORS = {f"operator_{name}" for name in (*BINARY_OPERATORS, *UNARY_OPERATORS) if name != "matmul"}
 _OF_ALL: tuple[tuple[Any, ...], ...] = (
     (_elementwise, *ELEMENTWISE, *ELEMENTWISE_CONSTANTS, *OPERATORS, "broadcast_arrays"),
-    (
-        lambda trace, function, x, other: function(trace.spread(x), trace.fit(other, x.ndim)),
-        *(f"inplace_{name}" for name in BINARY_OPERATORS if name != "matmul"),
-    ),
+    (_inplace, *(f"inplace_{name}" for name in BINARY_OPERATORS if name != "matmul")),
     (
         lambda trace, function, *args: function(*[x._value if type(x) is Batch else x for x in args]),
         *("can_cast", "finfo", "iinfo", "isdtype", "result_type"),

@@ -20,7 +20,7 @@ from xformer.tracing.arguments import check_function
 from xformer.tracing.namespace import WRITTEN_LATER, GradTrace, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
-from xformer.tracing.tracer import PLAIN, Tracer, stopped
+from xformer.tracing.tracer import PLAIN, Tracer
 from xformer.tree import Module, flatten, is_array, items_of, map_arrays, map_items
 
 _WRITES_ARGUMENT = "the function writes into its argument, which vjp, jvp, vmap and remat need; write into a copy of it"
@@ -334,7 +334,7 @@ def stop_gradient(x: Any) -> Any:
         x: An array, traced or not.
     """
     if type(x) is Tracer:
-        constant: Tracer = stopped(x)
+        constant = x.stopped()
         if x._origin is PLAIN:
             constant._origin = PLAIN
         else:

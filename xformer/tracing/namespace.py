@@ -34,17 +34,7 @@ from xformer.tracing.record import (
     bind_without_rule,
 )
 from xformer.tracing.rule import OUTPUT_RULES, RULES, SEQUENCE_RULES, Pull, Record
-from xformer.tracing.tracer import (
-    CREATE,
-    PLAIN,
-    WITHOUT_ARRAYS,
-    WRITE,
-    WRITES_OUTER,
-    InnerArray,
-    Tracer,
-    stopped,
-    value_of,
-)
+from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer, value_of
 from xformer.tree import is_array, rebuild_sequence
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
@@ -305,7 +295,7 @@ class GradTrace:
         for view in views:
             parent, name, args, keywords = view._origin
             is_stopped = name == "stop_gradient"
-            new = stopped(parent) if is_stopped else getattr(self, name)(parent, *args, **keywords)
+            new = parent.stopped() if is_stopped else getattr(self, name)(parent, *args, **keywords)
             view._value, view._index = new._value, new._index
 
     def _views_of(self, x: Tracer) -> Iterator[Tracer]:

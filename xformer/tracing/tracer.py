@@ -182,6 +182,13 @@ class Tracer:
     def __deepcopy__(self, memo: Any) -> Tracer:
         return self._namespace.asarray(self, copy=True)
 
+    def stopped(self) -> Tracer:
+        """Return the array as a constant of its trace and of all enclosing ones."""
+        x, is_batch = self._value, type(self._value) is Batch
+        x = x._value if is_batch else x
+        x = x.stopped() if type(x) is Tracer else x
+        return Tracer(Batch(x) if is_batch else x, self._namespace, self._index if is_batch else -1)
+
     def __len__(self) -> int:
         return len(self._value)
 
@@ -292,15 +299,6 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"a batch of {self._value!r}"
-
-
-def stopped(x: Any) -> Any:
-    """Return an array as a constant of its trace and of all traces below."""
-    if type(x) is Batch:
-        return Batch(stopped(x._value))
-    return (
-        Tracer(stopped(x._value), x._namespace, x._index if type(x._value) is Batch else -1) if type(x) is Tracer else x
-    )
 
 
 def value_of(x: Any) -> Any:
