@@ -12,10 +12,12 @@ from tests.reference import for_each, raises_line
 from tests.tracing.cases import ROWS
 from tests.tracing.gradcheck import directions
 from tests.tracing.test_extensions import CASES
+from tests.tracing.test_numpy_functions import ROWS as NUMPY_ROWS
 from xformer.backends import array_namespace, is_complex
 from xformer.errors import ConfigError, DifferentiationError, ShapeError
 
 ALL = [*((str(row), row.function, row.inputs) for row in ROWS), *CASES]
+ALL += [(f"np.{name}", lambda xp, x, f=function: f(x), (np.asarray(x, float),)) for name, function, x in NUMPY_ROWS]
 
 
 def outputs_of(function: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -28,6 +30,7 @@ def product(xs: Any, ys: Any) -> float:
     return float(sum(np.sum(np.real(x * y)) for x, y in zip(xs, ys, strict=True) if x is not None))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @for_each("name", sorted({name.split("-")[0] for name, *_ in ALL}))
 def test_forward_and_reverse_mode_agree(name):
     for label, function, inputs in ALL:

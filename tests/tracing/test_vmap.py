@@ -13,6 +13,7 @@ from tests.conftest import library_or_skip
 from tests.reference import for_each, raises_line
 from tests.tracing.cases import ROWS
 from tests.tracing.test_extensions import CASES
+from tests.tracing.test_numpy_functions import ROWS as NUMPY_ROWS
 from xformer.backends import array_namespace, from_host, is_complex, is_floating, resolve, to_host
 from xformer.errors import ConfigError, DifferentiationError, JitError, ShapeError
 
@@ -63,6 +64,12 @@ def test_every_function_computes_what_a_loop_does(name):
         if label.split("-")[0] == name:
             for axes in axes_of(inputs):
                 check(function, inputs, axes)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@for_each("name, function, x", NUMPY_ROWS)
+def test_functions_of_numpy(name, function, x):
+    check(lambda xp, x: function(x), (np.asarray(x),), (0,))
 
 
 @for_each("library", ["torch", "array_api_strict", "jax"])
