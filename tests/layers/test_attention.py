@@ -347,6 +347,16 @@ def test_sinks_take_a_share_of_the_attention(xp, options):
         assert_close(layer.attend(from_host(xp, x), cache, **ours), expected, xp=xp)
 
 
+def test_sinks_are_within_every_window():
+    options = {"sinks": True, "init": Initializer("numpy", dtype="float64")}
+    layer, x = FamilyAttention(8, 2, window=3, **options), normal(0, 2, 9, 8)
+    layer = with_fields(layer, sinks=np.asarray([0.5, 2.0]))
+    whole = with_fields(layer, window=None)
+    near = abs(np.arange(9)[:, None] - np.arange(9)) < 3
+    for causal in (False, True):
+        np.testing.assert_allclose(layer(x, causal=causal), whole(x, mask=near, causal=causal), rtol=1e-12)
+
+
 def test_the_gradient_of_sinks():
     layer, x = FamilyAttention(8, 2, sinks=True, init=Initializer("numpy", dtype="float64")), normal(0, 2, 5, 8)
 

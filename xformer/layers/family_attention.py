@@ -12,6 +12,7 @@ from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
+from xformer.ops.attention import visible
 from xformer.ops.linear import merge_heads, split_heads
 from xformer.random import Rng
 from xformer.tracing.activations import named
@@ -66,6 +67,8 @@ class FamilyAttention(MultiHeadAttention):
         self, q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None, rng: Rng | None, **options: Any
     ) -> Array:
         if self.sinks is not None:
+            if window := options.pop("window", 0):  # within which the sinks are not
+                mask = visible(q, k, mask, False, window)
             k, v, mask, bias = self._with_sinks(k, v, mask, bias)
         return super()._attend(q, k, v, mask, bias, rng, softcap=self.softcap, **options)
 
