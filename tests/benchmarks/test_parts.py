@@ -81,6 +81,9 @@ def test_rows_from_python(monkeypatch):
     [
         (("atention",), {}, "the part is 'atention'; expected one of attention, layer"),
         (("norm",), {"lenght": 3}, "the setting is 'lenght'; expected one of batch, length"),
+        (("norm",), {"batch": 0}, "batch is 0; expected an integer of at least 1"),
+        (("norm",), {"rounds": 0}, "rounds is 0; expected an integer of at least 1"),
+        (("norm",), {"length": (8, 2.0)}, "length is 2.0; expected an integer of at least 1"),
         (("norm",), {"peers": ["torch"]}, "the peer is 'torch'; expected one of torch.nn, textbook NumPy"),
     ],
 )

@@ -95,9 +95,11 @@ def growth(results: Sequence[dict[str, Any]], axis: str) -> dict[str, tuple[list
     n is the slope of a line through the logarithms.
     """
     points: dict[str, list[tuple[int, float]]] = {}
+    names = {result["sizes"].get("part") for result in results}
     for result in results:
+        part = f"{result['sizes'].get('part')}, " if len(names) > 1 else ""
         for each in result["implementations"]:
-            points.setdefault(each["name"], []).append((result["sizes"][axis], each["seconds"]))
+            points.setdefault(part + each["name"], []).append((result["sizes"][axis], each["seconds"]))
     grown = {}
     for name, pairs in points.items():
         sizes, seconds = [size for size, _ in sorted(pairs)], [time for _, time in sorted(pairs)]

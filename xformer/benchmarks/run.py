@@ -8,6 +8,7 @@ from typing import Any
 from xformer.backends import resolve
 from xformer.benchmarks import parts
 from xformer.benchmarks.interleaved import Workload, interleaved_benchmark
+from xformer.config import check_count
 from xformer.errors import BackendError, ConfigError
 
 
@@ -49,8 +50,10 @@ def benchmark(
         for name in given:
             if name not in known:
                 raise ConfigError(f"the {kind} is {name!r}; expected one of {', '.join(known)}")
-    for name in names[:1]:
-        resolve(name)
+    for setting, value in (("rounds", rounds), *((name, settings[name]) for name in settings if name in parts.AXES)):
+        for size in value if isinstance(value, tuple | list) else (value,):
+            check_count(setting, size)
+    resolve(names[0])
     workloads = parts.Suite((part,), {}).workloads(**settings)
     results, notes = measure(workloads, names, rounds, threads, peers=peers, on_progress=on_progress)
     if not results:

@@ -109,6 +109,9 @@ def draw_growth(run: dict[str, Any], axis: str, path: Path) -> None:
     for name, (sizes, seconds, power) in growth(run["results"], axis).items():
         label = f"{name.removeprefix('xformer ')}: {axis}^{power:.2f}"
         axes.loglog(sizes, [1e3 * each for each in seconds], marker="o", label=label)
+    ticks = sorted({result["sizes"][axis] for result in run["results"]})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
     axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel("milliseconds")
     axes.legend()

@@ -105,6 +105,9 @@ def bench(
     axis, sizes = _sweep(sweep)
     settings |= {axis: sizes} if axis else {}
     checked = _check_suite(suite, backends, peer or [], settings, threads, quick=bool(quick))
+    if axis:  # with one size of every other axis
+        checked = checked.quick()._replace(rounds=checked.rounds)
+        settings = {name: value[:1] if name in AXES and name != axis else value for name, value in settings.items()}
     workloads = checked.workloads(**settings)
     for path in (out, plot):
         if path is not None:

@@ -243,7 +243,7 @@ class GradTrace:
         if use == "np.asarray":
             raise DifferentiationError(
                 "a traced array was passed to a function of another library, which would lose its gradient; "
-                "use the functions of array_namespace(x), or return values with has_aux=True"
+                "use np.stack for np.array([x[0], x[1]]), functions of array_namespace(x), or has_aux=True for results"
             )
         if use != "bool" and x._index >= 0:
             raise DifferentiationError(

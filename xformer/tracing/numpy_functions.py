@@ -144,7 +144,7 @@ def _constant(name: str) -> Function:
 
 
 for _name in (
-    *("allclose", "array_equal", "array_equiv", "isclose", "digitize", "bincount", "isin", "lexsort"),
+    *("allclose", "array_equal", "array_equiv", "isclose", "digitize", "isin", "lexsort"),
     *("argwhere", "flatnonzero", "argpartition"),
 ):
     FUNCTIONS[_name] = _constant(_name)
@@ -182,6 +182,12 @@ FUNCTIONS |= {
     "angle": lambda xp, x, deg=False: xp.atan2(xp.imag(x), xp.real(x)) * (180.0 / math.pi if deg else 1.0),
 }
 FUNCTIONS |= {"round": FUNCTIONS["around"], "radians": FUNCTIONS["deg2rad"], "degrees": FUNCTIONS["rad2deg"]}
+
+
+@define("bincount")
+def _bincount(xp: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    counts = _call_on_values("bincount", (x,), {"minlength": minlength}, "bool")
+    return counts if weights is None else xp.scatter_add(xp.zeros(counts.shape, dtype=xp.float64), x, weights)
 
 
 @define("where")
