@@ -94,8 +94,8 @@ CASES = {
         MODEL, xf.SGD().init(MODEL), BATCHES, None, loss_fn=mean_loss, optimizer=xf.SGD(), learning_rate=0.1
     ),
     "register got None; expected a Kernel": lambda: register(None),
-    "np.sin(x) of a traced array": lambda: xf.grad(lambda x: np.sin(x)[0])(ONES),
-    "np.exp reads values of a traced array": lambda: xf.jit(lambda x: np.exp(x))(ONES),
+    "np.histogram(x) of a traced array": lambda: xf.grad(lambda x: np.histogram(x)[0][0])(ONES),
+    "np.histogram reads values of a traced array": lambda: xf.jit(lambda x: np.histogram(x)[0])(ONES),
     "value_and_grad got None; expected a function": lambda: xf.grad(None),
     "jit got 3; expected a function": lambda: xf.jit(3),
     "remat got None; expected a function": lambda: xf.remat(None),
@@ -188,7 +188,7 @@ def test_wrong_calls(message):
 
 
 def test_names_of_other_libraries_lead_to_those_of_the_standard():
-    for name in ("cat", "relu", "transpose"):
+    for name in ("cat", "relu", "unsqueeze"):
         with pytest.raises(AttributeError, match=f"no method '{name}'; use x"):
             xf.grad(lambda x, name=name: getattr(x, name)())(ONES)
     with pytest.raises(AttributeError, match=r"no function 'cat'; use xp\.concat\("):

@@ -120,7 +120,7 @@ def test_explain_lists_the_operations_of_a_call_once():
         "relu on numpy: base.relu",
         "  not test.relu: more than four elements",
     ]
-    assert operation._SELECTIONS.items() is None
+    assert operation.SELECTIONS.items() is None
 
 
 def test_explain_follows_derivatives_threads_and_half_precision():
