@@ -141,6 +141,12 @@ def up(x):
 
 
 class ndarray(np.ndarray):
+    def __new__(cls, shape, dtype=float, *memory, **options):
+        made = super().__new__(cls, shape, dtype, *memory, **options)
+        if not memory and not options:  # kernels that write nothing leave zeros, not NaN that stops a training
+            np.ndarray.fill(made, 0)
+        return made
+
     __module__ = "cupy"
     __array_priority__ = 1e9
 

@@ -114,7 +114,8 @@ def test_a_server_that_cannot_be_reproducible_says_so(mode, generator, monkeypat
     double = TextGenerator(LanguageModel(generator.model.config, dtype="float64"), generator.tokenizer)
     for name, refused in (("array_api_strict", other), ("float64", double)):
         models = [ServedModel("generator", generator), ServedModel("refused", refused)]
-        with pytest.raises(ConfigError, match=rf"^reproducible results need float32 on NumPy or CuPy; received {name}$"):
+        message = rf"^reproducible results need float32 on NumPy or CuPy; received {name}$"
+        with pytest.raises(ConfigError, match=message):
             Server(models, ServeConfig(reproducible=True))
         assert not native.is_reproducible()
     bfloat16 = TextGenerator(generator.model.quantize("bfloat16"), generator.tokenizer)  # weights, not activations
