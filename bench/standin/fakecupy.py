@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import warnings
 import zlib
 
 import numpy as np
@@ -393,6 +394,18 @@ class RawModule:
                 note(name, sum(a.nbytes for a in args if isinstance(a, np.ndarray)))
 
         return f
+
+
+def start():
+    """Prepare a script that counts: the stand-in, workloads, a cache of its own, and kernels that are not compared."""
+    os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), "standin-cache"))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    warnings.simplefilter("ignore")
+    install()
+    from xformer.ops import checks
+
+    checks.Checks._compared = lambda *a, **k: ("", True)
+    checks._RESULTS.set = lambda *a: None
 
 
 def install():

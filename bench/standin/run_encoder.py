@@ -2,25 +2,15 @@
 
 import os
 import sys
-import tempfile
 
-os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), "standin-cache"))
-sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), "bench"]  # run at the root of the project
-import warnings
-
+import fakecupy as F
 import numpy as np
 
-warnings.simplefilter("ignore")
-import fakecupy as F
-
-F.install()
-from xformer.ops import checks
-
-checks.Checks._compared = lambda *a, **k: ("", True)
-checks._RESULTS.set = lambda *a: None
+F.start()
 from workloads import stacks
 
 from xformer.benchmarks.computation import Backend
+from xformer.ops import checks
 
 s = {"batch": 8, "length": 2048, "heads": 16, "head_dim": 64, "layers": 6, "dtype": "bfloat16", "backend": "cupy"}
 b = Backend.from_settings(s)

@@ -1,24 +1,13 @@
 """Count kernels, bytes, copies and waits of layers of language models: `python bench/standin/run_layer.py`."""
 
-import os
-import sys
-import tempfile
-
-os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), "standin-cache"))
-sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), "bench"]  # run at the root of the project
-import warnings
-
 import fakecupy as F
 import numpy as np
 
-warnings.simplefilter("ignore")
-F.install()
+F.start()
 from xformer import LanguageModel, LanguageModelConfig, value_and_grad
 from xformer.backends import array_namespace, resolve
-from xformer.ops import checks, cross_entropy
+from xformer.ops import cross_entropy
 
-checks.Checks._compared = lambda *a, **k: ("", True)
-checks._RESULTS.set = lambda *a: None
 LLAMA = {
     "activation": "swiglu",
     "positions": "rotary",

@@ -2,22 +2,13 @@
 
 import os
 import pathlib
-import sys
 import tempfile
-
-os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), "standin-cache"))
-sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), "bench"]  # run at the root of the project
 import time
-import warnings
 
-warnings.simplefilter("ignore")
 import fakecupy as F
 
-F.install()
-from xformer.ops import checks
+F.start()
 
-checks.Checks._compared = lambda *a, **k: ("", True)
-checks._RESULTS.set = lambda *a: None
 from workloads import training
 
 B = int(os.environ.get("B", "512"))
