@@ -20,6 +20,8 @@ Q, W, V = RANDOM.random((5, 4, 4)) + 4.0 * np.eye(4), RANDOM.random((3, 2)), RAN
 P = Q[0] @ Q[0].T
 HOLES = np.where(np.arange(12).reshape(4, 3) % 5 == 2, np.nan, 0.0)
 
+REDUCTIONS = ("sum", "prod", "mean", "std", "var", "max", "min", "ptp", "median", "nansum", "nanmean", "nanstd", "amax")
+
 # By name in NumPy: functions of one array, and the array.
 CASES: dict[str, list[tuple[Any, Any]]] = {}
 
@@ -122,42 +124,10 @@ each(
     lambda f, x: f(x),
 )
 each(
-    (
-        "sum",
-        "prod",
-        "mean",
-        "std",
-        "var",
-        "max",
-        "min",
-        "ptp",
-        "median",
-        "nansum",
-        "nanmean",
-        "nanstd",
-        "amax",
-    ),
+    REDUCTIONS,
     T,
     lambda f, x: f(x, axis=1),
     lambda f, x: f(x, 0, keepdims=True),
-)
-each(
-    (
-        "sum",
-        "prod",
-        "mean",
-        "std",
-        "var",
-        "max",
-        "min",
-        "ptp",
-        "median",
-        "nansum",
-        "nanmean",
-        "nanstd",
-        "amax",
-    ),
-    T,
     lambda f, x: f(x, axis=(0, 2)),
 )
 each(("nansum", "nanprod", "nanmax", "nanmin", "nanmean", "nanvar", "nanstd"), M, lambda f, x: f(x + HOLES, axis=0))
