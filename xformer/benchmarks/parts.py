@@ -108,24 +108,21 @@ def _norm(settings: Settings, backend: Backend) -> Any:
     return (lambda module, x: module(x)), (module, backend.array(_features(settings)))
 
 
-def _encoder(settings: Settings, backend: Backend) -> Any:
-    config, numbers = _config(settings), range(settings["layers"])
-    layers = _moved(backend, lambda init: tuple([LayerFactory(config, init).encoder_layer(i) for i in numbers]))
+def _stack(kind: str, num_inputs: int) -> Callable[[Settings, Backend], tuple[Function, tuple[Any, ...]]]:
+    """Return the function that makes a stack of layers of an encoder or a decoder; all get the inputs but the first."""
 
-    def encode(layers: Any, x: Any) -> Any:
-        return functools.reduce(lambda x, layer: layer(x), layers, x)
+    def make(settings: Settings, backend: Backend) -> Any:
+        config, numbers = _config(settings), range(settings["layers"])
+        layers = _moved(
+            backend, lambda init: tuple([getattr(LayerFactory(config, init), f"{kind}_layer")(i) for i in numbers])
+        )
 
-    return encode, (layers, backend.array(_features(settings)))
+        def apply(layers: Any, x: Any, *memory: Any) -> Any:
+            return functools.reduce(lambda x, layer: layer(x, *memory), layers, x)
 
+        return apply, (layers, *(backend.array(_features(settings, seed)) for seed in range(num_inputs)))
 
-def _decoder(settings: Settings, backend: Backend) -> Any:
-    config, numbers = _config(settings), range(settings["layers"])
-    layers = _moved(backend, lambda init: tuple([LayerFactory(config, init).decoder_layer(i) for i in numbers]))
-
-    def decode(layers: Any, x: Any, memory: Any) -> Any:
-        return functools.reduce(lambda x, layer: layer(x, memory), layers, x)
-
-    return decode, (layers, *(backend.array(_features(settings, seed)) for seed in (0, 1)))
+    return make
 
 
 def _whole_model(settings: Settings, backend: Backend) -> Any:
@@ -169,8 +166,8 @@ def _model_flops(settings: Settings) -> int:
 PARTS = {
     "feed-forward": Part(_feed_forward, lambda s: _layer_flops(s, products=8, scores=0)),
     "norm": Part(_norm, lambda s: 0),
-    "encoder": Part(_encoder, lambda s: s["layers"] * _layer_flops(s)),
-    "decoder": Part(_decoder, lambda s: s["layers"] * _layer_flops(s, products=16, scores=8)),
+    "encoder": Part(_stack("encoder", 1), lambda s: s["layers"] * _layer_flops(s)),
+    "decoder": Part(_stack("decoder", 2), lambda s: s["layers"] * _layer_flops(s, products=16, scores=8)),
     "model": Part(_whole_model, _model_flops),
     "train-step": Part(_train_step, lambda s: 3 * _model_flops(s), has_backward=False),
     "decode": Part(_decode, lambda s: 0, has_backward=False),
