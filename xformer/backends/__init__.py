@@ -22,6 +22,7 @@ from xformer.backends.dtypes import (
     is_complex,
     is_floating,
     is_half_precision,
+    is_inexact,
     is_integer,
 )
 from xformer.backends.library import BACKENDS, Library, array_namespace, resolve, resolve_known
@@ -30,28 +31,8 @@ from xformer.errors import moved_names as _moved_names
 __getattr__ = _moved_names(__name__)
 
 __all__ = [
-    "BACKENDS",
-    "Array",
-    "DType",
-    "Device",
-    "Library",
-    "Namespace",
-    "NativeArray",
-    "accumulation_dtype",
-    "array_namespace",
-    "as_array",
-    "assign",
-    "check_same_device",
-    "device",
-    "dtype_name",
-    "from_host",
-    "is_complex",
-    "is_floating",
-    "is_half_precision",
-    "is_integer",
-    "resolve",
-    "resolve_known",
-    "to_host",
-    "to_host_together",
-    "to_library_of",
+    "BACKENDS", "Array", "DType", "Device", "Library", "Namespace", "NativeArray", "accumulation_dtype",
+    "array_namespace", "as_array", "assign", "check_same_device", "device", "dtype_name", "from_host", "is_complex",
+    "is_floating", "is_half_precision", "is_inexact", "is_integer", "resolve", "resolve_known", "to_host",
+    "to_host_together", "to_library_of",
 ]  # fmt: skip

@@ -34,6 +34,11 @@ def is_complex(dtype: DType) -> bool:
     return dtype_name(dtype).startswith("complex")
 
 
+def is_inexact(dtype: DType) -> bool:
+    """Return whether a dtype is a real or complex floating-point type; arrays of these have derivatives."""
+    return is_floating(dtype) or is_complex(dtype)
+
+
 def is_half_precision(dtype: DType) -> bool:
     """Return whether a dtype is a 16-bit floating-point type."""
     return dtype_name(dtype) in ("float16", "bfloat16")

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xformer.backends import dtype_name, is_complex, is_floating
+from xformer.backends import dtype_name, is_complex, is_inexact
 from xformer.errors import ShapeError
 from xformer.tracing.arguments import check_function
 from xformer.tracing.grad import as_argument, check_unwritten, grad, split_aux, unbroadcast, vjp_in
@@ -47,7 +47,7 @@ class JvpTrace(GradTrace):
 
     def record(self, output: Any, pull: Pull | None, parents: Sequence[int], residuals: Any) -> Tracer:
         """Wrap an output with its tangent."""
-        if pull in _scaling_pulls() and _is_differentiable(output):
+        if pull in _scaling_pulls() and is_inexact(output.dtype):
             tangents = [self._scaled(output, pull, residuals, i, parent) for i, parent in enumerate(parents)]
             return Tracer(output, self, _Tangent.of(functools.reduce(operator.add, tangents)))
         (traced,) = self._push([output], lambda xp, g: pull(xp, g[0], residuals), parents)  # type: ignore[misc]
@@ -64,7 +64,7 @@ class JvpTrace(GradTrace):
         index = self.position(x)
         if isinstance(index, _Tangent):
             return index.value
-        return self.base.zeros_like(self.unwrap(x)) if _is_differentiable(x) else None
+        return self.base.zeros_like(self.unwrap(x)) if is_inexact(x.dtype) else None
 
     def _scaled(self, output: Any, pull: Pull, residuals: Any, position: int, parent: Any) -> Any:
         """Return the part of the tangent of an elementwise output that comes from one input."""
@@ -76,7 +76,7 @@ class JvpTrace(GradTrace):
         return scaled if scaled.dtype == output.dtype else xp.astype(scaled, output.dtype)
 
     def _push(self, outputs: Sequence[Any], pull: Callable[[Any, Any], Any], parents: Sequence[Any]) -> list[Tracer]:
-        places = [i for i, y in enumerate(outputs) if _is_differentiable(y)]
+        places = [i for i, y in enumerate(outputs) if is_inexact(y.dtype)]
         used: list[Any] = []
 
         def pulled(seeds: Any) -> list[Any]:
@@ -127,8 +127,8 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
                 f"jvp got {name} of type {type(value).__name__}; expected a tuple, as in jvp(f, (x,), (v,))"
             )
     leaves, rebuild = flatten(tuple(map(as_argument, primals)))
-    expected = list(filter(_is_differentiable, leaves))
-    seeds = list(filter(_is_differentiable, flatten(tuple(map(as_argument, tangents)))[0]))
+    expected = [x for x in leaves if is_inexact(x.dtype)]
+    seeds = [x for x in flatten(tuple(map(as_argument, tangents)))[0] if is_inexact(x.dtype)]
     shapes, given = ([tuple(x.shape) for x in arrays] for arrays in (expected, seeds))
     if not shapes or shapes != given or any(map(_is_more_complex, seeds, expected)):
         found = [f"{dtype_name(v.dtype)} {tuple(v.shape)}" for v in seeds]
@@ -136,8 +136,7 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     with tracing(base_for([*leaves, *seeds]), JvpTrace) as trace:
         remaining = iter(trace.unwrap([trace.base.astype(v, x.dtype) for v, x in zip(seeds, expected, strict=True)]))
         traced = [
-            Tracer(trace.unwrap(x), trace, _Tangent.of(next(remaining)) if _is_differentiable(x) else -1)
-            for x in leaves
+            Tracer(trace.unwrap(x), trace, _Tangent.of(next(remaining)) if is_inexact(x.dtype) else -1) for x in leaves
         ]
         values = [x._value for x in traced]
         result = function(*rebuild(traced))
@@ -146,10 +145,6 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         output, aux = map_arrays(trace.unwrap, (result, aux))
         tangent = map_arrays(trace.tangent, result)
     return (output, tangent, aux) if has_aux else (output, tangent)
-
-
-def _is_differentiable(x: Any) -> bool:
-    return is_floating(x.dtype) or is_complex(x.dtype)
 
 
 def _is_more_complex(tangent: Any, primal: Any) -> bool:

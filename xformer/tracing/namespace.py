@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from xformer import hints
-from xformer.backends import Library, array_namespace, extra, is_complex, is_floating
+from xformer.backends import Library, array_namespace, extra, is_inexact
 from xformer.backends.arrays import check_class
 from xformer.backends.library import NOT_PLAIN, as_arrays
 from xformer.errors import DifferentiationError
@@ -382,7 +382,7 @@ class GradTrace:
         """Append a record for `output` and wrap it."""
         dtype = output.dtype
         if dtype not in self.floating:
-            if not (is_floating(dtype) or is_complex(dtype)):
+            if not is_inexact(dtype):
                 return Tracer(output, self, -1)
             self.floating.add(dtype)
         self.tape.append((pull, parents, residuals, tuple(output.shape), dtype))
@@ -396,8 +396,7 @@ class GradTrace:
         traced = []
         for output in outputs:
             self.tape.append((None, (), None, tuple(output.shape), output.dtype))
-            is_constant = not (is_floating(output.dtype) or is_complex(output.dtype))
-            traced.append(Tracer(output, self, -1 if is_constant else len(self.tape) - 1))
+            traced.append(Tracer(output, self, len(self.tape) - 1 if is_inexact(output.dtype) else -1))
         return tuple(traced)
 
     def close(self) -> None:

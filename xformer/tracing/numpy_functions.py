@@ -186,8 +186,9 @@ FUNCTIONS |= {"round": FUNCTIONS["around"], "radians": FUNCTIONS["deg2rad"], "de
 
 @define("bincount")
 def _bincount(xp: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    counts = _call_on_values("bincount", (x,), {"minlength": minlength}, "bool")
-    return counts if weights is None else xp.scatter_add(xp.zeros(counts.shape, dtype=xp.float64), x, weights)
+    indices = np.asarray(_values(x, "bool"))
+    counts = np.bincount(indices, minlength=minlength)
+    return counts if weights is None else xp.scatter_add(xp.zeros(counts.shape, dtype=xp.float64), indices, weights)
 
 
 @define("where")
