@@ -94,7 +94,7 @@ CASES = {
         MODEL, xf.SGD().init(MODEL), BATCHES, None, loss_fn=mean_loss, optimizer=xf.SGD(), learning_rate=0.1
     ),
     "register got None; expected a Kernel": lambda: register(None),
-    "np.histogram(x) of a traced array": lambda: xf.grad(lambda x: np.histogram(x)[0][0])(ONES),
+    "np.histogram of a traced array": lambda: xf.grad(lambda x: np.histogram(x)[0][0])(ONES),
     "np.histogram reads values of a traced array": lambda: xf.jit(lambda x: np.histogram(x)[0])(ONES),
     "value_and_grad got None; expected a function": lambda: xf.grad(None),
     "jit got 3; expected a function": lambda: xf.jit(3),
@@ -247,7 +247,7 @@ def test_functions_of_numpy_take_what_has_no_gradient():
 
 
 def test_a_traced_array_as_an_option_of_a_numpy_function_is_refused():
-    with pytest.raises(TypeError):
+    with pytest.raises(XformerError, match="an assignment to a NumPy array"):
         xf.jit(lambda x: np.exp(np.ones(3), out=x))(ONES)
     with pytest.raises(XformerError, match="an assignment to a NumPy array"):
         xf.grad(lambda x: np.add(np.zeros(3), x, out=np.zeros(3))[0])(ONES)

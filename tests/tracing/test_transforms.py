@@ -539,7 +539,7 @@ def test_numpy_gets_no_traced_array(use):
 
 @for_each("use", [float, int, complex, operator.index])
 def test_numbers_are_not_read_from_tracked_arrays(use):
-    with raises_line(DifferentiationError, "would lose its gradient; use functions of array_namespace"):
+    with raises_line(DifferentiationError, "would lose its gradient; create y with xp.zeros, where xp"):
         grad(lambda x: total(x * use(x[0])))(values(3))
     assert grad(lambda x: x[0] * float(stop_gradient(x)[1]))(np.asarray([1.0, 3.0])).tolist() == [3.0, 0.0]
     index = grad(lambda x: x[int(array_namespace(x).argmax(x))] * range(5)[array_namespace(x).argmin(x) + 2])
@@ -556,9 +556,8 @@ def test_branches_may_depend_on_values():
 @for_each("write", [lambda buffer, x: buffer.__setitem__(0, x[0]), lambda buffer, x: buffer.fill(x[0])])
 def test_a_plain_array_takes_no_tracked_value(write):
     buffer = np.zeros(3)
-    with pytest.raises(ValueError, match="setting an array element") as caught:
+    with raises_line(DifferentiationError, r"assignment to an element of a plain array \(y\[i\] = x\)"):
         grad(lambda x: write(buffer, x) or total(buffer * x))(values(3))
-    assert "assignment to an element of a plain array" in str(caught.value.__cause__)
 
 
 X = np.asarray([1.0, 2.0, 4.0])

@@ -22,7 +22,7 @@ from xformer import hints
 from xformer.backends import Library, array_namespace, extra, is_inexact
 from xformer.backends.arrays import check_class
 from xformer.backends.library import NOT_PLAIN, as_arrays
-from xformer.errors import DifferentiationError
+from xformer.errors import DifferentiationError, XformerError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import (
     Extension,
@@ -240,15 +240,20 @@ class GradTrace:
         """
         if use == WRITE:
             raise DifferentiationError(f"{WRITE} and would lose its gradient; {CREATE}")
-        if use == "np.asarray":
+        if use == "np.asarray" and (x._index >= 0 or self.library.name != "numpy"):
             raise DifferentiationError(
                 "a traced array was passed to a function of another library, which would lose its gradient; "
                 "use np.stack for np.array([x[0], x[1]]), functions of array_namespace(x), or has_aux=True for results"
             )
         if use != "bool" and x._index >= 0:
+            other = f"or use {use}(xformer.stop_gradient(x))"
+            if use not in ("float", "int", "complex", "operator.index"):
+                raise DifferentiationError(
+                    f"{use} of a traced array has no derivative rule; compose it of others, {other}"
+                )
             raise DifferentiationError(
-                f"{use}(x) of a traced array, or its assignment to an element of a plain array, would lose its "
-                f"gradient; use functions of array_namespace(x), such as xp.stack, or {use}(xformer.stop_gradient(x))"
+                f"{use}(x) of a traced array, or its assignment to an element of a plain array (y[i] = x), would lose "
+                f"its gradient; {CREATE}, {other}"
             )
         return x._value
 
@@ -438,6 +443,8 @@ def tracing(base: Any, new: Callable[[Any], Any] | None = None) -> Iterator[Any]
         namespace.end_keeping()
         if is_kept and isinstance(error, ValueError) and "read-only" in str(error):  # NumPy's, for a kept array
             raise DifferentiationError(WRITTEN_LATER) from error
+        if type(error) is ValueError and isinstance(error.__cause__, XformerError):  # NumPy's, for plain[i] = traced
+            raise error.__cause__.with_traceback(error.__traceback__) from None
         raise
     finally:
         namespace.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ _STANDARD_NAMES = {
     "float_power": "operator_pow",
     "invert": "bitwise_invert",
     "unique": "unique_values",
+    "array": "asarray",
     **{f"linalg.{name}": name for name in IN_BOTH},
 }
 # The names of their arguments after the array, which the standard takes by keyword.
@@ -55,7 +57,6 @@ _ARGUMENTS = {
     **dict.fromkeys(("fft.fftshift", "fft.ifftshift"), ("axes",)),
     "repeat": ("repeats", "axis"),
     "roll": ("shift", "axis"),
-    "diff": ("n", "axis", "prepend", "append"),
     "linalg.qr": ("mode",),
 }
 _KNOWN = {*RULES, *SEQUENCE_RULES, *OUTPUT_RULES, *DECOMPOSITIONS, *NOT_DIFFERENTIABLE, "unstack"}
@@ -84,19 +85,30 @@ def _trace_of(values: Any) -> Any:
     return max(traces, key=lambda trace: trace.trace_level, default=None)
 
 
-def call_function(name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Call a function of NumPy by its name, such as "linalg.norm"."""
-    xp = _trace_of((*args, *keywords.values()))
+def call_function(name: str, args: tuple[Any, ...], keywords: dict[str, Any], like: Any = None) -> Any:
+    """Call a function of NumPy by its name, such as "linalg.norm"; `like` is the trace if no argument has one."""
+    xp = _trace_of((*args, *keywords.values())) or like
     given = {key: value for key, value in keywords.items() if value is not np._NoValue}
-    for key in ("out", "where", "initial", "like", "casting", "subok"):
+    for key in ("out", "where", "initial", "casting", "subok"):
         value = given.pop(key, None)
         if not (value is None or value is True or isinstance(value, str)):
-            _refuse(name, key)
+            _refuse(name, f"{key}; use np.where(condition, x, y)" if key == "where" else key)
+    try:
+        return _call(xp, name, args, given)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None:
+            raise
+    return _refuse(name, unknown[1])
+
+
+def _call(xp: Any, name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
     if name in FUNCTIONS:
         return FUNCTIONS[name](xp, *args, **given)
     standard = _STANDARD_NAMES.get(name, name)
     if not (standard in _KNOWN or standard.startswith("operator_")):
-        return _call_on_values(name, args, keywords, f"np.{name}")
+        function: Any = functools.reduce(getattr, name.split("."), np)
+        return _call_on_values(function, args, given, f"np.{name}")
     if name in _ARGUMENTS:
         args, given = args[:1], given | dict(zip(_ARGUMENTS[name], args[1:], strict=False))
     if "ddof" in given:
@@ -111,6 +123,8 @@ def call_function(name: str, args: tuple[Any, ...], keywords: dict[str, Any]) ->
 def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a method of a ufunc of NumPy: a function of arrays, or its reduction, accumulation or outer product."""
     name, xp = ufunc.__name__, _trace_of(inputs)
+    if ufunc is not getattr(np, name, None):
+        return _call_on_values(getattr(ufunc, method), inputs, options, name)
     if method == "__call__":
         return call_function(name, inputs, options)
     if method == "reduce" and name in _REDUCTIONS:
@@ -133,25 +147,27 @@ def _values(value: Any, use: str) -> Any:
     return map_items(lambda item: _values(item, use), value)
 
 
-def _call_on_values(name: str, args: tuple[Any, ...], keywords: dict[str, Any], use: str) -> Any:
-    function: Any = functools.reduce(getattr, name.split("."), np)
+def _call_on_values(function: Function, args: tuple[Any, ...], keywords: dict[str, Any], use: str) -> Any:
     return function(*_values(args, use), **_values(keywords, use))
 
 
 def _constant(name: str) -> Function:
     """Return a function whose result is no array, or locally constant: it reads values as a branch does."""
-    return lambda xp, *args, **keywords: _call_on_values(name, args, keywords, "bool")
+    return lambda xp, *args, **keywords: _call_on_values(getattr(np, name), args, keywords, "bool")
 
 
 for _name in (
     *("allclose", "array_equal", "array_equiv", "isclose", "digitize", "isin", "lexsort"),
-    *("argwhere", "flatnonzero", "argpartition"),
+    *("argwhere", "flatnonzero", "argpartition", "iscomplex", "isreal", "isneginf", "isposinf"),
 ):
     FUNCTIONS[_name] = _constant(_name)
 _FACTS: dict[str, Function] = {
     "shape": lambda xp, x: tuple(x.shape),
     "ndim": lambda xp, x: x.ndim,
     "size": lambda xp, x, axis=None: math.prod(x.shape) if axis is None else x.shape[axis],
+    "real_if_close": lambda xp, x, tol=100: (
+        xp.real(x) if np.isrealobj(np.real_if_close(_values(x, "bool"), tol)) else x
+    ),
     "iscomplexobj": lambda xp, x: "complex" in str(x.dtype),
     "isrealobj": lambda xp, x: "complex" not in str(x.dtype),
     "copy": lambda xp, x, order="K": xp.asarray(x, copy=True),
@@ -226,18 +242,19 @@ def _nan_to_num(xp: Any, x: Any, copy: bool = True, nan: float = 0.0, posinf: An
 # --- shape and order --------------------------------------------------------------------------------------------------
 
 FUNCTIONS |= {
-    "reshape": lambda xp, x, shape=None, order="C", *, newshape=None, copy=None: xp.reshape(
-        x if order == "C" else _refuse("reshape", "order"), _tuple(newshape if shape is None else shape)
+    "reshape": lambda xp, x, shape=None, order="C", *, newshape=None, copy=None: (
+        xp.reshape(x, _tuple(newshape if shape is None else shape))
+        if order == "C"
+        else _elements_in_order(xp, x, "reshape", order, _tuple(newshape if shape is None else shape))
     ),
-    "ravel": lambda xp, x, order="C": xp.reshape(x, (-1,)),
-    "transpose": lambda xp, x, axes=None: xp.permute_dims(x, tuple(range(x.ndim))[::-1] if axes is None else axes),
-    "swapaxes": lambda xp, x, axis1, axis2: xp.moveaxis(
-        xp.moveaxis(x, axis1, axis2), axis2 - 1 if axis1 % x.ndim < axis2 % x.ndim else axis2 + 1, axis1
+    "ravel": lambda xp, x, order="C": (
+        xp.reshape(x, (-1,)) if order == "C" else _elements_in_order(xp, x, "ravel", order)
     ),
     "squeeze": lambda xp, x, axis=None: xp.squeeze(
         x, axis=tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else axis
     ),
     "atleast_1d": lambda xp, x: xp.reshape(x, (1,)) if x.ndim == 0 else x,
+    "atleast_3d": lambda xp, x: x if x.ndim > 2 else FUNCTIONS["atleast_2d"](xp, x)[..., None],
     "atleast_2d": lambda xp, x: xp.reshape(x, (1, *x.shape)[-2:]) if x.ndim == 1 else x if x.ndim else x[None, None],
     "concatenate": lambda xp, arrays, axis=0: xp.concat(_arrays(xp, arrays), axis=axis),
     "stack": lambda xp, arrays, axis=0: xp.stack(_arrays(xp, arrays), axis=axis),
@@ -245,9 +262,7 @@ FUNCTIONS |= {
     "hstack": lambda xp, arrays: xp.concat(
         [FUNCTIONS["atleast_1d"](xp, x) for x in _arrays(xp, arrays)], axis=int(_arrays(xp, arrays)[0].ndim > 1)
     ),
-    "dstack": lambda xp, arrays: xp.concat(
-        [x if x.ndim > 2 else FUNCTIONS["atleast_2d"](xp, x)[..., None] for x in _arrays(xp, arrays)], axis=2
-    ),
+    "dstack": lambda xp, arrays: xp.concat([FUNCTIONS["atleast_3d"](xp, x) for x in _arrays(xp, arrays)], axis=2),
     "column_stack": lambda xp, arrays: xp.concat(
         [x[:, None] if x.ndim < 2 else x for x in _arrays(xp, arrays)], axis=1
     ),
@@ -257,7 +272,16 @@ FUNCTIONS |= {
     "tile": lambda xp, x, reps: xp.tile(x, _tuple(reps)),
     "fliplr": lambda xp, x: xp.flip(x, axis=1),
     "flipud": lambda xp, x: xp.flip(x, axis=0),
-    "take": lambda xp, x, indices, axis=None: x.ravel()[indices] if axis is None else _along(xp, x, indices, axis),
+    "take": lambda xp, x, indices, axis=None, mode="raise": (
+        _along(xp, _flat(xp, x, axis), indices, axis or 0)
+        if mode == "raise"
+        else _elements(xp, x, "take", _values(indices, "bool"), axis=axis, mode=mode)
+    ),
+    "delete": lambda xp, x, obj, axis=None: _elements(xp, x, "delete", obj, axis=axis),
+    "partition": lambda xp, x, kth, axis=-1: FUNCTIONS["sort"](xp, x, axis),
+    "unwrap": lambda xp, x, *args, **options: (
+        x + (np.unwrap(_values(x, "bool"), *args, **options) - _values(x, "bool"))
+    ),
     "take_along_axis": lambda xp, x, indices, axis=-1: xp.take_along_axis(x, indices, axis=axis),
     "compress": lambda xp, condition, x, axis=None: FUNCTIONS["take"](xp, x, np.flatnonzero(condition), axis),
     "diagonal": lambda xp, x, offset=0, axis1=0, axis2=1: xp.linalg.diagonal(
@@ -270,13 +294,28 @@ FUNCTIONS |= {
     "array_split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis),
     "hsplit": lambda xp, x, sections: _split(xp, x, sections, int(x.ndim > 1), is_even=True),
     "vsplit": lambda xp, x, sections: _split(xp, x, sections, 0, is_even=True),
+    "dsplit": lambda xp, x, sections: _split(xp, x, sections, 2, is_even=True),
     "sort": lambda xp, x, axis=-1, kind=None: xp.sort(_flat(xp, x, axis), axis=-1 if axis is None else axis),
 }
 FUNCTIONS |= {"row_stack": FUNCTIONS["vstack"]}
+for _name in ("rollaxis", "swapaxes", "transpose"):  # as they permute an array of shape (0, 1, 2, ...)
+    FUNCTIONS[_name] = lambda xp, x, *args, name=_name, **options: xp.permute_dims(
+        x, getattr(np, name)(np.empty(tuple(range(x.ndim))), *args, **options).shape
+    )
 
 
 def _refuse(name: str, argument: str) -> Any:
     raise DifferentiationError(f"np.{name} of a traced array has no argument {argument}")
+
+
+def _elements(xp: Any, x: Any, name: str, *args: Any, **options: Any) -> Any:
+    """Return the elements of `x` whose positions a function of NumPy selects."""
+    positions = np.arange(math.prod(x.shape)).reshape(x.shape)
+    return xp.reshape(x, (-1,))[getattr(np, name)(positions, *args, **options)]
+
+
+def _elements_in_order(xp: Any, x: Any, name: str, order: str, *args: Any) -> Any:
+    return _elements(xp, x, name, *args, order=order) if order == "F" else _refuse(name, f"order={order!r}")
 
 
 def _tuple(value: Any) -> tuple[int, ...]:
@@ -427,13 +466,27 @@ def _average(
 
 
 @define("cov")
-def _cov(xp: Any, m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None) -> Any:
+def _cov(
+    xp: Any,
+    m: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: Any = None,
+    fweights: Any = None,
+    aweights: Any = None,
+) -> Any:
     rows = m if m.ndim == 2 else m[None, :]
     rows = rows if rowvar or m.ndim < 2 else xp.matrix_transpose(rows)
     if y is not None:
         rows = xp.concat([rows, y if np.ndim(y) == 2 else y[None, :]], axis=0)
-    rows = rows - xp.mean(rows, axis=1, keepdims=True)
-    product = rows @ xp.matrix_transpose(rows) / float(rows.shape[1] - ((0 if bias else 1) if ddof is None else ddof))
+    weights = np.ones(rows.shape[1])
+    for each in (fweights, aweights):
+        weights = weights if each is None else xp.asarray(each) * weights
+    total, ddof = xp.sum(weights), (0 if bias else 1) if ddof is None else ddof
+    total = total - (ddof if aweights is None else ddof * xp.sum(weights * aweights) / total)
+    rows = rows - _average(xp, rows, 1, weights, keepdims=True)
+    product = xp.astype(rows * weights, rows.dtype) @ xp.conj(xp.matrix_transpose(rows)) / total
     return product if product.shape[0] > 1 else product[0, 0]
 
 
@@ -589,6 +642,14 @@ def _summed(xp: Any, x: Any, term: str, kept: set[str]) -> tuple[Any, str]:
 # --- sequences and polynomials ----------------------------------------------------------------------------------------
 
 
+@define("diff")
+def _diff(xp: Any, x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    shape = tuple(1 if i == axis % x.ndim else size for i, size in enumerate(x.shape))
+    ends = {key: xp.asarray(end) for key, end in (("prepend", prepend), ("append", append)) if end is not None}
+    ends = {key: xp.astype(end if end.ndim else xp.broadcast_to(end, shape), x.dtype) for key, end in ends.items()}
+    return xp.diff(x, axis=axis, n=n, **ends)
+
+
 @define("ediff1d")
 def _ediff1d(xp: Any, x: Any) -> Any:
     return xp.diff(xp.reshape(x, (-1,)))
@@ -715,7 +776,7 @@ _OTHER_METHODS: dict[str, Function] = {
     "conj": lambda x: lambda: x._namespace.conj(x),
     "reshape": lambda x: lambda *shape, order="C": call_function("reshape", (x, _sizes(shape), order), {}),
     "transpose": lambda x: lambda *axes: call_function("transpose", (x, _sizes(axes) if axes else None), {}),
-    "flatten": lambda x: lambda order="C": x._namespace.asarray(x._namespace.reshape(x, (-1,)), copy=True),
+    "flatten": lambda x: lambda order="C": x._namespace.asarray(call_function("ravel", (x, order), {}), copy=True),
     "astype": lambda x: lambda dtype, copy=True: x._namespace.astype(x, np.dtype(dtype), copy=copy),
     "real": lambda x: x._namespace.real(x),
     "imag": lambda x: x._namespace.imag(x),

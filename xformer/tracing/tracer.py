@@ -11,6 +11,8 @@ import sys
 import weakref
 from typing import Any
 
+import numpy as np
+
 from xformer import hints
 from xformer.backends.arrays import CHECKED_CLASSES, check_class
 from xformer.backends.library import NAMESPACE_OF_TYPE, TRACED
@@ -86,12 +88,10 @@ class Tracer:
         return self._namespace
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._namespace.read(self, "np.asarray")
+        return np.array(self._namespace.read(self, "np.asarray"))
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Compute a function of NumPy; of arrays of another library only operators, as in `plain * traced`."""
-        if any(type(x) is Tracer for value in options.values() for x in (value if type(value) is tuple else (value,))):
-            return NotImplemented
         if "out" in options:
             return self._namespace.read(self, WRITE)
         operation = OPERATORS_OF_NUMPY.get(function.__name__) if method == "__call__" and not options else None
@@ -107,7 +107,7 @@ class Tracer:
             return self.__array__()
         extension = function.__module__.removeprefix("numpy").removeprefix(".")
         name = f"{extension}.{function.__name__}" if extension in ("linalg", "fft") else function.__name__
-        return _numpy_functions().call_function(name, args, kwargs)
+        return _numpy_functions().call_function(name, args, kwargs, self._namespace)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
