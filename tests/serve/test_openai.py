@@ -397,6 +397,44 @@ def test_an_answer_has_to_call_tools(client, choice, names):
     assert (cut.message.tool_calls, cut.finish_reason) == (None, "length")
 
 
+@pytest.mark.parametrize(("text", "cut"), [(HERMES + SECOND, 17), (f"{LLAMA}; {LLAMA}", 5)])
+def test_arguments_arrive_as_they_are_written(scripted, generator, monkeypatch, text, cut):
+    ids = generator.tokenizer.encode(text, special_tokens=False)
+    monkeypatch.setattr(ScriptedGenerator, "script", [*ids, 2])
+    body = {"model": "scripted", "messages": USER, "tools": [TOOL], "temperature": 0}
+    for length, reason in ((300, "tool_calls"), (len(ids) - cut, "length")):
+        whole = scripted.chat.completions.create(**body, max_tokens=length).choices[0]
+        chunks = [each.choices[0] for each in scripted.chat.completions.create(**body, max_tokens=length, stream=True)]
+        calls, ends = {}, {chunk.finish_reason for chunk in chunks}
+        for part in [part for chunk in chunks for part in chunk.delta.tool_calls or []]:
+            calls.setdefault(part.index, []).append(part)
+        assert len(calls) == len(whole.message.tool_calls) == 2
+        for call, parts in zip(whole.message.tool_calls, calls.values(), strict=True):
+            assert parts[0].function.name == "weather"
+            assert {(each.function.name, each.id, each.type) for each in parts[1:]} == {(None, None, None)}
+            assert "".join(each.function.arguments for each in parts) == call.function.arguments
+            assert len(parts) > len(call.function.arguments) // 3
+        assert json.loads(whole.message.tool_calls[0].function.arguments) == {"city": "Köln"}
+        assert (whole.finish_reason, ends) == (reason, {None, reason})
+        # Nothing empty is sent while a call is written.
+        assert not any(not c.delta.content and not c.delta.tool_calls for c in chunks[1:-1])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_call_has_no_other_keys_and_ends_in_strict_mode(client, strict):
+    pytest.importorskip("llguidance")
+    parameters = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": strict}}
+    body = {"model": "llama", "messages": USER, "tools": [tool], "tool_choice": choice_of("weather")}
+    for seed in range(3):
+        call = client.chat.completions.create(**body, max_tokens=200, seed=seed, temperature=5.0).choices[0]
+        if strict:
+            assert call.finish_reason == "tool_calls"
+            assert -(10**18) <= json.loads(call.message.tool_calls[0].function.arguments)["days"] <= 10**18
+        else:
+            assert re.fullmatch(r'\{"days": -?\d+\}?', call.message.tool_calls[0].function.arguments)
+
+
 def test_tools_of_a_template_without_them_are_ignored(scripted, generator, monkeypatch):
     create = functools.partial(scripted.chat.completions.with_raw_response.create, model="scripted", messages=USER)
     monkeypatch.setattr(ScriptedGenerator, "script", [2])

@@ -15,6 +15,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError
+from xformer.generation.json_schema import closed_schema
 from xformer.generation.processors import Rows
 from xformer.text.extras import require
 from xformer.tokenizers import BaseTokenizer
@@ -34,6 +35,7 @@ class Grammar:
         tokens: Bytes of each token, in the order of the ids; empty for special tokens. See `token_bytes`.
         eos_id: Id of the token that ends an output, or a list of ids.
         json_schema: JSON schema, as a dictionary or a string; {} allows any JSON. Output is written as by `json.dumps`.
+            Objects have no other properties than those of `properties`, unless there are `additionalProperties`.
         regex: Regular expression that matches the whole output, in the syntax of Rust's regex.
         lark: Grammar in the syntax of Lark, with the rule `start`.
         encode: Function that splits a text that the grammar requires into ids, as the model expects it. Default: the
@@ -176,8 +178,8 @@ def _source(matcher: Any, kind: str, value: Any, name: str) -> str:
         return str(matcher.grammar_from_regex(value) if kind == "regex" else matcher.grammar_from_lark(value))
     try:
         schema = json.loads(value) if isinstance(value, str) else value
-        text = json.dumps(schema)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(closed_schema(schema))
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not valid JSON: {_one_line(str(error))}") from error
     if not isinstance(schema, Mapping | bool):
         raise ConfigError(f"{name} is {value!r:.100}; expected an object")

@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 from xformer.errors import DataError
 from xformer.generation.grammar import JSON_OPTIONS
+from xformer.generation.json_schema import closed_schema
 from xformer.tokenizers import BaseTokenizer, PretrainedTokenizer
 
 _TAGGED_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 TOOL_CALL_START = "<tool_call>"
+_CALL_HEAD = r'\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+_TAGGED_HEAD, _BARE_HEAD = re.compile(rf"<tool_call>\s*{_CALL_HEAD}"), re.compile(rf"[\s;}}]*{_CALL_HEAD}")
 # Last characters of a prompt that an answer ends with only if the template starts the next answer in any case.
 _PROMPT_END = 4
 
@@ -49,6 +52,24 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
     return ("", [call for call in calls if call]) if calls and not rest and None not in calls else (text, [])
 
 
+def started_calls(text: str) -> list[ToolCall]:
+    """Return the calls of functions that an answer has begun, with their arguments as far as they are written.
+
+    Examples:
+        >>> started_calls('<tool_call>{"name": "weather", "arguments": {"city": "Bo')
+        [ToolCall(name='weather', arguments='{"city": "Bo')]
+    """
+    find = _BARE_HEAD.match if text.lstrip().startswith("{") else _TAGGED_HEAD.search
+    calls, position = list[ToolCall](), 0
+    while match := find(text, position):
+        try:
+            _, position = json.JSONDecoder().raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            position = len(text)
+        calls.append(ToolCall(match[1], text[match.end() : position]))
+    return calls
+
+
 def _parse_call(text: str) -> ToolCall | None:
     try:
         call = json.loads(text)
@@ -56,6 +77,8 @@ def _parse_call(text: str) -> ToolCall | None:
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
+    if calls := started_calls(text.strip()):  # the arguments as they are written
+        return calls[0]
     arguments = call.get("arguments", call.get("parameters", {}))
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return ToolCall(call["name"], text)
@@ -83,7 +106,7 @@ def tool_call_grammar(
     for rule, (name, parameters) in zip(names, functions.items(), strict=True):
         start = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
         arguments = {"additionalProperties": False} if parameters is None else parameters
-        form = {"type": "object", **arguments, "x-guidance": JSON_OPTIONS}
+        form = {**closed_schema({"type": "object", **arguments}), "x-guidance": JSON_OPTIONS}
         rules += [
             f'{rule}: {json.dumps(start, ensure_ascii=False)} {rule}_arguments "}}"',
             f"{rule}_arguments: %json {json.dumps(form, ensure_ascii=False)}",

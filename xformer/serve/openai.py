@@ -17,8 +17,9 @@ from xformer.errors import ConfigError, DataError
 from xformer.generation import Grammar, LogitsProcessor, token_bytes
 from xformer.generation.engine import Task
 from xformer.generation.grammar import check_json_schema
+from xformer.generation.json_schema import closed_schema
 from xformer.pipelines import Embedder, Output, TextGenerator
-from xformer.pipelines.chat import TOOL_CALL_START, parse_tool_calls, tool_call_grammar
+from xformer.pipelines.chat import TOOL_CALL_START, ToolCall, parse_tool_calls, started_calls, tool_call_grammar
 from xformer.pipelines.output_text import Token, overlap
 from xformer.serve import schema
 from xformer.serve.jobs import Event, Job, JobError
@@ -182,7 +183,8 @@ class _Response:
         chunks = [] if self.has_begun else self.first_chunks()
         self.has_begun = True
         if event.name == "text":
-            return [event_bytes("", chunk) for chunk in [*chunks, self.chunk(*event.data)]]
+            chunks.append(self.chunk(*event.data))
+            return [event_bytes("", chunk) for chunk in chunks if chunk is not None]
         for number, output in enumerate(event.data):
             is_beam = self.config.method == "beam"
             text, tokens = (output.text, output.logprobs) if is_beam else ("", None)
@@ -285,24 +287,26 @@ class _Chat(_Response):
         super().__init__(*arguments)
         self.tools, self.must_call, self.is_single = _chosen_tools(self.request)
         self.texts: dict[int, str] = {}  # of each choice of a stream
+        self.calls: dict[int, list[schema.ToolCall]] = {}
 
     def _encode(self) -> list[list[int]]:
         (ids,) = self.model.pipeline.token_ids(self.prompts, tools=msgspec.to_builtins(self.tools) or None)
         form = self.request.response_format
         if self.must_call:
-            functions = {tool.function.name: tool.function.parameters for tool in self.tools}
+            functions = {}
             for tool in self.tools:
-                if tool.function.parameters is not None:
-                    field = f"tools[{self.request.tools.index(tool)}].function.parameters"
-                    _check_schema(field, tool.function.parameters)
+                field = f"tools[{self.request.tools.index(tool)}].function.parameters"
+                functions[tool.function.name] = _checked(field, tool.function.parameters, tool.function.strict)
             calls = tool_call_grammar(self.model.pipeline.target_tokenizer, functions, is_single=self.is_single)
             self.processors.append(self._grammar(lark=calls))
         elif form is not None and form.type != "text":
-            json_schema = {"type": "object"} if form.type == "json_object" else (form.json_schema or {}).get("schema")
-            if json_schema is None:
+            described: schema.Json = (
+                {"schema": {"type": "object"}} if form.type == "json_object" else form.json_schema or {}
+            )
+            field, is_strict = "response_format.json_schema.schema", described.get("strict")
+            if (json_schema := _checked(field, described.get("schema"), is_strict)) is None:
                 message = "response_format has no json_schema.schema; expected a JSON schema"
                 raise JobError(message, param="response_format")
-            _check_schema("response_format.json_schema.schema", json_schema)
             self.processors.append(self._grammar(json_schema=json_schema))
         return [ids] * self.copies
 
@@ -313,26 +317,35 @@ class _Chat(_Response):
     def answer(self, outputs: list[Output]) -> schema.Chat:
         choices = []
         for number, output in enumerate(outputs):
-            text, calls = self._parse(output.text)
-            message = schema.Message("assistant", text or (None if calls else ""), calls)
+            text, calls, ending = self._parse(output.text, output)
+            found = [_call(each) for each in calls]
+            message = schema.Message("assistant", text or (None if calls else ""), found)
             logprobs = None if self.logprobs is None else _chat_logprobs(output.logprobs or [])
-            choices.append(schema.ChatChoice(number, message, logprobs=logprobs, **_ending(output, calls)))
+            choices.append(schema.ChatChoice(number, message, logprobs=logprobs, **ending))
         return schema.Chat(**self.head, object="chat.completion", choices=choices, usage=self.usage(outputs))
 
     def chunk(self, number: int, text: str, tokens: Sequence[Token], output: Output | None = None) -> Any:
-        calls: list[schema.ToolCall] = []
         start, whole = self.sent.get(number, 0), self.texts.get(number, "") + text
-        end, self.texts[number] = len(whole), whole
-        if self.tools:
-            end = _end_of_text(whole)
-            if output is not None:
-                rest, calls = self._parse(whole)
-                end = len(rest)
-        self.sent[number] = max(start, end)
-        delta = schema.Message(content=whole[start:end]) if end > start else schema.Message()
-        delta.tool_calls = [msgspec.structs.replace(call, index=index) for index, call in enumerate(calls)]
+        self.texts[number] = whole
+        rest, calls, ending = self._parse(whole, output)
+        self.sent[number] = max(start, len(rest))
+        delta = schema.Message(content=rest[start:] or msgspec.UNSET, tool_calls=self._new_parts(number, calls))
         logprobs = _chat_logprobs(tokens) if self.logprobs is not None and tokens else None
-        return self.chunk_of([schema.ChatChoice(number, delta=delta, logprobs=logprobs, **_ending(output, calls))])
+        if output is None and logprobs is None and delta == schema.Message():
+            return None
+        return self.chunk_of([schema.ChatChoice(number, delta=delta, logprobs=logprobs, **ending)])
+
+    def _new_parts(self, number: int, calls: Sequence[ToolCall]) -> list[schema.ToolCall]:
+        """Return what the stream of a choice does not have of its calls."""
+        sent, parts = self.calls.setdefault(number, []), []
+        for index, call in enumerate(calls):
+            if index == len(sent):
+                sent.append(_call(call))
+                parts.append(msgspec.structs.replace(sent[index], index=index))
+            elif more := call.arguments[len(sent[index].function.arguments) :]:
+                sent[index].function.arguments += more
+                parts.append(schema.ToolCall(schema.FunctionCall(more), index=index))
+        return parts
 
     def chunk_of(self, choices: Any, usage: schema.Usage | None = None) -> schema.Chat:
         return schema.Chat(**self.head, object="chat.completion.chunk", choices=choices, usage=usage)
@@ -341,19 +354,36 @@ class _Chat(_Response):
         delta = schema.Message("assistant", "")
         return [self.chunk_of([schema.ChatChoice(number, delta=delta)]) for number in range(self.request.n)]
 
-    def _parse(self, text: str) -> tuple[str, list[schema.ToolCall]]:
-        """Return the text without calls of functions, and the calls."""
-        text, calls = parse_tool_calls(text) if self.tools else (text, [])
+    def _parse(self, text: str, output: Output | None) -> tuple[str, Sequence[ToolCall], dict[str, Any]]:
+        """Return the text without calls of functions, the calls, and the fields of the end; no output: a beginning."""
+        if not self.tools:
+            return text, [], _ending(output)
+        rest, calls = (text, []) if output is None else parse_tool_calls(text)
+        is_cut = output is None or (output.finish_reason == "length" and not calls)
+        if not calls:  # those that the maximum length cuts, too
+            names = [tool.function.name for tool in self.tools]
+            calls = [*itertools.takewhile(lambda call: call.name in names, started_calls(text))]
+            rest = text[: _end_of_text(text)] if calls or output is None else text
         calls = calls[:1] if self.is_single else calls
-        return text, [schema.ToolCall(f"call_{secrets.token_hex(12)}", schema.FunctionCall(*call)) for call in calls]
+        return rest, calls, _ending(output, () if is_cut else calls)
 
 
-def _check_schema(field: str, schema: Any) -> None:
-    """Raise JobError, with a field of the request, unless `Grammar` takes its JSON schema."""
+def _call(call: ToolCall) -> schema.ToolCall:
+    return schema.ToolCall(schema.FunctionCall(call.arguments, call.name), f"call_{secrets.token_hex(12)}", "function")
+
+
+def _checked(field: str, json_schema: Any, is_strict: bool | None) -> Any:
+    """Return a JSON schema of the request, None for none, with limits in strict mode.
+
+    Raises:
+        JobError: With the field of the request, unless `Grammar` takes the schema.
+    """
     try:
-        check_json_schema(field, schema)
+        if json_schema is not None:
+            check_json_schema(field, json_schema)
     except ConfigError as error:
         raise JobError(str(error), param=field) from error
+    return closed_schema(json_schema, strict=bool(is_strict))
 
 
 def _chosen_tools(request: schema.ChatRequest) -> tuple[list[schema.Tool], bool, bool]:

@@ -392,19 +392,19 @@ class ChatLogprobs(Struct):
     content: list[TokenLogprob]
 
 
-class FunctionCall(Struct):
-    """Name and arguments, as JSON, of a call."""
+class FunctionCall(Struct, omit_defaults=True):
+    """Name and arguments, as JSON, of a call; in a stream more of its arguments."""
 
-    name: str
     arguments: str
+    name: str | None = None
 
 
 class ToolCall(Struct, omit_defaults=True):
-    """A call of a function; in a stream with its index."""
+    """A call of a function; in a stream with its index, and with what the parts before do not have."""
 
-    id: str
     function: FunctionCall
-    type: str = msgspec.field(default_factory=lambda: "function")
+    id: str | None = None
+    type: str | None = None
     index: int | None = None
 
 
