@@ -1,11 +1,13 @@
 """The examples of the documentation run, and its pages show them, the newest results, and name files that exist.
 
-python tests/test_docs.py  # copies changed examples and tables of results to the pages
+python tests/test_docs.py  # copies changed examples, what code prints, and tables of results to the pages
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import subprocess
@@ -26,6 +28,9 @@ RESULTS_ON_PAGE = re.compile(
     r"^(<!-- table of the newest (bench/results/\*-[\w-]+\.md) -->\n\n).*?(\n<!-- end of the table -->)$",
     flags=re.DOTALL | re.MULTILINE,
 )
+# A block of code, and what it prints.
+PRINTED = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\n\n^```text\n(?P<text>.*?)^```$)?", re.DOTALL | re.MULTILINE)
+PRINTING = [page for page in PAGES if any(match["text"] for match in PRINTED.finditer(page.read_text("utf-8")))]
 NEEDS_FUSED_PRODUCTS = "use_reproducible_algorithms("
 
 
@@ -63,6 +68,26 @@ def test_pages_show_the_examples_and_results() -> None:
         assert with_files(text) == text, f"{page.name} shows an older file; run python tests/test_docs.py"
         shown |= {match[2] for match in EXAMPLE_ON_PAGE.finditer(text)}
     assert shown == {path.relative_to(ROOT).as_posix() for path in FILES}
+
+
+def with_printed(page: str) -> str:
+    """Return the text of a page whose blocks of code, run in order, are followed by what they print."""
+    names: dict[str, object] = {"__name__": "__main__"}
+
+    def run(match: re.Match[str]) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(match["code"], "a page", "exec"), names)
+        text = f"\n\n```text\n{printed.getvalue()}```" if printed.getvalue() else ""
+        return f"```python\n{match['code']}```{text}"
+
+    return PRINTED.sub(run, page)
+
+
+@pytest.mark.parametrize("page", PRINTING, ids=lambda path: path.stem)
+def test_pages_show_what_their_code_prints(page: Path) -> None:
+    pytest.importorskip("scipy")
+    text = page.read_text(encoding="utf-8")
+    assert with_printed(text) == text, "if the page is right, run: python tests/test_docs.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
@@ -133,4 +158,5 @@ def test_the_logo_is_the_icon_of_the_explorer() -> None:
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(with_files(path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+        shown = with_files(path.read_text(encoding="utf-8"))
+        path.write_text(with_printed(shown) if path in PRINTING else shown, encoding="utf-8", newline="\n")

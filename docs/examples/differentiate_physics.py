@@ -26,15 +26,7 @@ def simulate(velocity, position, steps=12, dt=0.1):
     return position
 
 
-@xf.jit
-def jacobian(velocity, position):
-    """Return the derivatives of the final position by the initial velocity."""
-
-    def row(i):
-        return xf.grad(lambda velocity: simulate(velocity, position)[i])(velocity)
-
-    return xf.array_namespace(velocity).stack([row(0), row(1)])
-
+jacobian = xf.jit(xf.jacobian(simulate))  # of the final position by the velocity
 
 start, target = np.asarray([1.0, 0.0]), np.asarray([0.2, 1.1])
 for name in ("numpy", "torch", "array_api_strict", "jax", "mlx"):

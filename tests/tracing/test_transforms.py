@@ -15,7 +15,7 @@ import pytest
 
 from tests.reference import for_each, raises_line
 from xformer import ops
-from xformer.backends import Array, array_namespace
+from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError
 from xformer.ops import Operation
 from xformer.tracing import grad, remat, stop_gradient, value_and_grad, vjp
@@ -670,6 +670,20 @@ def test_numbers_are_differentiated_as_arrays():
     gradient = grad(lambda x, y: x["a"] * x["b"] * y, (0, 1))({"a": 2.0, "b": 3.0}, 5.0)
     assert gradient == ({"a": 15.0, "b": 10.0}, 6.0)
     assert vjp(lambda x: x * x, 3.0)[1](np.asarray(1.0)) == (6.0,)
+
+
+def test_numbers_beside_arrays_are_differentiated_as_arrays_like_them(xp):
+    def product(tree):
+        weight, (scale, count, ids) = tree
+        assert (count, ids) == (2, [1, 2])
+        return array_namespace(weight).sum(weight) * scale["b"] * scale["c"][0] * count
+
+    tree = (from_host(xp, values(3)), ({"b": 0.5, "c": [2.0, 1]}, 2, [1, 2]))
+    weight, (scale, *_) = grad(product)(tree)
+    size = float(to_host(tree[0]).sum())
+    np.testing.assert_allclose(to_host(weight), [2.0, 2.0, 2.0])
+    np.testing.assert_allclose(to_host(scale["b"]), 4.0 * size, rtol=1e-6)
+    np.testing.assert_allclose(to_host(scale["c"]), [size, 0.0], rtol=1e-6)
 
 
 WRONG = "positional arguments; pass the arguments"

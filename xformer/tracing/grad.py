@@ -135,14 +135,22 @@ def selected_arguments(args: tuple[Any, ...], argnums: int | Sequence[int]) -> A
 
 
 def as_argument(value: Any, position: int | None = None) -> Any:
-    """Return numbers and lists of numbers as arrays of NumPy; trees with arrays, and other values, as they are.
+    """Return floats and lists of them as arrays like those in the same tree, or of NumPy; other values as they are.
 
     A position requires an array, as the argument there is to be differentiated.
     """
-    if is_array(value) or flatten(value)[0]:
+    if is_array(value):
         return value
+    arrays = flatten(value)[0]
+
+    def make(numbers: Any) -> Any:
+        array, dtypes = np.asarray(numbers), [x.dtype for x in arrays if is_floating(x.dtype)]
+        if not dtypes:
+            return array
+        return array_namespace(*arrays).asarray(numbers, dtype=dtypes[0]) if array.dtype.kind == "f" else numbers
+
     try:
-        changed = _numbers(value)
+        changed = _numbers(value, make)
     except ValueError:  # NumPy's, for rows that differ in length
         changed = None
     if position is not None and (changed is None or not flatten(changed)[0]):
@@ -153,10 +161,10 @@ def as_argument(value: Any, position: int | None = None) -> Any:
     return changed
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: Any, make: Callable[[Any], Any]) -> Any:
     if type(value) is float or (type(value) is list and value and {*map(type, items_of(value))} <= {int, float}):
-        return np.asarray(value)
-    return map_items(_numbers, value) if type(value) in (tuple, list, dict) else value
+        return make(value)
+    return map_items(lambda item: _numbers(item, make), value) if type(value) in (tuple, list, dict) else value
 
 
 def split_aux(result: Any) -> tuple[Any, Any]:

@@ -49,7 +49,7 @@ def vmap(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> C
 
     @functools.wraps(function)
     def mapped(*args: Any, **keywords: Any) -> Any:
-        args = tuple(map(as_argument, args))
+        args = tuple(x if flatten(x)[0] else as_argument(x) for x in args)
         if isinstance(in_axes, tuple | list) and len(in_axes) != len(args):
             raise ShapeError(f"in_axes is {in_axes!r}; expected one item for each of {len(args)} arguments")
         axes = [*_axes_of("in_axes", args, in_axes), *[0] * len(flatten(keywords)[0])]
