@@ -265,6 +265,13 @@ def walk(tree: Any, name: str = "", *, trainable_only: bool = False) -> Iterator
         yield from walk(child, f"{name}.{key}" if name else str(key), trainable_only=trainable_only)
 
 
+def first_array(tree: Any) -> Any:
+    """Return the first array of a tree, or None."""
+    if is_array(tree):
+        return tree
+    return next((array for _, child in children_of(tree) if (array := first_array(child)) is not None), None)
+
+
 def flatten(
     tree: Any, *, parameters_only: bool = False, frozen: list[int] | None = None
 ) -> tuple[list[Array], Callable[..., Any]]:

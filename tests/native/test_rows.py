@@ -24,7 +24,7 @@ X, G, Y = (_RNG.normal(size=(ROWS, N)).astype(np.float32) for _ in range(3))
 VECTOR, ANGLES = _RNG.normal(size=N).astype(np.float32), _RNG.normal(size=(ROWS, 501)).astype(np.float32)
 STATISTICS = np.abs(_RNG.normal(size=(2, ROWS))).astype(np.float32) + 1.0
 KEEP, LABELS = _RNG.random((ROWS, N)) < 0.7, _RNG.integers(0, ROWS, ROWS)
-SETTINGS = np.asarray([1e-3, 0.9, 0.98, 1.5, 1e-8, 0.5])
+SETTINGS = np.asarray([1e-3, 0.9, 0.98, 1.5, 1e-8, 1e-3, 0.5])
 
 # For each operation: arrays (None for outputs of the size of X), integers and numbers.
 Call = tuple[tuple[Any, ...], tuple[int, ...], dict[str, float]]
@@ -48,7 +48,7 @@ CALLS: dict[str, Call] = {
     "rotate": ((X[None], ANGLES, ANGLES.copy(), Y[None]), (1,), {}),
     "dropout": ((X, KEEP, Y), (), {"n0": 1.4}),
     "add_rows": ((G, LABELS, Y), (), {"n0": 1.5}),
-    "adam": ((Y, G, np.empty_like(X), np.empty_like(X), SETTINGS), (), {"n0": 0.99}),
+    "adam": ((Y, G, np.empty_like(X), np.empty_like(X), SETTINGS), (), {"n0": 0.01}),
 }
 OPTIONAL = {("gelu", 3), ("logistic_unit", 2), ("norm", 2), ("softmax", 1)}
 

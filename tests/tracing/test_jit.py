@@ -16,7 +16,7 @@ from tests.conftest import library_or_skip
 from tests.reference import for_each, raises_line
 from xformer.backends import array_namespace, resolve
 from xformer.backends.numpy import NumpyLibrary
-from xformer.errors import BackendError, ConfigError, JitError
+from xformer.errors import BackendError, ConfigError, DataError, JitError
 from xformer.layers import Linear
 from xformer.ops import cross_entropy
 from xformer.random import Rng
@@ -684,3 +684,40 @@ def test_an_array_that_is_the_index_of_its_own_elements():
     jitted = xf.jit(function)
     for values in ([1.0, 2.0, 0.0], [2.0, 2.0, 2.0], [0.0, 1.0, 1.0]):
         assert jitted(np.asarray(values)).tolist() == function(np.asarray(values)).tolist()
+
+
+def test_arguments_that_the_last_call_had_too():
+    @xf.jit
+    def function(layer, pair, scale, *, power=1):
+        xp = xf.array_namespace(*pair)
+        return layer(pair[0]) * scale + xp.sum(pair[1]) ** power
+
+    layers = [xf.Linear(3, 3, init=seed) for seed in (0, 1)]
+    x, y = np.ones((2, 3), np.float32), np.arange(3.0, dtype=np.float32)
+    pair = [x, y]
+    for layer, change, scale, power in (
+        (0, 0, 2.0, 1),
+        (0, 1, 2.0, 1),
+        (1, 2, 2.0, 1),
+        (1, 2, -0.0, 1),
+        (1, 3, 0.0, 2),
+        (0, 3, 2.0, 2),
+    ):
+        pair[1] = y + np.float32(change)  # in the same list
+        expected = layers[layer](x) * scale + pair[1].sum() ** power
+        np.testing.assert_allclose(function(layers[layer], pair, scale, power=power), expected, rtol=1e-6)
+
+    with pytest.raises(JitError, match="reads values"):  # of another library than the last call, and of a trace
+        xf.jit(lambda module, x: float(function(module, [x, x], 2.0)[0, 0]))(layers[0], x)
+    torch = pytest.importorskip("torch")
+    moved, ones = layers[0].to(torch), torch.ones(2, 3)
+    np.testing.assert_allclose(function(moved, [ones, ones], 2.0), moved(ones) * 2.0 + 6.0, rtol=1e-6)
+
+
+def test_ids_that_are_not_contiguous_are_checked_in_each_call():
+    embed = xf.jit(xf.Embedding(7, 2, init=0))
+    ids = np.arange(12).reshape(3, 4) % 7
+    for _ in range(2):
+        assert embed(ids[:, 1:3]).shape == (3, 2, 2)
+    with pytest.raises(DataError, match="to 9; expected 0 to 6"):
+        embed(np.where(ids == 5, 9, ids)[:, 1:3])

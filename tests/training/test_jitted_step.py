@@ -86,6 +86,7 @@ def test_arrays_that_an_update_overwrites_are_not_copied(monkeypatch):
     monkeypatch.setattr(native, "Program", record)
     train(True, optimizer=AdamW())
     assert 0 < names.count("copy") < len(flatten(Transformer(CONFIG, seed=1))[0])
+    assert names.count("adam") == len(flatten(Transformer(CONFIG))[0])
 
 
 def mean_square(model, batch, rng):

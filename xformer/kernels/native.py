@@ -108,14 +108,17 @@ def _adam(
     grad_scale: Any, *arrays: Any, settings: Settings, weight_decay: Sequence[float], donate: bool, save: bool
 ) -> tuple[Any, Any]:
     """Update each parameter; arrays in Fortran order are transposed, as elements are independent of each other."""
-    arrays, settings = tuple(writable(arrays, donate)), Settings(*map(float, settings))
-    scale = 1.0 if grad_scale is None else float(grad_scale)
-    if not math.isnan(scale):  # which skips the update
-        numbers = np.asarray([*settings[:5], scale])
-        for (p, g, m, v), rate in zip(slots(arrays), weight_decay, strict=True):
-            if not p.flags.c_contiguous:
-                p, g, m, v = p.T, g.T, m.T, v.T
-            native.call("adam", (p, g, m, v, numbers), n0=1.0 - settings.learning_rate * rate)
+    arrays, values = tuple(writable(arrays, donate)), (*settings, 1.0 if grad_scale is None else grad_scale)
+    numbers = np.empty(len(values))
+    for index, number in enumerate(values):
+        if isinstance(number, np.ndarray):  # which has another value in the next run of a program
+            native.call("copy", (number, numbers[index, ...]))
+        else:
+            native.call("fill", (numbers[index, ...],), n0=float(number))
+    for (p, g, m, v), rate in zip(slots(arrays), weight_decay, strict=True):
+        if not p.flags.c_contiguous:
+            p, g, m, v = p.T, g.T, m.T, v.T
+        native.call("adam", (p, g, m, v, numbers), n0=rate)
     return updated(arrays), None
 
 
@@ -441,7 +444,7 @@ KERNELS = [
     native_kernel("silu", partial(_logistic_unit_forward, scale=1.0, cubic=0.0), _activation_vjp),
     native_kernel("quick_gelu", partial(_logistic_unit_forward, scale=QUICK, cubic=0.0), _activation_vjp),
     native_kernel("relu", _relu_forward, _relu_vjp),
-    native_kernel("adam", _adam, None, why_not=_adam_why_not, is_recordable=False),
+    native_kernel("adam", _adam, None, why_not=_adam_why_not, records_options=True),
     native_kernel("attention", _attention_forward, _attention_vjp),
     native_kernel("dequantize", _dequantize, None, dtypes=None, why_not=_blocks_why_not),
     native_kernel(

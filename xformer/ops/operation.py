@@ -279,6 +279,7 @@ class Kernel(NamedTuple):
             float64; infinity: it is not compared.
         is_recordable: Whether `jit` records the calls of the native library that the kernel makes, which must be all
             that it computes. Any other kernel is one call of a program.
+        records_options: Whether these calls also read the options that are arrays.
         needs_plain_arrays: Whether all arrays must be of the class np.ndarray itself and aligned in memory, as the
             native library reads them.
     """
@@ -293,6 +294,7 @@ class Kernel(NamedTuple):
     disabled_by: str = ""
     tolerance: float = 1e-4
     is_recordable: bool = False
+    records_options: bool = False
     needs_plain_arrays: bool = False
 
     def refusal(self, arrays: tuple[Any, ...], options: dict[str, Any], dtype: str, *, save: bool) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,15 @@ from xformer.backends import array_namespace, dtype_name
 from xformer.backends.arrays import check_class, is_of_numpy
 from xformer.errors import ConfigError, JitError, describe_type
 from xformer.random import Rng
-from xformer.tree import Module, flatten, is_array, items_of, rebuild_sequence
+from xformer.tree import Module, first_array, flatten, is_array, items_of, rebuild_sequence
+
+
+class Known(NamedTuple):
+    """An argument of an earlier call that holds no data and cannot change: it need not be scanned again."""
+
+    value: Any
+    signature: Hashable
+    modules: tuple[Module, ...]
 
 
 class Arguments:
@@ -22,23 +30,44 @@ class Arguments:
         args: Positional arguments.
         keywords: Keyword arguments.
         donated: Positions of arguments whose arrays the function may overwrite.
+        known: Arguments of an earlier call, by position or name.
 
     Attributes:
         data: Arrays whose values differ between the calls of a signature.
         modules: Modules, whose identity is part of the signature.
         numbers: Positions of data that are immutable numbers, such as numpy.float64.
         signature: Hashable; equal for calls that one program serves.
+        known: The arguments that need not be scanned again, by position or name.
     """
 
-    def __init__(self, args: tuple[Any, ...], keywords: dict[str, Any], donated: Sequence[int]) -> None:
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+        donated: Sequence[int],
+        known: Mapping[int | str, Known] = MappingProxyType({}),
+    ) -> None:
         self.args, self.keywords, self._donated = args, keywords, donated
         self.data: list[Any] = []
         self.numbers: list[int] = []
         self.modules: list[Module] = []
+        self.known: dict[int | str, Known] = {}
         self.signature: Hashable = (
-            *(self._scan(arg, index in donated) for index, arg in enumerate(args)),
-            *((name, self._scan(value, False)) for name, value in sorted(keywords.items())),
+            *(self._signature(index, arg, index in donated, known.get(index)) for index, arg in enumerate(args)),
+            *((name, self._signature(name, keywords[name], False, known.get(name))) for name in sorted(keywords)),
         )
+
+    def _signature(self, key: int | str, value: Any, donated: bool, known: Known | None) -> Hashable:
+        if known is None or known.value is not value:
+            num_data, num_modules, self._may_change = len(self.data), len(self.modules), False
+            signature = self._scan(value, donated)
+            if self._may_change or len(self.data) > num_data:
+                return signature
+            known = Known(value, signature, tuple(self.modules[num_modules:]))
+        else:
+            self.modules.extend(known.modules)
+        self.known[key] = known
+        return known.signature
 
     def _scan(self, value: Any, donated: bool) -> Hashable:
         """Return the signature of a value, and collect its data."""
@@ -46,6 +75,7 @@ class Arguments:
             self.modules.append(value)
             return id(value)  # frozen: the same arrays
         if holds_arrays(value):
+            self._may_change = True
             return (id(value), *map(id, value.arrays()))
         if is_array(value):
             check_class(value)
@@ -57,6 +87,7 @@ class Arguments:
             return tuple(value.shape), dtype_name(value.dtype), getattr(value, "strides", None), is_number
         if isinstance(value, Rng):
             return value.key, None if value.counter is None else self._scan(value.counter, donated)
+        self._may_change = self._may_change or isinstance(value, dict | list)
         if isinstance(value, dict):
             return (dict, *((key, self._scan(item, donated)) for key, item in value.items()))
         if isinstance(value, tuple | list):
@@ -162,7 +193,9 @@ def holds_arrays(value: Any) -> bool:
 def arrays_of(value: Any) -> Iterator[Any]:
     """Yield the arrays of arguments, also those of objects and of Rngs."""
     for item in items_of(value):
-        if holds_arrays(item):
+        if type(item) is np.ndarray:
+            yield item
+        elif holds_arrays(item):
             yield from (array for array in item.arrays() if array is not None)
         else:
             yield from flatten(item.counter if isinstance(item, Rng) else item)[0]
@@ -173,9 +206,15 @@ def namespace_of(value: Any) -> Any:
 
     NumPy arrays beside those of another library are moved by the function; only JAX and CuPy have programs of that.
     """
-    arrays = [array for item in value if not isinstance(item, Module) for array in arrays_of(item)]
-    arrays += [array for item in value if isinstance(item, Module) for array in flatten(item)[0][:1]]
-    others = [array for array in arrays if not is_of_numpy(array)]
+    arrays: list[Any] = []
+    for item in value:
+        if type(item) is np.ndarray:
+            arrays.append(item)
+        elif not isinstance(item, Module):
+            arrays.extend(arrays_of(item))
+        elif (array := first_array(item)) is not None:
+            arrays.append(array)
+    others = [array for array in arrays if type(array) is not np.ndarray and not is_of_numpy(array)]
     if not arrays:
         return None
     xp = array_namespace(*(others or arrays))

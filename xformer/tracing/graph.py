@@ -352,9 +352,10 @@ class GraphTrace:
         """Let `check(x)` raise an error now and in each run, unless all values are in [0, size)."""
         values = self.unwrap(x)
         check(values)
-        is_native = native.is_available() and values.dtype in (np.int32, np.int64) and values.flags.c_contiguous
+        is_integer = values.dtype in (np.int32, np.int64)
+        is_native = is_integer and native.is_available() and native.can_copy(values, values.dtype)
         if is_native:
-            native.call("check_range", (values,), 0, size)
+            native.call("check_range", (native.contiguous(values),), 0, size)
         self.calls.append(Call(check, (values,), (), is_check=is_native))
 
     def call_kernel(self, run: Callable[..., Any], args: tuple[Any, ...], *, is_native: bool) -> Any:
@@ -365,11 +366,10 @@ class GraphTrace:
             args: Arguments, the first of which are options; arrays of this trace are unwrapped.
             is_native: Whether all that it computes are calls of the native library, which record themselves.
         """
-        reads_options = any(type(x) is Tracer for x in items_of(args[0]))  # numbers, which the kernel may read
         args = self.unwrap(args)
         for x in items_of(args):
             check_class(x)
-        if is_native and not reads_options:
+        if is_native:
             return self.wrap(run(*args))
         with native.record(None):
             result = run(*args)
@@ -404,7 +404,10 @@ class GraphTrace:
 
 def traced_kernel(kernel: Any) -> Any:
     """Return a kernel of an operation for arrays of a GraphTrace."""
-    is_native = kernel.is_recordable
+
+    def is_native(options: Any) -> bool:
+        reads_options = any(type(x) is Tracer for x in items_of(options))  # numbers, which the kernel may read
+        return kernel.is_recordable and (kernel.records_options or not reads_options)
 
     def forward(*arrays: Any, save: bool, **options: Any) -> tuple[Any, Any]:
         trace, residuals = next(x._namespace for x in items_of((arrays, options)) if type(x) is Tracer), [None]
@@ -413,7 +416,7 @@ def traced_kernel(kernel: Any) -> Any:
             output, residuals[0] = kernel.forward(*arrays, save=save, **options)
             return output
 
-        output = trace.call_kernel(run, (options, *arrays), is_native=is_native)
+        output = trace.call_kernel(run, (options, *arrays), is_native=is_native(options))
         return output, (trace, residuals, (arrays, output))
 
     def vjp(g: Any, saved: Any, needs: Any, **options: Any) -> tuple[Any, ...]:
@@ -422,7 +425,7 @@ def traced_kernel(kernel: Any) -> Any:
         def run(options: Any, g: Any, alive: Any) -> Any:
             return tuple(kernel.vjp(g, residuals[0], needs, **options))
 
-        return trace.call_kernel(run, (options, g, alive), is_native=is_native)
+        return trace.call_kernel(run, (options, g, alive), is_native=is_native(options))
 
     return kernel._replace(forward=forward, vjp=None if kernel.vjp is None else vjp)
 

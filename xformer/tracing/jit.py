@@ -173,6 +173,7 @@ class _Jitted:
         )
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._jitted: dict[Hashable, Callable[..., Any]] = {}
+        self._last: tuple[dict[Any, Any], Any] = {}, None  # known arguments of the last program, and its namespace
         self._lock = threading.Lock()
         self._num_calls = self._num_traces = self.num_runs = 0
 
@@ -180,7 +181,7 @@ class _Jitted:
         args = (*self._leading, *args)
         for index in self._static:
             check_static(args, index)
-        xp = namespace_of((*args, *keywords.values()))
+        xp = self._namespace(args, keywords)
         if xp is None or xp.is_trace or ACTIVE_GRAPH.get() is not None or is_observing():
             return self._function(*args, **keywords)
         if xp.name == "jax":
@@ -192,11 +193,20 @@ class _Jitted:
         new_program = compiler(xp)
         if new_program is None:
             return self._function(*args, **keywords)
-        arguments = Arguments(args, keywords, self._donated)
+        arguments = Arguments(args, keywords, self._donated, self._last[0])
         arrays = itertools.chain(arguments.data, arrays_of(arguments.modules))
         # A capture is of a stream of the current device.
         with (xp.other_device and xp.other_device(arrays)) or contextlib.nullcontext():
             return self._run(xp, new_program, arguments, args, keywords)
+
+    def _namespace(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Return the namespace of the arguments; those that the last program had too are not looked at again."""
+        known, own = self._last
+        values = (*enumerate(args), *keywords.items())
+        others = [value for key, value in values if key not in known or known[key].value is not value]
+        if len(others) < len(values) and namespace_of(others) is own:
+            return own
+        return namespace_of([value for _, value in values])
 
     def _run(
         self, xp: Any, new_program: Callable[..., Any], arguments: Arguments, args: Any, keywords: dict[str, Any]
@@ -231,6 +241,7 @@ class _Jitted:
         else:
             return self._function(*args, **keywords)
         if program is not None:
+            self._last = arguments.known, xp
             with self._lock:
                 entry.idle.append(program)
         return result

@@ -209,6 +209,10 @@ class Intervals:
     """
 
     def __init__(self, arrays: Iterable[Any]) -> None:
+        arrays = list(arrays)
+        roots = [root_of(array) if isinstance(array, np.ndarray) else None for array in arrays]
+        owners = (root is not None and root.flags.owndata for root in roots)
+        self._owners = set(map(id, roots)) if all(owners) else None  # the arrays that own this memory, if all are known
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, end in sorted(map(_bounds, arrays)):
@@ -220,6 +224,11 @@ class Intervals:
 
     def overlap(self, array: Any) -> bool:
         """Return whether an array has some of this memory."""
+        if self._owners is not None and type(array) is np.ndarray and (root := root_of(array)).flags.owndata:
+            return id(root) in self._owners and self._overlap(array)
+        return self._overlap(array)
+
+    def _overlap(self, array: Any) -> bool:
         start, end = _bounds(array)
         index = bisect.bisect_left(self._starts, end) - 1
         return index >= 0 and self._ends[index] > start

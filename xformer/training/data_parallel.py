@@ -26,7 +26,7 @@ from xformer.random import Rng, split_rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.tracing.jit import has_effect, jit_repeated
 from xformer.training.step import ValueAndGrad
-from xformer.tree import flatten, flatten_parameters, is_array, map_arrays
+from xformer.tree import first_array, flatten, flatten_parameters, is_array, map_arrays
 
 
 def data_parallel(
@@ -61,7 +61,7 @@ def sharded(
 
     def value_and_grad(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         def call(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
-            like = flatten(model)[0][0]
+            like = first_array(model)
             xp = array_namespace(like)
             if function is not differentiate and has_effect(xp):  # the weight of the loss may change in each call
                 args = tuple(
@@ -180,4 +180,4 @@ def default_num_workers(model: Any, communicator: Communicator | None = None) ->
 
 def is_numpy(model: Any) -> bool:
     """Return whether the arrays of a model are those of NumPy."""
-    return array_namespace(flatten(model)[0][0]).name == "numpy"
+    return array_namespace(first_array(model)).name == "numpy"

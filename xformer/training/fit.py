@@ -35,7 +35,7 @@ from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
 from xformer.training.schedules import Schedule
 from xformer.training.step import Loss, train_step
-from xformer.tree import flatten, flatten_parameters
+from xformer.tree import first_array, flatten_parameters
 
 _LOG = logging.getLogger("xformer")
 LOG_EVERY = 10  # steps between lines of the log
@@ -100,7 +100,7 @@ class TrainingLoop:
         self.config = config = FitConfig(**options)
         check_precision(config.precision, model)
         if config.reproducible:
-            use_reproducible_on(array_namespace(flatten(model)[0][0]).name, config.precision)
+            use_reproducible_on(array_namespace(first_array(model)).name, config.precision)
         self._sharded = optimizer if isinstance(optimizer, ShardedOptimizer) else None
         if self._sharded is not None and self._sharded.communicator is not communicator:
             raise ConfigError(
@@ -126,7 +126,7 @@ class TrainingLoop:
         with out_of_memory("the optimizer state", "use a smaller model, or an optimizer with a smaller state"):
             self.state = self.optimizer.init(model)
         self._autocast_loss, self._scaler = autocast(config.precision, loss_fn), GradScaler.init(config.precision)
-        uses_jit = array_namespace(flatten(model)[0][0]).graph_capture() is not None if jit is None else jit
+        uses_jit = array_namespace(first_array(model)).graph_capture() is not None if jit is None else jit
         ranks = self.num_workers, self.communicator
         self.jitted_step = JittedStep(*ranks, is_default=jit is None) if uses_jit else None
         self._train_step = self.jitted_step or partial(
@@ -323,7 +323,7 @@ class TrainingLoop:
     def _make_step(self, batches: Sequence[Any], started: float, fetch: Callable[[], Any]) -> Step | Skip:
         step, loss_scale, self._copy = self.step + 1, self._scaler.scale, None
         learning_rate, num_tokens = rate_of(self.learning_rate, step), tokens_of(batches, self.count_tokens, step)
-        like = flatten(self._model)[0][0]
+        like = first_array(self._model)
         xp = array_namespace(like)
         counter: Any = np.asarray(step)
         if xp.reads_counters_on_device:

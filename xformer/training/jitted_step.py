@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from xformer.tracing.tracer import Tracer
 from xformer.training.data_parallel import can_split, data_parallel, differentiate, is_numpy, sharded
 from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
-from xformer.tree import Module, flatten
+from xformer.tree import Module, first_array, flatten
 
 # Larger models become no faster on NumPy.
 _MAX_ELEMENTS = 2**24
@@ -49,6 +50,8 @@ class JittedStep:
         self._is_default = is_default
         self._num_workers, self._communicator, self._value_and_grad = num_workers, communicator, data_parallel(1)
         self.refusal: str | None = None
+        self._model: Any = None  # of the last step
+        self._state: Any = None  # its arrays, of that step
         self._step = jit_repeated(_step_in_place, donate_argnums=(0, 1))
         self._gradient = jit_repeated(differentiate)
         self._sharded = sharded(self._gradient, num_workers, communicator)
@@ -60,7 +63,7 @@ class JittedStep:
 
     def obstacle(self, model: Any) -> str | None:
         """Return why no step can be a program, or None."""
-        xp = array_namespace(flatten(model)[0][0])
+        xp = array_namespace(first_array(model))
         if not has_effect(xp):
             return f"{xp.name} has no programs; use NumPy, JAX or CuPy"
         if self._communicator is not None and self._communicator.size > 1 and self._communicator.overlaps:
@@ -113,10 +116,12 @@ class JittedStep:
         **options: Any,
     ) -> StepResult:
         options["optimizer"] = optimizer
-        like = flatten(model)[0][0]
+        like = first_array(model)
         xp = array_namespace(like)
         is_sharded = self._num_workers > 1 and any(map(can_split, batches))
-        if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not _can_trace(model):
+        if self._model is not model:
+            self._model, self._can_trace = model, _can_trace(model)
+        if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not self._can_trace:
             options |= {"learning_rate": learning_rate, "num_tokens": num_tokens, "value_and_grad": self._sharded}
             result = train_step(model, state, batches, rng, donate=True, **options)
             if compiler(xp) is None:
@@ -124,9 +129,12 @@ class JittedStep:
             _write(model, result.model)  # a program belongs to the arrays of a model
             return result._replace(model=model)
         options["value_and_grad"] = self._value_and_grad
-        changing = state.step, learning_rate, num_tokens
-        numbers = (xp.from_host(np.asarray(float(number)), device=device(like)) for number in changing)
-        loss, grad_norm = self._step(model, state._replace(step=None), batches, rng, *numbers, **options)
+        changing = np.asarray([state.step, learning_rate, num_tokens], np.float64)
+        numbers = xp.from_host(changing, device=device(like))
+        arrays = state._replace(step=None)
+        if self._state is None or not all(map(operator.is_, arrays, self._state)):
+            self._state = arrays  # the same tuple in each step, which jit then knows
+        loss, grad_norm = self._step(model, self._state, batches, rng, numbers, **options)
         return StepResult(model, state._replace(step=state.step + 1), loss, grad_norm)
 
 
@@ -137,10 +145,12 @@ def _can_trace(model: Any) -> bool:
     return array_namespace(leaves[0]).graph_capture() is not None
 
 
-def _step_in_place(
-    model: Any, state: Any, batches: Any, rng: Any, step: Any, learning_rate: Any, num_tokens: Any, **options: Any
-) -> tuple[Any, Any]:
-    """Write the update into the arrays of the model and the state; return the loss and the norm of the gradient."""
+def _step_in_place(model: Any, state: Any, batches: Any, rng: Any, numbers: Any, **options: Any) -> tuple[Any, Any]:
+    """Write the update into the arrays of the model and the state; return the loss and the norm of the gradient.
+
+    The numbers are the step, the learning rate and the number of tokens: one array, which is copied at once.
+    """
+    step, learning_rate, num_tokens = (numbers[index, ...] for index in range(3))
     result = train_step(
         model,
         # Donated, so the optimizer counts it up in place.

@@ -581,18 +581,21 @@ void run_add_rows(const Record& r, int part) {
 // --- optimizers ------------------------------------------------------------------------------------------------------
 
 // arrays: parameter, gradient, exp_avg, exp_avg_sq, settings (float64: step_size, beta1, beta2, bias_correction2,
-// epsilon, scale of the gradient); numbers: decay, a factor of the parameter. All but the gradient are updated in place
+// epsilon, learning_rate, scale of the gradient, which is NaN for no update); numbers: weight decay. All but the gradient
+// are updated in place
 const char* check_adam(Record& r) {
     const int64_t size = r.arrays[0].size();
     for (int i : {0, 1, 2, 3}) REQUIRE_FLOATS(r.arrays[i], size);
-    REQUIRE(is_packed(r.arrays[4], FLOAT64, 6), "expected 6 settings of float64");
+    REQUIRE(is_packed(r.arrays[4], FLOAT64, 7), "expected 7 settings of float64");
     split_elements(r, size, 4, 100000);
     return nullptr;
 }
 void run_adam(const Record& r, int part) {
     const double* settings = r.arrays[4].as<double>();
     const float step_size = settings[0], beta1 = settings[1], beta2 = settings[2], correction = settings[3];
-    const float epsilon = settings[4], scale = settings[5], decay = r.numbers[0];
+    const volatile double shrinkage = settings[5] * r.numbers[0];  // not fused: the baseline has no such instruction
+    const float epsilon = settings[4], scale = settings[6], decay = 1.0 - shrinkage;
+    if (std::isnan(scale)) return;
     const float rest1 = 1.0 - settings[1], rest2 = 1.0 - settings[2];
     float *p = r.arrays[0].as<float>(), *m = r.arrays[2].as<float>(), *v = r.arrays[3].as<float>();
     const float* g = r.arrays[1].as<float>();
