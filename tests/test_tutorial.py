@@ -91,6 +91,11 @@ def test_solutions_are_checked(page: Path) -> None:
     assert len(exercises) == len(solutions) == len(checked)
 
 
+def test_autodiff_takes_300_lines() -> None:
+    cells = load("execution").CELL.findall((TUTORIAL / "appendix-autodiff.md").read_text(encoding="utf-8"))
+    assert sum(len(cell.splitlines()) for _, cell in cells) <= 300
+
+
 def test_checks_of_exercises_say_what_was_expected_and_received() -> None:
     check = load("tutorial/exercises").check
     check(lambda: [0.25, 0.5 + 1e-9], np.asarray([0.25, 0.5]))
