@@ -5,9 +5,10 @@ from xformer.tracing.forward import hvp, jvp
 from xformer.tracing.grad import grad, remat, stop_gradient, value_and_grad, vjp
 from xformer.tracing.jit import jit
 from xformer.tracing.rule import decomposition, defvjp, defvjp_sequence, not_differentiable
+from xformer.tracing.scan import scan
 from xformer.tracing.vmap import hessian, jacobian, vmap
 
 __all__ = [
     "decomposition", "defvjp", "defvjp_sequence", "grad", "hessian", "hvp", "jacobian", "jit", "jvp",
-    "not_differentiable", "remat", "stop_gradient", "value_and_grad", "vjp", "vmap",
+    "not_differentiable", "remat", "scan", "stop_gradient", "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip
