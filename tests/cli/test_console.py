@@ -14,7 +14,7 @@ from xformer.runs.config import TrainingConfig
 from xformer.runs.console import make_console
 from xformer.runs.progress import TrainingProgress
 from xformer.runs.trainer import Average
-from xformer.training import Start, Step, Validation
+from xformer.training import Plan, Start, Step, Validation
 
 
 @pytest.fixture
@@ -113,6 +113,16 @@ def test_the_first_limit_decides_the_time_left(monkeypatch):
         ({}, "tokens/s\n"),
     ):
         assert left in print_events(TrainingConfig(**limits), events, clock=clock, seconds=1.0)
+
+
+def test_a_plan_is_announced():
+    for plan, line in (
+        (Plan(25, 1250, 3150, 25.0), "1,250 steps fit into 25 minutes; the recipe is made for 3,150; "),
+        (Plan(25, 400, 400, 1.5), "400 steps fit into 1.5 minutes; "),
+        (Plan(25, 1250, None, 25.0), "1,250 steps fit into 25 minutes; "),
+    ):
+        repeats = f"without a limit, --max-steps {plan.steps} repeats the run\n"
+        assert print_events(TrainingConfig(), [plan]) == line + repeats
 
 
 def test_numbers_are_smoothed(monkeypatch):

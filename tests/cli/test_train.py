@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -62,6 +64,29 @@ def test_the_target_language_or_an_option_chooses_the_tokenizer_of_bleu(xformer,
         "train", *chinese, tmp_path / "d", "--bleu-tokenize", "zh", "--task", "summarization", untouched=tmp_path
     )
     assert "summarization is not scored by BLEU" in error
+
+
+def test_the_number_of_steps_that_fit_repeats_the_run(xformer, train_options, tmp_path, monkeypatch):
+    clock = itertools.count()
+    options = [*train_options, "--set", "training.schedule=cosine", "--out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: 0.1 * next(clock))  # a second passes in ten readings
+        done = xformer("train", *options, tmp_path / "timed", "--max-minutes", 1, "--max-steps", 1000)
+    assert (done.code, done.err) == (0, "")
+    steps = re.search(
+        r"([\d,]+) steps fit into 1 minutes; the recipe is made for 1,000; .*--max-steps (\d+) ", done.out
+    )
+    assert 20 < int(steps[2]) < 1000
+    assert f"ended after step {steps[1]}: the time limit (1 min)" in done.out
+    assert xformer("train", *options, tmp_path / "same", "--max-steps", steps[2]).code == 0
+    for name in ("last.safetensors", "model.safetensors"):
+        (timed, _), (same, _) = (load_arrays(tmp_path / run / name) for run in ("timed", "same"))
+        assert {key: value.tobytes() for key, value in timed.items()} == {k: v.tobytes() for k, v in same.items()}
+    error = xformer("resume", tmp_path / "timed", "--max-minutes", 2).err
+    assert f"the learning rate falls after step {steps[2]}, too early to plan 2 minutes; expected" in error
+    for minutes in (0, -1, "nan"):
+        done = xformer("train", *options, tmp_path / "other", "--max-minutes", minutes)
+        assert (done.code, "--max-minutes" in done.err, len(done.err.splitlines())) == (2, True, 1)
 
 
 def test_a_run_is_resumed_in_its_precision(xformer, train_options, tmp_path):

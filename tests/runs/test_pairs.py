@@ -131,6 +131,19 @@ def test_validation_scores_the_outputs_of_the_model(lowercase, monkeypatch):
     assert task.metric == "ROUGE"
 
 
+def test_a_trial_of_a_model_that_does_not_end_takes_no_longer_than_the_references():
+    corpus = ParallelCorpus(["a b c d", "a b c d e f"], ["A B", "A B C"])
+    tokenizers = Tokenizers.train(corpus, **WORDS)
+    model = make_model(tokenizers, output_bias=True)
+    never = np.where(np.arange(model.vocab_size) == model.config.eos_id, -1e3, 0.0).astype("float32")
+    model = replace(model, {**dict(model.named_parameters()), "output_bias": never})
+    task = pairs_task(corpus, tokenizers, model=model)
+    task.score(model)
+    lengths = [len(text.split()) for text in task.outputs]
+    task.score(model, is_trial=True)
+    assert [len(text.split()) for text in task.outputs] == [2, 3] < lengths
+
+
 def test_validation_has_the_tokenizer_of_the_language(monkeypatch):
     (output, _), (reference, _) = CHINESE
     corpus = ParallelCorpus(["a"], [reference])

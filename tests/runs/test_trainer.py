@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
+from tests.training.test_time_limit import Clock
 from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import TrainingError
 from xformer.families.run_directory import RunDirectory
@@ -18,6 +19,7 @@ from xformer.runs.recipe import Recipe
 from xformer.runs.trainer import Average, Trainer, average_models
 from xformer.training import Step, TokenPairs, Validation
 from xformer.training.checkpoint import TrainingFiles
+from xformer.training.events import Plan
 from xformer.training.interrupt import until_stopped
 from xformer.tree import flatten
 
@@ -41,7 +43,7 @@ class Scored(PairsTask):
     def metric(self):
         return "BLEU" if self.bleu else None
 
-    def score(self, model, communicator=None):
+    def score(self, model, communicator=None, **options):
         return self.bleu(model)
 
 
@@ -320,6 +322,43 @@ def test_minutes_end_a_run_and_count_over_resumed_runs(tmp_path):
     trainer.run()
     assert trainer.loop.minutes > 0
     assert run_again(tmp_path, config) == ("the time limit (0.01 min)", [])
+
+
+def test_validations_checkpoints_and_the_average_follow_the_steps_that_fit(tmp_path, monkeypatch):
+    """The clock moves on by 1 s in each step, by 5 s in each validation, and by 0.5 s in each save."""
+    clock = Clock(monkeypatch, first=20.0, save=0.5)
+    loss = PairsTask.loss
+
+    def timed(task, model, batch, rng, **options):
+        if rng is not None:
+            clock.steps += 1
+            clock.wait(20.0 if clock.steps == 1 else 1.0)
+        return loss(task, model, batch, rng, **options)
+
+    def score(model):
+        return clock.wait(5.0, float(model.source_embedding.weight[5, 5]))
+
+    monkeypatch.setattr(PairsTask, "loss", timed)
+    config = dataclasses.replace(
+        TRAINING, data_parallel=1, schedule="cosine", warmup_steps=30, max_steps=500, max_minutes=3.0,
+        validate_every=20, keep_checkpoints=3, checkpoint_every=7, average="last",
+    )  # fmt: skip
+    events = []
+    trainer = make(tmp_path / "timed", config, bleu=score, report=events.append)
+    assert trainer.run() == "the time limit (3 min)"
+    (plan,) = [event for event in events if isinstance(event, Plan)]
+    validations = [event.step for event in events if isinstance(event, Validation)]
+    assert validations == [*range(20, plan.steps, 20), plan.steps, plan.steps]  # the last one is that of the average
+    assert 150 < clock.now - 1000.0 <= 180
+    assert TrainingFiles(tmp_path / "timed").read_log()[-1]["step"] == plan.steps
+    same = dataclasses.replace(config, max_steps=plan.steps, max_minutes=None)
+    make(tmp_path / "same", same, bleu=score).run()
+    assert content(tmp_path / "timed") == content(tmp_path / "same")
+    clock.steps = 0  # the first step is as slow as before
+    for report in (interrupt_at(40), None):
+        trainer = make(tmp_path / "resumed", config, bleu=score, report=report)
+        trainer.run()
+    assert content(tmp_path / "resumed") == content(tmp_path / "timed")
 
 
 @pytest.mark.parametrize(

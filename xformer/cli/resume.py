@@ -3,7 +3,8 @@ r"""`xformer resume`: continue a training run.
 Continue a training run that was stopped or interrupted, or train a finished one longer.
 
 Recipe and data files are read from the run; the data must not have changed, but may be in another directory (--data).
-A resumed run matches an uninterrupted one exactly, on the same backend and machine.
+A resumed run matches an uninterrupted one exactly, on the same backend and machine. A schedule that ends with the time
+keeps its limits.
 
 \b
 Continue           xformer resume run

@@ -9,7 +9,7 @@ before anything is written. The state is saved every few minutes and on Ctrl-C; 
 it.
 
 \b
-A first run of 25 minutes (30 by default):
+A first run of 25 minutes (30 by default); the schedule ends with the time:
   xformer train --source train.de --target train.en \
     --valid-source val.de --valid-target val.en --out run --max-minutes 25
 With a recipe, and two of its settings changed:

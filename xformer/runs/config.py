@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from xformer.config import Config, option
@@ -20,7 +21,7 @@ _OPTIMIZERS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     "adafactor": (Adafactor, ("weight_decay",)),
     "sgd": (SGD, ("momentum",)),
 }
-_FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_steps
+_FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at the last step
 _SCHEDULES: dict[str, Any] = {"inverse_square_root": inverse_square_root, **_FALLING, "constant": constant}
 
 
@@ -70,11 +71,11 @@ class BaseTrainingConfig(FitConfig):
 
     max_steps: int | None = option("Stop after this many steps.", default=None, at_least=1, panel="Duration")
     max_minutes: float | None = option(
-        "Stop after this many minutes of wall time, validation included.", default=None, above=0.0
+        "Make the steps that fit into this many minutes of wall time, validation included.", default=None, above=0.0
     )
     patience: int | None = option("Stop after this many validations without a better model.", default=None, at_least=1)
     schedule: str = option(
-        "Learning rate schedule; cosine and linear decay until max_steps.",
+        "Learning rate schedule; cosine and linear decay until the last step.",
         default="inverse_square_root",
         choices=tuple(_SCHEDULES),
         panel="Optimizer",
@@ -186,8 +187,8 @@ class BaseTrainingConfig(FitConfig):
 
     def _check_schedule(self) -> None:
         falls = self.schedule in _FALLING
-        if falls and self.max_steps is None:
-            raise ConfigError(f"schedule {self.schedule!r} needs max_steps, the number of steps at which it ends")
+        if falls and self.max_steps is None and self.max_minutes is None:
+            raise ConfigError(f"schedule {self.schedule!r} needs max_steps or max_minutes, which say when it ends")
         if self.min_learning_rate and not falls:
             raise ConfigError(
                 f"min_learning_rate is {self.min_learning_rate}; schedule {self.schedule!r} has none; leave it out"
@@ -227,9 +228,10 @@ class BaseTrainingConfig(FitConfig):
                 f"min_learning_rate is {self.min_learning_rate}, above the peak of {peak:.3g}; lower it, or raise the "
                 "peak"
             )
-        end = {"total_steps": self.max_steps, "floor": self.min_learning_rate} if self.schedule in _FALLING else {}
-        schedule: Schedule = _SCHEDULES[self.schedule](peak, warmup_steps=self.warmup_steps, **end)
-        return schedule
+        falls = self.schedule in _FALLING
+        floor = {"floor": self.min_learning_rate} if falls else {}
+        schedule: Schedule = _SCHEDULES[self.schedule](peak, warmup_steps=self.warmup_steps, **floor)
+        return partial(schedule, total_steps=self.max_steps) if falls else schedule
 
 
 class TrainingConfig(BaseTrainingConfig):

@@ -125,7 +125,7 @@ class PairsTask(Task):
         plan = plan_batches(self.valid, self.recipe.training.batch_tokens, rng=None)
         return [Batch.make(self.valid, rows, **self._options) for rows in plan]
 
-    def score(self, model: Transformer, communicator: Communicator | None = None) -> float:
+    def score(self, model: Transformer, communicator: Communicator | None = None, *, is_trial: bool = False) -> float:
         """Return the score of outputs for the validation set, which the ranks generate in turns.
 
         Outputs are decoded greedily; a model with a length encoding generates outputs of the lengths of the references,
@@ -134,8 +134,11 @@ class PairsTask(Task):
         ranks = communicator or SingleProcess()
         pipeline = _PIPELINES[self.recipe.task](model, self.tokenizer)
         lengths = [max(1, len(ids)) for ids in self.valid.target] if model.config.length_encoding else None
+        options: dict[str, Any] = {"target_length": lengths, "part": (ranks.rank, ranks.size)}
+        if is_trial and lengths is None:  # outputs as long as the references
+            options["max_length_ratio"] = sum(map(len, self.valid.target)) / sum(map(len, self.valid.source))
         texts: list[tuple[int, str]] = []
-        for batch in pipeline.batches_of_ids(self.valid.source, target_length=lengths, part=(ranks.rank, ranks.size)):
+        for batch in pipeline.batches_of_ids(self.valid.source, **options):
             texts += [(index, outputs[0].text) for index, outputs in batch]
             check_stop()
         self.outputs = [text for _, text in sorted(itertools.chain.from_iterable(ranks.all_gather(texts)))]

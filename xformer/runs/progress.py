@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, Self
@@ -10,7 +11,7 @@ from typing import Any, Self
 from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.console import format_duration, format_number, progress_line
 from xformer.runs.trainer import Average, Trainer
-from xformer.training import Event, Start, Step, Validation
+from xformer.training import Event, Plan, Start, Step, Validation
 
 _SMOOTHING = 0.9  # of the loss and the speed shown
 
@@ -55,15 +56,17 @@ class TrainingProgress:
                 score = "" if event.score is None else f", {event.metric} {event.score:.2f}"
                 self._validation = f"valid: perplexity {format_number(event.perplexity)}{score}"
                 self.console.print(describe_validation(event))
+            elif isinstance(event, Plan):
+                self.console.print(describe_plan(event))
             elif isinstance(event, Step):
-                self._show_step(event)
+                self._show_step(event, getattr(loop, "max_steps", self.config.max_steps or math.inf))
 
-    def _show_step(self, step: Step) -> None:
+    def _show_step(self, step: Step, max_steps: float) -> None:
         self._num_smoothed += 1
         decay = min(_SMOOTHING, 1.0 - 1.0 / self._num_smoothed)
         self._loss = decay * self._loss + (1.0 - decay) * step.loss
         self._speed = decay * self._speed + (1.0 - decay) * step.tokens_per_second
-        fraction, seconds_left = self._remaining(step)
+        fraction, seconds_left = self._remaining(step, max_steps)
         text = f"step {step.step:,}  loss {format_number(self._loss, 3)}  {self._speed:,.0f} {self.unit}/s"
         if seconds_left is not None:
             text += f"  {format_duration(seconds_left)} left"
@@ -72,21 +75,23 @@ class TrainingProgress:
             text += "  validating ..."
         self._show(text, completed=fraction, at_once=validates, details=self._validation)
 
-    def _remaining(self, step: Step) -> tuple[float, float | None]:
+    def _remaining(self, step: Step, max_steps: float) -> tuple[float, float | None]:
         """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
-        max_steps, max_minutes = self.config.max_steps, self.config.max_minutes
-        fraction, seconds_left = 0.0, None
         if self._first_step is None:  # it does not count: jit traces, and JAX compiles
             self._first_step, self._start_time = step.step, time.monotonic()
-        if max_steps is not None:
-            fraction = step.step / max_steps
-            if (num_steps := step.step - self._first_step) > 0:
-                seconds_left = (time.monotonic() - self._start_time) / num_steps * (max_steps - step.step)
-        if max_minutes is not None:
-            fraction = max(fraction, step.minutes / max_minutes)
-            by_clock = max(0.0, 60.0 * (max_minutes - step.minutes))
-            seconds_left = by_clock if seconds_left is None else min(seconds_left, by_clock)
-        return min(fraction, 1.0), seconds_left
+        minutes = self.config.max_minutes or math.inf
+        left, num_steps = [60.0 * (minutes - step.minutes)], step.step - self._first_step
+        if num_steps > 0 and max_steps < math.inf:
+            left.append((time.monotonic() - self._start_time) / num_steps * (max_steps - step.step))
+        fraction = min(1.0, max(step.step / max_steps, step.minutes / minutes))
+        return fraction, None if min(left) == math.inf else max(0.0, min(left))
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return one line about the number of steps that a time limit has fixed."""
+    made_for = f"; the recipe is made for {plan.max_steps:,}" if plan.steps < (plan.max_steps or 0) else ""
+    fit = f"{plan.steps:,} steps fit into {plan.minutes:g} minutes{made_for}"
+    return f"{fit}; without a limit, --max-steps {plan.steps} repeats the run"
 
 
 def describe_validation(validation: Validation) -> str:

@@ -102,8 +102,11 @@ class Task(ABC):
         """Name of the score, or None if only the loss is measured."""
         return None
 
-    def score(self, model: Any, communicator: Communicator | None = None) -> float:
-        """Return the score of a model on the validation set, larger being better, if there is a metric."""
+    def score(self, model: Any, communicator: Communicator | None = None, *, is_trial: bool = False) -> float:
+        """Return the score of a model on the validation set, larger being better, if there is a metric.
+
+        A trial, whose score has no meaning, takes as much time as if the model were trained.
+        """
         raise NotImplementedError
 
     @abstractmethod

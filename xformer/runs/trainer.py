@@ -118,9 +118,11 @@ class Trainer:
             score=None if task.metric is None else lambda model: task.score(model, self.communicator),
             metric=task.metric,
             by_loss=config.metric_for_best == "loss",
+            trial=lambda model: task.score(model, self.communicator, is_trial=True),
         )
         limits: list[Callback] = [] if config.patience is None else [early_stopping(config.patience)]
         limits += [] if config.max_minutes is None else [time_limit(config.max_minutes)]
+        schedule = config.make_schedule(model.config.d_model)
         self.loop = TrainingLoop(
             model,
             partial(
@@ -131,7 +133,7 @@ class Trainer:
             ),
             partial(_TaskBatches, task, Rng(config.seed).fold_in("training", "batches")),
             optimizer=optimizer,
-            learning_rate=config.make_schedule(model.config.d_model),
+            learning_rate=getattr(schedule, "func", schedule),  # a falling one follows the steps of the loop
             steps=config.max_steps or math.inf,
             callbacks=[*callbacks, self.validator, *limits, self],
             run_dir=directory.path,

@@ -6,7 +6,7 @@ from xformer.training import schedules
 from xformer.training.callbacks import early_stopping, print_every, time_limit, validate
 from xformer.training.checkpoint import load_parameters, save_parameters
 from xformer.training.data_parallel import data_parallel
-from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
+from xformer.training.events import Checkpoint, End, Event, History, Plan, Skip, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop, fit
 from xformer.training.inputs import FitConfig
 from xformer.training.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases, mlflow, tensorboard, wandb
@@ -16,7 +16,7 @@ from xformer.training.step import StepResult, clip_by_global_norm, train_step
 
 __all__ = [
     "SGD", "Adafactor", "Adam", "AdamW", "Batch", "Callback", "Checkpoint", "Documents", "End", "Event", "FitConfig",
-    "History", "Logger", "MLflow", "Muon", "Optimizer", "PackedBatch", "Skip", "Start", "Step", "StepResult",
+    "History", "Logger", "MLflow", "Muon", "Optimizer", "PackedBatch", "Plan", "Skip", "Start", "Step", "StepResult",
     "TensorBoard", "TextChunks", "TokenPairs", "TrainingLoop", "Validation", "WeightsAndBiases", "clip_by_global_norm",
     "data_parallel", "dpo_loss", "early_stopping", "fit", "language_model_loss", "load_parameters", "mean_loss",
     "mlflow", "pack_documents", "print_every", "save_parameters", "schedules", "sequence_log_probs", "tensorboard",

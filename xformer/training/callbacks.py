@@ -6,6 +6,7 @@ A callback is called as `callback(event, loop)` with every event and ends traini
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -15,9 +16,9 @@ from typing import Any
 
 from xformer.config import check_count
 from xformer.errors import ConfigError, describe_type
-from xformer.training.events import End, Event, Start, Step, Validation
+from xformer.training.events import End, Event, Plan, Skip, Start, Step, Validation
 from xformer.training.fit import TrainingLoop
-from xformer.training.inputs import check_batches
+from xformer.training.inputs import check_batches, rate_of
 from xformer.training.interrupt import check_stop
 from xformer.training.loss import mean_loss
 
@@ -39,6 +40,8 @@ def print_every(steps: int, *, unit: str = "tokens") -> Callable[[Event, Trainin
         if isinstance(event, Step) and event.step % steps == 0:
             speed = f"{event.tokens_per_second:,.0f} {unit}/s"
             print(f"step {event.step}  loss {event.loss:.4f}  learning rate {event.learning_rate:.2e}  {speed}")  # noqa: T201
+        elif isinstance(event, Plan):
+            print(f"{event.steps:,} steps fit into {event.minutes:g} minutes; steps={event.steps} repeats the run")  # noqa: T201
         elif isinstance(event, Validation):
             loss = "" if event.loss is None else f"  loss {event.loss:.4f}"
             score = "" if event.score is None else f"  {event.metric} {event.score:.4f}"
@@ -78,9 +81,11 @@ class Validator:
         score: (model) -> score, larger being better.
         metric: Name of the score.
         by_loss: Compare models by the loss, not the score. The loss also decides between equal scores.
+        trial: Does the work of `score` for a trained model, whatever the model; default `score`.
 
     Attributes:
         step: Step of the last validation.
+        durations: Minutes of each validation of this process.
         best: The values by which the best model so far was compared, larger being better; None before there is one.
     """
 
@@ -92,8 +97,10 @@ class Validator:
         score: Callable[[Any], float] | None = None,
         metric: str | None = None,
         by_loss: bool = False,
+        trial: Callable[[Any], float] | None = None,
     ) -> None:
         self.every, self.metric, self._loss, self._score, self._by_loss = every, metric, loss, score, by_loss
+        self._trial, self.durations = trial if trial and score else score, list[float]()
         self.step = 0
         self.best: list[float] | None = None
 
@@ -103,9 +110,20 @@ class Validator:
         if not due or event.step == self.step or (isinstance(event, End) and event.is_interrupted):
             return
         check_stop()
+        started = loop.minutes
         validation = self.evaluate(loop.model, loop)
         self.step, self.best = event.step, self.rank(validation) if validation.best else self.best
         loop.emit(validation)
+        self.durations.append(loop.minutes - started)
+
+    def cost(self, loop: TrainingLoop) -> float:
+        """Return the minutes of a validation; without one so far, do its work once."""
+        if not self.durations:
+            trial = copy.copy(self)
+            trial._score, started = self._trial, loop.minutes
+            trial.evaluate(loop.model, loop)
+            self.durations.append(loop.minutes - started)
+        return sum(self.durations) / len(self.durations)
 
     def evaluate(self, model: Any, loop: TrainingLoop, event: Callable[..., Validation] = Validation) -> Validation:
         """Evaluate a model and return the event.
@@ -188,19 +206,98 @@ def _is_own(callback: Any) -> bool:
     return str(getattr(callback, "__module__", None)).startswith("xformer.")
 
 
-def time_limit(minutes: float) -> Callable[[Event, TrainingLoop], str | None]:
-    """Return a callback that ends training after some wall time; the time before a run was resumed counts, too.
+def time_limit(minutes: float) -> TimeLimit:
+    """Return a callback that ends training in time; the time before a run was resumed counts, too.
+
+    After 25 steps, a tenth of the time, or the warm-up, it fixes the number of steps that fit, validations and saves
+    included, at most `steps` of `fit`; this is a `Plan` event. A schedule without `total_steps` ends there, and must
+    not fall before. A run of this number of steps, without a limit, has the same bits.
 
     Args:
-        minutes: Wall time in minutes, at least 0.
+        minutes: Wall time in minutes.
 
     Raises:
-        ConfigError: For anything else.
+        ConfigError: Unless it is a number above 0.
     """
-    if not isinstance(minutes, Real) or isinstance(minutes, bool) or not minutes >= 0:
-        raise ConfigError(f"minutes is {minutes!r}; expected a number of at least 0")
+    if not isinstance(minutes, Real) or isinstance(minutes, bool) or not 0 < minutes < math.inf:
+        raise ConfigError(f"minutes is {minutes!r}; expected a number above 0")
+    return TimeLimit(float(minutes))
 
-    def callback(event: Event, loop: TrainingLoop) -> str | None:
-        return f"the time limit ({round(minutes, 3):g} min)" if loop.minutes >= minutes else None
 
-    return callback
+class TimeLimit:
+    """The callback that `time_limit` returns; `steps` is the number of steps, once it is fixed."""
+
+    fixes_steps = True
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes = minutes
+        self.steps: int | None = None
+        self._limits: list[Any] = []  # for which the number was fixed
+        self._first: tuple[int, float] | None = None  # the step measured from, and the minutes of training then
+
+    def __call__(self, event: Event, loop: TrainingLoop) -> str | None:
+        """Fix the number of steps when it is time to; end training when the time is over."""
+        if isinstance(event, Start):
+            self._start(loop)
+        elif isinstance(event, Step | Skip) and self.steps is None:
+            self._measure(event.step, loop)
+        reason = f"the time limit ({round(self._limits[0], 3):g} min)"
+        if loop.step >= loop.max_steps:
+            return None if loop.max_steps == self._limits[1] else reason
+        if loop.minutes < self.minutes:
+            return None
+        return f"{reason}, before step {self.steps:,} as planned; resume to finish" if self.steps else reason
+
+    def _start(self, loop: TrainingLoop) -> None:
+        """Use the number that was fixed before; raise ConfigError if it is too late to fix one."""
+        before, self._limits = self._limits, [self.minutes, _finite(loop.max_steps)]
+        falls = _follows_steps(loop, loop.step + 1)
+        if before != self._limits:
+            if falls and (before or not loop.step or self._limits[1] is None):
+                expected = f"max_minutes and max_steps {before}" if before else "a warm-up"
+                problem = f"the learning rate falls after step {loop.step}, too early to plan {self.minutes:g} minutes"
+                raise ConfigError(f"{problem}; expected {expected}")
+            self.steps = self._limits[1] if falls else None  # falls: a run that got its limit later
+        loop.max_steps = self.steps or loop.max_steps
+        if self.steps and loop.minutes >= self.minutes:
+            self.minutes = math.inf  # a plan that took too long is finished
+
+    def _measure(self, step: int, loop: TrainingLoop) -> None:
+        """Fix the number of steps after enough of them; the first one may include tracing and compilation."""
+        validators = [each for each in loop.callbacks if isinstance(each, Validator)]
+        trained = loop.minutes - sum(sum(each.durations) for each in validators)
+        self._first = first, trained_first = self._first or (step, trained)
+        count, taken = step - first, trained - trained_first
+        is_due = count >= 24 or taken > 0.1 * self.minutes or _follows_steps(loop, step + 1)
+        if not loop.communicator.all_gather(is_due)[0]:
+            return
+        started, most = loop.minutes, loop.max_steps
+        loop.save()
+        saving, every = loop.minutes - started, loop.config.save_every_minutes
+        costs = [each.cost(loop) + saving for each in validators]
+        cost = taken / count if count else trained / step
+        cost += sum(each / validator.every for each, validator in zip(costs, validators, strict=True))
+        cost *= 1.0 + (saving / every if every else 0.0)
+        left = 0.97 * self.minutes - loop.minutes - 2.0 * sum(costs)  # the last validation, and that of an average
+        warm = step * _follows_steps(loop, 10**9)  # at most half of the steps
+        fitting = max(step + int(max(0.0, left) / max(cost, 1e-9)), 2 * warm)
+        loop.max_steps = self.steps = loop.communicator.all_gather(min(fitting, _finite(most) or fitting))[0]
+        loop.emit(Plan(step, self.steps, _finite(most), self.minutes))
+        loop.save()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs."""
+        return {"steps": self.steps, "limits": self._limits if self.steps else []}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        self.steps, self._limits = state["steps"], state["limits"]
+
+
+def _finite(steps: float) -> int | None:
+    return None if steps == math.inf else int(steps)
+
+
+def _follows_steps(loop: TrainingLoop, step: int) -> bool:
+    """Return whether the learning rate of a step depends on the number of steps."""
+    return rate_of(loop.learning_rate, step, 2 * step) != rate_of(loop.learning_rate, step, 10**9)

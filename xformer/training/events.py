@@ -129,6 +129,23 @@ class Validation(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Plan(Event):
+    """A time limit has fixed the number of steps.
+
+    Attributes:
+        steps: The number, which repeats the run without a time limit.
+        max_steps: Number of steps without the limit; None if there is no other one.
+        minutes: The limit.
+    """
+
+    name: ClassVar[str] = "plan"
+
+    steps: int
+    max_steps: int | None
+    minutes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint(Event):
     """The training state was saved.
 

@@ -33,7 +33,7 @@ from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.jitted_step import JittedStep
 from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
-from xformer.training.schedules import Schedule
+from xformer.training.schedules import Schedule, as_schedule
 from xformer.training.step import Loss, train_step
 from xformer.tree import first_array, flatten_parameters
 
@@ -52,8 +52,8 @@ class Callback(Protocol):
         """Handle an event.
 
         Args:
-            event: `Start`, `Step`, `Skip`, `Validation`, `Checkpoint` or `End`; callbacks ignore those they do not
-                know.
+            event: `Start`, `Step`, `Skip`, `Validation`, `Checkpoint`, `Plan` or `End`; callbacks ignore those they do
+                not know.
             loop: The training loop. `loop.model` is the current model, safe to keep.
 
         Returns:
@@ -67,7 +67,7 @@ class TrainingLoop:
     Attributes:
         config: The options that are numbers and strings.
         loss_fn: The loss, as it was passed.
-        max_steps: Number of steps after which training ends, or math.inf.
+        max_steps: Number of steps after which training ends, or math.inf; `time_limit` lowers it.
         num_workers: Number of shards of each batch.
         files: The files in `run_dir`, or None; of several ranks, rank 0 has them.
         communicator: The ranks that train together.
@@ -107,12 +107,14 @@ class TrainingLoop:
                 "optimizer is divided among other ranks than communicator; expected the same communicator"
             )
         self.loss_fn, self.optimizer, self.callbacks = loss_fn, optimizer, list(callbacks)
-        self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
+        self.learning_rate = as_schedule(learning_rate if callable(learning_rate) else lambda step: learning_rate)
         self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
         self._batches, self._is_one_pass = batches, steps is None
         self.max_steps = steps_of_one_pass(batches, config.grad_accumulation) if steps is None else steps
         if self.max_steps != math.inf:
             check_count("steps", self.max_steps)
+        elif self.learning_rate is learning_rate and not any(hasattr(each, "fixes_steps") for each in callbacks):
+            raise ConfigError("learning_rate follows steps, which is inf; pass steps, total_steps or a time_limit")
         self.communicator = communicator or SingleProcess()
         self.files = TrainingFiles(run_dir) if run_dir is not None and self.communicator.rank == 0 else None
         self.num_workers = config.data_parallel or default_num_workers(model, communicator)
@@ -267,9 +269,7 @@ class TrainingLoop:
 
     def stop_reason(self) -> str | None:
         """Return the reason why training is complete, or None."""
-        if self.step >= self.max_steps:
-            return f"{self.max_steps} steps"
-        return self._stop_reason
+        return self._stop_reason or (f"{self.max_steps} steps" if self.step >= self.max_steps else None)
 
     def diverged(self, description: str) -> TrainingError:
         """Return the error for a loss, gradient or parameter that is not finite."""
@@ -322,7 +322,8 @@ class TrainingLoop:
 
     def _make_step(self, batches: Sequence[Any], started: float, fetch: Callable[[], Any]) -> Step | Skip:
         step, loss_scale, self._copy = self.step + 1, self._scaler.scale, None
-        learning_rate, num_tokens = rate_of(self.learning_rate, step), tokens_of(batches, self.count_tokens, step)
+        learning_rate = rate_of(self.learning_rate, step, self.max_steps)
+        num_tokens = tokens_of(batches, self.count_tokens, step)
         like = first_array(self._model)
         xp = array_namespace(like)
         counter: Any = np.asarray(step)
@@ -411,7 +412,8 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
             iterable that it has seen, and calls the function with their number. On a GPU the next batch is made while
             a step is computed, before callbacks get its event.
         optimizer: For example `AdamW(weight_decay=0.1)`.
-        learning_rate: A number, or a function of the step, counted from 1; see `xformer.training.schedules`.
+        learning_rate: A number, or a function of the step, counted from 1, and if it has an argument `total_steps`, of
+            the number of steps of the run; see `xformer.training.schedules`.
         max_grad_norm: Largest norm of the gradient (clipping by global norm); math.inf is no clipping.
         steps: Number of steps, including those before it was resumed; math.inf is no limit. Default one pass over
             `batches`, which must have a length, like a list or a DataLoader of torch.

@@ -98,9 +98,9 @@ def steps_of_one_pass(batches: Any, grad_accumulation: int) -> int:
     return math.ceil(count / grad_accumulation)
 
 
-def rate_of(schedule: Schedule, step: int) -> float:
-    """Return the learning rate of a step; raise ConfigError unless it is a finite number."""
-    received = schedule(step)
+def rate_of(schedule: Schedule, step: int, total_steps: float) -> float:
+    """Return the learning rate of a step of so many; raise ConfigError unless it is a finite number."""
+    received = schedule(step, total_steps=total_steps)
     try:
         learning_rate = float(received)
     except (TypeError, ValueError):  # e.g. a schedule that returns None

@@ -1,7 +1,12 @@
-"""Learning rate schedules: functions of the step, counted from 1."""
+"""Learning rate schedules: functions of the step, counted from 1.
+
+`fit` passes the number of its steps to a schedule that has an argument `total_steps`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 from collections.abc import Callable
 from numbers import Real
@@ -10,7 +15,7 @@ from typing import Any
 from xformer.config import check_count
 from xformer.errors import ConfigError, check_arguments
 
-Schedule = Callable[[int], float]
+Schedule = Callable[..., float]
 
 
 @check_arguments()
@@ -51,20 +56,21 @@ def constant(peak: float, *, warmup_steps: int = 0) -> Schedule:
 
 
 @check_arguments()
-def linear(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float = 0.0) -> Schedule:
+def linear(peak: float, *, warmup_steps: int = 0, total_steps: int | None = None, floor: float = 0.0) -> Schedule:
     """Rise linearly to the peak, then fall linearly to the floor.
 
     Args:
         peak: Largest learning rate.
         warmup_steps: Number of steps until the peak.
-        total_steps: Number of steps until the floor.
+        total_steps: Number of steps until the floor. Default: those of the run. The rise then ends at half of them at
+            the latest, below the peak.
         floor: Learning rate from then on.
     """
     return _falling(lambda progress: 1.0 - progress, peak, warmup_steps, total_steps, floor)
 
 
 @check_arguments()
-def cosine(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float = 0.0) -> Schedule:
+def cosine(peak: float, *, warmup_steps: int = 0, total_steps: int | None = None, floor: float = 0.0) -> Schedule:
     """Rise linearly to the peak, then fall to the floor along half a cosine (Loshchilov and Hutter, 2017).
 
     Arguments are those of `linear`.
@@ -72,21 +78,31 @@ def cosine(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float
     return _falling(lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)), peak, warmup_steps, total_steps, floor)
 
 
+def as_schedule(learning_rate: Schedule) -> Schedule:
+    """Return a function of the step and of `total_steps`: the argument itself if it is one."""
+    with contextlib.suppress(ValueError, KeyError):  # no signature, or no such argument
+        if inspect.signature(learning_rate).parameters["total_steps"].default is inspect.Parameter.empty:
+            return learning_rate
+    return lambda step, total_steps: learning_rate(step)
+
+
 def _falling(
-    shape: Callable[[float], float], peak: float, warmup_steps: int, total_steps: int, floor: float
+    shape: Callable[[float], float], peak: float, warmup_steps: int, total_steps: int | None, floor: float
 ) -> Schedule:
     """Fall from peak to floor along `shape`, which maps the progress of the fall, 0 to 1, to 1 to 0."""
     _check_rates(peak=peak, floor=floor)
     check_count("warmup_steps", warmup_steps, at_least=0)
-    check_count("total_steps", total_steps)
 
-    def learning_rate(step: int) -> float:
-        if step <= warmup_steps and warmup_steps:
+    def rate(step: int, total: float, rise: float) -> float:
+        if step <= rise and rise:
             return peak * step / warmup_steps
-        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-        return floor + (peak - floor) * shape(progress)
+        top = peak if rise == warmup_steps else peak * rise / warmup_steps
+        return floor + (top - floor) * shape(min(1.0, (step - rise) / max(1, total - rise)))
 
-    return learning_rate
+    if total_steps is None:
+        return lambda step, total_steps: rate(step, total_steps, min(warmup_steps, total_steps / 2))
+    check_count("total_steps", total_steps)
+    return lambda step: rate(step, total_steps, warmup_steps)
 
 
 def _check_rates(**rates: Any) -> None:
