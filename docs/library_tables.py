@@ -1,7 +1,8 @@
 """Write the tables of array libraries into the pages of the documentation: `python docs/library_tables.py`.
 
 The data are JSON files: those of `xformer check-backend MODULE --json` in docs/libraries/check-backend/, and those of
-`nox -s conformance -- --library NAME --out FILE` in docs/libraries/conformance/.
+`nox -s conformance -- --library NAME --out FILE` in docs/libraries/conformance/, and those of
+`xformer bench all --out FILE` in docs/libraries/bench/.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from xformer.benchmarks.report import format_markdown
+
 DOCS = Path(__file__).parent
-PAGES = {"check-backend": "how-to/array-library.md", "conformance": "how-to/differentiate.md"}
+PAGES = ("array-libraries.md", "how-to/array-library.md", "how-to/differentiate.md")
 TABLE = re.compile(r"(<!-- table of docs/library_tables.py: ([\w-]+) -->\n).*?(<!-- end of the table -->)", re.DOTALL)
 RESULTS = ("supported", "partly", "fails", "refused")
 SIGNS = {"passes": "✓", "library fails": "library", "fails": "fails", "skipped": "skipped"}
@@ -79,13 +82,24 @@ def conformance_table() -> str:
     return table(["Functions", *(f"{report['library']} {report['version']}" for report in libraries)], rows)
 
 
+def bench_table() -> str:
+    """Return the times of all parts and libraries on each machine."""
+    texts = []
+    for run in reports("bench"):
+        machine = run["machine"]
+        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        place = f"{machine['processor']}, {machine['threads']} threads, {run['date']}: {versions}.\n"
+        texts.append("\n".join([place, *format_markdown(run)[1:], ""]))
+    return "\n" + "\n".join(texts)
+
+
 def with_tables(page: str) -> str:
     """Return the text of a page with its tables made again."""
-    tables = {"check-backend": check_backend_table, "conformance": conformance_table}
+    tables = {"check-backend": check_backend_table, "conformance": conformance_table, "bench": bench_table}
     return TABLE.sub(lambda match: match[1] + tables[match[2]]() + match[3], page)
 
 
 if __name__ == "__main__":
-    for name in PAGES.values():
+    for name in PAGES:
         path = DOCS / name
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -109,10 +109,10 @@ def load(name: str) -> ModuleType:
 
 def test_tables_of_libraries_are_those_of_the_reports() -> None:
     tables = load("library_tables")
-    for name in tables.PAGES.values():
+    for name in tables.PAGES:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert tables.with_tables(page) == page, f"run: python docs/library_tables.py, which changes {name}"
-        assert "| --- |" in page
+        assert re.search(r"^\|( ?---[ |])+", page, re.MULTILINE)
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def _draw_panel(axes: Any, result: dict[str, Any], versions: dict[str, str], *, 
     axes.hlines(names, lows, highs, color="0.2", linewidth=1.5)
     for name, high, text in zip(names, highs, texts, strict=True):
         axes.annotate(text, (high, name), (5, 0), textcoords="offset points", va="center", fontsize="small")
-    axes.set_xlim(0, 1.7 * max(highs) or 1.0)  # room for the texts
+    axes.set_xlim(0, 2.1 * max(highs) or 1.0)  # room for the texts
     axes.invert_yaxis()  # the first library at the top
     sizes = "batch {batch}, length {length}, {heads} heads of {head_dim} features".format(**result["sizes"])
     axes.set_title(sizes if is_alone else result["workload"], loc="left", fontsize="small")
