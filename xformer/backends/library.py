@@ -272,6 +272,10 @@ class Library(ModuleType):
         """
         return self.asarray(array, copy=True), None
 
+    def joins_maps(self) -> bool:
+        """Return whether two linear maps of one input are faster as one operation."""
+        return False
+
     def share_memory(self, x: Array, y: Array) -> bool:
         """Return whether a write into `x` changes `y`; one of them was made from the other.
 

@@ -21,7 +21,7 @@ from xformer.ops.activations import gated, logistic
 from xformer.ops.decoding import top_k
 from xformer.ops.embedding import embedding
 from xformer.ops.experts import apply_experts
-from xformer.ops.linear import as_rows, linear
+from xformer.ops.linear import as_rows, linear, project_heads
 from xformer.ops.softmax import softmax
 from xformer.random import Rng, split_rng
 from xformer.threads import Collector
@@ -103,7 +103,17 @@ class GatedFeedForward(FeedForward):
 
     def hidden(self, x: Array) -> Array:
         """Return the features in between, (..., d_ff)."""
-        return gated(self.gate(x), self.up(x), self.activation)
+        return gated(*self.gate_and_up(x), self.activation)
+
+    def gate_and_up(self, x: Array) -> tuple[Array, Array]:
+        """Return both maps of the input, as one operation where a library gains by it."""
+        maps, xp = (self.gate, self.up), array_namespace(x)
+        if not xp.library.joins_maps() or any(type(each) is not Linear for each in maps):
+            return self.gate(x), self.up(x)
+        rows = xp.reshape(as_dtype_of(x, self.gate.weight), (1, math.prod(x.shape[:-1]), x.shape[-1]))
+        gate, up = project_heads(rows, *((each.weight, each.bias, 1) for each in maps))
+        shape = *x.shape[:-1], gate.shape[-1]
+        return xp.reshape(gate, shape), xp.reshape(up, shape)
 
 
 _LIMIT, _SLOPE = 7.0, 1.702
@@ -125,7 +135,7 @@ class ClampedFeedForward(GatedFeedForward):
 
     def hidden(self, x: Array) -> Array:
         """Return the features in between."""
-        gate, up = self.gate(x), self.up(x)
+        gate, up = self.gate_and_up(x)
         xp = array_namespace(gate, up)
         gate, up = xp.clip(gate, max=_LIMIT), xp.clip(up, min=-_LIMIT, max=_LIMIT)
         activation = activation_named(self.activation)

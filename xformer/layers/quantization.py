@@ -70,13 +70,14 @@ def pack(module: AnyModule) -> AnyModule:
     weights, inputs are also quantized, with one scale for each group of 64 features, and integers are multiplied.
     Weights of NumPy in float32, and quantized ones, are packed if the native library is available; others stay as they
     are, such as the blocks of a GGUF file. A packed module cannot be trained. On CuPy, the weights of queries, keys
-    and values become columns of one array, by which one product multiplies.
+    and values, and those of gates, become columns of one array, by which one product multiplies.
 
     Args:
         module: A model or layer; it is not changed.
     """
     check_no_adapters(module)
-    module = map_modules(_with_joined_projections, module)
+    for names in (("query", "key", "value"), ("gate", "up")):
+        module = map_modules(functools.partial(_with_joined_maps, names), module)
     if not native.is_available():
         return module
 
@@ -88,12 +89,12 @@ def pack(module: AnyModule) -> AnyModule:
     return map_weights(module, convert)
 
 
-def _with_joined_projections(layer: Any) -> Any:
-    """Return an attention layer on CuPy whose weights of queries, keys and values are columns of one array each.
+def _with_joined_maps(names: tuple[str, ...], layer: Any) -> Any:
+    """Return a layer on CuPy with the weights of some linear maps as columns of one array each.
 
     A kernel then multiplies by all of them at once.
     """
-    maps: dict[str, Any] = {name: getattr(layer, name, None) for name in ("query", "key", "value")}
+    maps: dict[str, Any] = {name: getattr(layer, name, None) for name in names}
     if not all(type(each) is Linear and is_array(each.weight) for each in maps.values()):
         return layer
     weights, biases = ([getattr(each, name) for each in maps.values()] for name in ("weight", "bias"))

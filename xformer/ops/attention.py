@@ -7,7 +7,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends import Array, Device, Namespace, accumulation_dtype, array_namespace, device, extra
+from xformer.backends import (
+    Array,
+    Device,
+    Namespace,
+    accumulation_dtype,
+    array_namespace,
+    device,
+    extra,
+    is_half_precision,
+)
 from xformer.config import check_bool, check_count
 from xformer.errors import ConfigError, ShapeError
 from xformer.ops.dropout import apply_dropout, check_keep_probability
@@ -77,9 +86,20 @@ def attention_weights(
     return array_namespace(weights).reshape(weights, (*query.shape[:-1], key.shape[-2]))
 
 
-def _scores(query: Array, key: Array, bias: Any, scale: float, softcap: float | None = None) -> Array:
+def _product(a: Array, b: Array, scale: float | None = None, *, wide: bool = False) -> Array:
+    return array_namespace(a, b).matmul(a if scale is None else a * scale, b)
+
+
+def _scores(
+    query: Array,
+    key: Array,
+    bias: Any,
+    scale: float,
+    softcap: float | None = None,
+    product: Callable[..., Any] = _product,
+) -> Any:
     xp = array_namespace(query, key, bias)
-    scores = xp.matmul(query * scale, xp.matrix_transpose(repeat_kv(key, query)))
+    scores = product(query, xp.matrix_transpose(repeat_kv(key, query)), scale, wide=True)
     if softcap is not None:
         if not softcap > 0:
             raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
@@ -98,36 +118,54 @@ def _weights(
     window: int = 0,
     softcap: Any = None,
     edit: Any = None,
+    product: Callable[..., Any] = _product,
 ) -> Array:
-    scores = _scores(query, key, bias, scale, softcap)
+    scores = _scores(query, key, bias, scale, softcap, product)
     return softmax(scores if edit is None else edit(scores), visible(query, key, mask, causal, window))
 
 
-def _forward(
-    *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
-) -> tuple[Array, Any]:
-    query, key, value, mask, bias, dropout_mask = arrays
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
-    xp, weights = array_namespace(query, value), _weights(query, key, mask, bias, **options)
-    dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
-    return xp.matmul(dropped, value), (query, key, value, weights, dropout_mask)
+def attention_functions(product: Callable[..., Any]) -> tuple[Forward, Vjp]:
+    """Return the forward and the vjp of attention, given products of stacks of matrices.
+
+    Args:
+        product: (a, b, scale=None, wide=False) -> a @ b, times the scale if there is one. If `wide`, products of 16
+            bits may be float32.
+    """
+
+    def forward(
+        *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
+    ) -> tuple[Any, Any]:
+        query, key, value, mask, bias, dropout_mask = arrays
+        options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window, "product": product}
+        weights = _weights(query, key, mask, bias, **options)
+        weights = extra.cast_like(weights, query) if is_half_precision(query.dtype) else weights
+        dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+        return product(dropped, value), (query, key, value, weights, dropout_mask)
+
+    def vjp(
+        g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float, window: int = 0
+    ) -> tuple[Any, ...]:
+        """With P the weights, S the scores: dV = P^T g, dP = g V^T, dS = P (dP - sum(dP P)), dQ = dS K, dK = dS^T Q."""
+        query, key, value, weights, dropout_mask = residuals
+        xp = array_namespace(g, query, key, value)
+        dquery = dkey = dvalue = dbias = None
+        if needs[2]:
+            dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+            dvalue = product(xp.matrix_transpose(dropped), g)
+        if needs[0] or needs[1] or needs[4]:
+            dweights = product(g, xp.matrix_transpose(value), wide=True)
+            if dropout_mask is not None:
+                dweights = apply_dropout(dweights, dropout_mask, keep_probability)
+            dbias = softmax_cotangent(dweights, extra.cast_like(weights, dweights))  # added to the scaled scores
+            dscores = extra.cast_like(dbias, weights)
+            dquery = product(dscores, key, scale) if needs[0] else None
+            dkey = product(xp.matrix_transpose(dscores), query, scale) if needs[1] else None
+        return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
+
+    return forward, vjp
 
 
-def _vjp(
-    g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float, window: int = 0
-) -> tuple[Any, ...]:
-    """With P the weights, S the scores: dV = P^T g, dP = g V^T, dS = P (dP - sum(dP P)), dQ = dS K, dK = dS^T Q."""
-    query, key, value, weights, dropout_mask = residuals
-    xp = array_namespace(g, query, key, value)
-    dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
-    dvalue = xp.matmul(xp.matrix_transpose(dropped), g)
-    dweights = xp.matmul(g, xp.matrix_transpose(value))
-    if dropout_mask is not None:
-        dweights = apply_dropout(dweights, dropout_mask, keep_probability)
-    dbias = softmax_cotangent(dweights, weights)  # the bias is added to the scaled scores
-    dscores = dbias * scale
-    dkey = xp.matmul(xp.matrix_transpose(dscores), query)
-    return xp.matmul(dscores, key), dkey, dvalue, None, dbias, None
+_forward, _vjp = attention_functions(_product)
 
 
 def with_repeated_heads(forward: Forward, vjp: Vjp) -> tuple[Forward, Vjp]:
@@ -150,7 +188,8 @@ def with_repeated_heads(forward: Forward, vjp: Vjp) -> tuple[Forward, Vjp]:
         if not heads:
             return cotangents
         dquery, dkey, dvalue, *rest = cotangents
-        return dquery, sum_kv_groups(dkey, heads), sum_kv_groups(dvalue, heads), *rest
+        dkey, dvalue = (None if x is None else sum_kv_groups(x, heads) for x in (dkey, dvalue))
+        return dquery, dkey, dvalue, *rest
 
     return grouped_forward, grouped_vjp
 

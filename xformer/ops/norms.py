@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace
@@ -36,10 +38,10 @@ def _normalize(x: Array, weight: Array, bias: Array | None, epsilon: float, cent
     return xp.astype(y, x.dtype, copy=False), (normalized, inverse, scale, weight)
 
 
-def _normalize_vjp(g: Array, residuals: Any, needs: Any, centered: bool) -> tuple[Any, ...]:
+def _normalize_vjp(g: Array, residuals: Any, needs: Any, *, centered: bool, addend: Any = None) -> tuple[Any, ...]:
     """With x^ the normalized rows and h = g weight: dx = (h - mean(h) - x^ mean(h x^)) / sigma.
 
-    For RMS norm, the term mean(h) is absent and sigma is the root mean square.
+    For RMS norm, the term mean(h) is absent and sigma is the root mean square. `addend` is added to dx.
     """
     normalized, inverse, scale, weight = residuals
     xp = array_namespace(g, normalized, weight)
@@ -47,8 +49,10 @@ def _normalize_vjp(g: Array, residuals: Any, needs: Any, centered: bool) -> tupl
     h = g * weight
     mean_h = xp.mean(h, axis=-1, keepdims=True) if centered else 0.0
     dx = inverse * (h - mean_h - normalized * xp.mean(h * normalized, axis=-1, keepdims=True))
+    dx = dx if scale is None else dx * scale
+    dx = dx if addend is None else dx + xp.astype(addend, dx.dtype, copy=False)
     # The backward pass sums the cotangents of weight and bias over all rows.
-    return (dx if scale is None else dx * scale, g * normalized if needs[1] else None, g)[: len(needs)]
+    return (dx, g * normalized if needs[1] else None, g)[: len(needs)]
 
 
 def _add_norm_forward(
@@ -59,15 +63,22 @@ def _add_norm_forward(
     return (total, normalized) if keep_sum else normalized, residuals
 
 
-def _add_norm_vjp(
-    g: Any, residuals: Any, needs: Any, *, epsilon: float, centered: bool, keep_sum: bool
+def add_norm_vjp(
+    norm_vjp: Callable[..., Any],
+    g: Any,
+    residuals: Any,
+    needs: Any,
+    *,
+    epsilon: float,
+    centered: bool,
+    keep_sum: bool,
 ) -> tuple[Any, ...]:
+    """Compute the cotangents of `add_norm` by those of a norm, to which the cotangent of the sum is added."""
     g_sum, g = g if keep_sum else (None, g)
     if g is None:
         return g_sum, g_sum, None, None
-    dx, dweight, dbias = _normalize_vjp(g, residuals, (True, needs[2], needs[3]), centered)
-    dx = dx if g_sum is None else dx + array_namespace(dx, g_sum).astype(g_sum, dx.dtype, copy=False)
-    return dx, dx, dweight, dbias
+    dx, *dparameters = norm_vjp(g, residuals, (True, *needs[2:]), centered=centered, addend=g_sum)
+    return dx, dx, *dparameters
 
 
 _CONDITIONS = {"at least one feature": lambda sizes: sizes["features"] > 0}
@@ -93,7 +104,7 @@ _add_norm = Operation(
     "x: (..., features) float, y: (..., features) float, weight: (features) float, bias?: (features) float "
     "-> (..., features)",
     _add_norm_forward,
-    _add_norm_vjp,
+    functools.partial(add_norm_vjp, _normalize_vjp),
     conditions=_CONDITIONS,
     ranges=_RANGES,
 )

@@ -27,16 +27,22 @@ PAIRS = [*(dtypes * 2 for dtypes in SAME), ("float16", "float32"), ("bfloat16", 
 CASTS = [(*x, *y) for x in SAME for y in SAME if x != ("float64",) or y in WIDE]
 OF_ACTIVATIONS = [(*dtypes, function) for dtypes in SAME for function in ACTIVATIONS]
 INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
-    "norms": dict.fromkeys(("normalize", "normalize_vjp", "normalize_vjp_with_sums"), PAIRS),
-    "columns": {"column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")], "add_bias": SAME},
+    "norms": dict.fromkeys(("normalize", "normalize_vjp"), PAIRS),
+    "columns": {
+        "column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")],
+        "scale_rows": [
+            *((q, *x * 2) for q in ("int8", "bfloat16") for x in SAME),
+            *((*x, "float64" if x == ("float64",) else "float32", *x) for x in SAME),
+        ],
+    },
     "elementwise": {
-        **dict.fromkeys(("add", "dropout", "multiply_by_2g"), SAME),
+        **dict.fromkeys(("add", "dropout"), SAME),
         **dict.fromkeys(("activation", "activation_vjp", "gated", "gated_vjp"), OF_ACTIVATIONS),
     },
     "rotate": {"rotate": SAME},
     "softmax": {
         "softmax": [(*dtypes, vectors) for dtypes in SAME for vectors in ("1", "2")],
-        **dict.fromkeys(("softmax_vjp", "cross_entropy", "scale_rows", "logsumexp"), SAME),
+        **dict.fromkeys(("softmax_vjp", "cross_entropy", "logsumexp"), SAME),
     },
     "topk": {"top_k": [(*x, size) for x in SAME for size in ("256", "2048" if x == ("float64",) else "4096")]},
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),
@@ -46,7 +52,6 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     },
     "products": {"matmul": PAIRS},
     "quantized": {
-        "dequantize": [(q, *x) for q in ("int8", "bfloat16") for x in SAME],
         "few_rows": [
             (*x, q, rows, columns)
             for x in SAME

@@ -194,7 +194,7 @@ def test_an_unsupported_product_warns_once_and_falls_back(cuda_host, activation)
         np.testing.assert_array_equal(linear(rows, weight, bias, activation=activation), got)
     expected = rows @ weight + bias
     np.testing.assert_allclose(got, np.maximum(expected, 0.0) if activation else expected, rtol=1e-5, atol=1e-6)
-    assert "columns.add_bias<float32>" in cuda_host.launcher.launched
+    assert "elementwise.add<float32>" in cuda_host.launcher.launched
 
 
 @for_each("columns, status", [(NO_MEMORY, "ALLOC_FAILED"), (FAILING, "EXECUTION_FAILED")])

@@ -268,8 +268,9 @@ def test_the_gradient_of_losses_is_computed_with_them(cuda_host, dtype):
     settings = {"pad_id": 0, "label_smoothing": 0.1, "z_loss": 0.01}
     losses, residuals = kernel("cross_entropy").forward(logits, labels, save=True, **settings)
     dlogits, _ = kernel("cross_entropy").vjp(np.ones_like(losses), residuals, (True, False), **settings)
-    name = f"cross_entropy<{dtype}>" if dtype == "float16" else f"scale_rows<{dtype}>"
-    assert cuda_host.launcher.launched[-2:] == [f"softmax.cross_entropy<{dtype}>", f"softmax.{name}"]
+    wide = "float64" if dtype == "float64" else "float32"
+    last = f"softmax.cross_entropy<{dtype}>" if dtype == "float16" else f"columns.scale_rows<{dtype}, {wide}, {dtype}>"
+    assert cuda_host.launcher.launched[-2:] == [f"softmax.cross_entropy<{dtype}>", last]
     assert np.shares_memory(dlogits, residuals[0] if dtype == "float16" else residuals) == (dtype != "float16")
 
 

@@ -18,7 +18,7 @@ from xformer import vjp
 from xformer.backends import resolve, to_host
 from xformer.errors import BackendError
 from xformer.kernels.cupy import launch as cuda_launch
-from xformer.kernels.cupy.rows import column_total
+from xformer.kernels.cupy.rows import column_sums
 from xformer.ops import cross_entropy, layer_norm
 
 NVCC = shutil.which("nvcc")
@@ -114,9 +114,9 @@ def test_conversions_of_16_bits_equal_those_of_numpy(cuda, dtype):
     values, every = flushed(cuda, unrounded()).astype(np.float32), np.arange(2**16, dtype=np.uint16).view(narrow)
     with np.errstate(all="ignore"):
         rounded = values.astype(narrow)
-    got = column_total(cuda.array(values[None]), narrow)
+    got = column_sums(cuda.array(values[None]), narrow, 1)
     np.testing.assert_array_equal(flushed(cuda, to_host(got)), flushed(cuda, rounded))
-    got = column_total(cuda.xp.asarray(every[None]), cuda.xp.float32)
+    got = column_sums(cuda.xp.asarray(every[None]), cuda.xp.float32, 1)
     np.testing.assert_array_equal(to_host(got), flushed(cuda, every))
 
 

@@ -71,7 +71,7 @@ def test_a_few_rows_read_the_weight_once(cuda_host):
     linear(x[:3], weight, cuda_host.array(normal(9), "float32"))
     assert cuda_host.launcher.launched == ["quantized.few_rows<float32, int8, 4, 2>"]
     linear(cuda_host.array(normal(40, 64), "float32"), weight)
-    assert cuda_host.launcher.launched[1:] == ["quantized.dequantize<int8, float32>"]
+    assert cuda_host.launcher.launched[1:] == ["columns.scale_rows<int8, float32, float32>"]
 
 
 def test_in_reproducible_mode_all_products_have_one_order(cuda, reproducible):

@@ -14,56 +14,18 @@ import numpy as np
 from xformer.backends import NativeArray as Array
 from xformer.backends import accumulation_dtype, array_namespace
 from xformer.kernels.cupy import launch
-from xformer.kernels.cupy.calls import forbid_repeating
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.launch import FLOATS, contiguous, empty, why_not
-from xformer.ops.attention import repeat_kv, sum_kv_groups, visible
-from xformer.ops.dropout import apply_dropout
+from xformer.ops.attention import attention_functions, with_repeated_heads
 from xformer.ops.operation import Kernel
-from xformer.ops.softmax import softmax, softmax_cotangent
 
 
-def forward(
-    *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
-) -> tuple[Array, Any]:
-    """Return the output (..., queries, value_dim), and the arrays, weights and dropout mask as residuals."""
-    query, key, value, mask, bias, dropout_mask = arrays
-    xp, heads = array_namespace(query), key.shape[1]
-    key, value = repeat_kv(key, query), repeat_kv(value, query)
-    scores = batched_product(query, _transpose(key), alpha=scale, dtype=accumulation_dtype(xp, query.dtype))
-    if bias is not None:
-        forbid_repeating()
-        scores += xp.astype(bias, scores.dtype, copy=False)
-    weights = xp.astype(softmax(scores, visible(query, key, mask, causal, window)), query.dtype, copy=False)
-    dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
-    return batched_product(dropped, value), (query, key, value, weights, dropout_mask, heads) if save else None
+def _product(a: Array, b: Array, scale: float | None = None, *, wide: bool = False) -> Array:
+    dtype = accumulation_dtype(array_namespace(a), a.dtype) if wide else None
+    return batched_product(a, b, alpha=1.0 if scale is None else scale, dtype=dtype)
 
 
-def vjp(
-    g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float, window: int = 0
-) -> Any:
-    """Compute the cotangents that are needed, as the definition does, with dS in float32 until it is multiplied."""
-    query, key, value, weights, dropout_mask, heads = residuals
-    xp = array_namespace(g)
-    dquery = dkey = dvalue = dbias = None
-    if needs[2]:
-        dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
-        dvalue = batched_product(_transpose(dropped), g)
-    if needs[0] or needs[1] or needs[4]:
-        dtype = accumulation_dtype(xp, weights.dtype)
-        dweights = batched_product(g, _transpose(value), dtype=dtype)
-        if dropout_mask is not None:
-            dweights = apply_dropout(dweights, dropout_mask, keep_probability)
-        dbias = softmax_cotangent(dweights, xp.astype(weights, dtype, copy=False))
-        dscores = xp.astype(dbias, weights.dtype, copy=False)
-        dquery = batched_product(dscores, key, alpha=scale) if needs[0] else None
-        dkey = batched_product(_transpose(dscores), query, alpha=scale) if needs[1] else None
-    dkey, dvalue = (None if x is None else sum_kv_groups(x, heads) for x in (dkey, dvalue))
-    return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
-
-
-def _transpose(x: Array) -> Array:
-    return array_namespace(x).matrix_transpose(x)
+forward, vjp = with_repeated_heads(*attention_functions(_product))
 
 
 def recomputed_vjp(g: Array, inputs: Any, needs: Any, **options: Any) -> Any:

@@ -148,7 +148,13 @@ def compute_type(data_type: int) -> int:
 
 
 def batched_product(
-    a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | None = None, addend: Array | None = None
+    a: Array,
+    b: Array,
+    *,
+    alpha: float = 1.0,
+    dtype: DType | None = None,
+    addend: Array | None = None,
+    distance: int = 0,
 ) -> Array:
     """Compute alpha a @ b + addend, accumulated in float32 (float64 for float64).
 
@@ -158,13 +164,14 @@ def batched_product(
         alpha: Scale of the product.
         dtype: Dtype of the result: that of the operands (default), or float32 for 16-bit operands.
         addend: C-contiguous array with the shape and dtype of the result, which overwrites it.
+        distance: If not 0, multiply the matrix a by b, which is in C order, and by another one that many elements on.
 
     Returns:
-        C-contiguous array of shape (..., m, n).
+        C-contiguous array of shape (..., m, n), with a distance (2, m, n).
     """
-    xp, (m, k), n, batch = array_namespace(a, b), a.shape[-2:], b.shape[-1], a.shape[:-2]
+    xp, (m, k), n, batch = array_namespace(a, b), a.shape[-2:], b.shape[-1], (2,) if distance else a.shape[:-2]
     shape, dtype = (*batch, m, n), a.dtype if dtype is None else dtype
-    if (batch, k, a.dtype) != (b.shape[:-2], b.shape[-2], b.dtype):  # cuBLAS gets addresses and cannot check
+    if (a.shape[:-2], k, a.dtype) != (b.shape[:-2], b.shape[-2], b.dtype):  # cuBLAS gets addresses and cannot check
         raise ValueError(f"operands {a.shape} {a.dtype} and {b.shape} {b.dtype}; expected (..., m, k) and (..., k, n)")
     if addend is not None and (addend.shape != shape or addend.dtype != dtype or not addend.flags.c_contiguous):
         raise ValueError(f"addend is {addend.shape} {addend.dtype}; expected {shape} {dtype} in C order")
@@ -172,6 +179,7 @@ def batched_product(
         return xp.zeros(shape, dtype=dtype) if addend is None else addend
     out = launch.empty(a, shape, dtype) if addend is None else addend
     first, second = operand(b), operand(a)
+    first = first._replace(step=distance) if distance else first
     if is_reproducible():  # cuBLAS chooses its order of sums by the shapes
         tiles = math.prod(batch) * -(-m // 64) * -(-n // 64)
         sizes = m, k, n, float(alpha), int(addend is not None)

@@ -32,21 +32,9 @@ _SCALES = "dropout_scale", "dropout_scale_inverse"
 _MIN_SCORES = 2**22  # of all heads; for fewer, a plan takes too long to build
 
 
-def why_not(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    bias: Any,
-    dropout_mask: Any,
-    *,
-    causal: bool,
-    scale: float,
-    save: bool,
-    window: int = 0,
-    **options: Any,
-) -> str | None:
+def why_not(*arrays: Any, causal: bool, scale: float, window: int = 0, **options: Any) -> str | None:
     """Return why cuDNN does not support the call, or None."""
+    query, key, value, *masks = arrays
     (batch, heads, queries, head_dim), keys, value_dim = query.shape, key.shape[2], value.shape[3]
     if reason := launch.why_not(query):
         return reason
@@ -54,7 +42,7 @@ def why_not(
         return "an empty array"
     if any(size % 8 or size > _MAX_FEATURES for size in (head_dim, value_dim)):
         return f"heads of {head_dim} and {value_dim} features (cuDNN takes multiples of 8 up to {_MAX_FEATURES})"
-    if dropout_mask is not None and tuple(dropout_mask.shape) != (batch, heads, queries, keys):
+    if masks[2] is not None and tuple(masks[2].shape) != (batch, heads, queries, keys):
         return "the dropout mask is broadcast"
     if keys < _MIN_KEYS and cupy_attention.has_short_heads(query, value):
         return f"{keys} keys; cuDNN computes tiles of {_TILE}"
@@ -66,10 +54,9 @@ def why_not(
         return f"{scores} scores; expected at least {_MIN_SCORES} for a plan to pay off"
     if (causal or window) and queries > keys:
         return "causal, or a window, with fewer keys than queries"
-    if causal and queries < keys and any(x is not None for x in (mask, bias, dropout_mask)):
+    if causal and queries < keys and any(x is not None for x in masks):
         return "causal with more keys than queries and a mask, a bias or dropout"
-    arrays = query, key, value, mask, bias, dropout_mask
-    if window and any(x is not None for x in arrays[3:]):
+    if window and any(x is not None for x in masks):
         return "a window with a mask, a bias or dropout"
     return cudnn_plans.unsupported_reason(*_specs_of(arrays, causal, scale, window))
 
@@ -134,33 +121,28 @@ def _vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> Any:
 _Memory = tuple[tuple[int, ...], tuple[int, ...], bool]  # shape, strides in bytes, whether the address is aligned
 
 
-class _Call(NamedTuple):
-    """The key of a call for the cache of specs; masks: the shapes of mask and bias, or None."""
-
-    dtype: str
-    query: _Memory
-    key: _Memory
-    value: _Memory
-    masks: tuple[Any, Any]
-    dropout: bool
-
-
 def _memory(x: Array) -> _Memory:
     return x.shape, x.strides, cublas.pointer(x) % _ALIGNMENT == 0
 
 
 def _specs_of(arrays: tuple[Any, ...], causal: bool, scale: float, window: int = 0) -> tuple[Spec, Spec, Spec]:
     """Return the specs of a call: inference, forward with stats, backward."""
-    query, key, value, mask, bias, dropout_mask = arrays
-    shapes = None if mask is None else mask.shape, None if bias is None else bias.shape
-    call = _Call(
-        dtype_name(query.dtype), _memory(query), _memory(key), _memory(value), shapes, dropout_mask is not None
-    )
-    return _specs(call, causal, scale, window, cudnn_plans.deterministic())
+    shapes = tuple(None if x is None else x.shape for x in arrays[3:5])
+    call: Any = dtype_name(arrays[0].dtype), *map(_memory, arrays[:3]), shapes, arrays[5] is not None
+    return _specs(*call, causal, scale, window, cudnn_plans.deterministic())
 
 
 @functools.lru_cache(maxsize=4096)
-def _specs(call: _Call, causal: bool, scale: float, window: int, deterministic: bool) -> tuple[Spec, Spec, Spec]:
+def _specs(
+    dtype: str,
+    query: _Memory,
+    key: _Memory,
+    value: _Memory,
+    masks: tuple[Any, Any],
+    dropout: bool,
+    causal: bool,
+    *settings: Any,
+) -> tuple[Spec, Spec, Spec]:
     """Return the specs of a call, cached because computing them takes longer than cuDNN itself.
 
     The last query sees the last key: the bottom right corner. A mask that is the same for all queries of a sentence is
@@ -168,7 +150,7 @@ def _specs(call: _Call, causal: bool, scale: float, window: int, deterministic: 
     beyond the last full tile, and returns NaN for rows with a low logsumexp (pytorch issue 196678, cudnn-frontend issue
     160), unless lengths are given; those of all queries and keys are enough.
     """
-    dtype, query, key, value, masks, dropout = call
+    scale, window, deterministic = settings
     queries, keys = query[0][2], key[0][2]
     corner = ("top_left" if queries == keys else "bottom_right") if causal or window else ""
     bias = _bias_layout(*masks, query[0], key[0])

@@ -115,15 +115,10 @@ def _layouts(spec: Spec) -> dict[str, Layout]:
     (batch, heads, queries, _), keys = spec.query[0], spec.key[0][2]
     output = packed(batch, heads, queries, spec.value[0][-1])
     lengths: Layout = (batch, 1, 1, 1), (1, 1, 1, 1)
-    scalar: Layout = (1, 1, 1, 1), (1, 1, 1, 1)
     layouts = {name: getattr(spec, name) for name in ("query", "key", "value", "bias", "g")}
     layouts |= {"d" + name: packed(*getattr(spec, name)[0]) for name in ("query", "key", "value")}
-    layouts |= {
-        "query_lengths": lengths,
-        "key_lengths": lengths,
-        "dropout_scale": scalar,
-        "dropout_scale_inverse": scalar,
-    }
+    layouts |= dict.fromkeys(("query_lengths", "key_lengths"), lengths)
+    layouts |= dict.fromkeys(_DROPOUT[1:], ((1,) * 4, (1,) * 4))
     layouts |= {"dropout_mask": aligned_rows(batch, heads, queries, keys), "output": output}
     return layouts | {"stats": ((batch, heads, queries, 1), (heads * queries, queries, 1, 1))}
 

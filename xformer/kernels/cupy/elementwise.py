@@ -25,8 +25,9 @@ def map_elements(
 
 def add(x: Any, y: Any) -> Any:
     """Return x + y for C-contiguous floating arrays of one shape and dtype, else None."""
-    is_supported = x.dtype == y.dtype and is_floating(x.dtype) and launch.is_current_device(x)
-    return map_elements("add", x, y) if is_supported and x.flags.c_contiguous and y.flags.c_contiguous else None
+    is_contiguous = x.flags.c_contiguous and y.flags.c_contiguous
+    is_supported = is_contiguous and x.dtype == y.dtype and is_floating(x.dtype) and launch.is_current_device(x)
+    return map_elements("add", x, y, settings=(0,)) if is_supported else None
 
 
 def activation_forward(x: Any, *, save: bool, name: str) -> tuple[Any, Any]:

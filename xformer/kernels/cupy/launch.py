@@ -141,6 +141,7 @@ def row_count(x: Any) -> int:
 
 _VECTOR_BYTES = 16
 _MAX_BLOCKS = 2**20  # kernels loop over further work
+MAX_THREADS = 512  # of a block with one row
 _MAX_SMALL_BLOCKS = 2**14  # of threads that load little at a time: starting them takes as long as a load
 _SHARING_THREADS = 128  # per block with several rows
 
@@ -153,9 +154,9 @@ def elements_per_thread(x: Any) -> int:
 def grid_for_rows(rows: int, x: Any, vectors: int = 1) -> tuple[int, int]:
     """Return the blocks, and threads per block, of a kernel with one block per row of x.
 
-    Each thread loads `vectors` times, or more often from rows that are longer than a block of 512 threads can load.
+    Each thread loads `vectors` times, or more often from rows that are longer than a block of MAX_THREADS can load.
     """
-    return min(rows, _MAX_BLOCKS), min(512, -(-_loads(x) // (32 * vectors)) * 32)
+    return min(rows, _MAX_BLOCKS), min(MAX_THREADS, -(-_loads(x) // (32 * vectors)) * 32)
 
 
 def grid_for_shared_rows(rows: int, x: Any, vectors: int, min_threads: int = 1) -> tuple[int, int, int]:
@@ -168,11 +169,6 @@ def grid_for_shared_rows(rows: int, x: Any, vectors: int, min_threads: int = 1) 
         return blocks, threads, threads
     row_threads = max(min_threads, min(32, 1 << (_loads(x) - 1).bit_length()))
     return min(-(-rows * row_threads // _SHARING_THREADS), _MAX_SMALL_BLOCKS), _SHARING_THREADS, row_threads
-
-
-def is_long(x: Any, vectors: int, threads: int) -> bool:
-    """Return whether the threads of a row cannot load all of it, `vectors` times each."""
-    return _loads(x) > vectors * threads
 
 
 def vectors_per_thread(x: Any, most: int) -> int:

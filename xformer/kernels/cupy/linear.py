@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from xformer.backends import dtype_name
 from xformer.kernels.cupy import calls, cublas, cublaslt, launch
 from xformer.kernels.cupy.cublas import batched_product
-from xformer.kernels.cupy.elementwise import activation_forward, activation_vjp
+from xformer.kernels.cupy.elementwise import activation_forward, activation_vjp, map_elements
 from xformer.kernels.cupy.launch import (
     FLOATS,
     contiguous,
     dtype_names,
     empty,
-    grid_for_elements,
     grid_for_rows,
     why_not,
 )
@@ -36,7 +35,7 @@ def _affine(rows: Any, weight: Any, bias: Any, relu: bool) -> Any:
         return y
     y = batched_product(rows, weight)
     if bias is not None:
-        launch.launch("columns.add_bias", dtype_names(y), *grid_for_elements(y), y, contiguous(bias), y.size, len(bias))
+        y = map_elements("add", y, contiguous(bias), settings=(len(bias),))
     return activation_forward(y, save=False, name="relu")[0] if relu else y
 
 
@@ -68,21 +67,60 @@ _FUNCTIONS = affine_functions(
 
 
 def _project_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
-    """Multiply by neighboring columns of one array at once."""
+    """Multiply by neighboring columns of one array at once, and by two arrays alike in one batch."""
     weights, biases = maps[::2], maps[1::2]
     weight, given = _joined(weights), [each for each in biases if each is not None]
-    bias = _joined(given) if given else None
-    if len(weights) < 2 or weight is None or len(given) not in (0, len(weights)) or (given and bias is None):
+    bias, pair = _joined(given) if given else None, None if given else _pair(weights)
+    is_joined = len(weights) > 1 and weight is not None and len(given) in (0, len(weights))
+    rows, end = x.reshape((math.prod(x.shape[:2]), x.shape[2])), 0
+    if is_joined and (bias is not None or not given):
+        products, columns = _affine(rows, weight, bias, False), []
+        for each in weights:
+            columns.append(products[:, end : (end := end + each.shape[1])])
+    elif pair is not None:
+        columns = pair.in_order(batched_product(rows, pair.first, distance=pair.distance))
+    else:
         return _FUNCTIONS[0](x, *maps, heads=heads, save=save)
-    calls.repeat_at_distances(weights)
-    if given:
-        calls.repeat_at_distances(given)
-    rows, outputs, end = _affine(x.reshape((math.prod(x.shape[:2]), x.shape[2])), weight, bias, False), [], 0
-    for each, count in zip(weights, heads, strict=True):
-        start, end = end, end + each.shape[1]
-        y = rows[:, start:end].reshape((*x.shape[:2], count, each.shape[1] // count))
-        outputs.append(y.transpose((0, 2, 1, 3)))
+    for arrays in (weights, given) if given else (weights,):
+        calls.repeat_at_distances(arrays)
+    shapes = ((*x.shape[:2], count, y.shape[1] // count) for y, count in zip(columns, heads, strict=True))
+    outputs = (y.reshape(shape).transpose((0, 2, 1, 3)) for y, shape in zip(columns, shapes, strict=True))
     return tuple(outputs), (x, weights, None)
+
+
+def _project_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
+    """Compute the cotangents of two weights alike in one batch."""
+    x, weights, _ = residuals
+    g_rows = [each if each is None else each.transpose((0, 2, 1, 3)) for each in g]
+    is_supported = (*needs[1:],) == (True, False, True, False) and _pair(weights) is not None
+    pair = _pair(g_rows) if is_supported else None
+    if pair is None:
+        return _FUNCTIONS[1](g, residuals, needs, heads=heads)
+    dx, *_ = _FUNCTIONS[1](g, residuals, (needs[0], *[False] * 4), heads=heads)
+    rows = contiguous(x).reshape((math.prod(x.shape[:2]), x.shape[2]))
+    g_first = pair.first.reshape((len(rows), weights[0].shape[1]))
+    dweight, other = pair.in_order(batched_product(rows.T, g_first, distance=pair.distance))
+    return dx, dweight, None, other, None
+
+
+class _Pair(NamedTuple):
+    """Two arrays alike: the first one in memory, where the other one is, in elements, and whether it came first."""
+
+    first: Any
+    distance: int
+    is_turned: bool
+
+    def in_order(self, results: Any) -> list[Any]:
+        return [results[place] for place in ((1, 0) if self.is_turned else (0, 1))]
+
+
+def _pair(arrays: Any) -> _Pair | None:
+    if len(arrays) != 2 or any(each is None or not each.flags.c_contiguous or not each.size for each in arrays):
+        return None
+    first, other = sorted(arrays, key=cublas.pointer)
+    distance, rest = divmod(cublas.pointer(other) - cublas.pointer(first), first.itemsize)
+    is_alike = first.shape == other.shape and first.dtype == other.dtype
+    return _Pair(first, distance, first is not arrays[0]) if is_alike and distance and not rest else None
 
 
 def _joined(arrays: Any) -> Any:
@@ -124,7 +162,8 @@ def _quantized_why_not(x: Any, scales: Any, values: Any, bias: Any, **options: A
 def _quantized_forward(x: Any, scales: Any, values: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
     x, scales, (columns, depth) = contiguous(x), contiguous(scales), values.shape
     most = next((count for count in _FEW_ROWS if len(x) <= count), 0)
-    if not most or dtype_name(x.dtype) == "float64" or is_reproducible():
+    is_odd = depth % launch.elements_per_thread(x) or cublas.pointer(x) % 16 or cublas.pointer(values) % 16
+    if not most or is_odd or dtype_name(x.dtype) == "float64" or is_reproducible():
         return _affine(x, _dequantized(scales, values).T, bias, False), (scales, values)
     y, per_warp = empty(x, (len(x), columns)), min(most, 2)
     blocks = -(-columns // (_WARPS * per_warp)) if len(x) else 0
@@ -141,17 +180,17 @@ def _quantized_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
 
 
 def _dequantized(scales: Any, values: Any) -> Any:
-    table, dtypes = empty(scales, values.shape), dtype_names(values, scales)
+    table, dtypes = empty(scales, values.shape), dtype_names(values, scales, scales)
     grid = grid_for_rows(len(values), table)
-    launch.launch("quantized.dequantize", dtypes, *grid, values, scales, table, *values.shape)
+    launch.launch("columns.scale_rows", dtypes, *grid, values, scales, table, *values.shape)
     return table
 
 
 _QUANTIZED = _quantized_forward, _quantized_vjp
 KERNELS = [
     *(
-        Kernel(f"cupy.{name}", name, "cupy", forward, _FUNCTIONS[1], dtypes=FLOATS, why_not=why_not)
-        for name, forward in (("linear", _FUNCTIONS[0]), ("project_heads", _project_forward))
+        Kernel(f"cupy.{name}", name, "cupy", forward, vjp, dtypes=FLOATS, why_not=why_not)
+        for name, (forward, vjp) in (("linear", _FUNCTIONS), ("project_heads", (_project_forward, _project_vjp)))
     ),
     Kernel("cupy.quantized_linear", "quantized_linear", "cupy", *_QUANTIZED, why_not=_quantized_why_not),
 ]

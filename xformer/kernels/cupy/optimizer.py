@@ -20,49 +20,40 @@ BLOCK_ELEMENTS = 8192
 THREADS = 256
 # Tables of cuda/optimizer.cu; with the other arguments they fit in the 4 KiB that every device accepts.
 MAX_SLOTS, MAX_ARRAYS, MAX_PAIRS = 64, 128, 112
-SLOTS = np.dtype(
-    [(name, np.uint64, MAX_SLOTS) for name in ("parameters", "gradients", "exp_avgs", "exp_avg_sqs")]
-    + [("sizes", np.int64, MAX_SLOTS), ("weight_decays", np.float64, MAX_SLOTS), ("ends", np.int64, MAX_SLOTS)]
-)
-ARRAYS = np.dtype(
-    [("addresses", np.uint64, MAX_ARRAYS), ("sizes", np.int64, MAX_ARRAYS), ("ends", np.int64, MAX_ARRAYS)]
-)
-PAIRS = np.dtype(
-    [(name, np.uint64, MAX_PAIRS) for name in ("from", "to")]
-    + [(name, np.int64, MAX_PAIRS) for name in ("sizes", "ends")]
-)
+_MOST = {4: MAX_SLOTS, 1: MAX_ARRAYS, 2: MAX_PAIRS}  # by the number of arrays of an item
 
 
-def batches(items: Sequence[Any], max_items: int) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Group nonempty items (array, ...) by the dtypes of their first two entries, in batches of at most `max_items`."""
-    by_dtypes: dict[tuple[str, ...], list[Any]] = {}
-    for item in items:
+def tables(
+    items: Sequence[tuple[Any, ...]], most: int, weight_decay: Sequence[float] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, int]]:
+    """Yield dtypes, a table, which is passed by value, and the number of blocks for at most some items (array, ...).
+
+    Items are grouped by the dtypes of their first two entries; empty arrays are left out.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for place, item in enumerate(items):
         if item[0].size:
-            by_dtypes.setdefault(dtype_names(*item[:2]), []).append(item)
-    for dtypes, group in by_dtypes.items():
-        for start in range(0, len(group), max_items):
-            yield dtypes, group[start : start + max_items]
-
-
-def table_of(dtype: Any, columns: dict[str, list[Any]], **constants: tuple[Any, ...]) -> tuple[Any, int]:
-    """Return a table, which is passed by value, and the number of blocks; `constants` are the same in every step."""
-    constant_table, blocks = _constant_table(dtype, **constants)
-    table = constant_table.copy()
-    _fill(table, columns)
-    return table, blocks
+            groups.setdefault(dtype_names(*item[:2]), []).append(place)
+    for dtypes, places in groups.items():
+        for start in range(0, len(places), most):
+            batch = places[start : start + most]
+            rates = tuple(weight_decay[place] for place in batch) if weight_decay else ()
+            constants, blocks = _table(len(items[0]), tuple(items[place][0].size for place in batch), rates)
+            table, addresses = constants.copy(), (map(cublas.pointer, items[place]) for place in batch)
+            table["addresses"][0, :, : len(batch)] = [*zip(*addresses, strict=True)]
+            yield dtypes, table, blocks
 
 
 @functools.lru_cache(maxsize=256)
-def _constant_table(dtype: Any, sizes: tuple[int, ...], **constants: tuple[Any, ...]) -> tuple[Any, int]:
-    table = np.zeros(1, dtype)
+def _table(columns: int, sizes: tuple[int, ...], rates: tuple[float, ...]) -> tuple[Any, int]:
+    """Return what is the same in every step, and the number of blocks."""
+    most = _MOST[columns]
+    fields = [("addresses", np.uint64, (columns, most)), ("sizes", np.int64, most), ("ends", np.int64, most)]
+    table = np.zeros(1, [*fields, *([("weight_decays", np.float64, most)] if rates else [])])
     ends = list(itertools.accumulate(-(-size // BLOCK_ELEMENTS) for size in sizes))
-    _fill(table, {**constants, "sizes": sizes, "ends": ends})
-    return table, ends[-1]
-
-
-def _fill(table: Any, columns: dict[str, Any]) -> None:
-    for name, column in columns.items():
+    for name, column in (("sizes", sizes), ("ends", ends), *([("weight_decays", rates)] if rates else [])):
         table[name][0, : len(column)] = column
+    return table, ends[-1]
 
 
 def _cast_why_not(x: Any, *arrays: Any, dtype: str, **options: Any) -> str | None:
@@ -73,10 +64,7 @@ def _cast_why_not(x: Any, *arrays: Any, dtype: str, **options: Any) -> str | Non
 
 def _cast(arrays: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
     pairs = [(x := contiguous(array), empty(x, dtype=dtype)) for array in arrays]
-    for dtypes, batch in batches(pairs, MAX_PAIRS):
-        inputs, outputs = zip(*batch, strict=True)
-        columns = {"from": [*map(cublas.pointer, inputs)], "to": [*map(cublas.pointer, outputs)]}
-        table, blocks = table_of(PAIRS, columns, sizes=tuple(x.size for x in inputs))
+    for dtypes, table, blocks in tables(pairs, MAX_PAIRS):
         launch.launch("optimizer.cast", dtypes, blocks, THREADS, table, BLOCK_ELEMENTS)
     return tuple(y for _, y in pairs)
 
@@ -121,13 +109,11 @@ def _adam_forward(
         zero = xp.zeros((), dtype=xp.float64)
         schedule = xp.stack([zero + number for number in changing])
         settings = settings._replace(step_size=0.0, bias_correction2=0.0, learning_rate=0.0)
-    items = [(*_in_order(slot), rate) for slot, rate in zip(slots(arrays), weight_decay, strict=True)]
-    for dtypes, batch in batches(items, MAX_SLOTS):
-        fields = zip(("parameters", "gradients", "exp_avgs", "exp_avg_sqs"), zip(*batch, strict=True), strict=False)
-        columns = {name: [cublas.pointer(array) for array in column] for name, column in fields}
-        sizes, rates = tuple(item[0].size for item in batch), tuple(item[4] for item in batch)
-        table, blocks = table_of(SLOTS, columns, sizes=sizes, weight_decays=rates)
-        scale = None if grad_scale is None else contiguous(grad_scale, launch.compute_dtype(batch[0][0]))
+    items = [_in_order(slot) for slot in slots(arrays)]
+    for dtypes, table, blocks in tables(items, MAX_SLOTS, weight_decay):
+        scale = None
+        if grad_scale is not None:
+            scale = contiguous(grad_scale, xp.float64 if dtypes[0] == "float64" else xp.float32)
         arguments = table, BLOCK_ELEMENTS, *map(float, settings), scale, schedule
         launch.launch("optimizer.adam", dtypes, blocks, THREADS, *arguments)
     return updated(arrays), None
@@ -145,9 +131,7 @@ def _norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
     num_blocks = sum(-(-array.size // BLOCK_ELEMENTS) for array in arrays)
     sums, norm = (empty(arrays[0], shape, launch.compute_dtype(arrays[0])) for shape in ((num_blocks,), ()))
     start = 0
-    for dtypes, batch in batches([(array,) for array in arrays], MAX_ARRAYS):
-        addresses = [cublas.pointer(array) for (array,) in batch]
-        table, blocks = table_of(ARRAYS, {"addresses": addresses}, sizes=tuple(array.size for (array,) in batch))
+    for dtypes, table, blocks in tables([(array,) for array in arrays], MAX_ARRAYS):
         launch.launch("optimizer.squares", dtypes, blocks, THREADS, table, sums[start:], BLOCK_ELEMENTS)
         start += blocks
     launch.launch("optimizer.total", dtype_names(sums), 1, 1024, sums, norm, num_blocks)
@@ -155,14 +139,9 @@ def _norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
 
 
 def _norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
-    return tuple(_times_2g(array, g) if needed else None for array, needed in zip(arrays, needs, strict=True))
-
-
-def _times_2g(x: Any, g: Any) -> Any:
-    """Return 2 g x, without reading g on the host."""
-    y, g = empty(x), contiguous(g, launch.compute_dtype(x))
-    launch.launch("elementwise.multiply_by_2g", dtype_names(x), *launch.grid_for_elements(x), x, g, y, x.size)
-    return y
+    xp = array_namespace(*arrays)
+    twice = 2.0 * xp.astype(g, launch.compute_dtype(arrays[0]))
+    return tuple(xp.astype(x * twice, x.dtype) if needed else None for x, needed in zip(arrays, needs, strict=True))
 
 
 KERNELS = [

@@ -5,52 +5,35 @@ A warp or a block reads a row once if it fits into its registers.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 from xformer.backends import array_namespace, dtype_name
-from xformer.kernels.cupy import cublas, launch
+from xformer.kernels.cupy import launch
 from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, why_not
+from xformer.ops.norms import add_norm_vjp
 from xformer.ops.operation import Kernel
 
 # --- Sums over rows (cuda/columns.cu) ---
 
-SUMMING_THREADS = 256  # per block; SUMMING_WARPS in cuda/common.cu
+_SUMMING_THREADS = 256  # per block: 32 times WARPS in cuda/columns.cu
 
 
-def grid_for_columns(x: Any, rows: int) -> tuple[int, int, int]:
-    """Return the blocks, chunks of rows and rows per chunk for sums over the rows of x.
+def column_sums(x: Any, dtype: Any, most_blocks: int = 1024) -> Any:
+    """Sum a matrix (rows, n) over its rows, in float32 or float64, and return (n,) of `dtype`.
 
     There are enough blocks for a large device if chunks of 32 rows allow it.
     """
-    tiles = -(-x.shape[-1] // (32 * launch.elements_per_thread(x)))
-    chunks = max(1, min(-(-rows // 32), 1024 // max(1, tiles)))
+    x, (rows, n) = contiguous(x), x.shape
+    tiles = -(-n // (32 * launch.elements_per_thread(x)))
+    chunks = max(1, min(-(-rows // 32), most_blocks // max(1, tiles)))
     chunk_rows = max(1, -(-rows // chunks))
     chunks = max(1, -(-rows // chunk_rows))
-    return tiles * chunks, chunks, chunk_rows
-
-
-def column_sums(x: Any, dtype: Any) -> Any:
-    """Sum a matrix (rows, n) over its rows, in float32 or float64, and return (n,) of `dtype`."""
-    x = contiguous(x)
-    blocks, chunks, chunk_rows = grid_for_columns(x, len(x))
-    if chunks == 1:
-        return column_total(x, dtype)
-    sums = empty(x, (chunks, x.shape[1]), launch.compute_dtype(x))
-    _sum_chunks(x, sums, blocks, chunk_rows)
-    return column_total(sums, dtype)
-
-
-def column_total(x: Any, dtype: Any) -> Any:
-    """Sum a matrix of few rows over its rows in one launch."""
-    total = empty(x, x.shape[1:], dtype)
-    _sum_chunks(x, total, -(-x.shape[1] // (32 * launch.elements_per_thread(x))), len(x))
-    return total
-
-
-def _sum_chunks(x: Any, sums: Any, blocks: int, chunk_rows: int) -> None:
-    dtypes = dtype_names(x, sums)
-    launch.launch("columns.column_sums", dtypes, blocks, SUMMING_THREADS, x, sums, *x.shape, chunk_rows)
+    sums = empty(x, (n,), dtype) if chunks == 1 else empty(x, (chunks, n), launch.compute_dtype(x))
+    dtypes, blocks = dtype_names(x, sums), tiles * chunks
+    launch.launch("columns.column_sums", dtypes, blocks, _SUMMING_THREADS, x, sums, rows, n, chunk_rows)
+    return sums if chunks == 1 else column_sums(sums, dtype, 1)
 
 
 # --- Layer norm and RMS norm ---
@@ -61,107 +44,61 @@ _MIN_THREADS = 32  # per row, so that a warp does not diverge at the branch for 
 _SUMMING_BLOCKS, _SUMMED_THREADS = 256, 2**16  # of the derivative: more blocks would write more sums of their rows
 
 
-def _norm_why_not(x: Any, weight: Any, *rest: Any, **options: Any) -> str | None:
+def _norm_why_not(x: Any, weight: Any, *rest: Any, save: bool, **options: Any) -> str | None:
     for parameter in (weight, *rest):
         if parameter is not None and (parameter.dtype != weight.dtype or not launch.is_compatible_dtype(parameter, x)):
             return f"parameters of dtype {dtype_name(parameter.dtype)} with {dtype_name(x.dtype)} rows"
-    return why_not(x)
+    most = _NORM_VJP_VECTORS * launch.elements_per_thread(x) * launch.MAX_THREADS
+    return f"a derivative of rows of more than {most} features" if save and x.shape[-1] > most else why_not(x)
 
 
 def _add_norm_why_not(x: Any, y: Any, *parameters: Any, **options: Any) -> str | None:
     if x.dtype != y.dtype:
         return f"summands of dtypes {dtype_name(x.dtype)} and {dtype_name(y.dtype)}"
-    return _norm_why_not(x, *parameters)
+    return _norm_why_not(x, *parameters, **options)
 
 
-def _norm_forward(
-    x: Any, weight: Any, bias: Any, centered: bool, epsilon: float, save: bool, other: Any = None, keep_sum: bool = True
-) -> tuple[Any, ...]:
+def _normalize(x: Any, other: Any, weight: Any, bias: Any, *settings: Any, keep: bool, save: bool) -> tuple[Any, ...]:
     """Return the sum of x and `other`, or x, its norm, and what the derivative needs."""
-    x, weight, bias = contiguous(x), contiguous(weight), None if bias is None else contiguous(bias)
-    other = None if other is None else contiguous(other)
-    rows, n = launch.row_count(x), x.shape[-1]
-    y = empty(x)
+    x, other, weight, bias = (None if each is None else contiguous(each) for each in (x, other, weight, bias))
+    rows, (centered, epsilon) = launch.row_count(x), settings
+    total, y = empty(x) if other is not None and (keep or save) else None, empty(x)
     means, inverses = (empty(x, (rows,), launch.compute_dtype(x)) if save else None for _ in range(2))
     *grid, threads = launch.grid_for_shared_rows(rows, x, _NORM_VECTORS, _MIN_THREADS)
-    total = None
-    if other is not None and (keep_sum or save or not _fits_registers(threads, x, other, weight, bias)):
-        total = empty(x)  # which is read again
     arrays = x, other, weight, bias, total, y, means, inverses
-    settings = rows, n, int(centered), float(epsilon), threads
-    launch.launch("norms.normalize", dtype_names(x, weight), *grid, *arrays, *settings)
+    sizes = rows, x.shape[-1], int(centered), float(epsilon), threads
+    launch.launch("norms.normalize", dtype_names(x, weight), *grid, *arrays, *sizes)
     total = x if other is None else total
     return total, y, (total, weight, means, inverses)
 
 
-def _fits_registers(threads: int, x: Any, *arrays: Any) -> bool:
-    """Return whether the forward kernel keeps rows in registers: they are not long, and all vectors are aligned."""
-    is_long = launch.is_long(x, _NORM_VECTORS, threads) or x.shape[-1] % launch.elements_per_thread(x)
-    return not is_long and not any(cublas.pointer(each) % 16 for each in (x, *arrays) if each is not None)
+def _norm_forward(
+    x: Any, weight: Any, bias: Any = None, *, centered: bool, epsilon: float, save: bool
+) -> tuple[Any, Any]:
+    return _normalize(x, None, weight, bias, centered, epsilon, keep=False, save=save)[1:]
 
 
 def _norm_vjp(
-    g: Any, residuals: Any, centered: bool, needs: tuple[bool, bool, bool], addend: Any = None
+    g: Any, residuals: Any, needs: Any, *, centered: bool, epsilon: float = 0.0, addend: Any = None
 ) -> tuple[Any, ...]:
-    """Return the cotangents of x, to which `addend` is added, and of weight and bias; None if not needed."""
+    """Return the cotangents of x, to which `addend` is added, and of weight and bias."""
     x, weight, means, inverses = residuals
-    g, rows, n = contiguous(g, x.dtype), launch.row_count(x), x.shape[-1]
+    g, rows, n, has_bias = contiguous(g, x.dtype), launch.row_count(x), x.shape[-1], any(needs[2:])
     addend = None if addend is None else contiguous(addend, x.dtype)
-    dtypes, arrays = dtype_names(x, weight), (g, x, weight, means, inverses, addend)
-    *grid, threads = launch.grid_for_shared_rows(rows, x, _NORM_VJP_VECTORS, _MIN_THREADS)
-    needs_sums, is_long = needs[1] or needs[2], launch.is_long(x, _NORM_VJP_VECTORS, threads) or not rows
-    dx = empty(x) if needs[0] or (needs_sums and not is_long) else None
-    if needs_sums and not is_long:
-        grid[0] = min(grid[0], max(_SUMMING_BLOCKS, _SUMMED_THREADS // grid[1]))
-        sums = empty(x, (grid[0], n * (2 if needs[2] else 1)), launch.compute_dtype(x))
-        settings = rows, n, int(centered), int(needs[2]), threads
-        launch.launch("norms.normalize_vjp_with_sums", dtypes, *grid, *arrays, dx, sums, *settings)
-        totals = column_total(sums, weight.dtype)
-        return dx, totals[:n], totals[n:] if needs[2] else None
-    if dx is not None:
-        launch.launch("norms.normalize_vjp", dtypes, *grid, *arrays, dx, rows, n, int(centered), threads)
-    if not needs_sums:
-        return dx, None, None
-    xp, dtype = array_namespace(x), means.dtype  # rows that are too long for registers
-    hat = (xp.astype(xp.reshape(x, (rows, n)), dtype) - means[:, None]) * inverses[:, None]
-    g = xp.reshape(g, (rows, n))
-    dweight = column_sums(xp.astype(g, dtype) * hat, weight.dtype)
-    return dx, dweight, column_sums(g, weight.dtype) if needs[2] else None
-
-
-def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
-    _, y, residuals = _norm_forward(x, weight, bias, True, epsilon, save)
-    return y, residuals
-
-
-def _layer_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    return _norm_vjp(g, residuals, True, needs)
-
-
-def _rms_norm_forward(x: Any, weight: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
-    _, y, residuals = _norm_forward(x, weight, None, False, epsilon, save)
-    return y, residuals
-
-
-def _rms_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    return _norm_vjp(g, residuals, False, (*needs, False))[:2]
+    blocks, *threads = launch.grid_for_shared_rows(rows, x, _NORM_VJP_VECTORS, _MIN_THREADS)
+    blocks = min(blocks, max(_SUMMING_BLOCKS, _SUMMED_THREADS // threads[0]))
+    dx, sums = empty(x), empty(x, (blocks, n * (1 + has_bias)), launch.compute_dtype(x))
+    arrays, sizes = (g, x, weight, means, inverses, addend, dx, sums), (rows, n, int(centered), int(has_bias))
+    launch.launch("norms.normalize_vjp", dtype_names(x, weight), blocks, threads[0], *arrays, *sizes, threads[1])
+    totals = column_sums(sums, weight.dtype, 1) if any(needs[1:]) else dx[:0]
+    return (dx, totals[:n], totals[n:])[: len(needs)]
 
 
 def _add_norm_forward(
     x: Any, y: Any, weight: Any, bias: Any, *, epsilon: float, centered: bool, keep_sum: bool, save: bool
 ) -> tuple[Any, Any]:
-    total, norm, residuals = _norm_forward(x, weight, bias, centered, epsilon, save, y, keep_sum)
+    total, norm, residuals = _normalize(x, y, weight, bias, centered, epsilon, keep=keep_sum, save=save)
     return (total, norm) if keep_sum else norm, residuals
-
-
-def _add_norm_vjp(
-    g: Any, residuals: Any, needs: Any, *, epsilon: float, centered: bool, keep_sum: bool
-) -> tuple[Any, ...]:
-    g_sum, g = g if keep_sum else (None, g)
-    if g is None:
-        return g_sum, g_sum, None, None
-    dx, dweight, dbias = _norm_vjp(g, residuals, centered, (needs[0] or needs[1], *needs[2:]), g_sum)
-    return dx, dx, dweight, dbias
 
 
 # --- Softmax ---
@@ -241,7 +178,8 @@ def _cross_entropy_vjp(
     g, rows = contiguous(g, launch.compute_dtype(logits)), launch.row_count(logits)
     if labels is None:
         grid = launch.grid_for_rows(rows, logits)
-        launch.launch("softmax.scale_rows", dtype_names(logits), *grid, g, logits, rows, logits.shape[-1])
+        dtypes = dtype_names(logits, g, logits)
+        launch.launch("columns.scale_rows", dtypes, *grid, logits, g, logits, rows, logits.shape[-1])
         return logits, None
     dlogits = empty(logits)
     _launch_cross_entropy(logits, labels, g, dlogits, pad_id, label_smoothing, z_loss)
@@ -343,9 +281,25 @@ def _embedding_why_not(weight: Any, ids: Any, **options: Any) -> str | None:
 
 
 KERNELS = [
-    Kernel("cupy.layer_norm", "layer_norm", "cupy", _layer_norm_forward, _layer_norm_vjp, why_not=_norm_why_not),
-    Kernel("cupy.rms_norm", "rms_norm", "cupy", _rms_norm_forward, _rms_norm_vjp, why_not=_norm_why_not),
-    Kernel("cupy.add_norm", "add_norm", "cupy", _add_norm_forward, _add_norm_vjp, why_not=_add_norm_why_not),
+    *(
+        Kernel(
+            f"cupy.{name}",
+            name,
+            "cupy",
+            functools.partial(_norm_forward, centered=centered),
+            functools.partial(_norm_vjp, centered=centered),
+            why_not=_norm_why_not,
+        )
+        for name, centered in (("layer_norm", True), ("rms_norm", False))
+    ),
+    Kernel(
+        "cupy.add_norm",
+        "add_norm",
+        "cupy",
+        _add_norm_forward,
+        functools.partial(add_norm_vjp, _norm_vjp),
+        why_not=_add_norm_why_not,
+    ),
     *(
         Kernel(f"cupy.{name}", name, "cupy", forward, vjp, dtypes=FLOATS, why_not=refusal)
         for name, forward, vjp, refusal in (

@@ -45,7 +45,7 @@ template <int N, int D, typename T>
 __device__ inline void load_rows(Rows<N, D>& rows, const T* head, long long stride, int first, int count, int features)
 {
     const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(head, stride) && features % V == 0;
+    const bool is_full = aligned<V>(stride, head) && features % V == 0;
 #pragma unroll
     for (int i = threadIdx.x * V; i < N * D; i += THREADS * V) {
         const int row = i / D, start = i % D;
@@ -99,7 +99,7 @@ __device__ inline void store_rows(const float (&sums)[R][E], T* to, long long ba
         for (int e = 0; e < E && row < count; e += W) {
             const int start = column<W>(e);
             store(*reinterpret_cast<const float(*)[W]>(sums[r] + e), features - start,
-                  start < features && aligned<W>(to, features), place + start);
+                  start < features && aligned<W>(features, to), place + start);
         }
     }
 }
@@ -129,6 +129,16 @@ template <typename T> struct Edits {
         const int distance = key - query - offset;
         return query < layout.queries && key < layout.keys && -distance <= layout.before && distance <= layout.after &&
                (!mask || mask[query * layout.mask[2] + key * layout.mask[3]]);
+    }
+    // Bits of the R x C pairs of a thread, of rows from `first` and others from `start` on; rows are queries, or keys.
+    template <int R, int C, bool OF_KEYS> __device__ unsigned allowed(int first, int start) const
+    {
+        unsigned bits = 0;
+        for (int i = 0; i < R * C; ++i) {
+            const int row = first + row_group() * R + i / C, at = start + lane() + i % C * LANES;
+            if (OF_KEYS ? allows(at, row) : allows(row, at)) bits |= 1u << i;
+        }
+        return bits;
     }
     __device__ float score(float product, float scale, int query, int key) const
     {
@@ -164,10 +174,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     for (int start = first_tile<N>(first + edits.offset - layout.before),
              end = least(first + N + edits.offset + layout.after, layout.keys);
          start < end; start += N) {
-        unsigned allowed = 0;
-        for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c)
-                if (edits.allows(first + row_group() * R + r, start + lane() + c * LANES)) allowed |= 1u << (r * C + c);
+        const unsigned allowed = edits.template allowed<R, C, false>(first, start);
         if (!__syncthreads_or(allowed)) continue;  // and all threads have read the tiles
         load_rows<N, D>(keys, key, layout.key[2], start, layout.keys, layout.features);
         load_rows<N, D>(values, value, layout.value[2], start, layout.keys, layout.width);
@@ -258,12 +265,7 @@ __global__ void __launch_bounds__(THREADS, 3)
         int start = first_tile<N>(near - (OF_KEYS ? layout.after : layout.before));
         const int end = least(near + N + (OF_KEYS ? layout.before : layout.after), OF_KEYS ? layout.queries : layout.keys);
         for (; start < end; start += N) {
-            unsigned allowed = 0;
-            for (int r = 0; r < R; ++r)
-                for (int c = 0; c < C; ++c) {
-                    const int row = first + row_group() * R + r, at = start + lane() + c * LANES;
-                    if (OF_KEYS ? edits.allows(at, row) : edits.allows(row, at)) allowed |= 1u << (r * C + c);
-                }
+            const unsigned allowed = edits.template allowed<R, C, OF_KEYS>(first, start);
             if (!__syncthreads_or(allowed)) continue;  // and all threads have read the tiles
             read(others, !OF_KEYS, start);
             if constexpr (OF_KEYS)

@@ -88,11 +88,12 @@ template <typename T> struct VectorSize { static const int value = 16 / sizeof(T
 
 template <typename T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Vector { T element[V]; };
 
-// Whether vectors of V elements can be loaded from rows of `length`.
-template <int V, typename T> __device__ inline bool aligned(const T* rows, long long length)
+// Whether vectors of V elements can be loaded from rows of `length`, here of several arrays.
+template <int V, typename... T> __device__ inline bool aligned(long long length, const T*... rows)
 {
-    return length % V == 0 && (unsigned long long)rows % alignof(Vector<T, V>) == 0;
+    return length % V == 0 && (((unsigned long long)rows % alignof(Vector<T, V>)) + ...) == 0;
 }
+template <int V, typename T> __device__ inline bool aligned(const T* rows, long long n) { return aligned<V>(n, rows); }
 
 // Load V elements, of which `left` exist; the others are zero. `is_full`: all exist and are aligned.
 template <int V, typename T> __device__ inline Vector<T, V> load(const T* from, long long left, bool is_full)
@@ -224,37 +225,17 @@ template <typename Op, typename W> __device__ inline W reduced(W value, int row_
     return values[0];
 }
 
-// --- sums over rows -------------------------------------------------------------------------------------------------
-
-// A block of 8 warps sums a tile of columns over a chunk of rows: a lane has V columns, and warps take rows in turn.
-// `first` is the first column of the lane; `write` stores the sums of a tile in the row of its chunk.
-enum { SUMMING_WARPS = 8 };
-
-template <int V> struct Tile {
-    long long chunk, first;
-    __device__ explicit Tile(long long columns)
-    {
-        const long long tiles = (columns + 32 * V - 1) / (32 * V);
-        chunk = blockIdx.x / tiles;
-        first = (blockIdx.x % tiles * 32 + threadIdx.x % 32) * V;
+// Write a row of n elements: `factor` times another one plus a bias, of which each may be null. Without it, of `absent`.
+template <typename T>
+__device__ inline void copy_row(const T* from, T* to, long long n, bool is_full, Wide<T> absent, Wide<T> factor = 1,
+                                const T* bias = 0)
+{
+    const int V = VectorSize<T>::value;
+    Wide<T> v[V], b[V] = {};
+    FOR_COLUMNS(i, n) {
+        if (from) load(from + i, n - i, is_full, v);
+        if (from && bias) load(bias + i, n - i, aligned<V>(n, bias), b);
+        for (int k = 0; k < V; ++k) v[k] = from ? v[k] * factor + b[k] : absent;
+        store(v, n - i, is_full, to + i);
     }
-
-    template <typename W, typename P> __device__ void write(const W (&sums)[V], long long columns, P* to) const
-    {
-        __shared__ W partial[SUMMING_WARPS][32 * V];
-        const int lane = threadIdx.x % 32;
-        for (int k = 0; k < V; ++k) partial[threadIdx.x / 32][lane * V + k] = sums[k];
-        __syncthreads();
-        for (int i = threadIdx.x; i < 32 * V; i += blockDim.x) {
-            const long long column = first - lane * V + i;
-            W total = 0;
-            for (int warp = 0; warp < SUMMING_WARPS; ++warp) total += partial[warp][i];
-            if (column < columns) downcast(total, to[chunk * columns + column]);
-        }
-        __syncthreads();  // before another call overwrites it
-    }
-};
-
-#define FOR_CHUNK_ROWS(row, tile, chunk_rows, rows)                                                      \
-    for (long long row = tile.chunk * chunk_rows + threadIdx.x / 32;                                 \
-         row < (rows) && row < (tile.chunk + 1) * chunk_rows; row += SUMMING_WARPS)
+}

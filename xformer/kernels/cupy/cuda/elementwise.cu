@@ -5,26 +5,26 @@
     for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * V; i < (size); \
          i += (long long)gridDim.x * blockDim.x * V)
 
-// y = f(x, other)
+// y = f(x, other), where `other` is repeated if it has a period.
 template <typename T, typename S, typename F>
-__device__ inline void map(const T* x, const S* other, T* y, long long size, F f)
+__device__ inline void map(const T* x, const S* other, T* y, long long size, F f, long long period = 0)
 {
     const int V = VectorSize<T>::value;
-    const bool is_aligned = aligned<V>(x, 0) && aligned<V>(other, 0) && aligned<V>(y, 0);
+    const bool is_aligned = aligned<V>(period, x, other, y);
     Wide<T> a[V], b[V];
     FOR_VECTORS(i, size) {
         const bool is_full = is_aligned && size - i >= V;
         load(x + i, size - i, is_full, a);
-        load(other + i, size - i, is_full, b);
-        for (int k = 0; k < V; ++k) a[k] = f(a[k], b[k]);
+        if (is_full || !period) load(other + (period ? i % period : i), size - i, is_full, b);
+        for (int k = 0; k < V; ++k) a[k] = f(a[k], is_full || !period ? b[k] : upcast(other[(i + k) % period]));
         store(a, size - i, is_full, y + i);
     }
 }
 
-template <typename T> __global__ void add(const T* x, const T* other, T* y, long long size)
+template <typename T> __global__ void add(const T* x, const T* other, T* y, long long size, long long period)
 {
     typedef Wide<T> W;
-    map(x, other, y, size, [](W a, W b) { return a + b; });
+    map(x, other, y, size, [](W a, W b) { return a + b; }, period);
 }
 
 // --- Activations: their values, and their cotangents of g, at x; for relu, x may also be relu(x). NaN propagates. --------
@@ -141,8 +141,7 @@ template <typename T, template <typename> class F>
 __global__ void gated_vjp(const T* g, const T* gate, const T* up, T* dgate, T* dup, long long size)
 {
     const int V = VectorSize<T>::value;
-    const bool is_aligned = aligned<V>(g, 0) && aligned<V>(gate, 0) && aligned<V>(up, 0) && aligned<V>(dgate, 0)
-        && aligned<V>(dup, 0);
+    const bool is_aligned = aligned<V>(0, g, gate, up, dgate, dup);
     Wide<T> v[V], a[V], b[V];
     FOR_VECTORS(i, size) {
         const long long left = size - i;
@@ -164,12 +163,4 @@ template <typename T> __global__ void dropout(const T* x, const bool* mask, T* y
     typedef Wide<T> W;
     const W factor = (W)scale;
     map(x, mask, y, size, [factor](W v, W keep) { return keep != 0 ? v * factor : W(0); });
-}
-
-// y = 2 g x, where g is one number.
-template <typename T> __global__ void multiply_by_2g(const T* x, const Wide<T>* g, T* y, long long size)
-{
-    typedef Wide<T> W;
-    const W factor = 2 * *g;
-    map(x, x, y, size, [factor](W v, W) { return v * factor; });
 }

@@ -6,26 +6,12 @@ template <typename T>
 __global__ void gather(const T* table, const long long* ids, T* y, long long count, long long rows, long long n,
                        double scale)
 {
-    const Wide<T> factor = (Wide<T>)scale;
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(table, n) && aligned<V>(y, n);
+    const bool is_full = aligned<VectorSize<T>::value>(n, table, y);
     FOR_ROWS(position, count) {
-        const long long id = ids[position];
-        const bool is_valid = id >= 0 && id < rows;
-        FOR_COLUMNS(i, n) {
-            Wide<T> v[V];
-            if (is_valid) {
-                load(table + id * n + i, n - i, is_full, v);
-                for (int k = 0; k < V; ++k) v[k] *= factor;
-            } else {
-                for (int k = 0; k < V; ++k) v[k] = not_a_number();
-            }
-            store(v, n - i, is_full, y + position * n + i);
-        }
+        const T* from = ids[position] >= 0 && ids[position] < rows ? table + ids[position] * n : nullptr;
+        copy_row(from, y + position * n, n, is_full, Wide<T>(not_a_number()), Wide<T>(scale));
     }
 }
-
-const int GROUP = 4;  // rows that a thread loads at a time
 
 // A block sums the scaled rows of one id in one segment, if they begin at its position. If it has all rows of the id,
 // the sum goes to dtable; else, if the id begins in an earlier segment, to heads, and otherwise to tails, both of shape
@@ -37,30 +23,25 @@ __global__ void scatter_segments(const T* g, const long long* order, const long 
 {
     const Wide<T> factor = (Wide<T>)scale;
     const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(g, n) && aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
+    const bool is_full = aligned<V>(n, g, dtable, heads, tails);
     FOR_ROWS(position, count) {
         const long long id = sorted[position], segment = position / segment_size;
         const bool follows = position > 0 && sorted[position - 1] == id;
         if ((follows && position % segment_size) || id < 0 || id >= rows) continue;
         long long end = (segment + 1) * segment_size;
         if (end > count) end = count;
+        long long stop = position + 1, last = end;  // of the rows of the id, found by bisection
+        while (stop < last) {
+            const long long middle = (stop + last) / 2;
+            (sorted[middle] == id ? stop : last) = sorted[middle] == id ? middle + 1 : middle;
+        }
         const bool continues = end < count && sorted[end] == id;
         FOR_COLUMNS(i, n) {
             Wide<T> v[V], total[V] = {};
-            for (long long at = position; at < end && sorted[at] == id; at += GROUP) {
-                Vector<T, V> loaded[GROUP];
-                bool is_more[GROUP];
-                const long long first = order[at];
-                for (int r = 0; r < GROUP; ++r) {
-                    const long long place = at + r < end ? at + r : at, next = order[place];
-                    is_more[r] = at + r < end && sorted[place] == id;
-                    loaded[r] = load<V>(g + (is_more[r] ? next : first) * n + i, n - i, is_full);
-                }
-                for (int r = 0; r < GROUP; ++r) {
-                    upcast(loaded[r], v);
-                    for (int k = 0; k < V; ++k)
-                        if (is_more[r]) total[k] += factor * v[k];
-                }
+#pragma unroll 4
+            for (long long at = position; at < stop; ++at) {
+                load(g + order[at] * n + i, n - i, is_full, v);
+                for (int k = 0; k < V; ++k) total[k] += factor * v[k];
             }
             if (follows)
                 store(total, n - i, is_full, heads + segment * n + i);
@@ -78,7 +59,7 @@ __global__ void scatter_join(const long long* sorted, const Wide<T>* heads, cons
                              long long count, long long rows, long long n, long long segment_size)
 {
     const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
+    const bool is_full = aligned<V>(n, dtable, heads, tails);
     FOR_ROWS(segment, (count - 1) / segment_size) {
         const long long first = segment * segment_size, next = first + segment_size, id = sorted[next - 1];
         const bool begins = sorted[first] != id || first == 0 || sorted[first - 1] != id;

@@ -51,16 +51,11 @@ template <typename T>
 __global__ void fill_tiles(const T* x, long long* layout, T* padded, long long places, long long experts, long long tile, long long n)
 {
     const Layout found(layout, experts);
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(x, n) && aligned<V>(padded, n);
+    const bool is_full = aligned<VectorSize<T>::value>(n, x, padded);
     FOR_ROWS(place, places) {
-        const long long t = place / tile, e = found.owners[t], offset = place - found.begins[e] * tile;
-        const bool exists = e < experts && found.starts[e] + offset < found.starts[e + 1];
-        FOR_COLUMNS(i, n) {
-            Wide<T> v[V];
-            load(x + (exists ? found.starts[e] + offset : 0) * n + i, exists ? n - i : 0, is_full && exists, v);
-            store(v, n - i, is_full, padded + place * n + i);
-        }
+        const long long t = place / tile, e = found.owners[t], row = found.starts[e] + place - found.begins[e] * tile;
+        const T* from = e < experts && row < found.starts[e + 1] ? x + row * n : nullptr;
+        copy_row(from, padded + place * n, n, is_full, Wide<T>(0));
     }
 }
 
@@ -70,20 +65,13 @@ __global__ void collect(const T* padded, const long long* indices, long long* la
                         long long experts, long long tile, long long n)
 {
     const Layout found(layout, experts);
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(padded, n) && aligned<V>(y, n);
+    const bool is_full = aligned<VectorSize<T>::value>(n, padded, y);
     FOR_ROWS(row, rows) {
         const long long e = indices[row];
         const bool exists = e >= 0 && e < experts, is_sorted = exists && row >= found.starts[e] && row < found.starts[e + 1];
-        const T* from = padded + (is_sorted ? found.begins[e] * tile + row - found.starts[e] : 0) * n;
+        const T* from = is_sorted ? padded + (found.begins[e] * tile + row - found.starts[e]) * n : nullptr;
         const T* bias = is_sorted ? reinterpret_cast<const T*>(biases.of[e]) : nullptr;
-        FOR_COLUMNS(i, n) {
-            Wide<T> v[V], b[V] = {};
-            load(from + i, is_sorted ? n - i : 0, is_full && is_sorted, v);
-            if (bias) load(bias + i, n - i, aligned<V>(bias, n), b);
-            for (int k = 0; k < V; ++k) v[k] = exists && !is_sorted ? not_a_number() : v[k] + b[k];
-            store(v, n - i, is_full, y + row * n + i);
-        }
+        copy_row(from, y + row * n, n, is_full, exists ? Wide<T>(not_a_number()) : Wide<T>(0), Wide<T>(1), bias);
     }
 }
 
@@ -93,7 +81,7 @@ __global__ void sum_tiles(const P* parts, long long* layout, T* sums, long long 
 {
     const Layout found(layout, experts);
     const int V = VectorSize<P>::value;
-    const bool is_full = aligned<V>(parts, n) && aligned<V>(sums, n);
+    const bool is_full = aligned<V>(n, parts, sums);
     FOR_ROWS(row, experts * height) {
         const long long e = row / height;
         FOR_COLUMNS(i, n) {

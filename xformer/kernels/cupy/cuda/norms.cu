@@ -1,57 +1,53 @@
 // Layer norm (`centered`) and RMS norm, with a warp per row, or a block if rows are long.
 
-// A row whose vectors the threads keep in registers, R each, or read again whenever they need them, if R is 0.
+// A row, or the sum of two unless `other` is null. Threads keep R vectors in registers, or read them again if R is 0.
 template <typename T, int R> struct Row {
     static const int V = VectorSize<T>::value;
-    const T* from;
+    typedef Wide<T> W;
+    const T *from, *other;
     const int n;
     const SharedRows& shared;
     const bool is_full;
     Packed<T, V> kept[R ? R : 1];
 
-    // Unless `other` is null, the row is from + other, which is stored unless `total` is null. It is not if R is 0.
-    __device__ Row(const T* from, long long n, const SharedRows& shared, bool is_full, const T* other = 0, T* total = 0)
-        : from(other && !R ? total : from), n(n), shared(shared), is_full(is_full)
+    __device__ Row(const T* from, const T* other, long long n, const SharedRows& shared, bool is_full)
+        : from(from), other(other), n(n), shared(shared), is_full(is_full)
     {
-        if (R || other) each([&](int r, int i) {
-            Vector<T, V> loaded = ::load<V>(from + i, this->n - i, is_full);
-            if (other) {
-                Wide<T> a[V], b[V];
-                ::upcast(loaded, a);
-                ::load(other + i, this->n - i, is_full, b);
-                for (int k = 0; k < V; ++k) downcast(a[k] + b[k], loaded.element[k]);
-                ::upcast(loaded, a);
-                if (total) store(a, this->n - i, is_full, total + i);
-            }
-            if (R) kept[r].set(loaded);
-        });
+        if (R) each([&](int r, int i) { kept[r].set(read(i)); });
+    }
+
+    __device__ Vector<T, V> read(int i) const
+    {
+        Vector<T, V> loaded = ::load<V>(from + i, n - i, is_full);
+        if (!other) return loaded;
+        W a[V], b[V];
+        ::upcast(loaded, a);
+        ::load(other + i, n - i, is_full, b);
+        for (int k = 0; k < V; ++k) downcast(a[k] + b[k], loaded.element[k]);
+        return loaded;
     }
 
     // Call f(r, i) for each vector of this thread, its number and its column.
     template <typename F> __device__ void each(F f) const
     {
-        if (R) {
 #pragma unroll
-            for (int r = 0; r < R; ++r) {
-                const int i = (r * shared.threads + shared.lane) * V;
-                if (i < n) f(r, i);
-            }
-        } else {
-            for (int i = shared.lane * V; i < n; i += shared.threads * V) f(0, i);
+        for (int r = 0; r < (R ? R : (n - 1) / (shared.threads * V) + 1); ++r) {
+            const int i = (r * shared.threads + shared.lane) * V;
+            if (i < n) f(r, i);
         }
     }
 
-    template <typename W> __device__ void load(int r, int i, W (&to)[V]) const
+    __device__ void load(int r, int i, W (&to)[V]) const
     {
         if (R)
             kept[r].upcast(to);
         else
-            ::load(from + i, n - i, is_full, to);
+            ::upcast(read(i), to);
     }
 };
 
 template <int R, typename T, typename P>
-__device__ inline void normalize_rows(const T* x, const T* other, const P* weight, const P* bias, T* total_rows, T* y,
+__device__ inline void normalize_rows(const T* x, const T* other, const P* weight, const P* bias, T* total, T* y,
                                       Wide<T>* means, Wide<T>* inverses, long long rows, long long n, bool centered,
                                       Wide<T> epsilon, const SharedRows& shared, bool is_full)
 {
@@ -59,17 +55,16 @@ __device__ inline void normalize_rows(const T* x, const T* other, const P* weigh
     const int V = VectorSize<T>::value;
     FOR_SHARED_ROWS(row, rows, shared) {
         const long long start = row * n;
-        const Row<T, R> values(x + start, row < rows ? n : 0, shared, is_full, other ? other + start : 0,
-                               total_rows ? total_rows + start : 0);
+        const Row<T, R> values(x + start, other ? other + start : 0, row < rows ? n : 0, shared, is_full);
         W v[V], scale = 1, mean, squares;
         for (bool is_scaled = false;; is_scaled = true) {
-            W total = 0;
+            W sum = 0;
             squares = 0;
             values.each([&](int r, int i) {
                 values.load(r, i, v);
-                for (int k = 0; k < V; ++k) total += v[k] * scale;
+                for (int k = 0; k < V; ++k) sum += v[k] * scale;
             });
-            mean = centered ? reduced<Sum>(total, shared.threads) / n : W(0);
+            mean = centered ? reduced<Sum>(sum, shared.threads) / n : W(0);
             values.each([&](int r, int i) {
                 values.load(r, i, v);
                 for (int k = 0; k < V; ++k) {
@@ -90,6 +85,7 @@ __device__ inline void normalize_rows(const T* x, const T* other, const P* weigh
         values.each([&](int r, int i) {
             W w[V], b[V];
             values.load(r, i, v);
+            if (total) store(v, n - i, is_full, total + start + i);
             load(weight + i, n - i, is_full, w);
             if (bias) load(bias + i, n - i, is_full, b);
             for (int k = 0; k < V; ++k) {
@@ -106,15 +102,14 @@ __device__ inline void normalize_rows(const T* x, const T* other, const P* weigh
 }
 
 // y = (x - mean) / sigma * weight + bias; the means and inverses (1 / sigma) of rows are saved unless null. Unless `other`
-// is null, x + other takes the place of x, and is stored unless `total` is null: only if threads can keep aligned rows.
+// is null, x + other takes the place of x, and is stored unless `total` is null.
 template <typename T, typename P>
 __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
     normalize(const T* x, const T* other, const P* weight, const P* bias, T* total, T* y, Wide<T>* means,
               Wide<T>* inverses, long long rows, long long n, long long centered, double epsilon, long long threads)
 {
     const int V = VectorSize<T>::value, R = 4;
-    const bool is_full = aligned<V>(x, n) && aligned<V>(other, n) && aligned<V>(total, n) && aligned<V>(y, n) &&
-                         aligned<V>(weight, n) && aligned<V>(bias, n);
+    const bool is_full = aligned<V>(n, x, other, total, y, weight, bias);
     const SharedRows shared(threads);
     const Wide<T> added = epsilon;
     if (is_full && n <= R * V * threads)
@@ -123,51 +118,44 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
         normalize_rows<0>(x, other, weight, bias, total, y, means, inverses, rows, n, centered, added, shared, is_full);
 }
 
-// The sums over rows of which this thread has R vectors of columns.
-template <typename T, int R> struct ColumnSums {
-    static const int V = VectorSize<T>::value, MOST_ROWS = 4;  // of a block, if a warp has a row
-    Wide<T> of[R][V];
-
-    __device__ ColumnSums()
-    {
-        for (int r = 0; r < R; ++r)
-            for (int k = 0; k < V; ++k) of[r][k] = 0;
-    }
-
-    // Store the sums over all rows of the block.
-    __device__ void write(const SharedRows& shared, long long n, Wide<T>* to) const
-    {
-        __shared__ Wide<T> partial[MOST_ROWS][32 * R * V];
-        const int count = blockDim.x / shared.threads;
-        for (int r = 0; r < R; ++r)
-            for (int k = 0; k < V; ++k) {
-                const int column = (r * shared.threads + shared.lane) * V + k;
-                if (count == 1 && column < n) to[column] = of[r][k];
-                if (count > 1) partial[shared.place][column] = of[r][k];
-            }
-        if (count == 1) return;
-        __syncthreads();
-        for (int column = threadIdx.x; column < n; column += blockDim.x) {
-            Wide<T> total = 0;
-            for (int place = 0; place < count; ++place) total += partial[place][column];
-            to[column] = total;
+// Store the sums over all rows of the block, of which this thread has R vectors of columns.
+template <int R, int V, typename W>
+__device__ inline void write_sums(const W (&sums)[R][V], const SharedRows& shared, long long n, W* to)
+{
+    __shared__ W partial[4][32 * R * V];  // of the rows of a block, if a warp has a row
+    const int count = blockDim.x / shared.threads;
+    for (int r = 0; r < R; ++r)
+        for (int k = 0; k < V; ++k) {
+            const int column = (r * shared.threads + shared.lane) * V + k;
+            if (count == 1 && column < n) to[column] = sums[r][k];
+            if (count > 1) partial[shared.place][column] = sums[r][k];
         }
-        __syncthreads();  // before another call overwrites it
+    if (count == 1) return;
+    __syncthreads();
+    for (int column = threadIdx.x; column < n; column += blockDim.x) {
+        W total = 0;
+        for (int place = 0; place < count; ++place) total += partial[place][column];
+        to[column] = total;
     }
-};
+    __syncthreads();  // before another call overwrites it
+}
 
-template <int R, bool HAS_SUMS, typename T, typename P>
-__device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means,
-                                          const Wide<T>* inverses, const T* addend, T* dx, long long rows, long long n,
-                                          bool centered, const SharedRows& shared, bool is_full, Wide<T>* sums = 0,
-                                          bool has_bias = false)
+// With x^ the normalized rows and h = g weight: dx = (h - mean(h) - x^ mean(h x^)) / sigma, plus `addend` unless null, and
+// the sums of g x^ and, with `has_bias`, of g over the rows of each block: (blocks, n) or (blocks, 2 n).
+template <typename T, typename P>
+__global__ void BOUNDS(1)
+    normalize_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses,
+                  const T* addend, T* dx, Wide<T>* sums, long long rows, long long n, long long centered,
+                  long long has_bias, long long threads)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value;
-    ColumnSums<T, HAS_SUMS ? R : 1> of_weight, of_bias;
+    const int V = VectorSize<T>::value, R = 2;
+    const bool is_full = aligned<V>(n, g, x, weight, addend, dx);
+    const SharedRows shared(threads);
+    W of_weight[R][V] = {}, of_bias[R][V] = {};
     FOR_SHARED_ROWS(row, rows, shared) {
         const long long length = row < rows ? n : 0;
-        const Row<T, R> cotangents(g + row * n, length, shared, is_full), values(x + row * n, length, shared, is_full);
+        const Row<T, R> cotangents(g + row * n, 0, length, shared, is_full), values(x + row * n, 0, length, shared, is_full);
         const W mean = length ? means[row] : W(0), inverse = length ? inverses[row] : W(0);
         W h[V], hat[V], w[V], totals[2] = {0, 0};
         const auto read = [&](int r, int i) {
@@ -179,10 +167,8 @@ __device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weigh
         values.each([&](int r, int i) {
             read(r, i);
             for (int k = 0; k < V; ++k) {
-                if (HAS_SUMS) {
-                    of_weight.of[r][k] += h[k] * hat[k];  // h is zero beyond the row
-                    of_bias.of[r][k] += h[k];
-                }
+                of_weight[r][k] += h[k] * hat[k];  // h is zero beyond the row
+                of_bias[r][k] += h[k];
                 totals[0] += h[k] * w[k];
                 totals[1] += h[k] * w[k] * hat[k];
             }
@@ -199,41 +185,7 @@ __device__ inline void normalize_rows_vjp(const T* g, const T* x, const P* weigh
             store(h, n - i, is_full, dx + row * n + i);
         });
     }
-    if (HAS_SUMS) {
-        sums += blockIdx.x * n * (has_bias ? 2 : 1);
-        of_weight.write(shared, n, sums);
-        if (has_bias) of_bias.write(shared, n, sums + n);
-    }
-}
-
-// With x^ the normalized rows and h = g weight: dx = (h - mean(h) - x^ mean(h x^)) / sigma, plus `addend` unless null.
-template <typename T, typename P>
-__global__ void BOUNDS(2)
-    normalize_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses,
-                  const T* addend, T* dx, long long rows, long long n, long long centered, long long threads)
-{
-    const int V = VectorSize<T>::value, R = 2;
-    const bool is_full = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(addend, n) &&
-                         aligned<V>(dx, n);
-    const SharedRows shared(threads);
-    if (is_full && n <= R * V * threads)
-        normalize_rows_vjp<R, false>(g, x, weight, means, inverses, addend, dx, rows, n, centered, shared, true);
-    else
-        normalize_rows_vjp<0, false>(g, x, weight, means, inverses, addend, dx, rows, n, centered, shared, is_full);
-}
-
-// The same, and the sums of g x^ and, with `has_bias`, of g over the rows of each block: (blocks, n) or (blocks, 2 n).
-// The threads can keep a row in registers.
-template <typename T, typename P>
-__global__ void BOUNDS(1)
-    normalize_vjp_with_sums(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses,
-                            const T* addend, T* dx, Wide<T>* sums, long long rows, long long n, long long centered,
-                            long long has_bias, long long threads)
-{
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(addend, n) &&
-                         aligned<V>(dx, n);
-    const SharedRows shared(threads);
-    normalize_rows_vjp<2, true>(g, x, weight, means, inverses, addend, dx, rows, n, centered, shared, is_full, sums,
-                                has_bias);
+    sums += blockIdx.x * n * (has_bias ? 2 : 1);
+    write_sums(of_weight, shared, n, sums);
+    if (has_bias) write_sums(of_bias, shared, n, sums + n);
 }

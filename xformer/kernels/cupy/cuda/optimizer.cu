@@ -3,34 +3,34 @@
 
 const int MAX_SLOTS = 64, MAX_ARRAYS = 128, MAX_PAIRS = 112;
 
-struct Slots {
-    unsigned long long parameters[MAX_SLOTS], gradients[MAX_SLOTS], exp_avgs[MAX_SLOTS], exp_avg_sqs[MAX_SLOTS];
-    long long sizes[MAX_SLOTS];
+template <int COLUMNS, int MOST> struct Table {
+    unsigned long long addresses[COLUMNS][MOST];
+    long long sizes[MOST], ends[MOST];
+};
+
+struct Slots : Table<4, MAX_SLOTS> {  // parameters, gradients, first and second moments
     double weight_decays[MAX_SLOTS];
-    long long ends[MAX_SLOTS];
 };
 
-struct Arrays {
-    unsigned long long addresses[MAX_ARRAYS];
-    long long sizes[MAX_ARRAYS], ends[MAX_ARRAYS];
-};
-
-struct Pairs {
-    unsigned long long from[MAX_PAIRS], to[MAX_PAIRS];
-    long long sizes[MAX_PAIRS], ends[MAX_PAIRS];
-};
-
-// The array of this block, and the range of its elements, from `start` to `stop`.
-struct BlockRange {
+// The array of this block in all columns, and the range of its elements, from `start` to `stop`.
+template <int COLUMNS, int MOST> struct BlockRange {
+    const Table<COLUMNS, MOST>& table;
     int array = 0;
     long long start, stop;
-    __device__ BlockRange(const long long* ends, const long long* sizes, long long block_size)
+    __device__ BlockRange(const Table<COLUMNS, MOST>& table, long long block_size) : table(table)
     {
-        while (ends[array] <= blockIdx.x) ++array;
-        start = (blockIdx.x - (array ? ends[array - 1] : 0)) * block_size;
-        stop = start + block_size < sizes[array] ? start + block_size : sizes[array];
+        while (table.ends[array] <= blockIdx.x) ++array;
+        start = (blockIdx.x - (array ? table.ends[array - 1] : 0)) * block_size;
+        stop = start + block_size < table.sizes[array] ? start + block_size : table.sizes[array];
+    }
+    template <typename T> __device__ T* at(int column) const
+    {
+        return reinterpret_cast<T*>(table.addresses[column][array]);
     }
 };
+
+#define FOR_RANGE(i, range) \
+    for (long long i = range.start + (long long)threadIdx.x * V; i < range.stop; i += (long long)blockDim.x * V)
 
 // Multiply the gradients by `grad_scale`, unless it is null; if it is NaN, change nothing. A schedule that is not null
 // has the step size, the bias correction and the learning rate, which a captured graph reads anew in every replay.
@@ -48,16 +48,14 @@ __global__ void adam(const Slots slots, long long block_size, double step_size, 
     const W scale = grad_scale ? *grad_scale : W(1);
     if (scale != scale) return;
     const int V = VectorSize<W>::value;
-    const BlockRange range(slots.ends, slots.sizes, block_size);
-    T* parameter = reinterpret_cast<T*>(slots.parameters[range.array]);
-    const G* gradient = reinterpret_cast<const G*>(slots.gradients[range.array]);
-    W* exp_avg = reinterpret_cast<W*>(slots.exp_avgs[range.array]);
-    W* exp_avg_sq = reinterpret_cast<W*>(slots.exp_avg_sqs[range.array]);
+    const BlockRange<4, MAX_SLOTS> range(slots, block_size);
+    T* parameter = range.template at<T>(0);
+    const G* gradient = range.template at<G>(1);
+    W *exp_avg = range.template at<W>(2), *exp_avg_sq = range.template at<W>(3);
     const W b1 = (W)beta1, b2 = (W)beta2, c1 = (W)(1 - beta1), c2 = (W)(1 - beta2);
     const W decay = (W)(1 - learning_rate * slots.weight_decays[range.array]);
-    const bool is_aligned =
-        aligned<V>(parameter, 0) && aligned<V>(gradient, 0) && aligned<V>(exp_avg, 0) && aligned<V>(exp_avg_sq, 0);
-    for (long long i = range.start + (long long)threadIdx.x * V; i < range.stop; i += (long long)blockDim.x * V) {
+    const bool is_aligned = aligned<V>(0, parameter, gradient, exp_avg, exp_avg_sq);
+    FOR_RANGE(i, range) {
         const long long left = range.stop - i;
         const bool is_full = is_aligned && left >= V;
         W p[V], g[V], m[V], v[V];
@@ -78,14 +76,14 @@ __global__ void adam(const Slots slots, long long block_size, double step_size, 
 }
 
 // Sum the squares of the elements of each block.
-template <typename T> __global__ void squares(const Arrays arrays, Wide<T>* sums, long long block_size)
+template <typename T> __global__ void squares(const Table<1, MAX_ARRAYS> arrays, Wide<T>* sums, long long block_size)
 {
     const int V = VectorSize<T>::value;
-    const BlockRange range(arrays.ends, arrays.sizes, block_size);
-    const T* x = reinterpret_cast<const T*>(arrays.addresses[range.array]);
-    const bool is_aligned = aligned<V>(x, 0);
+    const BlockRange<1, MAX_ARRAYS> range(arrays, block_size);
+    const T* x = range.template at<T>(0);
+    const bool is_aligned = aligned<V>(0, x);
     Wide<T> v[V], sum = 0;
-    for (long long i = range.start + (long long)threadIdx.x * V; i < range.stop; i += (long long)blockDim.x * V) {
+    FOR_RANGE(i, range) {
         load(x + i, range.stop - i, is_aligned && range.stop - i >= V, v);
         for (int k = 0; k < V; ++k) sum += v[k] * v[k];
     }
@@ -102,14 +100,14 @@ template <typename W> __global__ void total(const W* x, W* sum, long long size)
     if (threadIdx.x == 0) *sum = own;
 }
 
-template <typename T, typename U> __global__ void cast(const Pairs pairs, long long block_size)
+template <typename T, typename U> __global__ void cast(const Table<2, MAX_PAIRS> pairs, long long block_size)
 {
     const int V = VectorSize<Wide<T>>::value;
-    const BlockRange range(pairs.ends, pairs.sizes, block_size);
-    const T* x = reinterpret_cast<const T*>(pairs.from[range.array]);
-    U* y = reinterpret_cast<U*>(pairs.to[range.array]);
-    const bool is_aligned = aligned<V>(x, 0) && aligned<V>(y, 0);
-    for (long long i = range.start + (long long)threadIdx.x * V; i < range.stop; i += (long long)blockDim.x * V) {
+    const BlockRange<2, MAX_PAIRS> range(pairs, block_size);
+    const T* x = range.template at<T>(0);
+    U* y = range.template at<U>(1);
+    const bool is_aligned = aligned<V>(0, x, y);
+    FOR_RANGE(i, range) {
         const bool is_full = is_aligned && range.stop - i >= V;
         Wide<T> v[V];
         load(x + i, range.stop - i, is_full, v);

@@ -1,24 +1,8 @@
 // Linear maps with weights in int8 or bfloat16: `values` (columns, depth), and a scale for each column.
 
-// table[i, j] = values[i, j] scales[i]
-template <typename Q, typename T>
-__global__ void dequantize(const Q* values, const T* scales, T* table, long long rows, long long n)
-{
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(values, n) && aligned<V>(table, n);
-    FOR_ROWS(row, rows) {
-        const Wide<T> scale = upcast(scales[row]);
-        FOR_COLUMNS(i, n) {
-            Wide<T> v[V];
-            load(values + row * n + i, n - i, is_full, v);
-            for (int k = 0; k < V; ++k) v[k] *= scale;
-            store(v, n - i, is_full, table + row * n + i);
-        }
-    }
-}
-
 // y = x values.T scales + bias, for at most R rows. A warp computes C columns. Its lanes load 16 bytes of x, as many values,
 // and UNROLL of them at a time to hide the latency of memory. The order of a sum depends on the depth alone.
+// The rows of x and of values are aligned.
 template <typename T, typename Q, int R, int C>
 __global__ void __launch_bounds__(128, 3) few_rows(const T* x, const Q* values, const T* scales, const T* bias, T* y, long long rows,
                          long long depth, long long columns)
@@ -30,32 +14,23 @@ __global__ void __launch_bounds__(128, 3) few_rows(const T* x, const Q* values, 
     const Q* of_column[C];
     for (int c = 0; c < C; ++c) of_column[c] = values + (first + c < columns ? first + c : first) * depth;
     float total[R][C] = {}, v[C][V], w[V];
-    const auto accumulate = [&](long long i, bool is_full) {
+    Packed<Q, V> packed[UNROLL][C];
+    for (long long start = lane * V; start < depth; start += UNROLL * STEP) {
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-            load(x + (r < rows ? r : 0) * depth + i, depth - i, is_full, w);
+        for (int u = 0; u < UNROLL; ++u)
             for (int c = 0; c < C; ++c)
-                for (int k = 0; k < V; ++k) total[r][c] = fmaf(w[k], v[c][k], total[r][c]);
-        }
-    };
-    if (aligned<V>(x, depth) && aligned<V>(values, depth)) {
-        Packed<Q, V> packed[UNROLL][C];
-        for (long long start = lane * V; start < depth; start += UNROLL * STEP) {
+                if (start + u * STEP < depth) packed[u][c].load(of_column[c] + start + u * STEP);
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u)
+        for (int u = 0; u < UNROLL; ++u) {
+            const long long i = start + u * STEP;
+            if (i >= depth) break;
+            for (int c = 0; c < C; ++c) packed[u][c].upcast(v[c]);
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                load(x + (r < rows ? r : 0) * depth + i, V, true, w);
                 for (int c = 0; c < C; ++c)
-                    if (start + u * STEP < depth) packed[u][c].load(of_column[c] + start + u * STEP);
-#pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                if (start + u * STEP >= depth) break;
-                for (int c = 0; c < C; ++c) packed[u][c].upcast(v[c]);
-                accumulate(start + u * STEP, true);
+                    for (int k = 0; k < V; ++k) total[r][c] = fmaf(w[k], v[c][k], total[r][c]);
             }
-        }
-    } else {
-        for (long long i = lane * V; i < depth; i += STEP) {
-            for (int c = 0; c < C; ++c) load(of_column[c] + i, depth - i, false, v[c]);
-            accumulate(i, false);
         }
     }
 #pragma unroll

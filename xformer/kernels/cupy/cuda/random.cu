@@ -2,24 +2,12 @@
 
 struct Block { unsigned word[4]; };
 
-__device__ inline unsigned long long wide_product(unsigned x, unsigned y)
-{
-#ifdef CUDA_ON_HOST
-    return (unsigned long long)x * y;
-#else
-    unsigned long long product;  // the compiler adds zeros to the result of the expression above
-    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
-    return product;
-#endif
-}
-
 // Philox4x32-10 (Salmon et al., 2011, section 3.3).
 __device__ inline Block philox(Block c, unsigned key0, unsigned key1)
 {
     for (int round = 0; round < 10; ++round) {
-        const unsigned long long a = wide_product(c.word[0], 0xD2511F53), b = wide_product(c.word[2], 0xCD9E8D57);
-        const unsigned a_high = (unsigned)(a >> 32), b_high = (unsigned)(b >> 32);
-        c = Block{{b_high ^ c.word[1] ^ key0, (unsigned)b, a_high ^ c.word[3] ^ key1, (unsigned)a}};
+        const unsigned a = 0xD2511F53, b = 0xCD9E8D57, x = c.word[0], y = c.word[2];
+        c = Block{{__umulhi(b, y) ^ c.word[1] ^ key0, b * y, __umulhi(a, x) ^ c.word[3] ^ key1, a * x}};
         key0 += 0x9E3779B9u;
         key1 += 0xBB67AE85u;
     }

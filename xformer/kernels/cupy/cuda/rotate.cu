@@ -9,8 +9,7 @@ __global__ void rotate(const T* x, const T* cosine, const T* sine, T* y, long lo
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(x, x_batch | x_head | x_row) && aligned<V>(y, size) && aligned<V>(cosine, half)
-        && aligned<V>(sine, half);
+    const bool is_full = aligned<V>(x_batch | x_head | x_row, x) && aligned<V>(size, y) && aligned<V>(half, cosine, sine);
     const unsigned pairs = (half + V - 1) / V, vectors = pairs + (size - 2 * half + V - 1) / V;
     FOR_ROWS(row, batch * length) {
         const long long sentence = row / length, place = row - sentence * length;

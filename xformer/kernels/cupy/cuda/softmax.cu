@@ -132,8 +132,8 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : R == 1 ? 3 : 2))
 {
     const int V = VectorSize<T>::value;
     const Mask masks = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
-    const bool is_mask_aligned = !mask || (stride3 == 1 && aligned<V>(mask, stride0 | stride1 | stride2));
-    if (is_mask_aligned && aligned<V>(x, n) && aligned<V>(y, n) && n <= R * V * threads)
+    const bool is_mask_aligned = !mask || (stride3 == 1 && aligned<V>(stride0 | stride1 | stride2, mask));
+    if (is_mask_aligned && aligned<V>(n, x, y) && n <= R * V * threads)
         softmax_rows<R, V, true>(x, masks, y, rows, n, threads);
     else
         softmax_rows<V / 2, 1, false>(x, masks, y, rows, n, threads);
@@ -145,7 +145,7 @@ __global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long 
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(g, n) && aligned<V>(y, n) && aligned<V>(dx, n);
+    const bool is_full = aligned<V>(n, g, y, dx);
     const SharedRows shared(threads);
     FOR_SHARED_ROWS(row, rows, shared) {
         const long long length = row < rows ? n : 0;
@@ -188,7 +188,7 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value, R = 2;
-    const bool is_aligned = aligned<V>(x, n);
+    const bool is_aligned = aligned<V>(n, x);
     FOR_ROWS(row, rows) {
         W nans = 0;
         const auto count = [&](W v) { nans += v != v; };
@@ -212,7 +212,7 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value, R = 2;
-    const bool is_aligned = aligned<V>(logits, n), is_full = is_aligned && aligned<V>(dlogits, n);
+    const bool is_aligned = aligned<V>(n, logits), is_full = is_aligned && aligned<V>(n, dlogits);
     const W low = (W)(smoothing / n), high = 1 - (W)smoothing;
     FOR_ROWS(row, rows) {
         const T* from = logits + row * n;
@@ -247,23 +247,6 @@ __global__ void BOUNDS((sizeof(T) == 8 ? 1 : 2))
                 v[k] = (v[k] - (i + k == label ? high : W(0))) * weight;
             }
             store(v, n - i, is_full, to + i);
-        }
-    }
-}
-
-// Multiply the rows of x by g in place; a row whose g is 1, as that of a sum of losses is, is not read.
-template <typename T> __global__ void scale_rows(const Wide<T>* g, T* x, long long rows, long long n)
-{
-    const int V = VectorSize<T>::value;
-    const bool is_full = aligned<V>(x, n);
-    Wide<T> v[V];
-    FOR_ROWS(row, rows) {
-        const Wide<T> factor = g[row];
-        if (factor == 1) continue;
-        FOR_COLUMNS(i, n) {
-            load(x + row * n + i, n - i, is_full, v);
-            for (int k = 0; k < V; ++k) v[k] *= factor;
-            store(v, n - i, is_full, x + row * n + i);
         }
     }
 }
