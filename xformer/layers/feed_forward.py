@@ -103,9 +103,9 @@ class GatedFeedForward(FeedForward):
 
     def hidden(self, x: Array) -> Array:
         """Return the features in between, (..., d_ff)."""
-        return gated(*self.gate_and_up(x), self.activation)
+        return gated(*self._gate_and_up(x), self.activation)
 
-    def gate_and_up(self, x: Array) -> tuple[Array, Array]:
+    def _gate_and_up(self, x: Array) -> tuple[Array, Array]:
         """Return both maps of the input, as one operation where a library gains by it."""
         maps, xp = (self.gate, self.up), array_namespace(x)
         if not xp.library.joins_maps() or any(type(each) is not Linear for each in maps):
@@ -135,7 +135,7 @@ class ClampedFeedForward(GatedFeedForward):
 
     def hidden(self, x: Array) -> Array:
         """Return the features in between."""
-        gate, up = self.gate_and_up(x)
+        gate, up = self._gate_and_up(x)
         xp = array_namespace(gate, up)
         gate, up = xp.clip(gate, max=_LIMIT), xp.clip(up, min=-_LIMIT, max=_LIMIT)
         activation = activation_named(self.activation)

@@ -22,6 +22,7 @@ from xformer.layers.quantization import pack, quantize, unpack
 from xformer.layers.transformer import carried, total
 from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
+from xformer.ops.attention import sharing_masks
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.weights import inference_weights, quantized_dtype
 from xformer.random import Rng
@@ -155,17 +156,18 @@ class BaseModel(Module):
         terms: dict[int, dict[str, Any]] = {id(None): {}}  # of the positions, which layers share
         length, like = x.shape[1], x
         options = map_arrays(functools.partial(keep_for, like), options)
-        for layer, each, rng in zip(layers, itertools.cycle(positions), rngs, strict=False):
-            if id(each) not in terms:
-                found = position_terms(each, length, length, like, sizes)
-                if at is not None and found.rotation is not None and _begin_with_padding(at):
-                    found = found._replace(rotation=found.rotation.at(at))
-                terms[id(each)] = map_arrays(functools.partial(keep_for, like), found._asdict())
-            function: Any = type(layer).__call__
-            # A block sees the activations of the first computation, and those are kept.
-            is_repeated = self.config.rematerialize and not is_observing()
-            x, function = (total(x), remat(function)) if is_repeated else (carried(x), function)
-            x = function(layer, x, *args, **options, **terms[id(each)], rng=rng)
+        with sharing_masks():
+            for layer, each, rng in zip(layers, itertools.cycle(positions), rngs, strict=False):
+                if id(each) not in terms:
+                    found = position_terms(each, length, length, like, sizes)
+                    if at is not None and found.rotation is not None and _begin_with_padding(at):
+                        found = found._replace(rotation=found.rotation.at(at))
+                    terms[id(each)] = map_arrays(functools.partial(keep_for, like), found._asdict())
+                function: Any = type(layer).__call__
+                # A block sees the activations of the first computation, and those are kept.
+                is_repeated = self.config.rematerialize and not is_observing()
+                x, function = (total(x), remat(function)) if is_repeated else (carried(x), function)
+                x = function(layer, x, *args, **options, **terms[id(each)], rng=rng)
         return x
 
     def _positions_of(

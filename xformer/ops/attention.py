@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xformer.backends import (
@@ -27,6 +29,30 @@ Forward = Callable[..., tuple[Any, Any]]
 Vjp = Callable[..., tuple[Any, ...]]
 Edit = Callable[[Array], Array]
 _SCALAR: tuple[int, ...] = ()  # the shape of a number
+
+
+_shared = threading.local()  # .masks: what kernels made of masks, by what it was made of
+
+
+@contextlib.contextmanager
+def sharing_masks() -> Iterator[None]:
+    """Let the layers of a block share what kernels make of masks and biases, which nothing writes to there."""
+    outer, _shared.masks = getattr(_shared, "masks", None), {}
+    try:
+        yield
+    finally:
+        _shared.masks = outer
+
+
+def shared(make: Callable[[], Any], arrays: Sequence[Any], *key: Any) -> Any:
+    """Return make(), or in a block of `sharing_masks` what it returned for the same arrays and key."""
+    masks = getattr(_shared, "masks", None)
+    if masks is None:
+        return make()
+    key = *map(id, arrays), *key
+    if key not in masks:
+        masks[key] = make(), arrays  # which keep their ids
+    return masks[key][0]
 
 
 def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -> Array:

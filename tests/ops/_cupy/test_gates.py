@@ -68,7 +68,7 @@ def test_a_call_is_repeated_only_with_weights_as_far_apart(joined):
     for first, second in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)):
         layer = LAYERS[0](False)
         layer = replace(layer, dict(layer.named_arrays()) | {"gate.weight": memory[first], "up.weight": memory[second]})
-        gate, up = layer.gate_and_up(x)
+        gate, up = layer._gate_and_up(x)
         assert_close(gate, x @ memory[first], tolerance=1e-5)
         assert_close(up, x @ memory[second], tolerance=1e-5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -18,13 +19,15 @@ from tests.ops._cupy import fake_cudnn
 from tests.ops.attention.test_cupy import MASKS, assert_same, heads, make_mask, normal, pulled, serve_numpy
 from tests.reference import raises_line
 from xformer import ops, vjp
-from xformer.backends import to_host
+from xformer.backends import array_namespace, to_host
 from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import ShapeError
 from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import cublas, cudnn_plans, launch, plans
 from xformer.kernels.cupy import cudnn as cupy_cudnn
 from xformer.ops import attention
+from xformer.ops.attention import _shared, sharing_masks
+from xformer.tracing.grad import keep_for
 
 PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
 
@@ -106,6 +109,7 @@ def test_padding_is_passed_as_lengths(monkeypatch, cudnn, causal):
         forward(node, arrays)
 
     monkeypatch.setattr(fake_cudnn, "_forward", noted)
+    monkeypatch.setattr(cupy_cudnn, "_TILE", 4)  # fewer keys are not skipped
     mask = np.ones((4, 1, 1, 6), bool)
     mask[1, ..., 4:], mask[2, ..., [1, 5]], mask[3] = False, False, False
     assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal), *qkv(6, 6, batch=4), tolerance=0.03)
@@ -181,7 +185,7 @@ def test_the_bias_of_fully_masked_rows_is_zero(cudnn, causal):
     mask[0, 1, 3, :4] = False  # what is left of this row, a causal mask closes
     layout = cupy_cudnn._bias_layout(mask.shape, None, query.shape, query.shape)
     spec = types.SimpleNamespace(bias=layout, padded=False)
-    added = cupy_cudnn._mask_inputs(mask, None, query, query, spec, causal=causal, has_lengths=False)["bias"]
+    added = cupy_cudnn._mask_inputs(mask, None, query, spec, causal=causal, has_lengths=False)["bias"]
     seen = mask & np.tril(np.ones((5, 5), bool)) if causal else mask
     closed = ~seen.any(axis=-1, keepdims=True)
     assert closed.sum() >= 6 + causal
@@ -204,14 +208,39 @@ def test_one_mask_for_all_sentences_with_a_bias_of_heads(monkeypatch, cudnn):
     assert not output[:, 0, 2].any()
 
 
-def test_masks_take_three_launches(cudnn, launcher):
-    """One before cuDNN and one after it, for rows without keys; in the derivative one for what cuDNN does not write."""
+def launches_of_masks(launcher):
+    names = [name.removeprefix("masking.").partition("<")[0] for name in launcher.launched]
+    launcher.launched.clear()
+    return names
+
+
+@pytest.mark.parametrize("keys", [40, 136])
+def test_masks_take_three_launches(cudnn, launcher, keys):
+    """One before cuDNN, one after it for rows without keys, and one in the derivative for keys that cuDNN skips."""
     for kind, launches in ((None, []), ("queries", ["inputs", "clear_rows"]), ("padding", ["inputs", "clear_rows"])):
-        launcher.launched.clear()
-        output, pull = vjp(functools.partial(attention, mask=make_mask(kind, 2, 3, 40, 40)), *qkv(40, 40))
+        output, pull = vjp(functools.partial(attention, mask=make_mask(kind, 2, 3, 40, keys)), *qkv(40, keys))
         pull(output)
-        names = [name.removeprefix("masking.").partition("<")[0] for name in launcher.launched]
-        assert names == launches + ["clear_beyond"] * (kind == "padding")
+        assert launches_of_masks(launcher) == launches + ["clear_beyond"] * (kind == "padding" and keys > 128)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_layers_share_what_is_made_of_a_mask(cudnn, launcher, causal):
+    """In the layers of a model only: elsewhere, the mask may have been written to between two calls."""
+    arrays, mask = qkv(40, 40), make_mask("padding", 2, 3, 40, 40)
+
+    def layers(query, key, value, share):
+        kept, other = keep_for(query, mask), keep_for(query, mask.copy())  # as models keep them for all layers
+        with sharing_masks() if share else contextlib.nullcontext():
+            outputs = [attention(query, key, value, kept, causal=causal) for _ in range(3)]
+            outputs.append(attention(query, key, value, kept, causal=not causal))
+            outputs.append(attention(query, key, value, other, causal=causal))
+        return array_namespace(query, *outputs).stack(outputs)
+
+    alone, together = (pulled(functools.partial(layers, share=share), *arrays) for share in (False, True))
+    assert launches_of_masks(launcher).count("inputs") == 5 + 3
+    for actual, expected in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    assert _shared.masks is None  # nothing is kept
 
 
 @pytest.mark.parametrize("length", [64, 128, 130])

@@ -19,6 +19,7 @@ from xformer.kernels.cupy.attention import empty_heads as _empty
 from xformer.kernels.cupy.calls import forbid_repeating
 from xformer.kernels.cupy.cudnn_graph import DTYPES, Layout, Spec, aligned_rows, packed
 from xformer.native import is_reproducible
+from xformer.ops.attention import shared
 from xformer.ops.operation import Kernel
 
 _ALIGNMENT = 16  # bytes, of addresses and strides; otherwise cuDNN reads wrong elements (cudnn-frontend issue 1571)
@@ -80,14 +81,18 @@ def _forward(
     spec = training if save else inference
     if spec.bias is not None:
         has_lengths = spec.padded or (save and backward.padded)
-        arrays |= _mask_inputs(mask, bias, query, key, spec, causal=causal, has_lengths=has_lengths)
+        key_of = query.dtype, query.shape, spec.bias, spec.padded, causal, has_lengths
+        settings: dict[str, Any] = {"causal": causal, "has_lengths": has_lengths}
+        make = functools.partial(_mask_inputs, mask, bias, query, spec, **settings)
+        # Calls that repeat without a derivative know only the arrays that they get.
+        arrays |= shared(make, (mask, bias), *key_of) if save else make()
     dropout = {} if dropout_mask is None else _dropout_inputs(dropout_mask, query)
     arrays["output"] = _empty(query, (*query.shape[:3], value.shape[3]))
     if save:
         arrays["stats"] = launch.empty(query, (*query.shape[:3], 1), xp.float32)
     # Find out before the forward, not after it, whether the derivative can be built.
     if (save and not cudnn_plans.ready(backward)) or not cudnn_plans.run(spec, arrays | dropout):
-        settings: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+        settings = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
         return cupy_attention.forward(*inputs, save=save, window=window, **settings)
     if spec.bias is not None:
         _clear_rows(arrays, keys=key.shape[2], causal=causal)
@@ -154,7 +159,7 @@ def _specs(
     queries, keys = query[0][2], key[0][2]
     corner = ("top_left" if queries == keys else "bottom_right") if causal or window else ""
     bias = _bias_layout(*masks, query[0], key[0])
-    padded = masks[0] is not None and {*masks[0][-3:-1]} <= {1}
+    padded = masks[0] is not None and {*masks[0][-3:-1]} <= {1} and keys > _TILE  # a single tile is never skipped
     needs_lengths = bias is not None and bool(queries % _TILE or keys % _TILE)
     layouts = _layout(*query), _layout(*key), _layout(*value)
     inference = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropout, False, False)
@@ -211,7 +216,7 @@ def _bias_layout(mask: Any, bias: Any, query: tuple[int, ...], key: tuple[int, .
 
 
 def _mask_inputs(
-    mask: Array | None, bias: Array | None, query: Array, key: Array, spec: Spec, *, causal: bool, has_lengths: bool
+    mask: Array | None, bias: Array | None, query: Array, spec: Spec, *, causal: bool, has_lengths: bool
 ) -> dict[str, Array]:
     """Return the sum of mask and bias in cuDNN's layout, the first key of each of its rows, and lengths if needed.
 
