@@ -130,7 +130,7 @@ def _memory(x: Array) -> _Memory:
     return x.shape, x.strides, cublas.pointer(x) % _ALIGNMENT == 0
 
 
-def _specs_of(arrays: tuple[Any, ...], causal: bool, scale: float, window: int = 0) -> tuple[Spec, Spec, Spec]:
+def _specs_of(arrays: tuple[Any, ...], causal: bool, scale: float, window: int = 0) -> tuple[Spec, ...]:
     """Return the specs of a call: inference, forward with stats, backward."""
     shapes = tuple(None if x is None else x.shape for x in arrays[3:5])
     call: Any = dtype_name(arrays[0].dtype), *map(_memory, arrays[:3]), shapes, arrays[5] is not None
@@ -138,28 +138,20 @@ def _specs_of(arrays: tuple[Any, ...], causal: bool, scale: float, window: int =
 
 
 @functools.lru_cache(maxsize=4096)
-def _specs(
-    dtype: str,
-    query: _Memory,
-    key: _Memory,
-    value: _Memory,
-    masks: tuple[Any, Any],
-    dropout: bool,
-    causal: bool,
-    *settings: Any,
-) -> tuple[Spec, Spec, Spec]:
+def _specs(dtype: str, query: _Memory, key: _Memory, value: _Memory, masks: Any, *settings: Any) -> tuple[Spec, ...]:
     """Return the specs of a call, cached because computing them takes longer than cuDNN itself.
 
     The last query sees the last key: the bottom right corner. A mask that is the same for all queries of a sentence is
-    also passed as lengths, so that cuDNN skips the keys beyond. With a bias, cuDNN's derivative does not mask the part
+    also passed as lengths, where that lets cuDNN skip many keys. With a bias, cuDNN's derivative does not mask the part
     beyond the last full tile, and returns NaN for rows with a low logsumexp (pytorch issue 196678, cudnn-frontend issue
     160), unless lengths are given; those of all queries and keys are enough.
     """
-    scale, window, deterministic = settings
+    dropout, causal, scale, window, deterministic = settings
     queries, keys = query[0][2], key[0][2]
     corner = ("top_left" if queries == keys else "bottom_right") if causal or window else ""
-    bias = _bias_layout(*masks, query[0], key[0])
-    padded = masks[0] is not None and {*masks[0][-3:-1]} <= {1} and keys > _TILE  # a single tile is never skipped
+    bias = _bias_layout(masks[0], masks[1], query[0], key[0])
+    # Lengths take a launch more; a single tile is never skipped, and few pairs are beyond the lengths of causal rows.
+    padded = masks[0] is not None and {*masks[0][-3:-1]} <= {1} and keys > _TILE and not causal
     needs_lengths = bias is not None and bool(queries % _TILE or keys % _TILE)
     layouts = _layout(*query), _layout(*key), _layout(*value)
     inference = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropout, False, False)
