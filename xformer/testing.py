@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import json
 import math
+import re
 import signal
 import sys
 import tempfile
@@ -20,14 +22,25 @@ from typing import Any
 import numpy as np
 
 import xformer as xf
-from xformer.backends import array_namespace, from_host, resolve, to_host
+from xformer.backends import array_namespace, dtype_name, from_host, resolve, to_host
+from xformer.benchmarks.parts import DEFAULTS, NAMES, build
+from xformer.benchmarks.worker import duration
 from xformer.errors import BackendError, ConfigError, DataError
+from xformer.ops.cross_entropy import cross_entropy
 from xformer.tracing.rule import RULES, SEQUENCE_RULES
 
 _PACKAGE = Path(__file__).parent
 _SIZES: dict[str, Any] = {"d_model": 32, "num_heads": 4, "d_ff": 64}
 _VOCAB_SIZE = 13
 _STEPS = 20
+_CAUSES = {  # patterns of the status and the detail of a check
+    "Missing functions": r"fails: (AttributeError: (module|the namespace)|NotImplementedError)",
+    "Not finished": "fails: not finished",
+    "Exceptions": "fails",
+    "Wrong dtypes": "differs: dtype",
+    "Wrong values": "differs",
+    "Missing dtypes (optional)": "lacks",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +48,14 @@ class Check:
     """The result of one check.
 
     Attributes:
-        group: "forward", "gradients", "training", "decoding", "files", "dtypes" or "other".
+        group: One of `GROUPS`.
         name: What was computed.
         status: "ok", "differs" from NumPy, "fails" with an exception, or "lacks" a dtype that is optional.
         detail: The largest difference from NumPy, or the error.
         where: The line of xformer that called the library, if it failed.
         seconds: Time that the check took.
+        reproduction: A command that repeats it.
+        times: Of a part: the shortest time of the library, and of NumPy, in seconds.
     """
 
     group: str
@@ -49,6 +64,8 @@ class Check:
     detail: str
     where: str
     seconds: float
+    reproduction: str = ""
+    times: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         line = f"{self.status:8} {self.group:10} {self.name:26} {self.detail}".rstrip()
@@ -80,6 +97,26 @@ class Report:
         """Return the report as JSON."""
         return json.dumps({**dataclasses.asdict(self), "passed": self.passed}, indent=2)
 
+    def to_markdown(self) -> str:
+        """Return the failures by cause, each message with a command that repeats it, and the times of all parts."""
+        lines = [f"## {self.library}", "", *self.summary().splitlines()]
+        failed: dict[str, dict[str, list[Check]]] = {cause: {} for cause in (*_CAUSES, "")}
+        for check in self.checks:
+            text = f"{check.status}: {check.detail}"
+            cause = next((each for each, pattern in _CAUSES.items() if re.match(pattern, text)), "")
+            failed[cause].setdefault(check.detail, []).append(check)
+        for cause, details in itertools.islice(failed.items(), len(_CAUSES)):
+            lines += ["", f"### {cause} ({sum(map(len, details.values()))})", ""] if details else []
+            for detail, checks in details.items():
+                names = ", ".join(f"`{check.name}` ({check.group})" for check in checks[:4])
+                more = f" and {len(checks) - 4} more" if checks[4:] else ""
+                lines += [f"- {detail}: {names}{more}", f"  `{checks[0].reproduction}`"]
+        timed = [(check.name, *check.times) for check in self.checks if check.times]
+        if timed:
+            lines += ["", "### Times", "", "| part | ms | times NumPy's |", "|---|---|---|"]
+            lines += [f"| {name} | {1e3 * own:.2f} | {own / numpy:.2f} |" for name, own, numpy in timed]
+        return "\n".join([*lines, ""])
+
     def summary(self) -> str:
         """Return the library, what it lacks, and the number of checks that pass."""
         count = sum(check.status == "ok" for check in self.checks)
@@ -97,15 +134,17 @@ def check_backend(
     *,
     groups: Sequence[str] | None = None,
     time_limit: float | None = None,
+    skip_dtypes: Sequence[str] = (),
     on_check: Callable[[Check], None] | None = None,
 ) -> Report:
     """Run small Transformers on an array library, and compare everything with NumPy.
 
     Args:
         xp: The library, as a module or by name.
-        groups: Groups of checks to run; default all: "forward", "gradients", "training", "decoding", "files", "dtypes"
-            and "other".
+        groups: Groups of checks to run: "forward", "gradients", "training", "decoding", "files", "dtypes" and "other"
+            are the default. "functions", "derivatives" and "parts" are small calls and parts of models one by one.
         time_limit: Seconds after which a check is ended, and counts as a failure; only in the main thread, on Unix.
+        skip_dtypes: Names of dtypes that are not checked, such as "float64" on a device that cannot compute it.
         on_check: Gets each result as soon as it is there.
 
     Returns:
@@ -120,47 +159,60 @@ def check_backend(
         >>> report.passed
         True
     """
-    known = dict.fromkeys(group for group, _, _ in _checks())
-    for group in groups or ():
-        if group not in known:
-            raise ConfigError(f"group is {group!r}; expected one of {', '.join(known)}")
-    library = _Library(resolve(xp))
     results = []
-    for group, name, function in _checks():
-        if groups is None or group in groups:
-            results.append(_run(group, name, functools.partial(function, library), time_limit))
-            if on_check is not None:
-                on_check(results[-1])
-    name = library.xp.name.removeprefix("array_api_compat.")
-    return Report(name, version_of(name), _missing(library.xp), tuple(results))
+    for _, _, run in checks_of(xp, DEFAULT_GROUPS if groups is None else groups, time_limit, skip_dtypes):
+        results.append(run())
+        if on_check is not None:
+            on_check(results[-1])
+    return report_of(xp, results)
 
 
-def _run(group: str, name: str, function: Callable[[], float | None], time_limit: float | None) -> Check:
+def checks_of(
+    xp: Any, groups: Sequence[str], time_limit: float | None, skip_dtypes: Sequence[str] = ()
+) -> list[tuple[str, str, Callable[[], Check]]]:
+    """Return the group, the name and the function of each check; the arguments are those of `check_backend`."""
+    for group in groups:
+        if group not in GROUPS:
+            raise ConfigError(f"group is {group!r}; expected one of {', '.join(GROUPS)}")
+    library = _Library(resolve(xp))
+    return [
+        (group, name, functools.partial(_run, library, group, name, functools.partial(function, library), time_limit))
+        for group, name, function in _checks()
+        if group in groups and not (group == "dtypes" and {*re.findall(r"\w+", name)} & {*skip_dtypes})
+    ]
+
+
+def report_of(xp: Any, checks: Sequence[Check]) -> Report:
+    """Return the report on a library with the results of its checks."""
+    xp = resolve(xp)
+    name = xp.name.removeprefix("array_api_compat.")
+    return Report(name, version_of(name), _missing(xp), tuple(checks))
+
+
+def _run(library: _Library, group: str, name: str, function: Callable[[], Any], time_limit: float | None) -> Check:
     start = time.perf_counter()
-    status, detail, where = "ok", "", ""
+    status, detail, where, times = "ok", "", "", None
     try:
         with _time_limit(time_limit):
             excess = function()
+        if isinstance(excess, tuple):
+            excess, times = excess
         if excess is not None:
             detail = f"difference {excess:.1g}"
     except _Difference as difference:
         status, detail = "differs", str(difference)
-    except _Absent as absent:
-        status, detail = "lacks", str(absent)
     except _TimeLimit as limit:
         status, detail, where = "fails", f"not finished after {time_limit:g} s", _caller(limit)
     except Exception as error:  # noqa: BLE001  (libraries raise anything)
-        message = " ".join(str(error).split())
-        status, detail, where = "fails", f"{type(error).__name__}: {message}", _caller(error)
-    return Check(group, name, status, detail[:200], where, time.perf_counter() - start)
+        status, detail = "lacks", " ".join(str(error).split())
+        if group != "dtypes" or not isinstance(error, BackendError):
+            status, detail, where = "fails", f"{type(error).__name__}: {detail}", _caller(error)
+    seconds = time.perf_counter() - start
+    return Check(group, name, status, detail[:200], where, seconds, _reproduction(library.xp, group, name), times)
 
 
 class _Difference(Exception):
     """A result that is not NumPy's."""
-
-
-class _Absent(Exception):
-    """An optional part that the library lacks."""
 
 
 class _TimeLimit(BaseException):
@@ -206,7 +258,7 @@ def version_of(library: str) -> str:
 
 def _missing(xp: Any) -> tuple[str, ...]:
     names = {*RULES, *SEQUENCE_RULES} - {"erf", "scatter_add", "getitem", "setitem", "to_device"}
-    return tuple(sorted(name for name in names if not name.startswith("operator_") and not hasattr(xp, name)))
+    return tuple(sorted(name for name in names if not re.search(r"operator_|\.", name) and not hasattr(xp, name)))
 
 
 # --- models and data --------------------------------------------------------------------------------------------------
@@ -243,10 +295,6 @@ class _Library:
         """The source, the target shifted to the right, and the labels."""
         return self.source, self.target, self.source
 
-    def moved(self, data: Any) -> Any:
-        """Return a NumPy array in the library."""
-        return from_host(self.xp, data)
-
 
 _DECODER: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 2}
 _MODELS: dict[str, tuple[type, type, dict[str, Any]]] = {
@@ -271,7 +319,7 @@ def _fitted(library: _Library, model: Any, optimizer: Any, **options: Any) -> An
 
 
 def _translation_loss(model: Any, batch: Any, rng: Any) -> Any:
-    losses = xf.cross_entropy(model(batch[0], batch[1], rng=rng), batch[2], pad_id=0, label_smoothing=0.1)
+    losses = cross_entropy(model(batch[0], batch[1], rng=rng), batch[2], pad_id=0, label_smoothing=0.1)
     return array_namespace(losses).sum(losses)
 
 
@@ -282,7 +330,8 @@ def _sum_of_squares(model: Any, batch: Any, rng: Any) -> Any:
 
 def _compare(value: Any, reference: Any, tolerance: float) -> float:
     """Return the largest difference, relative to the largest value; raise _Difference if it is above a tolerance."""
-    value, reference = (np.asarray(to_host(each), dtype="float64") for each in (value, reference))
+    arrays = (to_host(each) if hasattr(each, "dtype") else each for each in (value, reference))
+    value, reference = (np.asarray(each, dtype="float64") for each in arrays)
     difference = float(np.max(np.abs(value - reference)) / max(1.0, float(np.max(np.abs(reference)))))
     if not difference <= tolerance:
         raise _Difference(f"{difference:.1g} from NumPy, expected at most {tolerance:.0e}")
@@ -297,12 +346,15 @@ def _equal(value: Any, reference: Any) -> None:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _checks() -> Iterator[tuple[str, str, Callable[[_Library], float | None]]]:
+def _checks() -> Iterator[tuple[str, str, Callable[[_Library], Any]]]:
     for kind in _MODELS:
         yield "forward", kind, functools.partial(_forward, kind=kind)
     for positions in ("sinusoidal", "learned", "alibi", "relative"):
-        check = functools.partial(_forward, kind="language model", positions=positions)
-        yield "forward", f"{positions} positions", check
+        yield (
+            "forward",
+            f"{positions} positions",
+            functools.partial(_forward, kind="language model", positions=positions),
+        )
     for kind in _MODELS:
         yield "gradients", kind, functools.partial(_gradients, kind=kind)
     yield "gradients", "second derivative", _second_derivative
@@ -314,7 +366,7 @@ def _checks() -> Iterator[tuple[str, str, Callable[[_Library], float | None]]]:
     options: dict[str, Any] = {"do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7, "rng": xf.Rng(3)}
     yield "decoding", "sampling", functools.partial(_decoding, **options)
     yield "decoding", "stream", _stream
-    yield "decoding", "language model", _language_model_greedy
+    yield "decoding", "language model", functools.partial(_decoding, kind="language model")
     yield "files", "save and load", _save_and_load
     yield "files", "to NumPy and back", _to_numpy_and_back
     yield "files", "load_pretrained", _load_pretrained
@@ -324,6 +376,14 @@ def _checks() -> Iterator[tuple[str, str, Callable[[_Library], float | None]]]:
         yield "dtypes", f"fit(precision={precision!r})", functools.partial(_precision, precision=precision)
     yield "other", "jit", _jit
     yield "other", "ids out of range", _out_of_range
+    for call in _CALLS[0] + _CALLS[1]:
+        yield "functions", call, functools.partial(_function, call, False)
+    for call in _CALLS[0]:
+        yield "derivatives", call, functools.partial(_function, call, True)
+    for name in NAMES:
+        yield "parts", name, functools.partial(_part, name, False)
+        if name not in ("train-step", "decode"):
+            yield "parts", f"{name}, backward", functools.partial(_part, name, True)
 
 
 def _forward(library: _Library, *, kind: str, **options: Any) -> float:
@@ -346,7 +406,7 @@ def _second_derivative(library: _Library) -> float:
         return array_namespace(g).sum(g * g)
 
     x = np.asarray([0.3, -0.5], dtype="float32")
-    return _compare(xf.grad(norm_of_gradient)(library.moved(x)), xf.grad(norm_of_gradient)(x), 1e-5)
+    return _compare(xf.grad(norm_of_gradient)(from_host(library.xp, x)), xf.grad(norm_of_gradient)(x), 1e-5)
 
 
 def _dropout(library: _Library) -> float | None:
@@ -372,8 +432,8 @@ def _tokens(hypotheses: Any) -> list[list[list[int]]]:
     return [[each.tokens for each in rows] for rows in hypotheses]
 
 
-def _decoding(library: _Library, **options: Any) -> None:
-    reference, model = library.trained
+def _decoding(library: _Library, *, kind: str = "", **options: Any) -> None:
+    reference, model = library.models(kind) if kind else library.trained
     results = [xf.generate(each, library.prompts, max_new_tokens=8, **options) for each in (model, reference)]
     _equal(*map(_tokens, results))
 
@@ -381,11 +441,6 @@ def _decoding(library: _Library, **options: Any) -> None:
 def _stream(library: _Library) -> None:
     reference, model = library.trained
     _equal(*(list(xf.stream(each, library.prompts[:1], max_new_tokens=8)) for each in (model, reference)))
-
-
-def _language_model_greedy(library: _Library) -> None:
-    reference, model = library.models("language model")
-    _equal(*(_tokens(xf.generate(each, library.prompts, max_new_tokens=8)) for each in (model, reference)))
 
 
 def _same_parameters(model: Any, other: Any) -> None:
@@ -419,27 +474,21 @@ def _load_pretrained(library: _Library) -> float:
 
 def _dtype(library: _Library, *, dtype: str, tolerance: float) -> float:
     reference, model = library.models("language model")
-    try:
-        model = model.to(dtype=dtype)
-    except BackendError as error:
-        raise _Absent(str(error)) from error
+    model = model.to(dtype=dtype)
     xf.value_and_grad(_sum_of_squares)(model, (library.source,), None)
     return _compare(model(library.source), reference.to(dtype="float64")(library.source), tolerance)
 
 
 def _precision(library: _Library, *, precision: str) -> None:
     _, model = library.models("encoder-decoder")
-    try:
-        _, history = _fitted(library, model, xf.AdamW(), steps=5, precision=precision)
-    except BackendError as error:
-        raise _Absent(str(error)) from error
+    _, history = _fitted(library, model, xf.AdamW(), steps=5, precision=precision)
     if not math.isfinite(history[-1].loss):
         raise _Difference(f"the loss is {history[-1].loss}")
 
 
 def _jit(library: _Library) -> float:
     reference, model = library.models("encoder-decoder")
-    source, target = (library.moved(each) for each in (library.source, library.target))
+    source, target = (from_host(library.xp, each) for each in (library.source, library.target))
     result = xf.jit(lambda source, target: model(source, target))(source, target)
     return _compare(result, reference(library.source, library.target), 1e-5)
 
@@ -451,3 +500,71 @@ def _out_of_range(library: _Library) -> None:
     except DataError:
         return
     raise _Difference("ids from NumPy that exceed the vocabulary are not refused")
+
+
+# --- functions and parts ----------------------------------------------------------------------------------------------
+
+_INPUTS = {
+    "x": "xp.asarray([[0.5, -1.5, 2.0], [1.0, 0.25, -0.75]], dtype=xp.float32)",
+    "y": "xp.asarray([[2.0, 0.5, 1.5], [0.25, 3.0, 1.0]], dtype=xp.float32)",
+    "i": "xp.asarray([1, 0])",
+    "b": "xp.asarray([[True, False, True], [False, True, True]])",
+}
+# One call of each function: those with a derivative, then the others.
+_CALLS = [
+    re.sub(r"([a-z][\w.]*)\(", r"xp.\1(", text).splitlines()
+    for text in (_PACKAGE / "standard_calls.txt").read_text(encoding="utf-8").split("\n\n")
+]
+_PART_SIZES = {"batch": 2, "length": 16, "heads": 2, "head_dim": 8, "layers": 1, "vocabulary": 50}
+
+
+def _program(name: str, is_gradient: bool) -> tuple[str, str]:
+    """Return the statements that make the arrays of a call, and the call or its gradient."""
+    inputs = [f"{each} = {code}" for each, code in _INPUTS.items() if re.search(rf"\b{each}\b", name)]
+    x = "x" if re.search(r"\bx\b", name) else "y"
+    gradient = f"xf.grad(lambda {x}: (xp := xf.array_namespace({x})).sum(({name}) ** 2))({x})"
+    return "; ".join(inputs), gradient if is_gradient else name
+
+
+def _function(name: str, is_gradient: bool, library: _Library) -> float:
+    inputs, call = _program(name, is_gradient)
+    scopes: list[dict[str, Any]] = [{"xp": xp, "xf": xf} for xp in (library.xp, resolve("numpy"))]
+    for scope in scopes:
+        exec(inputs, scope)
+    value, expected = (eval(call, scope) for scope in scopes)
+    if isinstance(expected, tuple) and not isinstance(value, tuple):
+        raise _Difference(f"returns a {type(value).__name__}, expected a tuple")
+    values, references = (each if isinstance(expected, tuple) else (each,) for each in (value, expected))
+    for fact in ("dtype", "shape"):
+        own, theirs = ([_fact(each, fact) for each in arrays] for arrays in (values, references))
+        if own != theirs:
+            raise _Difference(f"{fact} {', '.join(own)}, expected {', '.join(theirs)}")
+    return max(map(_compare, values, references, itertools.repeat(1e-5)))
+
+
+def _fact(value: Any, name: str) -> str:
+    fact = getattr(value, name, name)
+    return str(tuple(fact)) if name == "shape" else re.sub("^int.*", "int", dtype_name(fact))  # indices: of any size
+
+
+def _part(name: str, backward: bool, library: _Library) -> tuple[float, Any]:
+    fingerprints, times = [], []
+    for backend in (library.xp, "numpy"):
+        computation = build({**DEFAULTS, **_PART_SIZES, "part": name, "backward": backward, "backend": backend})
+        with computation.context():
+            fingerprints.append(computation.fingerprint(computation.step(0)))
+            times.append(min(duration(computation, 1, 1) for _ in range(5)))
+    return max(_compare(a, b, 1e-4) for a, b in zip(*fingerprints, strict=True)), tuple(times)
+
+
+def _reproduction(xp: Any, group: str, name: str) -> str:
+    """Return a command that repeats a check."""
+    if group not in ("functions", "derivatives"):
+        return f"xformer check-backend {xp.name.removeprefix('array_api_compat.')} --group {group}"
+    inputs, call = _program(name, group == "derivatives")
+    imports = f"import {xp.module.__name__} as xp{', xformer as xf' if group == 'derivatives' else ''}"
+    return f'python -c "{imports}; {inputs}{"; " if inputs else ""}print({call})"'
+
+
+GROUPS = tuple(dict.fromkeys(group for group, _, _ in _checks()))
+DEFAULT_GROUPS = tuple(group for group in GROUPS if group not in ("functions", "derivatives", "parts"))

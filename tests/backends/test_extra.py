@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import for_each, raises_line
-from xformer.backends import Library, dtype_name, extra, from_host, to_host
+from xformer.backends import Library, dtype_name, extra, from_host, resolve, to_host
 from xformer.backends import numpy as numpy_backend
 from xformer.backends.cupy import CupyLibrary
 from xformer.backends.library import CLASSES
@@ -139,6 +139,23 @@ def test_top_k_of_many(xp, functions, size, distinct):
     order = np.argsort(-x, axis=-1, kind="stable")[:, :4]
     np.testing.assert_array_equal(to_host(indices), order)
     np.testing.assert_array_equal(to_host(values), np.take_along_axis(x, order, axis=-1))
+
+
+def test_top_k_of_the_library_is_used_and_its_ties_are_ordered(monkeypatch):
+    strict, calls = resolve("array_api_strict"), []
+
+    def own(x, k, /, *, axis=-1):
+        indices = strict.flip(strict.argsort(x, axis=axis), axis=axis)[..., :k]  # of equal values the last
+        calls.append(k)
+        return strict.take_along_axis(x, indices, axis=axis), indices
+
+    monkeypatch.setattr(strict.module, "top_k", own, raising=False)
+    for x in ([[3.0, 1.0, 4.0, 2.0], [0.0, 9.0, 8.0, 7.0]], [[1.0, 2.0, 2.0, 2.0], [5.0, 5.0, 1.0, 0.0]]):
+        order = np.argsort(-np.asarray(x), axis=-1, kind="stable")[:, :2]
+        values, indices = extra.top_k(from_host(strict, x), 2)
+        np.testing.assert_array_equal(to_host(indices), order)
+        np.testing.assert_array_equal(to_host(values), np.take_along_axis(np.asarray(x), order, axis=-1))
+    assert calls == [2, 2]
 
 
 def test_top_k_ranks_minus_infinity_last(xp, functions):

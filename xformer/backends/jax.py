@@ -47,7 +47,7 @@ class JaxLibrary(Library, library="jax"):
 
     def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
         """Use `jax.lax.top_k`, which orders equal values by index."""
-        return jax.lax.top_k(x, k)
+        return tuple(jax.lax.top_k(x, k))
 
     def set_item(self, x: Array, value: Any, key: Any) -> Array:
         """Set by `at[].set`, since arrays are immutable."""

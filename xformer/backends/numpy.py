@@ -92,14 +92,7 @@ class NumpyLibrary(Library, library="numpy"):
 
     def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
         """Partition off the k largest values, then sort those."""
-        if k == x.shape[-1]:
-            return portable.top_k(self, x, k)
-        indices = np.sort(np.argpartition(x, x.shape[-1] - k, axis=-1)[..., -k:], axis=-1)
-        values = np.take_along_axis(x, indices, axis=-1)
-        if portable.is_tied(self, x, values, k):
-            return portable.top_k(self, x, k)
-        values, order = portable.top_k(self, values, k)
-        return values, np.take_along_axis(indices, order, axis=-1)
+        return portable.ranked(self, x, np.argpartition(x, x.shape[-1] - k, axis=-1)[..., -k:])
 
 
 # Arrays that are read-only for now, by id, with the number of those who keep them.

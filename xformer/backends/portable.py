@@ -67,11 +67,28 @@ def scatter_add(xp: Namespace, target: Array, indices: Array, updates: Array) ->
     return xp.reshape(total, target.shape)
 
 
-def top_k(xp: Namespace, x: Array, k: int) -> tuple[Any, Any]:
+def top_k(xp: Any, x: Array, k: int) -> tuple[Any, Any]:
     """Return the k largest values and their indices, sorted; of equal values the lower index comes first.
 
-    Everything is sorted, as CuPy's argpartition does it, too (array-api issue 629).
+    Everything is sorted, as CuPy's argpartition does it, too, unless the library has the draft's `top_k`.
     """
+    own = getattr(xp.module, "top_k", None)
+    if own is None or not xp.is_host_accessible(x):
+        return _sorted(xp, x, k)
+    return ranked(xp, x, own(x, k, axis=-1)[1])
+
+
+def ranked(xp: Namespace, x: Array, indices: Array) -> tuple[Any, Any]:
+    """Return `top_k` given the indices of k largest values in any order, unless other values equal one of them."""
+    k, indices = indices.shape[-1], xp.sort(indices, axis=-1)
+    values = xp.take_along_axis(x, indices, axis=-1)
+    if is_tied(xp, x, values, k):
+        return _sorted(xp, x, k)
+    values, order = _sorted(xp, values, k)
+    return values, xp.take_along_axis(indices, order, axis=-1)
+
+
+def _sorted(xp: Namespace, x: Array, k: int) -> tuple[Any, Any]:
     indices = xp.argsort(x, axis=-1, descending=True, stable=True)[..., :k]
     return xp.take_along_axis(x, indices, axis=-1), indices
 

@@ -48,17 +48,17 @@ class Backend:
     The results of a library that may be lazy are read in each step, so that they are computed.
 
     Args:
-        name: Name of the backend.
+        name: Name of the backend, or the backend.
         dtype: Name of the floating-point dtype.
 
     Raises:
         BackendError: If the library is unknown or not installed.
     """
 
-    def __init__(self, name: str, dtype: str = "float32") -> None:
-        self.name, self.dtype = name, dtype
+    def __init__(self, name: Any, dtype: str = "float32") -> None:
         self.xp: Namespace = resolve(name)
-        self.wait: Callable[[Any], None] | None = _wait_for_gpu if name == "cupy" else None
+        self.name, self.dtype = self.xp.name, dtype
+        self.wait: Callable[[Any], None] | None = _wait_for_gpu if self.name == "cupy" else None
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Backend:

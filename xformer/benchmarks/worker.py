@@ -45,7 +45,7 @@ def main() -> None:
         start_bytes = _reset_peak_memory()
         with warnings.catch_warnings(record=True) as caught:
             kernels = explain(lambda: fingerprint.extend(computation.fingerprint(computation.step(0))))
-            times = [_seconds(computation, index, 1) for index in range(request["warmup_steps"])]
+            times = [duration(computation, index, 1) for index in range(request["warmup_steps"])]
         repeats = math.ceil(request["min_seconds"] / min(times)) if times else 1
         facts = {
             "kernels": [line for line in kernels.splitlines() if not line.startswith(" ")],
@@ -54,14 +54,14 @@ def main() -> None:
         metadata = {**computation.metadata, **{name: lines for name, lines in facts.items() if lines}}
         reply({"metadata": metadata, "fingerprint": fingerprint})
         for line in sys.stdin:
-            seconds = _seconds(computation, int(line), max(1, repeats))
-            synchronous = _seconds(computation, int(line), 1) if computation.wait else None
+            seconds = duration(computation, int(line), max(1, repeats))
+            synchronous = duration(computation, int(line), 1) if computation.wait else None
             peak_bytes = _memory("VmHWM")
             grown = None if peak_bytes is None or start_bytes is None else peak_bytes - start_bytes
             reply((seconds, synchronous, grown))
 
 
-def _seconds(computation: Computation, index: int, repeats: int) -> float:
+def duration(computation: Computation, index: int, repeats: int) -> float:
     """Return the mean duration of a step; on a GPU, only the last step is waited for."""
     start = time.perf_counter()
     for _ in range(repeats - 1):

@@ -9,6 +9,7 @@ code is 0 if all checks pass except those of dtypes, which are optional, and 1 o
   xformer check-backend dpnp
   xformer check-backend mlx.core --group forward --group gradients
   xformer check-backend torch --json > torch.json
+  xformer check-backend torch --group functions --group parts --markdown
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from xformer import testing
 from xformer.cli._options import value_option
 from xformer.errors import BackendError, ConfigError
 
-_GROUP_HELP = "Group of checks to run; may be repeated. Default: all."
-_LIMIT_HELP = "End a check after this time, as a failure. Default: never."
+_GROUP_HELP = "Group of checks to run; may be repeated. Default: all but functions, derivatives and parts."
+_LIMIT_HELP = "End a check after this time, as a failure."
 
 
 def check_backend(
@@ -31,21 +32,21 @@ def check_backend(
         str, typer.Argument(metavar="MODULE", help="Module with the functions of the Array API standard.")
     ],
     group: Annotated[list[str] | None, value_option("--group", "NAME", _GROUP_HELP, None)] = None,
-    time_limit: Annotated[float | None, value_option("--time-limit", "SECONDS", _LIMIT_HELP, None)] = None,
+    time_limit: Annotated[float, value_option("--time-limit", "SECONDS", _LIMIT_HELP, None)] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print failures by cause as Markdown.")] = False,
 ) -> None:
     """Check an array library."""
-    if time_limit is not None and not time_limit > 0:
+    if not time_limit > 0:
         raise ConfigError(f"--time-limit is {time_limit:g}; expected a number above 0")
     try:
-        report = testing.check_backend(
-            module, groups=group, time_limit=time_limit, on_check=None if as_json else typer.echo
-        )
+        on_check = None if as_json or as_markdown else typer.echo
+        report = testing.check_backend(module, groups=group, time_limit=time_limit, on_check=on_check)
     except BackendError as error:
         if not as_json:
             raise
         refused = {"library": module, "version": testing.version_of(module), "error": str(error), "passed": False}
         typer.echo(json.dumps(refused, indent=2))
         raise typer.Exit(1) from error
-    typer.echo(report.to_json() if as_json else report.summary())
+    typer.echo(report.to_json() if as_json else report.to_markdown() if as_markdown else report.summary())
     raise typer.Exit(0 if report.passed else 1)

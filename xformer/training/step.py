@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError, DataError
 from xformer.ops.optimizers import cast_number, squared_norm
 from xformer.random import Rng, split_rng
-from xformer.tree import flatten_parameters, is_array, map_arrays
+from xformer.tree import flatten, flatten_parameters, is_array, map_arrays
 
 Loss = Callable[[Any, Any, Rng | None], Array]  # (model, batch, rng) -> summed loss
 ValueAndGrad = Callable[[Callable[..., Array]], Callable[..., tuple[Array, Any]]]
@@ -100,7 +101,11 @@ def train_step(
     grad_norm = global_norm(grads)
     grad_scale = clip_scale(loss, grad_norm, max_grad_norm, loss_scale)
     model, state = optimizer.update(model, grads, state, learning_rate, grad_scale, donate=donate)
-    return StepResult(model, state, loss / loss_scale, grad_norm / loss_scale)
+    result = StepResult(model, state, loss / loss_scale, grad_norm / loss_scale)
+    if hasattr(loss, "__dask_graph__"):  # whose arrays compute all earlier steps again at each use
+        leaves, rebuild = flatten(result)
+        result = rebuild(importlib.import_module("dask").persist(*leaves))
+    return result
 
 
 def _check_tokens(num_tokens: Any, batches: Sequence[Any]) -> None:

@@ -120,3 +120,9 @@ for _name in ("unique_all", "unique_counts", "unique_inverse", "unique_values"):
 def _sort(xp: Any, x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
     order = xp.argsort(x, axis=axis, descending=descending, stable=stable)
     return xp.take_along_axis(x, order, axis=axis) if x.ndim else xp.asarray(x, copy=True)
+
+
+@decomposition("top_k")
+def _top_k(xp: Any, x: Any, /, k: int) -> tuple[Any, Any]:
+    indices = xp.wrap(xp.base.top_k(xp.unwrap(x), k)[1])
+    return xp.take_along_axis(x, indices, axis=-1), indices

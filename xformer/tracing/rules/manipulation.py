@@ -90,16 +90,14 @@ def _full_like(xp: Any, x: Any, /, fill_value: Any, *, dtype: Any = None, device
 
 
 @decomposition("broadcast_arrays")
-def _broadcast_arrays(xp: Any, *arrays: Any) -> list[Any]:
+def _broadcast_arrays(xp: Any, *arrays: Any) -> tuple[Any, ...]:
     shapes = [tuple(array.shape) for array in xp.base.broadcast_arrays(*map(xp.unwrap, arrays))]
-    return [
-        array if tuple(array.shape) == shape else xp.broadcast_to(array, shape)
-        for array, shape in zip(arrays, shapes, strict=True)
-    ]
+    pairs = zip(arrays, shapes, strict=True)
+    return tuple([x if tuple(x.shape) == shape else xp.broadcast_to(x, shape) for x, shape in pairs])
 
 
 @decomposition("meshgrid")
-def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> list[Any]:
+def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> tuple[Any, ...]:
     values = xp.base.meshgrid(*map(xp.unwrap, arrays), indexing=indexing)
     grids = []
     for position, (array, value) in enumerate(zip(arrays, values, strict=True)):
@@ -109,7 +107,7 @@ def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> list[Any]:
         shape = tuple(-1 if i == axis else 1 for i in range(max(len(arrays), 1)))
         grid = xp.broadcast_to(xp.reshape(array, shape), tuple(value.shape))
         grids.append(grid if xp.share_memory(value, array) else xp.asarray(grid, copy=True))
-    return grids
+    return tuple(grids)
 
 
 @decomposition("diff")
