@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating
+from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating, is_inexact
 from xformer.backends.arrays import check_class
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
@@ -79,7 +79,11 @@ def value_and_grad(
         leaves, rebuild = flatten(selected, frozen=frozen)
         with tracing(_base_of(leaves, selected)) as trace:
             traced, inputs = _leaves_of(trace, leaves, frozen)
-            result = function(*replaced(args, argnums, rebuild(traced)), **keywords)
+            if isinstance(selected, Module):  # whose operations take plain arrays
+                others, named = args, keywords
+            else:
+                others, named = constants((args, keywords), trace)
+            result = function(*replaced(others, argnums, rebuild(traced)), **named)
             value, extra = split_aux(result) if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)
@@ -172,6 +176,14 @@ def split_aux(result: Any) -> tuple[Any, Any]:
     if not (isinstance(result, tuple) and len(result) == 2):
         raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
     return result
+
+
+def constants(value: Any, trace: Any) -> Any:
+    """Return the arrays of a tree as constants of a trace, so that other libraries find one namespace for all."""
+    if is_array(value):
+        return trace.plain(value) if array_namespace(value).name == trace.library.name else value
+    has_arrays = isinstance(value, tuple | list | dict) and any(map(is_array, items_of(value)))
+    return map_items(lambda item: constants(item, trace), value) if has_arrays else value
 
 
 def check_unwritten(traced: Sequence[Tracer], given: Sequence[Any]) -> None:

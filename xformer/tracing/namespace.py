@@ -26,6 +26,7 @@ from xformer.errors import DifferentiationError, XformerError
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import (
     Extension,
+    NoRuleError,
     base_function,
     bind_outputs,
     bind_rule,
@@ -96,8 +97,8 @@ class GradTrace:
             )
         try:
             value = self._bind(name)
-        except AttributeError:
-            if name not in hints.ARRAYS:
+        except AttributeError as error:
+            if name not in hints.ARRAYS or isinstance(error, NoRuleError):
                 raise
             raise AttributeError(
                 f"the namespace of {self.base.name} has no function {name!r}; {hints.ARRAYS[name]}"
@@ -240,7 +241,7 @@ class GradTrace:
         """
         if use == WRITE:
             raise DifferentiationError(f"{WRITE} and would lose its gradient; {CREATE}")
-        if use == "np.asarray" and (x._index >= 0 or self.library.name != "numpy"):
+        if use == "np.asarray" and x._index >= 0:
             raise DifferentiationError(
                 "a traced array was passed to a function of another library, which would lose its gradient; "
                 "use np.stack for np.array([x[0], x[1]]), functions of array_namespace(x), or has_aux=True for results"

@@ -18,6 +18,7 @@ import numpy as np
 from xformer.errors import DifferentiationError
 from xformer.tracing.record import IN_BOTH
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES
+from xformer.tracing.rules.special import sinc
 from xformer.tracing.tracer import OPERATORS_OF_NUMPY, Tracer
 from xformer.tree import map_items
 
@@ -124,6 +125,9 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[s
     """Call a method of a ufunc of NumPy: a function of arrays, or its reduction, accumulation or outer product."""
     name, xp = ufunc.__name__, _trace_of(inputs)
     if ufunc is not getattr(np, name, None):
+        special = f"special.{name.lstrip('_')}"  # if it is one of scipy.special
+        if method == "__call__" and special in _KNOWN:
+            return getattr(xp, special)(*inputs)
         return _call_on_values(getattr(ufunc, method), inputs, options, name)
     if method == "__call__":
         return call_function(name, inputs, options)
@@ -177,6 +181,7 @@ FUNCTIONS |= _FACTS
 # --- elementwise ------------------------------------------------------------------------------------------------------
 
 FUNCTIONS |= {
+    "sinc": sinc,
     "deg2rad": lambda xp, x: x * (math.pi / 180.0),
     "rad2deg": lambda xp, x: x * (180.0 / math.pi),
     "exp2": lambda xp, x: 2.0**x,
@@ -222,13 +227,6 @@ def _select(xp: Any, conditions: Any, choices: Any, default: Any = 0.0) -> Any:
     for condition, choice in reversed(list(zip(conditions, choices, strict=True))):
         result = _where(xp, condition, choice, result)
     return result
-
-
-@define("sinc")
-def _sinc(xp: Any, x: Any) -> Any:
-    angle = math.pi * x
-    is_zero = angle == 0.0
-    return xp.where(is_zero, 1.0 - angle * angle / 6.0, xp.sin(angle) / xp.where(is_zero, 1.0, angle))
 
 
 @define("nan_to_num")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
 from xformer import hints
+from xformer.backends.special import special_functions
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Rule
 from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, PLAIN, InnerArray, Tracer
@@ -159,15 +161,21 @@ def bind_outputs(trace: Any, name: str, function: Function, formula: Function) -
     return innermost(trace, name, call)
 
 
+class NoRuleError(DifferentiationError, AttributeError):
+    """A function beside the standard has no rule; a namespace lacks it, so that `hasattr` is false."""
+
+
 def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
     """Return the traced version of any other function: a constant, a decomposition, or an error."""
     is_constant = name in NOT_DIFFERENTIABLE
+    hint = hints.ARRAYS.get(name, "define one with xformer.tracing.defvjp, or use stop_gradient(x)")
+    if not (is_constant or name in DECOMPOSITIONS or _STANDARD.match(name)):
+        raise NoRuleError(f"{name} has no derivative rule; {hint}")
 
     def call(*args: Any, **keywords: Any) -> Any:
         if not is_constant and (name in VIEWS or any(map(trace.depends, (*args, *keywords.values())))):
             if name in DECOMPOSITIONS:
                 return DECOMPOSITIONS[name](trace, *args, **keywords)
-            hint = hints.ARRAYS.get(name, "define one with xformer.tracing.defvjp, or use stop_gradient(x)")
             raise DifferentiationError(f"{name} has no derivative rule; {hint}")
         unwrapped = {key: trace.unwrap(value) for key, value in keywords.items()}
         return trace.wrap(function(*map(trace.unwrap, args), **unwrapped))
@@ -192,6 +200,8 @@ def innermost(trace: Any, name: str, call: Function, *, has_list: bool = False) 
 
 # --- functions of the base namespace ----------------------------------------------------------------------------------
 
+# Names of functions without a rule that a namespace has.
+_STANDARD = re.compile(r"arange|full|linspace|operator_|inplace_|getitem|setitem|to_device|random\.|special\.")
 IN_BOTH = {"matmul", "matrix_transpose", "tensordot", "vecdot"}  # the main namespace and linalg
 _PYTHON_OPERATORS: dict[str, Function] = {f"operator_{name}": getattr(operator, f"__{name}__") for name in OPERATORS}
 
@@ -202,7 +212,9 @@ def base_function(base: Any, name: str) -> Any:
         return getattr(base, name)
     if "." in name:
         extension, _, name = name.partition(".")
-        return getattr(getattr(base, extension), name)
+        return getattr(special_functions(base) if extension == "special" else getattr(base, extension), name)
+    if name == "special":
+        return special_functions(base)
     if name in _PYTHON_OPERATORS:
         return getattr(base, name, _PYTHON_OPERATORS[name])
     if name in _OWN_FUNCTIONS:

@@ -23,6 +23,8 @@ WRITE = "an assignment to a NumPy array (y += x) got a traced array"
 CREATE = "create y with xp.zeros, where xp = array_namespace(x)"
 WRITES_OUTER = "an array of an enclosing function was written in a differentiated one; return the new values instead"
 WITHOUT_ARRAYS = frozenset({bool, int, float, str, type(None), type(...)})  # classes of most static arguments
+# Of NumPy's attributes, those that show or write memory.
+_OF_MEMORY = frozenset({"base", "data", "fill", "flags", "partition", "put", "resize", "setfield", "sort"})
 PLAIN = object()  # the origin of arrays whose memory belongs to a plain array
 NUMBER = object()  # the origin of immutable numbers, such as numpy.float64, whose value is stored as an array
 
@@ -76,6 +78,9 @@ class Tracer:
             method = _numpy_functions().method_of(self, name)
             if method is not None:
                 return method
+        if self._index < 0 and (name == "__jax_array__" or name not in _OF_MEMORY and not name.startswith("_")):
+            value = self._value if self._origin is PLAIN else self._namespace.base.asarray(self._value, copy=True)
+            return (lambda: value) if name == "__jax_array__" else getattr(value, name)
         if name in hints.ARRAYS:
             hint = f"method {name!r}; {hints.ARRAYS[name]}{_WITH_XP if 'xp.' in hints.ARRAYS[name] else ''}"
         elif not name.startswith("_") and callable(getattr(self._namespace.library, name, None)):
@@ -97,14 +102,20 @@ class Tracer:
         operation = OPERATORS_OF_NUMPY.get(function.__name__) if method == "__call__" and not options else None
         if operation is not None:
             return getattr(self._namespace, f"operator_{operation}")(*inputs)
-        if self._namespace.library.name != "numpy":
-            return self.__array__()
+        if self._namespace.library.name != "numpy" and getattr(np, function.__name__, None) is function:
+            return self._refuse(function.__name__)
         return _numpy_functions().call_ufunc(function, method, inputs, options)
+
+    def _refuse(self, name: str) -> Any:
+        raise DifferentiationError(
+            f"a traced array was passed to a function of another library, np.{name}, which would lose its gradient; "
+            "use functions of array_namespace(x)"
+        )
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Compute a function of NumPy."""
         if self._namespace.library.name != "numpy":
-            return self.__array__()
+            return self._refuse(function.__name__)
         extension = function.__module__.removeprefix("numpy").removeprefix(".")
         name = f"{extension}.{function.__name__}" if extension in ("linalg", "fft") else function.__name__
         return _numpy_functions().call_function(name, args, kwargs, self._namespace)

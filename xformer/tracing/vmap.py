@@ -11,8 +11,8 @@ from xformer.backends import device, dtype_name, is_floating
 from xformer.errors import ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.batch import BatchTrace
-from xformer.tracing.grad import as_argument, check_unwritten, replaced, selected_arguments, split_aux, vjp_in
-from xformer.tracing.namespace import base_for, tracing
+from xformer.tracing.grad import as_argument, check_unwritten, constants, replaced, selected_arguments, split_aux, vjp_in
+from xformer.tracing.namespace import base_for, innermost_trace, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.tracer import Batch
 from xformer.tree import children_of, flatten, is_array, items_of, map_arrays, map_items, rebuild_sequence
@@ -161,7 +161,8 @@ def jacobian(
         xp = base_for(leaves)
 
         def run(arrays: Any) -> Any:
-            result = function(*replaced(args, argnums, rebuild(arrays)), **keywords)
+            others, named = constants((args, keywords), innermost_trace())
+            result = function(*replaced(others, argnums, rebuild(arrays)), **named)
             return split_aux(result) if has_aux else (result, None)
 
         (value, aux), pull = vjp_in(xp, run, leaves)

@@ -63,14 +63,14 @@ defvjp("divide", lambda g, b: g / b, lambda g, b, y: -g * y / b)
 defvjp("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor_divide(a, b))
 
 
-def _array(xp: Any, value: Any, like: Any) -> Any:
+def array_like(xp: Any, value: Any, like: Any) -> Any:
     """Convert a Python scalar to an array, since some functions take arrays only."""
     return xp.asarray(value, dtype=like.dtype, device=device(like)) if isinstance(value, bool | int | float) else value
 
 
 def _unit(xp: Any, g: Any, a: Any, b: Any) -> Any:
     """Return a / hypot(a, b): zero at the origin, and finite where a or b is infinite or the hypotenuse overflows."""
-    a, b = _array(xp, a, g), _array(xp, b, g)
+    a, b = array_like(xp, a, g), array_like(xp, b, g)
     is_infinite = xp.isinf(a) | xp.isinf(b)
     a, b = (xp.where(is_infinite, xp.where(xp.isinf(x), xp.sign(x), 0.0), x) for x in (a, b))
     largest = xp.maximum(xp.abs(a), xp.abs(b))
@@ -87,7 +87,7 @@ def _angle(xp: Any, g: Any, a: Any, b: Any) -> Any:
 
 def _share(xp: Any, g: Any, a: Any, b: Any) -> Any:
     """Return g / (1 + exp(b - a)), for logaddexp; one half for equal infinities."""
-    a, b = _array(xp, a, g), _array(xp, b, g)
+    a, b = array_like(xp, a, g), array_like(xp, b, g)
     is_same = xp.isinf(a) & (a == b)
     difference = xp.where(is_same, 0.0, b) - xp.where(is_same, 0.0, a)
     return g * xp.exp(-xp.logaddexp(0.0, difference))
@@ -102,14 +102,14 @@ def _pow_base(xp: Any, g: Any, a: Any, b: Any) -> Any:
     """d(a^b)/da = b a^(b-1); zero where b is zero, also at a = 0, and where an infinite b makes the power zero."""
     if isinstance(b, int | float) and math.isfinite(b):
         return xp.zeros_like(g) if b == 0 else g * (b * a ** (b - 1))
-    b = _array(xp, b, g)
+    b = array_like(xp, b, g)
     power = a ** xp.where(b == 0, 0.0, b - 1.0)
     return g * xp.where(xp.isinf(b) & (power == 0), 0.0, b) * power
 
 
 def _pow_exponent(xp: Any, g: Any, a: Any, b: Any, y: Any) -> Any:
     """d(a^b)/db = a^b log(a); zero where the power is zero, at 0^0, and by convention where a is negative."""
-    a = _array(xp, a, y)
+    a = array_like(xp, a, y)
     is_zero = (y == 0) | ((a == 0) & (b == 0))
     is_zero = is_zero if is_complex(a.dtype) else is_zero | (a < 0)
     return g * xp.where(is_zero, 0.0, y) * xp.log(xp.where(is_zero, 1.0, a))
@@ -120,7 +120,7 @@ defvjp("pow", _pow_base, _pow_exponent)
 
 def _selected(xp: Any, g: Any, x: Any, other: Any, y: Any) -> Any:
     """Return the cotangent of an input x of maximum or minimum: g where x was selected, one half of it for ties."""
-    x, other = _array(xp, x, y), _array(xp, other, y)
+    x, other = array_like(xp, x, y), array_like(xp, other, y)
     return xp.where(x == y, xp.where(other == y, 0.5 * g, g), 0.0)
 
 
