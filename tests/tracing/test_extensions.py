@@ -177,7 +177,7 @@ def test_a_vector_of_zeros_has_the_derivative_zero():
 def test_every_function_of_the_extensions_has_a_case():
     names = {f"linalg.{name}" for name in array_api_strict.linalg.__all__ if name.islower()}
     names |= {f"fft.{name}" for name in array_api_strict.fft.__all__}
-    rules = {name for name in (*RULES, *DECOMPOSITIONS, *OUTPUT_RULES) if "." in name}
+    rules = {name for name in (*RULES, *DECOMPOSITIONS, *OUTPUT_RULES) if name.startswith(("linalg.", "fft."))}
     assert {name for name, *_ in CASES if "." in name} >= rules
     assert names - rules - NOT_DIFFERENTIABLE - {name for name, *_ in CASES} == set()
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating, is_inexact
+from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating
 from xformer.backends.arrays import check_class
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
@@ -79,11 +79,10 @@ def value_and_grad(
         leaves, rebuild = flatten(selected, frozen=frozen)
         with tracing(_base_of(leaves, selected)) as trace:
             traced, inputs = _leaves_of(trace, leaves, frozen)
-            if isinstance(selected, Module):  # whose operations take plain arrays
-                others, named = args, keywords
-            else:
-                others, named = constants((args, keywords), trace)
-            result = function(*replaced(others, argnums, rebuild(traced)), **named)
+            given = args, keywords
+            if not isinstance(selected, Module):  # whose operations take plain arrays
+                given = constants(given, trace)
+            result = function(*replaced(given[0], argnums, rebuild(traced)), **given[1])
             value, extra = split_aux(result) if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)

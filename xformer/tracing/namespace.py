@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import re
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -23,6 +25,7 @@ from xformer.backends import Library, array_namespace, extra, is_inexact
 from xformer.backends.arrays import check_class
 from xformer.backends.library import NOT_PLAIN, as_arrays
 from xformer.errors import DifferentiationError, XformerError
+from xformer.tracing.einops import PENDING
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import (
     Extension,
@@ -243,8 +246,9 @@ class GradTrace:
             raise DifferentiationError(f"{WRITE} and would lose its gradient; {CREATE}")
         if use == "np.asarray" and x._index >= 0:
             raise DifferentiationError(
-                "a traced array was passed to a function of another library, which would lose its gradient; "
-                "use np.stack for np.array([x[0], x[1]]), functions of array_namespace(x), or has_aux=True for results"
+                f"a traced array was passed to a function of another library ({_caller()}), which would lose its "
+                "gradient; use np.stack for np.array([x[0], x[1]]), functions of array_namespace(x), or has_aux=True "
+                "for results"
             )
         if use != "bool" and x._index >= 0:
             other = f"or use {use}(xformer.stop_gradient(x))"
@@ -418,6 +422,14 @@ class GradTrace:
         self.__dict__.update(attributes, is_closed=True)
 
 
+def _caller() -> str:
+    """Return the innermost function that is not of xformer, NumPy or an adapter of the standard."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back and re.match(r"xformer\.|numpy|.*array_api_compat", frame.f_globals["__name__"]):
+        frame = frame.f_back
+    return f"{frame.f_code.co_name} in {frame.f_globals['__name__']}"
+
+
 def _pull(xp: Any, g: Any, saved: Any) -> Any:
     """Pull the cotangent of an operation back, or the list of those of its outputs."""
     vjp, residuals, needs, options = saved
@@ -435,6 +447,8 @@ def _pull(xp: Any, g: Any, saved: Any) -> Any:
 def tracing(base: Any, new: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Open a trace that computes in `base` and is the innermost trace of this thread until the block ends."""
     namespace = (new or GradTrace)(base)
+    for name in PENDING.keys() & sys.modules.keys():
+        PENDING.pop(name, int)()
     try:
         with active(namespace):
             yield namespace

@@ -109,7 +109,7 @@ def _call(xp: Any, name: str, args: tuple[Any, ...], given: dict[str, Any]) -> A
     standard = _STANDARD_NAMES.get(name, name)
     if not (standard in _KNOWN or standard.startswith("operator_")):
         function: Any = functools.reduce(getattr, name.split("."), np)
-        return _call_on_values(function, args, given, f"np.{name}")
+        return call_on_values(function, args, given, f"np.{name}")
     if name in _ARGUMENTS:
         args, given = args[:1], given | dict(zip(_ARGUMENTS[name], args[1:], strict=False))
     if "ddof" in given:
@@ -128,7 +128,7 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[s
         special = f"special.{name.lstrip('_')}"  # if it is one of scipy.special
         if method == "__call__" and special in _KNOWN:
             return getattr(xp, special)(*inputs)
-        return _call_on_values(getattr(ufunc, method), inputs, options, name)
+        return call_on_values(getattr(ufunc, method), inputs, options, name)
     if method == "__call__":
         return call_function(name, inputs, options)
     if method == "reduce" and name in _REDUCTIONS:
@@ -151,13 +151,14 @@ def _values(value: Any, use: str) -> Any:
     return map_items(lambda item: _values(item, use), value)
 
 
-def _call_on_values(function: Function, args: tuple[Any, ...], keywords: dict[str, Any], use: str) -> Any:
+def call_on_values(function: Function, args: tuple[Any, ...], keywords: dict[str, Any], use: str) -> Any:
+    """Call a function with arrays that are read for a `use`."""
     return function(*_values(args, use), **_values(keywords, use))
 
 
 def _constant(name: str) -> Function:
     """Return a function whose result is no array, or locally constant: it reads values as a branch does."""
-    return lambda xp, *args, **keywords: _call_on_values(getattr(np, name), args, keywords, "bool")
+    return lambda xp, *args, **keywords: call_on_values(getattr(np, name), args, keywords, "bool")
 
 
 for _name in (

@@ -7,13 +7,14 @@ functions without a rule, whose result is a constant unless they have a decompos
 from __future__ import annotations
 
 import functools
+import importlib.util
 import operator
 import re
 from collections.abc import Callable
 from typing import Any
 
 from xformer import hints
-from xformer.backends.special import special_functions
+from xformer.backends.special import special_function
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Rule
 from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, PLAIN, InnerArray, Tracer
@@ -212,9 +213,9 @@ def base_function(base: Any, name: str) -> Any:
         return getattr(base, name)
     if "." in name:
         extension, _, name = name.partition(".")
-        return getattr(special_functions(base) if extension == "special" else getattr(base, extension), name)
-    if name == "special":
-        return special_functions(base)
+        return special_function(base, name) if extension == "special" else getattr(getattr(base, extension), name)
+    if name == "special" and importlib.util.find_spec("scipy"):
+        return importlib.import_module("scipy.special")  # which has the names
     if name in _PYTHON_OPERATORS:
         return getattr(base, name, _PYTHON_OPERATORS[name])
     if name in _OWN_FUNCTIONS:

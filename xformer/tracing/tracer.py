@@ -75,10 +75,10 @@ class Tracer:
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and self._namespace.library.name == "numpy":
-            method = _numpy_functions().method_of(self, name)
+            method = numpy_functions().method_of(self, name)
             if method is not None:
                 return method
-        if self._index < 0 and (name == "__jax_array__" or name not in _OF_MEMORY and not name.startswith("_")):
+        if self._index < 0 and (name == "__jax_array__" or (name not in _OF_MEMORY and not name.startswith("_"))):
             value = self._value if self._origin is PLAIN else self._namespace.base.asarray(self._value, copy=True)
             return (lambda: value) if name == "__jax_array__" else getattr(value, name)
         if name in hints.ARRAYS:
@@ -93,32 +93,28 @@ class Tracer:
         return self._namespace
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.array(self._namespace.read(self, "np.asarray"))
+        value = self._namespace.read(self, "np.asarray")
+        return np.array(value if isinstance(value, np.ndarray | Tracer) else self._namespace.library.to_host(value))
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Compute a function of NumPy; of arrays of another library only operators, as in `plain * traced`."""
         if "out" in options:
             return self._namespace.read(self, WRITE)
-        operation = OPERATORS_OF_NUMPY.get(function.__name__) if method == "__call__" and not options else None
+        name = function.__name__
+        operation = OPERATORS_OF_NUMPY.get(name) if method == "__call__" and not options else None
         if operation is not None:
             return getattr(self._namespace, f"operator_{operation}")(*inputs)
-        if self._namespace.library.name != "numpy" and getattr(np, function.__name__, None) is function:
-            return self._refuse(function.__name__)
-        return _numpy_functions().call_ufunc(function, method, inputs, options)
-
-    def _refuse(self, name: str) -> Any:
-        raise DifferentiationError(
-            f"a traced array was passed to a function of another library, np.{name}, which would lose its gradient; "
-            "use functions of array_namespace(x)"
-        )
+        if self._namespace.library.name != "numpy" and getattr(np, name, None) is function:
+            return numpy_functions().call_on_values(function, inputs, options, "np.asarray")
+        return numpy_functions().call_ufunc(function, method, inputs, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Compute a function of NumPy."""
         if self._namespace.library.name != "numpy":
-            return self._refuse(function.__name__)
+            return numpy_functions().call_on_values(function, args, kwargs, "np.asarray")
         extension = function.__module__.removeprefix("numpy").removeprefix(".")
         name = f"{extension}.{function.__name__}" if extension in ("linalg", "fft") else function.__name__
-        return _numpy_functions().call_function(name, args, kwargs, self._namespace)
+        return numpy_functions().call_function(name, args, kwargs, self._namespace)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -222,11 +218,14 @@ class Tracer:
         self._namespace.write_item(self, key, value)
 
     def __iter__(self) -> Any:
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array")
         return iter(self._namespace.unstack(self, axis=0))
 
 
 @functools.cache
-def _numpy_functions() -> Any:
+def numpy_functions() -> Any:
+    """Return the module of NumPy's functions, which is imported at its first use."""
     return importlib.import_module("xformer.tracing.numpy_functions")
 
 

@@ -11,7 +11,15 @@ from xformer.backends import device, dtype_name, is_floating
 from xformer.errors import ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.batch import BatchTrace
-from xformer.tracing.grad import as_argument, check_unwritten, constants, replaced, selected_arguments, split_aux, vjp_in
+from xformer.tracing.grad import (
+    as_argument,
+    check_unwritten,
+    constants,
+    replaced,
+    selected_arguments,
+    split_aux,
+    vjp_in,
+)
 from xformer.tracing.namespace import base_for, innermost_trace, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.tracer import Batch
