@@ -1,6 +1,7 @@
-"""Count kernels, bytes, copies and waits of a search: `python bench/standin/run_decode.py BATCH [BEAM]`."""
+"""Count kernels, bytes, copies and waits of a search: `python bench/standin/run_decode.py BATCH [BEAM | sample]`."""
 
 import collections
+import functools
 import sys
 import time
 
@@ -10,7 +11,14 @@ F.start()
 
 from workloads import decoding
 
+import xformer as xf
+
 batch = int(sys.argv[1]) if len(sys.argv) > 1 else 32
+search = sys.argv[2] if len(sys.argv) > 2 else "1"
+if search == "sample":
+    options = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
+    decoding.GenerationConfig = functools.partial(decoding.GenerationConfig, **options)
+    decoding.generate = functools.partial(decoding.generate, rng=xf.Rng(0))
 s = {
     "length": 32,
     "heads": 8,
@@ -18,7 +26,7 @@ s = {
     "layers": 6,
     "vocabulary": 8000,
     "batch": batch,
-    "beam": int(sys.argv[2]) if len(sys.argv) > 2 else 1,
+    "beam": 1 if search == "sample" else int(search),
     "backend": "cupy",
 }
 c = decoding.build(s)

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from tests.generation.definitions import log_softmax
 from tests.reference import for_each, normal
 from xformer.backends import from_host, to_host
-from xformer.generation.batch import SampleRequest, uniform_streams
+from xformer.generation.batch import SampleRequest, sampling_settings, uniform_streams
 from xformer.generation.config import GenerationConfig
 from xformer.generation.processors import normalize, token_alternatives
-from xformer.generation.sampling import choose, draw, keep_min_p, keep_top_k, keep_top_p, truncate
+from xformer.generation.sampling import choose
+from xformer.ops import decoding
+from xformer.ops.decoding import draw, keep_min_p, keep_top_k, keep_top_p
 from xformer.random import Rng
 
 PROBABILITIES = np.asarray([0.05, 0.4, 0.0, 0.25, 0.2, 0.1])
@@ -21,6 +23,10 @@ with np.errstate(divide="ignore"):
 
 def support(logits):
     return [np.flatnonzero(row > -math.inf).tolist() for row in to_host(logits)]
+
+
+def truncate(logits, options):
+    return decoding.truncate(logits, **sampling_settings(options))
 
 
 @for_each("k, kept", [(1, [1]), (2, [1, 3]), (4, [1, 3, 4, 5]), (100, [0, 1, 3, 4, 5])])
@@ -74,7 +80,7 @@ def test_draws_invert_the_cumulative_distribution(xp):
     """The cumulative sums are .05, .45, .45, .70, .90, 1."""
     shares = [0.0, 0.0499, 0.0501, 0.4499, 0.4501, 0.6999, 0.7001, 0.8999, 0.9001, 1.0 - 2**-53]
     logits = from_host(xp, np.repeat(LOGITS, len(shares), axis=0))
-    assert to_host(draw(logits, shares)).tolist() == [0, 0, 1, 1, 3, 3, 4, 4, 5, 5]
+    assert to_host(draw(logits, from_host(xp, shares, dtype=logits.dtype))).tolist() == [0, 0, 1, 1, 3, 3, 4, 4, 5, 5]
 
 
 @for_each("dtype", ["float32", "float64"])
@@ -82,8 +88,9 @@ def test_tokens_without_probability_are_never_drawn(xp, dtype):
     logits = np.full((2, 7), -math.inf)
     logits[:, [2, 4]] = [[1.0, 0.0], [-50.0, 50.0]]
     shares = [0.0, 1.0 - 2**-53]
-    assert to_host(draw(from_host(xp, logits, dtype=dtype), shares)).tolist() == [2, 4]
-    assert to_host(draw(from_host(xp, logits, dtype=dtype), shares[::-1])).tolist()[0] == 4
+    logits, shares = (from_host(xp, x, dtype=dtype) for x in (logits, shares))
+    assert to_host(draw(logits, shares)).tolist() == [2, 4]
+    assert to_host(draw(logits, xp.flip(shares))).tolist()[0] == 4
 
 
 @for_each("settings", [{"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.3}])
@@ -91,7 +98,7 @@ def test_draws_follow_the_distribution(settings):
     """Chi-square over 4000 draws; 25 is beyond the 99.99th percentile for up to 5 degrees of freedom."""
     logits = truncate(np.repeat(LOGITS, 4000, axis=0), GenerationConfig(**settings))
     expected = np.exp(log_softmax(logits[:1]))[0] * 4000
-    drawn = draw(logits, Rng(3).uniform((4000,)).tolist())
+    drawn = draw(logits, Rng(3).uniform((4000,)))
     counts = np.bincount(drawn, minlength=6)
     assert counts[expected == 0].sum() == 0
     chi_square = ((counts - expected)[expected > 0] ** 2 / expected[expected > 0]).sum()
@@ -114,7 +121,8 @@ def test_an_offset_of_all_logits_changes_no_log_probability(xp, monkeypatch, mod
     expected = log_softmax(logits)
     shifted = from_host(xp, (logits + 1e6).astype(np.float32))
     for uniforms in (None, [0.2, 0.9]):
-        tokens, log_probs = choose([SampleRequest(shifted, GenerationConfig(temperature=2.0), uniforms)])
+        config = GenerationConfig(temperature=2.0 if uniforms else None)
+        tokens, log_probs = choose([SampleRequest(shifted, sampling_settings(config), uniforms)])
         np.testing.assert_allclose(log_probs, expected[[0, 1], tokens], rtol=1e-6)
     np.testing.assert_allclose(to_host(normalize(shifted, None)), expected, rtol=1e-6)
     for row, record in enumerate(token_alternatives(shifted, [7, 3], 2)):

@@ -41,6 +41,8 @@ from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
 from xformer.random import Rng
 
+_MIN_TEMPERATURE = 1e-6  # smaller ones would make logits infinite
+
 
 class Sources(NamedTuple):
     """Inputs of an encoder-decoder.
@@ -98,20 +100,27 @@ class SampleRequest(NamedTuple):
 
     Attributes:
         logits: Logits (rows, vocabulary).
-        config: Settings of sampling.
+        settings: Those of `ops.decoding.choose`.
         uniforms: Random number in [0, 1) of each row; None: the most probable token is chosen.
     """
 
     logits: Array
-    config: GenerationConfig
+    settings: dict[str, Any]
     uniforms: list[float] | None
 
     @property
     def key(self) -> Any:
         """Settings and dtype, equal for all requests that one call answers."""
-        config = self.config
-        sampling = (config.temperature, config.top_k, config.top_p, config.min_p)
-        return self.uniforms is not None and sampling, self.logits.dtype
+        return tuple(self.settings.values()), self.logits.dtype
+
+
+def sampling_settings(config: GenerationConfig) -> dict[str, Any]:
+    """Return the settings of `ops.decoding.choose`, none for greedy search."""
+    if config.method != "sampling":
+        return {}
+    temperature = 1.0 if config.temperature is None else max(config.temperature, _MIN_TEMPERATURE)
+    top_p = 1.0 if config.top_p is None else config.top_p
+    return {"temperature": temperature, "top_k": config.top_k or 0, "top_p": top_p, "min_p": config.min_p or 0.0}
 
 
 class GenerationBatch:
@@ -268,19 +277,29 @@ class GenerationBatch:
             logits = processor(logits, rows)
         return logits
 
-    def suppressed_from(self, rows: Rows) -> list[int] | None:
-        """Return the tokens that no row may choose from now on; None if its history decides about that or its end."""
-        if self.uniforms is not None or self.stopping_criteria or self.lengths.unit_ranges is not None:
+    def draws(self, rows: Rows, count: int) -> Any:
+        """Return random numbers for the next `count` tokens of all samples, (count, rows); zero if there are none."""
+        numbers = np.zeros((count, len(rows.lengths)))
+        for row, (index, start) in enumerate(zip(rows.inputs.tolist(), rows.lengths.tolist(), strict=True)):
+            own = self.uniforms[index][row % self.rows_per_input][start : start + count] if self.uniforms else ()
+            numbers[: len(own), row] = own
+        return numbers
+
+    def look_ahead(self, rows: Rows) -> tuple[Any, ...] | None:
+        """Return the arguments of `DecodingSteps.look_ahead`; None if the history of a row decides about its tokens."""
+        if self.stopping_criteria or self.lengths.unit_ranges is not None:
             return None
-        tokens: set[int] = set()
+        mask = np.zeros((self.model.vocab_size,), dtype=np.bool_)
         for processor in self.logits_processors:
             if type(processor) is not SuppressTokens:
                 return None
             if processor.selects is None:
-                tokens.update(processor.tokens)
+                mask[processor.tokens] = True
             elif processor.selects(rows).any():  # until rows have their minimum length
                 return None
-        return sorted(tokens)
+        maxima = np.asarray([self.lengths.ranges[index].maximum for index in rows.inputs.tolist()])
+        count = int((maxima + 1 - rows.lengths).max())
+        return rows.tokens[:, -1:], mask, self.draws(rows, count), sampling_settings(self.config)
 
     def should_stop(self, rows: Rows) -> list[bool]:
         """Return for each row whether a stopping criterion ends it."""

@@ -118,16 +118,10 @@ class _Group:
 
     def _look_ahead(self) -> Iterator[Any]:
         """Return the steps that need no host, if the only search can say now what decides about its tokens."""
-        (search, *others), suppressed = self.searches, None
+        (search, *others), choices = self.searches, None
         if self.steps.has_graphs and not others and not self._has_free_slots and search.algorithm is greedy_or_sample:
-            suppressed = search.batch.suppressed_from(search.pending.rows)
-        if suppressed is None:
-            return iter(())
-        rows, count = search.pending.rows, self._rows_per_input
-        tokens = np.zeros((self.num_slots * count, 1), dtype=np.int64)
-        tokens[_rows(search.slots, count)] = rows.tokens[:, -1:]
-        maxima = np.asarray([search.batch.lengths.ranges[index].maximum for index in rows.inputs.tolist()])
-        return self.steps.look_ahead(tokens, suppressed, int((maxima + 1 - rows.lengths).max()))
+            choices = search.batch.look_ahead(search.pending.rows)
+        return iter(()) if choices is None else self.steps.look_ahead(*choices)
 
     def add(self, other: _Group) -> None:
         """Put the searches of another group into free slots."""

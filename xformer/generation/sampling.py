@@ -1,8 +1,5 @@
 """Greedy search and sampling: one token per row and step, or several with draft tokens.
 
-Sampling divides logits by the temperature, truncates them, and inverts the cumulative distribution at uniform random
-numbers.
-
 With draft tokens (assisted generation, speculative decoding), a step takes the next token and those that may follow,
 and its logits tell which of them the search would have chosen. Outputs are those of the search alone, sampling
 included; steps of several tokens round differently.
@@ -18,17 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, to_host, to_host_together
-from xformer.generation.batch import Chosen, GenerationBatch, NextTokens, SampleRequest
-from xformer.generation.config import GenerationConfig
+from xformer.backends import Array, array_namespace, device, to_host
+from xformer.generation.batch import Chosen, GenerationBatch, NextTokens, SampleRequest, sampling_settings
 from xformer.generation.processors import Rows
 from xformer.generation.results import Hypothesis, UnscoredHypothesis, best_first
 from xformer.generation.steps import DecodingSteps
 from xformer.models import LanguageModel
-from xformer.ops.decoding import best, log_softmax, top_k
-from xformer.ops.softmax import softmax
-
-_MIN_TEMPERATURE = 1e-6  # smaller ones would make logits infinite
+from xformer.ops import decoding
 
 
 @dataclass
@@ -55,20 +48,19 @@ def greedy_or_sample(
 
     Samples are independent, so they may be equal. The best score comes first.
     """
-    count, rows = batch.rows_per_input, batch.rows()
+    count, rows, settings = batch.rows_per_input, batch.rows(), sampling_settings(batch.config)
     parents: Any = None if count == 1 else np.repeat(np.arange(len(batch.inputs)), count)  # of the first step
     outputs = running = [Sample(index, number) for index in batch.inputs for number in range(count)]
     answer: Any = logits
     while True:
         if not isinstance(answer, Chosen):
-            logits, uniforms = batch.process(answer, rows), None
+            logits = batch.process(answer, rows)
             if parents is not None:
                 logits = batch.take(logits, parents)
+            uniforms = None
             if batch.uniforms is not None:
-                lengths = (rows.lengths if parents is None else rows.lengths[parents]).tolist()
-                drawn = zip(running, lengths, strict=True)
-                uniforms = [batch.uniforms[sample.index][sample.number][length] for sample, length in drawn]
-            answer = yield SampleRequest(logits, batch.config, uniforms)
+                uniforms = batch.draws(rows if parents is None else rows.take(parents), 1)[0].tolist()
+            answer = yield SampleRequest(logits, settings, uniforms)
         tokens, log_probs = answer
         rows, parents = rows.extend(tokens, parents), None
         staying = None
@@ -126,78 +118,13 @@ def _output(sample: Sample, tokens: list[int], *, finished: bool = False, has_eo
 
 def choose(requests: Sequence[SampleRequest]) -> Chosen:
     """Return the next token of each row and its log-probability."""
-    first = requests[0]
+    first, uniforms = requests[0], None
     xp = array_namespace(first.logits)
     logits = first.logits if len(requests) == 1 else xp.concat([each.logits for each in requests], axis=0)
-    if first.uniforms is None:
-        return Chosen.of(to_host(best(logits)))
-    uniforms = [uniform for each in requests for uniform in each.uniforms or ()]
-    chosen = draw(truncate(logits, first.config), uniforms)
-    scores = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1)
-    log_probs = log_softmax(logits, scores)
-    host_tokens, host_log_probs = to_host_together(chosen, log_probs)
-    return Chosen(host_tokens.tolist(), host_log_probs[:, 0].tolist())
-
-
-def truncate(logits: Array, config: GenerationConfig) -> Array:
-    """Divide logits (rows, vocabulary) by the temperature, then apply top_k, top_p and min_p, in this order.
-
-    Other tokens get -inf. The most probable token always stays.
-    """
-    if config.temperature is not None:
-        logits = logits / max(config.temperature, _MIN_TEMPERATURE)
-    if config.top_k:
-        logits = keep_top_k(logits, config.top_k)
-    if config.top_p is not None and config.top_p < 1.0:
-        logits = keep_top_p(logits, config.top_p)
-    return keep_min_p(logits, config.min_p) if config.min_p else logits
-
-
-def keep_top_k(logits: Array, k: int) -> Array:
-    """Keep the k largest logits of each row, and those equal to the smallest of them."""
-    values, _ = top_k(logits, min(k, int(logits.shape[-1])))
-    return array_namespace(logits).where(logits >= values[:, -1:], logits, -math.inf)
-
-
-def keep_top_p(logits: Array, p: float) -> Array:
-    """Keep the smallest set of tokens with at least probability p (nucleus sampling, Holtzman et al., 2020).
-
-    The most probable token is always one of them. Ties with the least probable token are kept.
-    """
-    xp = array_namespace(logits)
-    probabilities = softmax(logits)
-    ordered = xp.sort(probabilities, axis=-1, descending=True)
-    before = xp.cumulative_sum(ordered, axis=-1) - ordered
-    smallest = xp.min(xp.where(before < p, ordered, ordered[:, :1]), axis=-1, keepdims=True)
-    return xp.where(probabilities >= smallest, logits, -math.inf)
-
-
-def keep_min_p(logits: Array, p: float) -> Array:
-    """Keep the tokens with at least p times the highest probability (Nguyen et al., 2024)."""
-    xp = array_namespace(logits)
-    return xp.where(logits >= xp.max(logits, axis=-1, keepdims=True) + math.log(p), logits, -math.inf)
-
-
-def draw(logits: Array, uniforms: Sequence[float]) -> Array:
-    """Draw one token per row, by inverting the cumulative distribution at that row's uniform number in [0, 1).
-
-    Args:
-        logits: (rows, vocabulary).
-        uniforms: (rows,).
-
-    Returns:
-        Token ids (rows,). Tokens of probability zero are never drawn, whatever the rounding.
-    """
-    xp = array_namespace(logits)
-    probabilities = softmax(logits)
-    # Parallel sums may be uneven by a rounding error, so a token's own probability has to be above zero as well.
-    cumulative = xp.where(probabilities > 0.0, xp.cumulative_sum(probabilities, axis=-1), -1.0)
-    largest = 1.0 - 0.5 * float(xp.finfo(logits.dtype).eps)  # below 1 in this dtype too
-    thresholds = xp.from_host(
-        [[min(uniform, largest)] for uniform in uniforms], dtype=logits.dtype, device=device(logits)
-    )
-    reached = cumulative > thresholds * xp.max(cumulative, axis=-1, keepdims=True)
-    return xp.argmax(xp.astype(reached, xp.int32), axis=-1)  # the first
+    if first.uniforms is not None:
+        numbers = [uniform for each in requests for uniform in each.uniforms or ()]
+        uniforms = xp.from_host(numbers, dtype=logits.dtype, device=device(logits))
+    return Chosen.of(to_host(decoding.choose(logits, uniforms, **first.settings)))
 
 
 # --- Draft tokens -----------------------------------------------------------------------------------------------------

@@ -28,8 +28,6 @@ _MIN_LENGTH = 6  # of the longest output: in shorter searches the cache grows
 # Tokens of a cache of fixed shape: a program attends to all of them, so the capacity grows with the output, from at
 # least 32 tokens and at most 128 for a single row, where attention takes little of the time.
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
-
-
 _CHUNK = 4  # steps whose tokens the host reads together, while the device makes as many further ones
 
 
@@ -143,15 +141,16 @@ class DecodingSteps:
             return self._trace(tokens, options)
         return self._model.decode_step(tokens, self.cache, **options)
 
-    def look_ahead(self, tokens: Any, suppressed: Sequence[int], count: int) -> Iterator[Any]:
-        """Make steps that append the most probable tokens to each row, which a GPU chooses and the host reads later.
+    def look_ahead(self, tokens: Any, mask: Any, uniforms: Any, settings: dict[str, Any]) -> Iterator[Any]:
+        """Make steps that append a token to each row, which a GPU chooses and the host reads later.
 
-        They end before one that `step` has to make, and if most rows are released, which go on as long as the others.
+        They end before one that needs a larger cache, and if most rows are released, which go on as the others do.
 
         Args:
             tokens: Ids (rows, 1), as a NumPy array.
-            suppressed: Tokens that are not chosen.
-            count: Largest number of steps.
+            mask: Tokens that are not chosen, as booleans (vocabulary,).
+            uniforms: Random numbers for the tokens of each step, (steps, rows).
+            settings: Those of `ops.decoding.choose`.
 
         Yields:
             Ids and log-probabilities of each step, (rows, 2).
@@ -161,36 +160,28 @@ class DecodingSteps:
         self._fit(1)
         if not self._programs:
             self._reuse()
-        choices: _Choices | None = self._programs.get("choices")
-        if choices is None and self._num_repeats < _MIN_REPEATS:
-            return
-        is_new = choices is None
-        if choices is None:
+        if "choices" not in self._programs:
+            if self._num_repeats < _MIN_REPEATS:
+                return
             self._own_arrays()
-            choices = _Choices(self._model, self.cache.lengths)
-        choices.start(tokens, suppressed)
-        if is_new:
-            choices.trace(self._new_program, self._model, self.cache)  # which makes a step
-            self._keep("choices", choices)
-        num_made, waiting = 0, collections.deque[Any]()
+            kernels = importlib.import_module("xformer.kernels.cupy.decoding")
+            self._keep("choices", kernels.Choices(self.cache, self._model.vocab_size))
+        choices, num_made, waiting = self._programs["choices"], 0, collections.deque[Any]()
+        choices.start(tokens, mask, uniforms, settings)
         while True:
             is_sparse = 4 * np.count_nonzero(self._lengths) <= len(self._lengths)
             while len(waiting) < 2 and not is_sparse:
-                size = min(_CHUNK, count - num_made, self.cache.capacity - int(self._lengths.max()))
+                size = min(_CHUNK, len(uniforms) - num_made, self.cache.capacity - int(self._lengths.max()))
                 if size <= 0:
                     break
-                for _ in range(size - (is_new and not num_made)):
-                    choices.program.run()
+                for _ in range(size):
+                    choices.step(self._new_program, self._model, self.cache)
                 waiting.append(choices.read_later(num_made, size))
                 num_made += size
                 self._lengths[self._lengths > 0] += size  # those of released rows are zero
             if not waiting:
                 break
-            for pairs in waiting.popleft()():
-                yield pairs
-        if num_made < count and not is_sparse:  # with a larger cache
-            tokens = pairs[:, :1].astype("int64")
-            yield from self.look_ahead(tokens, suppressed, count - num_made)
+            yield from waiting.popleft()()
 
     def drop(self, counts: Any) -> None:
         """Remove the last `counts[i]` tokens of row i."""
@@ -306,50 +297,6 @@ class DecodingSteps:
             self.close()
             self._used = pool_key, self.cache.alias(), self._programs
         self._programs[key] = program
-
-
-class _Choices:
-    """A program of a step and of the choice of its tokens, which are the input of the next one, and its arrays.
-
-    Args:
-        model: Object with `decode_step(tokens, cache)`.
-        like: Integers (rows,) on the device of the model.
-    """
-
-    def __init__(self, model: Any, like: Array) -> None:
-        xp, options, rows = array_namespace(like), {"device": device(like)}, like.shape[0]
-        self._tokens, self._counts = (xp.zeros(shape, dtype=xp.int64, **options) for shape in ((rows, 1), (rows,)))
-        self._mask = xp.zeros((model.vocab_size,), dtype=xp.bool, **options)
-        self._found = xp.zeros((2 * _CHUNK, rows, 2), dtype=xp.float64, **options)
-        self._kernels = importlib.import_module("xformer.kernels.cupy.decoding")
-        self.program: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its memory."""
-        return int(self.program.nbytes + self._found.nbytes + self._mask.nbytes)
-
-    def start(self, tokens: Any, suppressed: Sequence[int]) -> None:
-        """Set the tokens of the first step, and those that are not chosen."""
-        xp, mask = array_namespace(self._mask), np.zeros(self._mask.shape, dtype=np.bool_)
-        mask[suppressed] = True
-        for target, host in ((self._tokens, tokens), (self._counts, np.zeros(len(tokens))), (self._mask, mask)):
-            assign(target, xp.from_host(host, dtype=target.dtype, device=device(target)))
-
-    def trace(self, new_program: Any, model: Any, cache: DecodingCache) -> None:
-        """Make a step and trace it."""
-        choose = self._kernels.choose
-
-        def step(model: Any, cache: Any, tokens: Array, *arrays: Array) -> None:
-            choose(model.decode_step(tokens, cache), tokens, *arrays)
-
-        arguments = model, cache, self._tokens, self._counts, self._mask, self._found
-        self.program = new_program(step, arguments, {})
-
-    def read_later(self, first: int, count: int) -> Any:
-        """Return a function that returns what steps chose, (steps, rows, 2), and waits for no later ones."""
-        place = first % len(self._found)
-        return self._kernels.read_later(self._found[place : place + count])
 
 
 # --- Prefixes ---------------------------------------------------------------------------------------------------------

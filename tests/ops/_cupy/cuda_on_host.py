@@ -44,7 +44,10 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
         "softmax": [(*dtypes, vectors) for dtypes in SAME for vectors in ("1", "2")],
         **dict.fromkeys(("softmax_vjp", "cross_entropy", "logsumexp"), SAME),
     },
-    "topk": {"top_k": [(*x, size) for x in SAME for size in ("256", "2048" if x == ("float64",) else "4096")]},
+    "topk": {
+        "top_k": [(*x, size) for x in SAME for size in ("256", "2048" if x == ("float64",) else "4096")],
+        "choose": [(*x, y) for x in SAME for y in ("float32", "float64")],
+    },
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),
     "experts": {
         **dict.fromkeys(("route", "fill_tiles", "collect"), SAME),
@@ -61,10 +64,6 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
         ],
     },
     "random": {"dropout_mask": [("bool",)]},
-    "decoding": {
-        "choose": [(*x, y) for x in SAME for y in ("float32", "float64")],
-        "attend": [(dtype, queries) for dtype in ("float32", "float16", "bfloat16") for queries in ("1", "4")],
-    },
     "masking": {name: [("float16",), ("bfloat16",)] for name in ("inputs", "clear_rows", "clear_beyond")},
     "attention": {
         "attention": [(*dtypes, size) for dtypes in SAME if dtypes != ("float64",) for size in ("32", "64", "128")],
@@ -75,6 +74,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
             for size in ("32", "64", "128")
             for of_keys in ("0", "1")
         ],
+        "attend": [(dtype, queries) for dtype in ("float32", "float16", "bfloat16") for queries in ("1", "4")],
     },
     "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE, "cast": CASTS},
 }

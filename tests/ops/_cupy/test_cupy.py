@@ -40,7 +40,7 @@ CASES = {
     **dict.fromkeys(ACTIVATIONS, ((X,), {})),
     "dropout": ((X, KEEP), {"keep_probability": 0.5}),
     "gated": ((X, X[::-1]), {"activation": "silu"}),
-    "best": ((X[0],), {}),
+    "choose": ((X[0], VECTOR[:4]), {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.01}),
     "logsumexp": ((X,), {}),
     "top_k": ((X,), {"k": 3}),
     "rotate": ((normal(2, 3, 5, FEATURES), normal(5, 2), normal(5, 2)), {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import types
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from xformer.kernels.cupy import linear as cupy_linear
 from xformer.layers.quantization import columns_of_one
 from xformer.ops import attention, project_heads
 from xformer.ops.attention import cached_attention
-from xformer.ops.decoding import best
+from xformer.ops.decoding import choose, truncate
 from xformer.tracing.program import CudaProgram
 
 
@@ -32,7 +33,7 @@ def test_choice(cuda, dtype, n):
     x[3, n // 2] = math.nan
     x = cuda.array(x, dtype)
     wide = to_host(x).astype(np.float64)
-    found = to_host(best(x))
+    found = to_host(choose(x))
     assert found[:3, 0].tolist() == np.argmax(wide, axis=-1)[:3].tolist()
     with np.errstate(invalid="ignore"):
         expected = 0.0 - np.log(np.sum(np.exp(wide - np.max(wide, axis=-1, keepdims=True)), axis=-1))
@@ -40,26 +41,80 @@ def test_choice(cuda, dtype, n):
     if cuda.launcher:
         assert any("choose" in name for name in cuda.launcher.launched)
         cuda.launcher.backwards = True
-        np.testing.assert_array_equal(to_host(best(x)), found)
+        np.testing.assert_array_equal(to_host(choose(x)), found)
         cuda.launcher.backwards = False
 
 
 def test_choices_of_steps(cuda):
-    """Masked tokens are not chosen; steps take slots in turn; a row has the same bits in any batch."""
-    xp, x, mask = cuda.xp, normal(3, 40), np.arange(40) % 2 == 0
-    tokens, counts = xp.zeros((3, 1), dtype=xp.int64), xp.zeros(3, dtype=xp.int64)
-    mask, found = cuda.array(mask), xp.zeros((2, 3, 2), dtype=xp.float64)
-    for _ in range(3):
-        decoding.choose(cuda.array(x, "float32"), tokens, counts, mask, found)
-        x = x[::-1]
-    odd = cuda.array(x[::-1][:, 1::2].copy(), "float32")
-    np.testing.assert_array_equal(to_host(found)[0, :, 0], 2 * np.argmax(to_host(odd), axis=-1) + 1)
-    np.testing.assert_array_equal(to_host(found)[1, ::-1], to_host(found)[0])
-    np.testing.assert_array_equal(to_host(tokens)[:, 0], to_host(found)[0, :, 0])
-    assert to_host(counts).tolist() == [3, 3, 3]
-    one = xp.zeros((1, 1, 2), dtype=xp.float64)
-    decoding.choose(cuda.array(x[1:2].copy(), "float32"), None, None, mask, one)
-    np.testing.assert_array_equal(to_host(one)[0, 0], to_host(found)[0, 1])
+    """Masked tokens are not chosen; each step has its random numbers; a row has the same bits in any batch."""
+    xp, x, mask, steps = cuda.xp, normal(3, 40), np.arange(40) % 2 == 0, 4
+    settings, uniforms = {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "min_p": 0.001}, normal(steps, 3, seed=2) % 1.0
+
+    def found(rows):
+        lengths = xp.zeros((len(rows),), dtype=xp.int64)
+        choices = decoding.Choices(types.SimpleNamespace(lengths=lengths, capacity=5), 40)
+        choices.start(np.zeros((len(rows), 1)), mask, uniforms[:, rows], settings)
+        tokens = []
+        model = types.SimpleNamespace(
+            decode_step=lambda now, cache: tokens.append(to_host(now)[:, 0].tolist()) or cuda.array(x[rows], "float32")
+        )
+        for _ in range(steps):
+            decoding._step(model, None, *choices._arrays)
+        found = to_host(choices._arrays[-1])[:steps]
+        assert tokens[1:] == found[:-1, :, 0].tolist()
+        return found
+
+    together = found([0, 1, 2])
+    odd = cuda.array(x[:, 1::2].copy(), "float32")
+    for step, pairs in enumerate(together):
+        expected = to_host(choose(odd, cuda.array(uniforms[step], "float32"), **settings))
+        np.testing.assert_allclose(pairs, expected * [2, 1] + [1, 0], rtol=1e-5)
+    assert len({tuple(pairs[:, 0]) for pairs in together}) > 1
+    np.testing.assert_array_equal(found([1]), together[:, 1:2])
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0.3},
+    {"temperature": 1e-6},
+    {"top_k": 1},
+    {"top_k": 7, "temperature": 3.0},
+    {"top_k": 10**6},
+    {"top_p": 0.0},
+    {"top_p": 0.5},
+    {"top_p": 1.0 - 1e-6},
+    {"min_p": 0.2},
+    {"min_p": 1.0},
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.8, "min_p": 0.05},
+]
+
+
+@for_each("dtype", DTYPES)
+@for_each("n", [1, 7, 700])
+def test_draws_equal_their_definition(cuda, dtype, n):
+    """With equal elements, masked ones, and numbers at both ends; those at the border of two tokens may differ."""
+    x = 3.0 * normal(9, n)
+    x[:4] = np.round(x[:4])
+    x[:, n // 3 + 1 : n // 2] = -math.inf
+    x, uniforms = cuda.array(x, dtype), np.linspace(0.0, 1.0 - 2**-30, 9)
+    wide = to_host(x).astype(np.float64)
+    for changed in SETTINGS if dtype in ("float32", "float64") else SETTINGS[-1:]:
+        settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | changed
+        found = to_host(choose(x, cuda.array(uniforms, dtype), **settings)).astype(np.float64)
+        scaled = truncate(wide, **settings)
+        chosen = found[:, 0].astype(int)
+        weights = np.exp(scaled - np.max(scaled, axis=-1, keepdims=True))
+        after = np.cumsum(weights, axis=-1) / np.sum(weights, axis=-1, keepdims=True)
+        rows = np.arange(9)
+        assert np.all(weights[rows, chosen] > 0.0), changed
+        rounded = to_host(cuda.array(uniforms, dtype)).astype(np.float64)
+        slack = 1e-5 if dtype != "float64" else 1e-12
+        assert np.all(after[rows, chosen] >= rounded - slack), changed
+        assert np.all(after[rows, chosen] - weights[rows, chosen] / weights.sum(axis=-1) <= rounded + slack), changed
+        log_probs = wide - np.log(np.sum(np.exp(wide), axis=-1, keepdims=True))
+        np.testing.assert_allclose(found[:, 1], log_probs[rows, chosen], rtol=1e-5, atol=1e-5)
+        alone = to_host(choose(x[4:5, :], cuda.array(uniforms[4:5], dtype), **settings))
+        np.testing.assert_array_equal(alone.astype(np.float64)[0], found[4])
 
 
 # --- attention ------------------------------------------------------------------------------------------------------
@@ -190,16 +245,38 @@ def models():
     yield xf.LanguageModel(config, seed=2), [[5, 4]], {"max_new_tokens": 40, "special_tokens": False}  # the cache grows
 
 
-def test_searches_on_the_device_equal_those_on_the_host(cuda_host, monkeypatch):
+SEARCHES = {
+    "greedy": {},
+    "samples": {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "num_return_sequences": 2},
+}
+
+
+@for_each("search", SEARCHES)
+def test_searches_on_the_device_equal_those_on_the_host(cuda_host, monkeypatch, search):
     for model, inputs, settings in models():
-        settings = {"max_new_tokens": 13} | settings
+        settings = {"max_new_tokens": 13, "rng": xf.Rng(4)} | settings | SEARCHES[search]
         expected = xf.generate(model, inputs, **settings)
         with monkeypatch.context() as context:
             device = Device(context)
             for _ in range(2):  # programs are kept
                 launches, reads = device.launches, device.reads
                 assert xf.generate(model, inputs, **settings) == expected
-                longest = max(len(outputs[0].tokens) for outputs in expected)
+                longest = max(len(output.tokens) for outputs in expected for output in outputs)
                 assert device.reads > reads
                 assert device.launches - launches <= longest + 2 * 4
             assert device.captures <= 2
+
+
+def test_settings_of_a_search_do_not_stay(cuda_host, monkeypatch):
+    """Programs are shared by all settings, and tokens belong to a seed."""
+    model, inputs, _ = list(models())[2]
+    runs = [{"temperature": 2.0, "suppress_tokens": [3]}, {"top_p": 0.7}, {"top_k": 5}, {}, {"do_sample": True}] * 2
+    runs = [{"max_new_tokens": 12, "rng": xf.Rng(seed % 3)} | run for seed, run in enumerate(runs)]
+    expected = [tokens_of(xf.generate(model, inputs, **run)) for run in runs]
+    device = Device(monkeypatch)
+    assert [tokens_of(xf.generate(model, inputs, **run)) for run in runs] == expected
+    assert device.captures == 1
+
+
+def tokens_of(outputs):
+    return [output.tokens for of_input in outputs for output in of_input]

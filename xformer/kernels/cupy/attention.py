@@ -40,7 +40,8 @@ _THREADS, _MAX_FEATURES = 128, 128
 _FEW, _MANY = 16, 128
 _FAR = 2**29  # keys before and after a query that it sees if there is no limit
 # Layout of cuda/attention.cu.
-_FOUR_AXES, _WITH_ROWS = ("mask", "bias", "dropout_mask"), ("query", "key", "value", "g")
+_FOUR_AXES = "mask", "bias", "dropout_mask"
+_WITH_ROWS = "query", "key", "value", "g", "new_key", "new_value"
 _LAYOUT = np.dtype(
     [("sizes", "i4", 8), *((name, "i8", 3) for name in _WITH_ROWS), *((name, "i8", 4) for name in _FOUR_AXES)]
 )
@@ -63,11 +64,12 @@ def _tiles_forward(
     *inputs: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
 ) -> tuple[Array, Any]:
     """Save the logarithms of the sums of exponentials."""
-    arrays = *map(_with_contiguous_rows, inputs[:3]), *inputs[3:]
+    arrays = *map(with_contiguous_rows, inputs[:3]), *inputs[3:]
     query, _, value, *_ = arrays
     output = empty_heads(query, (*query.shape[:3], value.shape[3]))
     log_sums = empty(query, query.shape[:3], array_namespace(query).float32) if save else None
-    layout, settings = _layout_of(arrays, None, causal, window), (float(scale), 1.0 / keep_probability)
+    layout = layout_of(arrays, causal=causal, window=window)
+    settings = float(scale), 1.0 / keep_probability
     _launch("attention", (), query, layout, *arrays, output, log_sums, *settings)
     return output, (arrays, output, log_sums, inputs)
 
@@ -77,9 +79,9 @@ def _tiles_vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> Any:
     if needs[4]:  # which has as many elements as there are scores
         return recomputed_vjp(g, inputs, needs, **options)
     query, key, value, *_ = arrays
-    g = _with_contiguous_rows(g)
+    g = with_contiguous_rows(g)
     dquery, dkey, dvalue = (empty_heads(x, x.shape) for x in (query, key, value))
-    layout = _layout_of(arrays, g, options["causal"], options.get("window", 0))
+    layout = layout_of(arrays, g, causal=options["causal"], window=options.get("window", 0))
     settings = float(options["scale"]), 1.0 / options["keep_probability"]
     saved = layout, *arrays, output, g, log_sums, empty(log_sums)
     _launch("attention_vjp", ("0",), query, *saved, dquery, None, *settings)  # first, as it writes the corrections
@@ -97,8 +99,10 @@ def _launch(kernel: str, template: tuple[str, ...], rows: Array, layout: tuple[A
     launch.launch(f"attention.{kernel}", dtypes, batch * heads * -(-length // tile), _THREADS, table, *arguments)
 
 
-def _layout_of(arrays: tuple[Any, ...], g: Array | None, causal: bool, window: int) -> tuple[Any, int]:
-    described = [None if x is None else (x.shape, x.strides) for x in (*arrays[:3], g, *arrays[3:])]
+def layout_of(arrays: tuple[Any, ...], *others: Array | None, causal: bool = False, window: int = 0) -> tuple[Any, int]:
+    """Return the struct for the arrays of a call, and for g and the new keys and values if there are any."""
+    others += (None,) * (3 - len(others))
+    described = [None if x is None else (x.shape, x.strides) for x in (*arrays[:3], *others, *arrays[3:])]
     before, after = (window - 1, window - 1) if window else (_FAR, _FAR)
     return _layout((before, 0 if causal else after), arrays[0].itemsize, *described)
 
@@ -123,7 +127,8 @@ def four_strides(array: tuple[tuple[int, ...], tuple[int, ...]], step: int) -> l
     return [0] * (4 - len(strides)) + strides
 
 
-def _with_contiguous_rows(x: Array) -> Array:
+def with_contiguous_rows(x: Array) -> Array:
+    """Return x, or a copy whose last axis is contiguous."""
     return x if x.strides[-1] == x.itemsize or x.shape[-1] == 1 else contiguous(x)
 
 

@@ -1,4 +1,4 @@
-"""Decoding on CuPy: the choice of tokens, attention of few queries (cuda/decoding.cu), and results read later."""
+"""Decoding on CuPy: the choice of tokens (cuda/topk.cu), which the host reads later, and attention of few queries."""
 
 from __future__ import annotations
 
@@ -7,32 +7,80 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends import array_namespace
+import numpy as np
+
+from xformer.backends import array_namespace, assign, device
 from xformer.kernels.cupy import launch
+from xformer.kernels.cupy.attention import layout_of, with_contiguous_rows
 from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, why_not
 from xformer.ops.operation import Kernel
 
+# --- The choice of tokens ---
 
-def choose(logits: Any, tokens: Any, counts: Any, mask: Any, found: Any) -> None:
-    """Write the most probable token of each row and its log-probability, where the host or the next step reads them.
+
+def _choose(logits: Any, *arrays: Any, settings: tuple[float, ...] = (0.0,) * 4) -> None:
+    """Launch the kernel, with the settings if they are not among its arrays."""
+    logits, (rows, n), found = contiguous(logits), logits.shape, arrays[-1]
+    threads = min(1024, -(-n // 128) * 32)
+    launch.launch("topk.choose", dtype_names(logits, found), rows, threads, logits, *arrays, rows, n, *settings)
+
+
+def _settings(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 1.0) -> tuple[float, ...]:
+    """Return the numbers that the kernel takes, by default those with which only the most probable tokens remain."""
+    return float(temperature), float(top_k), float(top_p), math.log(min_p) if min_p else -math.inf
+
+
+def _choose_forward(logits: Any, uniforms: Any, *, save: bool, **settings: Any) -> tuple[Any, Any]:
+    found = empty(logits, (len(logits), 2), launch.compute_dtype(logits))
+    uniforms = None if uniforms is None else contiguous(uniforms, found.dtype)
+    _choose(logits, None, None, None, uniforms, None, found, settings=_settings(**settings))
+    return found, None
+
+
+class Choices:
+    """A program of a step and of the choice of its tokens, which are the input of the next one, and its arrays.
 
     Args:
-        logits: (rows, vocabulary).
-        tokens: Receives the ids, int64 (rows, 1), or None.
-        counts: Number of steps of each row, int64 (rows,), which is counted up; None for one step.
-        mask: Tokens that are not chosen, booleans (vocabulary,), or None.
-        found: Receives ids and log-probabilities, float32 or float64 (slots, rows, 2), whose slots steps take in turn.
+        cache: Cache of fixed shape.
+        num_tokens: Size of the vocabulary.
     """
-    logits, (rows, n) = contiguous(logits), logits.shape
-    threads = min(1024, -(-n // 128) * 32)
-    arrays = logits, mask, found, tokens, counts
-    launch.launch("decoding.choose", dtype_names(logits, found), rows, threads, *arrays, rows, n, len(found))
+
+    def __init__(self, cache: Any, num_tokens: int) -> None:
+        like, rows, steps = cache.lengths, len(cache.lengths), cache.capacity
+        integers, reals = ((rows, 1), (rows,)), ((steps, rows), (4,), (steps, rows, 2))
+        shapes = *((x, "int64") for x in integers), ((num_tokens,), "bool"), *((x, "float64") for x in reals)
+        xp = array_namespace(like)
+        # Those that the kernel takes, in this order.
+        self._arrays = [xp.zeros(shape, dtype=xp.dtype_named(name), device=device(like)) for shape, name in shapes]
+        self._program: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its arrays."""
+        return sum(array.nbytes for array in self._arrays)
+
+    def start(self, tokens: Any, mask: Any, uniforms: Any, settings: dict[str, Any]) -> None:
+        """Set what the next steps read; see `DecodingSteps.look_ahead`."""
+        padded = np.zeros(self._arrays[3].shape)
+        padded[: len(uniforms)] = uniforms[: len(padded)]
+        hosts = tokens, np.zeros(len(tokens)), mask, padded, _settings(**settings)
+        for array, host in zip(self._arrays, hosts, strict=False):
+            assign(array, array_namespace(array).from_host(host, dtype=array.dtype, device=device(array)))
+
+    def step(self, new_program: Callable[..., Any], model: Any, cache: Any) -> None:
+        """Make a step; the first one is traced."""
+        if self._program is None:
+            self._program = new_program(_step, (model, cache, *self._arrays), {})
+        else:
+            self._program.run()
+
+    def read_later(self, first: int, count: int) -> Callable[[], Any]:
+        """Return a function that returns what steps chose, (steps, rows, 2), and waits for no later ones."""
+        return read_later(self._arrays[-1][first : first + count])
 
 
-def _best_forward(logits: Any, *, save: bool) -> tuple[Any, Any]:
-    found = empty(logits, (1, len(logits), 2), launch.compute_dtype(logits))
-    choose(logits, None, None, None, found)
-    return found[0], None
+def _step(model: Any, cache: Any, tokens: Any, *arrays: Any) -> None:
+    _choose(model.decode_step(tokens, cache), tokens, *arrays)
 
 
 def read_later(array: Any) -> Callable[[], Any]:
@@ -77,9 +125,8 @@ def _attention_why_not(
 def _attention_forward(
     query: Any, key: Any, value: Any, mask: Any, bias: Any, dropout_mask: Any, *, scale: float, **options: Any
 ) -> tuple[Any, Any]:
-    if key.strides != value.strides or key.strides[3] != key.itemsize:
-        key, value = contiguous(key), contiguous(value)
-    return _attend(query, key, value, None, None, None, mask, bias, scale), None
+    arrays = query, with_contiguous_rows(key), with_contiguous_rows(value), mask, bias
+    return _attend(*arrays, None, None, None, scale), None
 
 
 def _cached_why_not(query: Any, key: Any, value: Any, keys: Any, values: Any, *rest: Any, **options: Any) -> str | None:
@@ -92,38 +139,29 @@ def _cached_forward(
     query: Any, key: Any, value: Any, keys: Any, values: Any, *rest: Any, scale: float, save: bool
 ) -> tuple[Any, Any]:
     starts, mask, bias = rest
-    return _attend(query, keys, values, key, value, starts, mask, bias, scale), None
+    return _attend(query, keys, values, mask, bias, key, value, starts, scale), None
 
 
 def _attend(
-    query: Any, keys: Any, values: Any, new_keys: Any, new_values: Any, starts: Any, mask: Any, bias: Any, scale: float
+    query: Any, keys: Any, values: Any, mask: Any, bias: Any, new_keys: Any, new_values: Any, starts: Any, scale: float
 ) -> Any:
-    (rows, heads, queries, features), (kv_heads, size) = query.shape, keys.shape[1:3]
-    xp = array_namespace(query)
-    query, *new = (
-        x if x is None or x.strides[3] == x.itemsize else contiguous(x) for x in (query, new_keys, new_values)
-    )
+    (rows, heads, queries, features), kv_heads = query.shape, keys.shape[1]
+    query, *new = (x if x is None else with_contiguous_rows(x) for x in (query, new_keys, new_values))
     output, num_queries = empty(query, query.shape), heads // kv_heads * queries
+    arrays = query, keys, values, mask, bias
+    layout, _ = layout_of((*arrays, None), None, *new)
     lanes = max(1, 1 << (-(-features // launch.elements_per_thread(query)) - 1).bit_length())
-    per_block = 1 if num_queries == 1 else 4
-    strides = [*query.strides[:3], *keys.strides[:3]]
-    for each in new:
-        strides += (0, 0, 0) if each is None else each.strides[:3]
-    strides = [stride // query.itemsize for stride in strides]
-    for x in (mask, bias):
-        full = None if x is None else xp.broadcast_to(x, (rows, heads, queries, size))
-        strides += [0] * 4 if full is None else [stride // x.itemsize for stride in full.strides]
-    num_new = 0 if new_keys is None else new_keys.shape[2]
-    sizes = heads, kv_heads, queries, size, num_new, features, float(scale), lanes
-    arrays = query, keys, values, *new, starts, mask, bias, output
+    per_block, num_new = 1 if num_queries == 1 else 4, 0 if new_keys is None else new_keys.shape[2]
     blocks, template = rows * kv_heads * -(-num_queries // per_block), (*dtype_names(query), str(per_block))
-    launch.launch("decoding.attend", template, blocks, 256, *arrays, *sizes, *strides)
+    arguments = layout, *arrays, *new, starts, output, float(scale), num_new, lanes
+    launch.launch("attention.attend", template, blocks, 256, *arguments)
     return output
 
 
 _ATTENTION: dict[str, Any] = {"backend": "cupy", "vjp": None, "dtypes": ("float16", "bfloat16", "float32")}
 KERNELS = [
-    Kernel("cupy.best", "best", "cupy", _best_forward, None, dtypes=FLOATS, why_not=why_not),
+    # Sums round differently, so that a neighbor may be drawn: of a number at the border of two tokens.
+    Kernel("cupy.choose", "choose", "cupy", _choose_forward, None, dtypes=FLOATS, why_not=why_not, tolerance=1e-2),
     Kernel("cupy.few_queries", "attention", forward=_attention_forward, why_not=_attention_why_not, **_ATTENTION),
     Kernel(  # compared as cupy.few_queries: random positions would be none of the cache
         "cupy.cached_attention",

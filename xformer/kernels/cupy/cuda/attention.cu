@@ -1,6 +1,6 @@
-// Attention without scores in memory (FlashAttention-2: Dao, 2023), in float32 on CUDA cores. A block has a tile of N
-// rows of one head, and reads the other rows tile by tile, always in the same order: what it computes for a row depends
-// neither on other rows nor on the size of the batch.
+// Attention without scores in memory (FlashAttention-2: Dao, 2023), in float32 on CUDA cores, always in the same order:
+// what is computed for a row depends neither on other rows nor on the size of the batch. First by tiles: a block has a
+// tile of N rows of one head, and reads the other rows tile by tile.
 
 const int THREADS = 128, LANES = 16;  // a row of scores has 16 lanes; N / 8 rows share them
 
@@ -8,7 +8,7 @@ const int THREADS = 128, LANES = 16;  // a row of scores has 16 lanes; N / 8 row
 struct Layout {
     int heads, shared_heads, queries, keys, features, width;
     int before, after;  // keys that a query sees in each direction; the last query is at the last key
-    long long query[3], key[3], value[3], g[3], mask[4], bias[4], dropout_mask[4];
+    long long query[3], key[3], value[3], g[3], new_key[3], new_value[3], mask[4], bias[4], dropout_mask[4];
 };
 
 // Rows of a tile, padded so that lanes read them from different banks.
@@ -298,4 +298,114 @@ __global__ void __launch_bounds__(THREADS, 3)
     }
     store_rows<D>(sums[0], dfirst, batch, own_head, heads, first, rows, layout.features);
     if constexpr (OF_KEYS) store_rows<D>(sums[1], dsecond, batch, own_head, heads, first, rows, layout.width);
+}
+
+// Attention of few queries. A block computes M queries of a row that share a head of keys and values; `lanes` threads
+// together read a key, and their groups take keys in turn, so that the order of sums depends on no later key. Masked
+// keys are not read. With `starts`, num_new keys and values of a row belong at its position there: they take part, and
+// the block with the first queries stores them.
+template <typename T, int M>
+__global__ void __launch_bounds__(256)
+    attend(const Layout layout, const T* query, T* keys, T* values, const bool* mask, const T* bias, const T* new_keys,
+           const T* new_values, const long long* starts, T* output, double scale, long long num_new, long long lanes)
+{
+    typedef Wide<T> W;
+    const int V = VectorSize<T>::value, U = M == 1 ? 4 : 2;
+    const int per_head = layout.heads / layout.shared_heads, all = per_head * layout.queries, chunks = (all + M - 1) / M;
+    const long long row = blockIdx.x / chunks / layout.shared_heads;
+    const int shared = blockIdx.x / chunks % layout.shared_heads, first_query = blockIdx.x % chunks * M;
+    const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = blockDim.x / lanes, from = lane * V;
+    const int left = layout.features - from;
+    const long long start = starts ? starts[row] : layout.keys;
+    const auto is_aligned = [](const T* array, const long long* strides) {
+        return aligned<V>(array, strides[0] | strides[1] | strides[2]);
+    };
+    const bool is_full = left >= V && is_aligned(query, layout.query) && is_aligned(keys, layout.key) &&
+                         is_aligned(values, layout.value) && is_aligned(new_keys, layout.new_key) &&
+                         is_aligned(new_values, layout.new_value);
+    keys = head_of(keys, layout.key, row, shared) + from;
+    values = head_of(values, layout.value, row, shared) + from;
+    new_keys = head_of(new_keys, layout.new_key, row, shared) + from;
+    new_values = head_of(new_values, layout.new_value, row, shared) + from;
+    int head[M], place[M];  // of the queries
+    W q[M][V], top[M], sum[M], total[M][V];
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        const int index = least(first_query + m, all - 1);
+        head[m] = shared * per_head + index / layout.queries;
+        place[m] = index % layout.queries;
+        load(head_of(query, layout.query, row, head[m]) + place[m] * layout.query[2] + from, left, is_full, q[m]);
+        top[m] = -infinity();
+        sum[m] = 0;
+        for (int k = 0; k < V; ++k) total[m][k] = 0;
+    }
+    for (int begin = group; begin - group < layout.keys; begin += groups * U) {  // a warp's threads get on together
+        Vector<T, V> key[U], value[U];
+        unsigned seen[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const int j = begin + u * groups;
+            seen[u] = 0;
+            for (int m = 0; m < M; ++m)
+                if (j < layout.keys && (!mask || head_of(mask, layout.mask, row, head[m])[place[m] * layout.mask[2] +
+                                                                                          j * layout.mask[3]]))
+                    seen[u] |= 1 << m;
+            const bool is_new = j >= start && j < start + num_new && j < layout.keys;
+            if (seen[u] || is_new) {
+                const long long i = j - start;
+                key[u] = load<V>(is_new ? new_keys + i * layout.new_key[2] : keys + j * layout.key[2], left, is_full);
+                value[u] =
+                    load<V>(is_new ? new_values + i * layout.new_value[2] : values + j * layout.value[2], left, is_full);
+            }
+            if (is_new && first_query == 0)
+                for (int k = 0; k < V; ++k)
+                    if (k < left) {
+                        keys[j * layout.key[2] + k] = key[u].element[k];
+                        values[j * layout.value[2] + k] = value[u].element[k];
+                    }
+        }
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const int j = begin + u * groups;
+            W k_wide[V], v_wide[V];
+            upcast(key[u], k_wide);
+            upcast(value[u], v_wide);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                const bool is_seen = seen[u] >> m & 1;
+                W score = 0;
+                if (is_seen)
+                    for (int k = 0; k < V; ++k) score += q[m][k] * k_wide[k];
+                for (int other = lanes / 2; other; other /= 2) score += __shfl_xor_sync(0xffffffffu, score, other);
+                if (!is_seen) continue;
+                const T* added = head_of(bias, layout.bias, row, head[m]);
+                score *= (W)scale;
+                if (bias) score += upcast(added[place[m] * layout.bias[2] + j * layout.bias[3]]);
+                if (score == -infinity()) continue;
+                const W before = top[m];
+                top[m] = maximum(before, score);
+                const W factor = before == -infinity() ? W(0) : exponential(before - top[m]);
+                const W weight = exponential(score - top[m]);
+                sum[m] = sum[m] * factor + weight;
+                for (int k = 0; k < V; ++k) total[m][k] = total[m][k] * factor + weight * v_wide[k];
+            }
+        }
+    }
+    __shared__ W partial[256 * V];
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        const W highest = reduced<Max>(top[m]);
+        const W factor = top[m] == -infinity() && sum[m] == 0 ? W(0) : exponential(top[m] - highest);
+        const W denominator = reduced<Sum>(lane == 0 ? sum[m] * factor : W(0));
+        for (int k = 0; k < V; ++k) partial[threadIdx.x * V + k] = total[m][k] * factor;
+        __syncthreads();
+        if (first_query + m < all)
+            for (int i = threadIdx.x; i < layout.features; i += blockDim.x) {
+                W y = 0;
+                for (int other = 0; other < groups; ++other) y += partial[other * (int)lanes * V + i];
+                y = denominator == 0 ? W(0) : y / denominator;
+                downcast(y, output[((row * layout.heads + head[m]) * layout.queries + place[m]) * layout.features + i]);
+            }
+        __syncthreads();
+    }
 }
