@@ -6,145 +6,81 @@ Lewis et al. (2020); Liu et al. (2020); Junczys-Dowmunt et al. (2018); Zhang et 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from xformer.errors import CheckpointError, ConfigError
-from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family
 from xformer.families.layouts import Layout, affine, attention, feed_forward, same, single_row, skip_rows, transposed
-from xformer.families.values import (
-    read_activation,
-    read_decoder_ids,
-    read_fields,
-    read_tied,
-    write_activation,
-    write_decoder_ids,
-    write_fields,
-)
+from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.values import activation, read_decoder_ids, tied, write_decoder_ids
 from xformer.models import Transformer, TransformerConfig
 
-# {model type: fields in which the types differ}
-_FIELDS: dict[str, dict[str, Any]] = {
-    "bart": {"norm_position": "post", "positions": "learned", "embedding_norm": True},
-    "mbart": {"norm_position": "pre", "positions": "learned", "embedding_norm": True},
-    "marian": {"norm_position": "post", "positions": "sinusoidal", "sinusoidal_layout": "halves"},
-    "pegasus": {"norm_position": "pre", "positions": "sinusoidal", "sinusoidal_layout": "halves"},
-    "m2m_100": {"norm_position": "pre", "positions": "sinusoidal", "sinusoidal_layout": "fairseq"},
-    "blenderbot": {"norm_position": "pre", "positions": "learned"},
-    "blenderbot-small": {
-        "norm_position": "post",
-        "positions": "learned",
-        "embedding_norm": True,
-        "decoder_norm_before_positions": True,
+# What Whisper has, too
+SHARED = Table(
+    model_type="",
+    config_class=TransformerConfig,
+    keys={
+        "num_encoder_layers": Key("encoder_layers"),
+        "num_decoder_layers": Key("decoder_layers"),
+        "d_model": Key("d_model"),
+        "num_heads": Key("encoder_attention_heads"),
+        "d_ff": Key("encoder_ffn_dim"),
     },
-}
-_DEFAULTS = {"embedding_norm": False, "decoder_norm_before_positions": False}
-_SIZES = {
-    "num_encoder_layers": "encoder_layers",
-    "num_decoder_layers": "decoder_layers",
-    "d_model": "d_model",
-    "num_heads": "encoder_attention_heads",
-    "d_ff": "encoder_ffn_dim",
-}
-_CLASSES = {
-    "bart": "BartForConditionalGeneration",
-    "mbart": "MBartForConditionalGeneration",
-    "marian": "MarianMTModel",
-    "pegasus": "PegasusForConditionalGeneration",
-    "m2m_100": "M2M100ForConditionalGeneration",
-    "blenderbot": "BlenderbotForConditionalGeneration",
-    "blenderbot-small": "BlenderbotSmallForConditionalGeneration",
-}
-
-
-def read_shared(reader: ConfigReader) -> dict[str, Any]:
-    """Return the fields whose keys are those of Whisper too."""
-    reader.skip("num_hidden_layers")
-    sizes = read_fields(reader, _SIZES)
-    reader.require("decoder_attention_heads", sizes["num_heads"])
-    reader.require("decoder_ffn_dim", sizes["d_ff"])
-    activation = read_activation(reader, "activation_function", default="gelu")
-    return {**sizes, "activation": activation, "dropout": 0.0, **read_decoder_ids(reader)}
-
-
-def write_shared(config: TransformerConfig) -> dict[str, Any]:
-    """Return the config.json keys of `read_shared`."""
-    return {
+    columns=(
+        activation("activation_function", "gelu"),
+        Column(lambda reader, fields: read_decoder_ids(reader), write_decoder_ids),
+    ),
+    fixed={"dropout": 0.0},
+    required={
+        "decoder_attention_heads": lambda fields: fields["num_heads"],
+        "decoder_ffn_dim": lambda fields: fields["d_ff"],
+    },
+    skipped="num_hidden_layers",
+    written={
         "is_encoder_decoder": True,
-        **write_fields(config, _SIZES),
-        "decoder_attention_heads": config.num_heads,
-        "decoder_ffn_dim": config.d_ff,
-        "activation_function": write_activation(config),
-        "tie_word_embeddings": config.tie_output,
-        **write_decoder_ids(config),
+        "decoder_attention_heads": lambda config: config.num_heads,
+        "decoder_ffn_dim": lambda config: config.d_ff,
+    },
+)
+
+
+def _table(model_type: str, architecture: str, **fields: Any) -> Table:
+    """Return the table of a type, with the fields in which types differ."""
+    is_pre = fields["norm_position"] == "pre"
+    # Written for Marian only
+    embeddings = {
+        "share_embeddings": Key("share_encoder_decoder_embeddings", True),
+        "target_vocab_size": Key("decoder_vocab_size", lambda fields: fields["source_vocab_size"]),
     }
-
-
-def _read_config(reader: ConfigReader) -> TransformerConfig:
-    reader.skip("extra_pos_embeddings", "tokenizer_class")
-    reader.skip("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
-    reader.skip("static_position_embeddings", "hidden_size", "num_attention_heads", "force_bos_token_to_be_generated")
-    reader.skip("do_blenderbot_90_layernorm", "layernorm_variant", "unk_token_id")
-    fields = _FIELDS[reader.model_type]
-    reader.require("add_bias_logits", False)  # this and the next three are keys of old files
-    reader.require("add_final_layer_norm", fields["norm_position"] == "pre")
-    reader.require("normalize_before", fields["norm_position"] == "pre")
-    reader.require("normalize_embedding", fields.get("embedding_norm", False))
-    vocab_size = reader.count("vocab_size")
-    is_shared = reader.flag("share_encoder_decoder_embeddings", default=True)
-    target_vocab_size = reader.count("decoder_vocab_size", default=vocab_size)
-    if is_shared and target_vocab_size != vocab_size:
-        raise CheckpointError(
-            f"{reader.path} has decoder_vocab_size {target_vocab_size}; shared embeddings expect {vocab_size}"
-        )
-    return TransformerConfig(
-        source_vocab_size=vocab_size,
-        target_vocab_size=target_vocab_size,
-        max_positions=reader.count("max_position_embeddings"),
-        scale_embeddings=reader.flag("scale_embedding", default=reader.model_type == "m2m_100"),
-        share_embeddings=is_shared,
-        tie_output=read_tied(reader),
-        output_bias="final_logits_bias" in reader.tensors,
-        **fields,
-        **read_shared(reader),
+    return replace(
+        SHARED,
+        model_type=model_type,
+        architecture=architecture,
+        keys={
+            "source_vocab_size": Key("vocab_size"),
+            "max_positions": Key("max_position_embeddings"),
+            "scale_embeddings": Key("scale_embedding", model_type == "m2m_100"),
+            **SHARED.keys,
+            **(embeddings if model_type == "marian" else {}),
+        },
+        unwritten={} if model_type == "marian" else embeddings,
+        columns=(
+            *SHARED.columns,
+            tied(),
+            Column(lambda reader, fields: {"output_bias": "final_logits_bias" in reader.tensors}),
+        ),
+        fixed={**SHARED.fixed, **fields},
+        required={
+            **SHARED.required,
+            "add_bias_logits": False,  # this and the next three are keys of old files
+            "add_final_layer_norm": is_pre,
+            "normalize_before": is_pre,
+            "normalize_embedding": fields.get("embedding_norm", False),
+        },
+        skipped="extra_pos_embeddings tokenizer_class forced_bos_token_id forced_eos_token_id bad_words_ids "
+        "hidden_size num_attention_heads static_position_embeddings force_bos_token_to_be_generated "
+        f"do_blenderbot_90_layernorm layernorm_variant unk_token_id {SHARED.skipped}",
+        written={**SHARED.written, "bos_token_id": None, "forced_eos_token_id": None},
     )
-
-
-def _model_type(config: TransformerConfig) -> str:
-    """Return the model type that has the norms and positions of a configuration."""
-    model_types = [
-        model_type
-        for model_type, fields in _FIELDS.items()
-        if all(getattr(config, name) == value for name, value in {**_DEFAULTS, **fields}.items())
-    ]
-    if not model_types:
-        raise ConfigError(
-            f"norm_position is {config.norm_position!r}, positions {config.positions!r} ({config.sinusoidal_layout}), "
-            f"embedding_norm {config.embedding_norm}, decoder_norm_before_positions "
-            f"{config.decoder_norm_before_positions}; none of {', '.join(_FIELDS)} has this combination"
-        )
-    return model_types[0]
-
-
-def _write_config(config: TransformerConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of the type that has its norms and positions."""
-    model_type = _model_type(config)
-    if not config.share_embeddings and model_type != "marian":
-        raise ConfigError(f"share_embeddings is false; {model_type} expects true")
-    values = {
-        "architectures": [_CLASSES[model_type]],
-        "model_type": model_type,
-        **write_shared(config),
-        "vocab_size": config.source_vocab_size,
-        "max_position_embeddings": config.max_positions,
-        "scale_embedding": config.scale_embeddings,
-        "bos_token_id": None,
-        "forced_eos_token_id": None,
-    }
-    if model_type == "marian":
-        values["share_encoder_decoder_embeddings"] = config.share_embeddings
-        values["decoder_vocab_size"] = config.target_vocab_size
-    return values
 
 
 def stack(side: str, *, unused_positions: int = 0) -> dict[str, Layout]:
@@ -176,7 +112,7 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
             "model.encoder.embed_tokens.weight": same("source_embedding.weight"),
             "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
         }
-    unused = 0 if _model_type(config).startswith("blenderbot") else 2
+    unused = 2 if config.embedding_norm and not config.decoder_norm_before_positions else 0  # not in Blenderbot
     return {
         **embeddings,
         **stack("encoder", unused_positions=unused),
@@ -186,11 +122,26 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
     }
 
 
-Family(
-    model_types=tuple(_FIELDS),
+_LEARNED = {"positions": "learned", "embedding_norm": True}
+_SINUSOIDAL = {"positions": "sinusoidal", "sinusoidal_layout": "halves"}
+_FAIRSEQ = {"positions": "sinusoidal", "sinusoidal_layout": "fairseq"}
+_GENERATION = "ForConditionalGeneration"
+register_tables(
+    _table("bart", f"Bart{_GENERATION}", norm_position="post", **_LEARNED),
+    _table("mbart", f"MBart{_GENERATION}", norm_position="pre", **_LEARNED),
+    _table("marian", "MarianMTModel", norm_position="post", **_SINUSOIDAL),
+    _table("pegasus", f"Pegasus{_GENERATION}", norm_position="pre", **_SINUSOIDAL),
+    _table("m2m_100", f"M2M100{_GENERATION}", norm_position="pre", **_FAIRSEQ),
+    _table("blenderbot", f"Blenderbot{_GENERATION}", norm_position="pre", positions="learned"),
+    _table(
+        "blenderbot-small",
+        f"BlenderbotSmall{_GENERATION}",
+        norm_position="post",
+        decoder_norm_before_positions=True,
+        **_LEARNED,
+    ),
     model=Transformer,
-    read_config=_read_config,
-    write_config=_write_config,
+    tensors=_tensors,
     prefix="model.",
     tied={
         "model.encoder.embed_tokens.weight": "model.shared.weight",
@@ -198,5 +149,4 @@ Family(
         "lm_head.weight": "model.shared.weight",
     },
     ignored=("*.embed_positions.weight", "*.version"),  # learned positions have an entry in the table
-    tensors=_tensors,
-).register()
+)

@@ -380,18 +380,18 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
             continue
         if model_type is None and has_experts and not family.has_experts(model):
             continue
-        try:
-            values, fields = _written(family, model)
-        except (CheckpointError, ConfigError) as error:
-            # A combination that the family names says more than a list of many fields.
-            count = _MAX_SHOWN if isinstance(error, ConfigError) and family.write_config is not None else _MANY
-            misfits.append((count, f"{family.model_types[0]}: {error}"))
-            continue
-        if not fields and model_type in (None, values["model_type"]):
-            return family, values
-        fields = fields or [f"the model is written as {values['model_type']}"]
-        more = f"; and {len(fields) - _MAX_SHOWN} more" if len(fields) > _MAX_SHOWN else ""
-        misfits.append((len(fields), f"{family.model_types[0]}: {'; '.join(fields[:_MAX_SHOWN])}{more}"))
+        for name in family.model_types if model_type is None else (model_type,):
+            try:
+                values, fields = _written(family, name, model)
+            except (CheckpointError, ConfigError) as error:
+                # A combination that the family names says more than a list of many fields.
+                count = _MAX_SHOWN if isinstance(error, ConfigError) and family.write_config is not None else _MANY
+                misfits.append((count, f"{name}: {error}"))
+                continue
+            if not fields:
+                return family, values
+            more = f"; and {len(fields) - _MAX_SHOWN} more" if len(fields) > _MAX_SHOWN else ""
+            misfits.append((len(fields), f"{name}: {'; '.join(fields[:_MAX_SHOWN])}{more}"))
     if not misfits:
         details = f"no family has models of class {type(model).__name__}{' with experts' if has_experts else ''}"
     elif model_type is None and has_experts:
@@ -401,8 +401,8 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
     raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
 
 
-def _written(family: Family, model: BaseModel) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of config.json, and the fields that reading it gives another value, in words.
+def _written(family: Family, model_type: str, model: BaseModel) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of config.json for a type, and the fields that reading it gives another value, in words.
 
     Raises:
         CheckpointError: If the values cannot be read.
@@ -412,13 +412,13 @@ def _written(family: Family, model: BaseModel) -> tuple[dict[str, Any], list[str
         raise ConfigError("cannot be written")
     config, fields = model.config, []
     try:
-        values = family.write_config(config)
+        values = family.write_config(config, model_type)
     except ConfigError as error:
         if "activation" not in str(error):
             raise
         fields.append(str(error))  # compare the other fields with an activation of the other kind
         config = dataclasses.replace(config, activation="gelu" if config.activation in GATED else "swiglu")
-        values = family.write_config(config)
+        values = family.write_config(config, model_type)
     tied = family.tied if family.tied and config.tie_output else ()
     tensors = [*family.layouts_of(model, is_complete=False), *tied]
     if not getattr(config, "has_output", True):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family
 from xformer.families.layouts import (
     Layout,
     affine,
@@ -19,90 +19,124 @@ from xformer.families.layouts import (
     transposed,
     without_row_axis,
 )
-from xformer.families.values import SIZES, read_activation, read_fields, write_activation, write_fields
-from xformer.families.vit import FIELDS, read_image_fields, write_image_fields
+from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.values import activation
+from xformer.families.vit import image_keys, sides
 from xformer.models import EncoderConfig, ImageEncoderConfig, ImageTextEncoder, ImageTextEncoderConfig
 
-_TEXT_FIELDS = {**SIZES, "norm_epsilon": "layer_norm_eps"}
-_IMAGE_FIELDS = {field: key for field, key in FIELDS.items() if field != "attention_bias"}
-# Defaults of transformers: config.json of old checkpoints has only the values that differ.
-_CLIP: dict[str, Any] = {"activation": "quick_gelu", "norm_epsilon": 1e-5}
-_SIGLIP: dict[str, Any] = {"activation": "gelu_pytorch_tanh", "norm_epsilon": 1e-6}
-_CLIP_TEXT = {"num_layers": 12, "d_model": 512, "num_heads": 8, "d_ff": 2048, "vocab_size": 49408, "max_positions": 77}
-_SIGLIP_TEXT = {**_CLIP_TEXT, "d_model": 768, "num_heads": 12, "d_ff": 3072, "vocab_size": 32000, "max_positions": 64}
-_TEXT: dict[str, Any] = {
-    "positions": "learned",
-    "dropout": 0.0,
-    "scale_embeddings": False,
-    "pooler": "identity",
-    "pooling": "last",
-    "pad_id": None,
-}
 _OLD_EOS = 2  # in files from before transformers 4.31, it stands for the highest id of a text
 
 
-def read_clip_config(reader: ConfigReader) -> ImageTextEncoderConfig:
-    """Translate the config.json of CLIP."""
-    reader.skip("logit_scale_init_value")
-    text, image = _section(reader, "text_config"), _section(reader, "vision_config")
-    head = {"projection_dim": reader.count("projection_dim", default=512), "head_bias": False}
-    text_fields = {**_TEXT, **head, "causal": True, **_read_text(text, _CLIP_TEXT, **_CLIP)}
-    eos_id = text.count("eos_token_id", default=49407)
-    text_fields["eos_id"] = text_fields["vocab_size"] - 1 if eos_id == _OLD_EOS else eos_id
-    image_fields: dict[str, Any] = {**head, "pooler": "identity", "patch_bias": False, "embedding_norm": True}
-    image_fields |= read_image_fields(image, _IMAGE_FIELDS, patch_size=32, **_CLIP)
-    text.finish()
-    image.finish()
-    return ImageTextEncoderConfig(text=EncoderConfig(**text_fields), image=ImageEncoderConfig(**image_fields))
+# --- Configuration; that of old checkpoints has only the values that differ from the defaults -----------------------
 
 
-def read_siglip_config(reader: ConfigReader) -> ImageTextEncoderConfig:
-    """Translate the config.json of SigLIP."""
-    text, image = _section(reader, "text_config"), _section(reader, "vision_config")
-    image.require("vision_use_head", True)
-    text_fields = {**_TEXT, "eos_id": None, **_read_text(text, _SIGLIP_TEXT, **_SIGLIP)}
-    text_fields["projection_dim"] = text.count("projection_size", default=text_fields["d_model"])
-    image_fields: dict[str, Any] = {"pooler": "attention", "class_token": False}
-    image_fields |= read_image_fields(image, _IMAGE_FIELDS, patch_size=16, **_SIGLIP)
-    text.finish()
-    image.finish()
-    text_config, image_config = EncoderConfig(**text_fields), ImageEncoderConfig(**image_fields)
-    return ImageTextEncoderConfig(text=text_config, image=image_config, sigmoid=True)
+def _text_keys(vocab_size: int, d_model: int, num_heads: int, max_positions: int, epsilon: float) -> dict[str, Key]:
+    """Return the keys of an encoder of texts by their defaults."""
+    return {
+        "vocab_size": Key("vocab_size", vocab_size),
+        "num_layers": Key("num_hidden_layers", 12),
+        "d_model": Key("hidden_size", d_model),
+        "num_heads": Key("num_attention_heads", num_heads),
+        "d_ff": Key("intermediate_size", 4 * d_model),
+        "max_positions": Key("max_position_embeddings", max_positions),
+        "norm_epsilon": Key("layer_norm_eps", epsilon),
+    }
 
 
-def _section(reader: ConfigReader, key: str) -> ConfigReader:
-    """Return the reader of one encoder. Old files have its values under another key too, which transformers prefers."""
-    section, preferred = reader.section(key), reader.section(f"{key}_dict")
-    section = section if reader.values.get(f"{key}_dict") is None else preferred
-    section.skip("projection_dim")
-    section.skip("bos_token_id", "eos_token_id", "pad_token_id", "projection_size")
-    return section
+def _write_eos_id(config: EncoderConfig) -> int:
+    if config.eos_id in (None, _OLD_EOS):
+        raise ConfigError(f"eos_id of text is {config.eos_id}; clip expects an id other than {_OLD_EOS}")
+    return config.eos_id
 
 
-def _read_text(
-    section: ConfigReader, defaults: dict[str, Any], *, activation: str, norm_epsilon: float
-) -> dict[str, Any]:
-    """Return the sizes and the activation of the encoder of texts."""
-    fields = read_fields(section, _TEXT_FIELDS, **defaults, norm_epsilon=norm_epsilon)
-    return {**fields, "activation": read_activation(section, "hidden_act", default=activation)}
+_SKIPPED = "projection_dim bos_token_id eos_token_id pad_token_id projection_size"
+_CLIP_TEXT = Table(
+    model_type="clip_text_model",
+    config_class=EncoderConfig,
+    keys={**_text_keys(49408, 512, 8, 77, 1e-5), "eos_id": Key("eos_token_id", 49407, write=_write_eos_id)},
+    columns=(activation("hidden_act", "quick_gelu"),),
+    fixed={
+        "positions": "learned",
+        "dropout": 0.0,
+        "scale_embeddings": False,
+        "pooler": "identity",
+        "pooling": "last",
+        "pad_id": None,
+        "causal": True,
+        "head_bias": False,
+        "eos_id": lambda fields: fields["vocab_size"] - 1 if fields["eos_id"] == _OLD_EOS else fields["eos_id"],
+    },
+    skipped=_SKIPPED,
+)
+_CLIP_IMAGE = Table(
+    model_type="clip_vision_model",
+    config_class=ImageEncoderConfig,
+    keys=image_keys(1e-5),
+    columns=(sides(32), activation("hidden_act", "quick_gelu")),
+    fixed={"pooler": "identity", "patch_bias": False, "embedding_norm": True, "head_bias": False},
+    skipped=_SKIPPED,
+)
+_SIGLIP_TEXT = replace(
+    _CLIP_TEXT,
+    model_type="siglip_text_model",
+    keys={
+        **_text_keys(32000, 768, 12, 64, 1e-6),
+        "projection_dim": Key("projection_size", lambda fields: fields["d_model"], write=lambda c: c.pooled_features),
+    },
+    columns=(activation("hidden_act", "gelu_pytorch_tanh"),),
+    fixed={**_CLIP_TEXT.fixed, "causal": False, "head_bias": True, "eos_id": None},
+)
+_SIGLIP_IMAGE = replace(
+    _CLIP_IMAGE,
+    model_type="siglip_vision_model",
+    keys=image_keys(1e-6),
+    columns=(sides(16), activation("hidden_act", "gelu_pytorch_tanh")),
+    fixed={"pooler": "attention", "class_token": False},
+    required={"vision_use_head": True},
+)
 
 
-def write_config(config: ImageTextEncoderConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of CLIP or SigLIP."""
-    text, image = config.text, config.image
-    name, model_type = ("Siglip", "siglip") if config.sigmoid else ("CLIP", "clip")
-    text_values = {**write_fields(text, _TEXT_FIELDS), "hidden_act": write_activation(text)}
-    image_values = write_image_fields(image, _IMAGE_FIELDS)
-    values: dict[str, Any] = {"architectures": [f"{name}Model"], "model_type": model_type}
-    if config.sigmoid:
-        text_values["projection_size"] = text.pooled_features
-    else:
-        if text.eos_id in (None, _OLD_EOS):
-            raise ConfigError(f"eos_id of text is {text.eos_id}; clip expects an id other than {_OLD_EOS}")
-        text_values["eos_token_id"] = text.eos_id
-        values["projection_dim"] = text.pooled_features
-    text_values["model_type"], image_values["model_type"] = f"{model_type}_text_model", f"{model_type}_vision_model"
-    return {**values, "text_config": text_values, "vision_config": image_values}
+def _sections(text: Table, image: Table) -> Column:
+    """Return the column of the sections of both encoders."""
+    parts = {"text": ("text_config", text), "image": ("vision_config", image)}
+
+    def read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+        configs = {}
+        for name, (key, table) in parts.items():
+            section, preferred = reader.section(key), reader.section(f"{key}_dict")  # of old files, in transformers
+            section = section if reader.values.get(f"{key}_dict") is None else preferred
+            configs[name] = table.read_config(section)
+            section.finish()
+        return configs
+
+    return Column(read, lambda c: {key: table.write_config(getattr(c, name)) for name, (key, table) in parts.items()})
+
+
+def _read_projection(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    size = reader.count("projection_dim", default=512)
+    return {name: replace(config, projection_dim=size) for name, config in fields.items()}
+
+
+_CLIP = Table(
+    model_type="clip",
+    architecture="CLIPModel",
+    config_class=ImageTextEncoderConfig,
+    columns=(
+        _sections(_CLIP_TEXT, _CLIP_IMAGE),
+        Column(_read_projection, lambda config: {"projection_dim": config.text.pooled_features}),
+    ),
+    skipped="logit_scale_init_value",
+)
+_SIGLIP = Table(
+    model_type="siglip",
+    architecture="SiglipModel",
+    config_class=ImageTextEncoderConfig,
+    columns=(_sections(_SIGLIP_TEXT, _SIGLIP_IMAGE),),
+    fixed={"sigmoid": True},
+)
+
+
+# --- Tensors ----------------------------------------------------------------------------------------------------------
 
 
 def _layers(tensor: str, parameter: str) -> dict[str, Layout]:
@@ -127,11 +161,9 @@ _SHARED = {
 }
 _HEAD, _POOLER = "vision_model.head.", "image.pooler."
 _PROJECTIONS = [f"{_POOLER}attention.{part}" for part in ("query", "key", "value")]
-Family(
-    model_types=("clip",),
+register_tables(
+    _CLIP,
     model=ImageTextEncoder,
-    read_config=read_clip_config,
-    write_config=write_config,
     ignored=("*.position_ids",),
     tensors={
         **_SHARED,
@@ -141,12 +173,10 @@ Family(
         "visual_projection.weight": transposed("image.pooler.linear.weight"),
         "logit_scale": without_row_axis("logit_scale"),
     },
-).register()
-Family(
-    model_types=("siglip",),
+)
+register_tables(
+    _SIGLIP,
     model=ImageTextEncoder,
-    read_config=read_siglip_config,
-    write_config=write_config,
     ignored=("*.position_ids",),
     tensors={
         **_SHARED,
@@ -160,4 +190,4 @@ Family(
         "logit_scale": same("logit_scale"),
         "logit_bias": same("logit_bias"),
     },
-).register()
+)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError
-from xformer.families.bert import SIZES_AND_EPSILON, encoder_tensors, register_encoder
+from xformer.families.bert import SAME_ACTIVATION, EncoderTable, encoder_tensors, register_encoder
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import affine, linear, same
-from xformer.families.values import ACTIVATION_NAMES, read_activation
+from xformer.families.table import Column, Key
+from xformer.families.values import ACTIVATION_NAMES, read_activation, sizes
 from xformer.models import EncoderConfig
 
 # The only values that xformer computes
@@ -38,12 +39,9 @@ def _read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
     is_tanh = reader.values.get("conv_act") in (None, "tanh")
     max_distance = reader.count("max_relative_positions", default=-1, at_least=-1)
     return {
-        "positions": "disentangled",
         "pooler": "none" if fields["pooler"] == "none" else pooler,
         "num_token_types": reader.count("type_vocab_size", default=0, at_least=0),
-        "relative_buckets": 2 * reader.count("position_buckets"),
         "relative_max_distance": max_distance if max_distance > 0 else fields["max_positions"],
-        "attention_scale": (_NUM_SCORES * _head_dim(fields)) ** -0.5,
         "convolution_size": reader.count("conv_kernel_size", default=0, at_least=0),
         "convolution_activation": "tanh" if is_tanh else read_activation(reader, "conv_act", default="gelu"),
     }
@@ -51,22 +49,39 @@ def _read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _write(config: EncoderConfig) -> dict[str, Any]:
     return {
-        **_FIXED,
         "type_vocab_size": config.num_token_types,
-        "pos_att_type": ["p2c", "c2p"],
-        "position_buckets": config.relative_buckets // 2,
         "max_relative_positions": config.relative_max_distance,
         "pooler_hidden_act": ACTIVATION_NAMES.get(config.pooler, "gelu"),
         "conv_kernel_size": config.convolution_size,
         "conv_act": ACTIVATION_NAMES.get(config.convolution_activation, "tanh"),
-        "legacy": False,
     }
 
 
 register_encoder(
-    "DebertaV2",
-    "deberta-v2",
-    SIZES_AND_EPSILON,
+    EncoderTable(
+        model_type="deberta-v2",
+        architecture="DebertaV2",
+        keys={
+            **sizes("layer_norm_eps", 1e-7, 512),
+            "relative_buckets": Key("position_buckets", read=lambda n: 2 * n, write=lambda c: c.relative_buckets // 2),
+        },
+        columns=(Column(_read, _write),),
+        pooler=("gelu", "pooler.dense.weight"),
+        masked_lm=("transform.dense.weight", "lm_head.dense.weight"),
+        fixed={
+            **SAME_ACTIVATION,
+            "positions": "disentangled",
+            "attention_scale": lambda fields: (_NUM_SCORES * _head_dim(fields)) ** -0.5,
+        },
+        required={
+            "conv_groups": 1,
+            "embedding_size": lambda fields: fields["d_model"],
+            "pooler_hidden_size": lambda fields: fields["d_model"],
+            "attention_head_size": _head_dim,
+        },
+        skipped=f"legacy pos_att_type conv_act {' '.join(_FIXED)}",
+        written={**_FIXED, "pos_att_type": ["p2c", "c2p"], "legacy": False},
+    ),
     {
         **encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense"),
         "deberta.encoder.rel_embeddings.weight": same("distances.weight"),
@@ -79,27 +94,14 @@ register_encoder(
         **linear("pooler.dense", "pooler.linear"),
         **linear("classifier", "classifier"),
     },
-    pooler=("gelu", "pooler.dense.weight"),
-    masked_lm=("transform.dense.weight", "lm_head.dense.weight"),
-    same_activation=True,
     tied={
         "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "lm_predictions.lm_head.bias",
     },
-    defaults={"max_positions": 512, "norm_epsilon": 1e-7},
-    required={
-        "conv_groups": 1,
-        "embedding_size": lambda fields: fields["d_model"],
-        "pooler_hidden_size": lambda fields: fields["d_model"],
-        "attention_head_size": _head_dim,
-    },
-    skipped=f"legacy pos_att_type conv_act {' '.join(_FIXED)}",
     # The head that transformers writes if `legacy` is true
     renamed={
         "cls.predictions.transform.": "lm_predictions.lm_head.",
         "cls.predictions.bias": "lm_predictions.lm_head.bias",
     },
     ignored=("*.embeddings.position_embeddings.weight", "mask_predictions.*"),
-    read=_read,
-    write=_write,
 )

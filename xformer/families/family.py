@@ -23,13 +23,13 @@ class Family:
     The same table reads and writes: every parameter of the model and every tensor of the file must appear in it.
 
     Attributes:
-        model_types: Values of `model_type` in config.json.
+        model_types: Values of `model_type` in config.json. Of several that compute the same, the first one is written.
         model: Class of the model.
         tensors: {name of a tensor: its layout}, where "{i}" in names stands for the number of a layer and "{e}" for
             that of an expert; or a function that returns this table for a configuration.
         read_config: Function (ConfigReader) -> configuration of the model.
-        write_config: Function (configuration) -> values of config.json. It raises ConfigError for a configuration that
-            the family does not support. None if the family cannot be written.
+        write_config: Function (configuration, model type) -> values of config.json. It raises ConfigError for a
+            configuration that the family does not support. None if the family cannot be written.
         prefix: Prefix of tensor names that some files omit, e.g. "transformer.".
         tied: Tensors that equal another one in tied models: {name: name of the other}.
         ignored: Patterns (fnmatch) of the names of constant tensors.
@@ -40,7 +40,7 @@ class Family:
     model: type[BaseModel]
     tensors: Mapping[str, Layout] | Callable[[Any], Mapping[str, Layout]]
     read_config: Callable[[ConfigReader], Any]
-    write_config: Callable[[Any], dict[str, Any]] | None = None
+    write_config: Callable[[Any, str], dict[str, Any]] | None = None
     prefix: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()

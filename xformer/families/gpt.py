@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import Decoder, register_decoders, without_older_rope
+from xformer.families.decoder import Decoder, register_decoders
 from xformer.families.layouts import (
     Layout,
     affine,
@@ -20,9 +20,9 @@ from xformer.families.layouts import (
     linear,
     same,
     skip_rows,
-    transposed,
 )
-from xformer.families.values import SIZES
+from xformer.families.table import Column, Key
+from xformer.families.values import SIZES, activation, rope, sizes, write_rope
 from xformer.models import LanguageModelConfig
 
 _OURS = "layers.{i}."
@@ -35,28 +35,24 @@ def _four_times(fields: dict[str, Any]) -> int:
 
 _LAYER = "transformer.h.{i}."
 register_decoders(
-    {
-        "gpt2": Decoder(
-            architecture="GPT2LMHeadModel",
-            keys={
-                "vocab_size": "vocab_size",
-                "num_layers": "n_layer num_hidden_layers",
-                "d_model": "n_embd hidden_size",
-                "num_heads": "n_head num_attention_heads",
-                "max_positions": "n_positions max_position_embeddings",
-                "norm_epsilon": "layer_norm_epsilon",
-                "d_ff": "n_inner",
-            },
-            defaults={"norm_epsilon": 1e-5, "d_ff": _four_times},
-            fixed={"positions": "learned"},
-            activation=("activation_function", "gelu_new"),
-            required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
-            skipped="n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation "
-            "summary_proj_to_labels",
-        )
-    },
-    {
-        "transformer.wte.weight": same("embedding.weight"),
+    Decoder(
+        model_type="gpt2",
+        architecture="GPT2LMHeadModel",
+        keys={
+            "vocab_size": Key("vocab_size"),
+            "num_layers": Key("n_layer num_hidden_layers"),
+            "d_model": Key("n_embd hidden_size"),
+            "num_heads": Key("n_head num_attention_heads"),
+            "max_positions": Key("n_positions max_position_embeddings"),
+            "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
+            "d_ff": Key("n_inner", _four_times),
+        },
+        fixed={"positions": "learned"},
+        activation=activation("activation_function", "gelu_new"),
+        required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        skipped="n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation summary_proj_to_labels",
+    ),
+    tensors={
         "transformer.wpe.weight": same("input.positions.weight"),
         # The matrices are those of Conv1D, (in_features, out_features) like ours.
         **fused_linear(_LAYER + "attn.c_attn", _OURS + "self_attention", "query key value", transpose=False),
@@ -66,43 +62,39 @@ register_decoders(
         **affine(_LAYER + "mlp.c_fc", _OURS + "feed_forward.up"),
         **affine(_LAYER + "mlp.c_proj", _OURS + "feed_forward.down"),
         **affine("transformer.ln_f", "norm"),
-        "lm_head.weight": transposed("output.weight"),
     },
     prefix="transformer.",
-    tied={"lm_head.weight": "transformer.wte.weight"},
+    embedding="transformer.wte.weight",
     ignored=("*.attn.bias", "*.attn.masked_bias"),
 )
 
 _OPT_LAYER = "model.decoder.layers.{i}."
 register_decoders(
-    {
-        "opt": Decoder(
-            architecture="OPTForCausalLM",
-            keys={**SIZES, "d_ff": "ffn_dim"},
-            fixed={"positions": "learned"},
-            activation=("activation_function", "relu"),
-            # Without projected embeddings and norms after the sublayers, which only the model of 350 M has
-            required={
-                "word_embed_proj_dim": lambda fields: fields["d_model"],
-                "do_layer_norm_before": True,
-                "_remove_final_layer_norm": False,
-                "enable_bias": True,
-                "layer_norm_elementwise_affine": True,
-            },
-            written={"word_embed_proj_dim": lambda config: config.d_model, "do_layer_norm_before": True},
-        )
-    },
-    {
-        "model.decoder.embed_tokens.weight": same("embedding.weight"),
+    Decoder(
+        model_type="opt",
+        architecture="OPTForCausalLM",
+        keys={**SIZES, "d_ff": Key("ffn_dim")},
+        fixed={"positions": "learned"},
+        activation=activation("activation_function", "relu"),
+        # Without projected embeddings and norms after the sublayers, which only the model of 350 M has
+        required={
+            "word_embed_proj_dim": lambda fields: fields["d_model"],
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+        },
+        written={"word_embed_proj_dim": lambda config: config.d_model, "do_layer_norm_before": True},
+    ),
+    tensors={
         "model.decoder.embed_positions.weight": skip_rows(2, "input.positions.weight"),
         **attention(_OPT_LAYER + "self_attn", _OURS + "self_attention"),
         **affine(_OPT_LAYER + "self_attn_layer_norm", _OURS + "self_attention_residual.norm"),
         **affine(_OPT_LAYER + "final_layer_norm", _OURS + "feed_forward_residual.norm"),
         **feed_forward(_OPT_LAYER[:-1], _OURS + "feed_forward", "fc1 fc2"),
         **affine("model.decoder.final_layer_norm", "norm"),
-        "lm_head.weight": transposed("output.weight"),
     },
-    tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
+    embedding="model.decoder.embed_tokens.weight",
     ignored=(),
 )
 
@@ -124,71 +116,61 @@ def _norms(layer: str) -> dict[str, Layout]:
 
 
 register_decoders(
-    {
-        "bloom": Decoder(
-            architecture="BloomForCausalLM",
-            keys={
-                "vocab_size": "vocab_size",
-                "num_layers": "n_layer num_hidden_layers",
-                "d_model": "hidden_size n_embed",
-                "num_heads": "n_head num_attention_heads",
-                "max_positions": "seq_length",
-                "norm_epsilon": "layer_norm_epsilon",
-            },
-            defaults={"max_positions": 2048, "norm_epsilon": 1e-5},
-            fixed={"d_ff": _four_times, "activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
-            activation=None,
-            required={"apply_residual_connection_post_layernorm": False},
-            skipped="unk_token_id offset_alibi slow_but_exact attention_softmax_in_fp32 masked_softmax_fusion "
-            "skip_bias_add skip_bias_add_qkv",
-        )
-    },
-    lambda config: {
-        "transformer.word_embeddings.weight": same("embedding.weight"),
+    Decoder(
+        model_type="bloom",
+        architecture="BloomForCausalLM",
+        keys={
+            "vocab_size": Key("vocab_size"),
+            "num_layers": Key("n_layer num_hidden_layers"),
+            "d_model": Key("hidden_size n_embed"),
+            "num_heads": Key("n_head num_attention_heads"),
+            "max_positions": Key("seq_length", 2048),
+            "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
+        },
+        fixed={"d_ff": _four_times, "activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
+        activation=None,
+        required={"apply_residual_connection_post_layernorm": False},
+        skipped="unk_token_id offset_alibi slow_but_exact attention_softmax_in_fp32 masked_softmax_fusion "
+        "skip_bias_add skip_bias_add_qkv",
+    ),
+    tensors=lambda config: {
         **affine("transformer.word_embeddings_layernorm", "input.norm"),
         **_layers(_LAYER, "self_attention", config.num_heads),
         **_norms(_LAYER),
         **affine("transformer.ln_f", "norm"),
-        "lm_head.weight": transposed("output.weight"),
     },
     prefix="transformer.",
-    tied={"lm_head.weight": "transformer.word_embeddings.weight"},
+    embedding="transformer.word_embeddings.weight",
     ignored=(),
 )
 
 
-def _write_neox(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
-    """Write the keys of rotary positions that this type has."""
-    return {**without_older_rope(values), "rotary_pct": config.rotary_fraction, "rotary_emb_base": config.rope_theta}
+def _write_neox_rope(config: LanguageModelConfig) -> dict[str, Any]:
+    parameters = write_rope(config, writes_fraction=True)["rope_parameters"]
+    older = {"rotary_pct": config.rotary_fraction, "rotary_emb_base": config.rope_theta}
+    return {"rope_parameters": parameters, **older}
 
 
 register_decoders(
-    {
-        "gpt_neox": Decoder(
-            architecture="GPTNeoXForCausalLM",
-            keys={
-                **SIZES,
-                "norm_epsilon": "layer_norm_eps",
-                "parallel_residual": "use_parallel_residual",
-                "attention_bias": "attention_bias",
-            },
-            defaults={"norm_epsilon": 1e-5, "parallel_residual": True, "attention_bias": True},
-            activation=("hidden_act", "gelu"),
-            theta=10000.0,
-            fraction=0.25,
-            output="embed_out.weight",
-            write=_write_neox,
-        )
-    },
-    lambda config: {
-        "gpt_neox.embed_in.weight": same("embedding.weight"),
+    Decoder(
+        model_type="gpt_neox",
+        architecture="GPTNeoXForCausalLM",
+        keys={
+            **sizes("layer_norm_eps", 1e-5),
+            "parallel_residual": Key("use_parallel_residual", True),
+            "attention_bias": Key("attention_bias", True),
+        },
+        activation=activation("hidden_act", "gelu"),
+        rope=rope(10000.0, 0.25, _write_neox_rope),
+        output="embed_out.weight",
+    ),
+    tensors=lambda config: {
         **_layers("gpt_neox.layers.{i}.", "attention", config.num_heads),
         **_norms("gpt_neox.layers.{i}."),
         **affine("gpt_neox.final_layer_norm", "norm"),
-        "embed_out.weight": transposed("output.weight"),
     },
     prefix="gpt_neox.",
-    tied={"embed_out.weight": "gpt_neox.embed_in.weight"},
+    embedding="gpt_neox.embed_in.weight",
     ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
 )
 
@@ -210,12 +192,11 @@ def _read_falcon(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _write_falcon(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+def _write_falcon(config: LanguageModelConfig) -> dict[str, Any]:
     num_groups = config.num_key_value_heads or config.num_heads
     has_two_norms = config.parallel_residual and not config.shared_norm
     is_new = has_two_norms or num_groups not in (1, config.num_heads)
     return {
-        **values,
         "new_decoder_architecture": is_new,
         "num_ln_in_parallel_attn": (2 if has_two_norms else 1) if is_new else None,
         "parallel_attn": config.parallel_residual,
@@ -230,41 +211,34 @@ def _falcon_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     has_two_norms = config.parallel_residual and not config.shared_norm
     names = ("ln_attn", "ln_mlp") if has_two_norms else ("input_layernorm", "post_attention_layernorm")
     return {
-        "transformer.word_embeddings.weight": same("embedding.weight"),
         **_layers(_LAYER, "self_attention", config.num_key_value_heads or config.num_heads),
         **affine(_LAYER + names[0], f"{_OURS}{before_attention}.norm"),
         **affine(_LAYER + names[1], _OURS + "feed_forward_residual.norm"),
         **affine("transformer.ln_f", "norm"),
-        "lm_head.weight": transposed("output.weight"),
     }
 
 
 register_decoders(
-    {
-        "falcon": Decoder(
-            architecture="FalconForCausalLM",
-            keys={
-                "vocab_size": "vocab_size",
-                "num_layers": "num_hidden_layers n_layer",
-                "d_model": "hidden_size n_embed",
-                "num_heads": "num_attention_heads n_head",
-                "max_positions": "max_position_embeddings",
-                "norm_epsilon": "layer_norm_epsilon",
-                "attention_bias": "bias",
-                "d_ff": "ffn_hidden_size",
-            },
-            defaults={"max_positions": 2048, "norm_epsilon": 1e-5, "attention_bias": False, "d_ff": _four_times},
-            fixed={"feed_forward_bias": lambda fields: fields["attention_bias"]},
-            activation=("activation", "gelu"),
-            theta=10000.0,
-            required={"apply_residual_connection_post_layernorm": False},
-            skipped="auto_map ff_factor",  # ffn_hidden_size replaces the latter
-            read=_read_falcon,
-            write=_write_falcon,
-        )
-    },
-    _falcon_tensors,
+    Decoder(
+        model_type="falcon",
+        architecture="FalconForCausalLM",
+        keys={
+            **sizes("layer_norm_epsilon", 1e-5, 2048),
+            "num_layers": Key("num_hidden_layers n_layer"),
+            "d_model": Key("hidden_size n_embed"),
+            "num_heads": Key("num_attention_heads n_head"),
+            "attention_bias": Key("bias", False),
+            "d_ff": Key("ffn_hidden_size", _four_times),
+        },
+        fixed={"feed_forward_bias": lambda fields: fields["attention_bias"]},
+        activation=activation("activation", "gelu"),
+        rope=rope(10000.0),
+        required={"apply_residual_connection_post_layernorm": False},
+        skipped="auto_map ff_factor",  # ffn_hidden_size replaces the latter
+        columns=(Column(_read_falcon, _write_falcon),),
+    ),
+    tensors=_falcon_tensors,
     prefix="transformer.",
-    tied={"lm_head.weight": "transformer.word_embeddings.weight"},
+    embedding="transformer.word_embeddings.weight",
     ignored=("*.inv_freq",),
 )

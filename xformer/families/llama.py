@@ -2,7 +2,8 @@
 
 Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); ByteDance Seed team (2025); Bakouch et al. (2025);
 Granite team (2024); Abdin et al. (2024); Gunasekar et al. (2023); Li et al. (2023); Arcee (2025); Kyutai (2025); Baidu
-(2025); Parmar et al. (2024); Muralidharan et al. (2024); Bellagente et al. (2024); Lozhkov et al. (2024).
+(2025); Parmar et al. (2024); Muralidharan et al. (2024); Bellagente et al. (2024); Lozhkov et al. (2024); Cohere
+(2024); GLM team (2024, 2025).
 """
 
 from __future__ import annotations
@@ -12,67 +13,41 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import (
-    HEAD_DEFAULTS,
-    HEADS,
-    LAYER,
-    OURS,
-    RMS_SIZES,
-    Decoder,
-    decoder,
-    embedding_and_norms,
-    interleaved_decoder,
-    register_decoders,
+from xformer.families.decoder import LAYER, OURS, Decoder, decoder, interleaved_decoder, norms_of, register_decoders
+from xformer.families.layouts import Layout, affine, attention, feed_forward, fused_linear, linear, plus_one, same
+from xformer.families.table import Column, Key
+from xformer.families.values import (
+    NO_WINDOWS,
+    SWIGLU,
+    activation,
+    every_nth_full,
+    heads,
+    read_windows,
+    rope,
+    sizes,
+    windows,
+    without_positions,
+    write_rope,
+    write_windows,
 )
-from xformer.families.layouts import (
-    Layout,
-    affine,
-    attention,
-    feed_forward,
-    fused_linear,
-    linear,
-    plus_one,
-    same,
-    transposed,
-)
-from xformer.families.values import SIZES, read_no_window, read_window, read_windows, write_fields, write_windows
 from xformer.models import LanguageModelConfig
 
-_BIASES = {"attention_bias": "attention_bias", "feed_forward_bias": "mlp_bias"}
-_NO_BIASES = {"attention_bias": False, "feed_forward_bias": False}
-_DEFAULTS = {**HEAD_DEFAULTS, "max_positions": 2048, "norm_epsilon": 1e-6, **_NO_BIASES}
-_SCALES = {
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "attention_scale": "attention_multiplier",
-}
+_BIASES = {"attention_bias": Key("attention_bias", False), "feed_forward_bias": Key("mlp_bias", False)}
+_KEYS = {**sizes("rms_norm_eps", 1e-6, 2048), **heads()}
 
 
 # --- Windows ----------------------------------------------------------------------------------------------------------
 
 
-def _read_mistral(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    return read_windows(reader, ["sliding_attention"] * fields["num_layers"], default_window=4096)
-
-
-def _read_qwen(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of windows: layers from max_window_layers on have one."""
+def _qwen_types(reader: ConfigReader, num_layers: int) -> list[str]:
+    """Return the types of layers: those from max_window_layers on have a window."""
     first = reader.count("max_window_layers", default=28, at_least=0)
-    types = ["sliding_attention" if i >= first else "full_attention" for i in range(fields["num_layers"])]
-    has_window = reader.flag("use_sliding_window", default=False)
-    return read_windows(reader, types, default_window=4096, has_window=has_window)
+    return ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
 
 
-def _write_qwen(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
-    windows = write_windows(config)
+def _first_window(config: LanguageModelConfig) -> int:
     # Before transformers 4.53, layer_types was not known.
-    first = [*windows["layer_types"], "sliding_attention"].index("sliding_attention")
-    return {
-        **values,
-        **windows,
-        "use_sliding_window": windows["sliding_window"] is not None,
-        "max_window_layers": first,
-    }
+    return [*write_windows(config)["layer_types"], "sliding_attention"].index("sliding_attention")
 
 
 def _read_smollm3(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
@@ -89,151 +64,117 @@ def _read_smollm3(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any
     return {"layers_without_positions": [i for i, each in enumerate(has_rope) if not each], **windows}
 
 
-def _write_smollm3(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+def _write_smollm3(config: LanguageModelConfig) -> dict[str, Any]:
     without, windows = config.layers_without_positions, write_windows(config)
     return {
-        **values,
         **windows,
         "no_rope_layers": [int(layer not in without) for layer in range(config.num_layers)],
         "use_sliding_window": windows["sliding_window"] is not None,
     }
 
 
-def _window_of(config: LanguageModelConfig) -> int | None:
-    return write_windows(config)["sliding_window"]  # of all layers
-
-
 # --- Llama, Mistral, Qwen, Seed, SmolLM, Granite ----------------------------------------------------------------------
 
-
-def _read_granite(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    scales = {field: reader.number(key, default=1.0) for field, key in _SCALES.items()}
-    scales["logits_scale"] = 1.0 / reader.number("logits_scaling", default=1.0)
-    return {**scales, **read_no_window(reader, fields)}
-
-
-def _write_granite(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
-    values |= {**write_fields(config, _SCALES), "logits_scaling": 1.0 / config.logits_scale}
-    return {**values, "attention_multiplier": config.attention_scale or config.features_per_head**-0.5}
-
-
 _LLAMA = Decoder(
+    model_type="llama",
     architecture="LlamaForCausalLM",
-    keys={**RMS_SIZES, **HEADS, **_BIASES},
-    defaults=_DEFAULTS,
+    keys={**_KEYS, **_BIASES},
     fixed={"norm": "rms", "attention_output_bias": lambda fields: fields["attention_bias"]},
-    theta=10000.0,
+    rope=rope(10000.0),
+    columns=(NO_WINDOWS,),
     skipped="auto_map max_window_layers use_sliding_window",
-    read=read_no_window,
 )
 _MISTRAL = replace(
     _LLAMA,
+    model_type="mistral",
     architecture="MistralForCausalLM",
-    keys={**RMS_SIZES, **HEADS},
+    keys=_KEYS,
     unwritten=_BIASES,
-    written={"sliding_window": _window_of},
-    read=_read_mistral,
+    columns=(windows(default=4096, keys="sliding_window"),),
 )
-_TYPES = {
-    "llama": _LLAMA,
-    "mistral": _MISTRAL,
-    "ministral": replace(
-        _MISTRAL,
-        architecture="MinistralForCausalLM",
-        written={},
-        write=lambda config, values: {**values, **write_windows(config)},
-    ),
-    "qwen2": replace(
-        _MISTRAL,
-        architecture="Qwen2ForCausalLM",
-        defaults={**_DEFAULTS, "attention_bias": True},
-        fixed={"norm": "rms", "attention_output_bias": False},
-        written={},
-        read=_read_qwen,
-        write=_write_qwen,
-    ),
-    "qwen3": replace(
-        _LLAMA,
-        architecture="Qwen3ForCausalLM",
-        keys={**RMS_SIZES, **HEADS, "attention_bias": "attention_bias"},
-        unwritten={"feed_forward_bias": "mlp_bias"},
-        defaults={**_DEFAULTS, "head_dim": 128},
-        fixed={**_LLAMA.fixed, "qk_norm": True},
-        read=_read_qwen,
-        write=_write_qwen,
-    ),
-    "seed_oss": replace(
-        _LLAMA,
-        architecture="SeedOssForCausalLM",
-        keys={**_LLAMA.keys, "attention_output_bias": "attention_out_bias"},
-        defaults={**_DEFAULTS, "head_dim": 128, "attention_bias": True, "attention_output_bias": False},
-        fixed={"norm": "rms"},
-    ),
-    "smollm3": replace(_LLAMA, architecture="SmolLM3ForCausalLM", theta=2e6, read=_read_smollm3, write=_write_smollm3),
-    "granite": replace(_LLAMA, architecture="GraniteForCausalLM", read=_read_granite, write=_write_granite),
-}
-
-
-def _has_scales(config: LanguageModelConfig) -> bool:
-    """Return whether a configuration has factors that only Granite has."""
-    head_scale = config.features_per_head**-0.5
-    scales = config.embedding_scale, config.residual_scale, config.logits_scale
-    return scales != (1.0, 1.0, 1.0) or (config.attention_scale or head_scale) != head_scale
-
-
-def _type_of(config: LanguageModelConfig) -> str:
-    """Return the model type with the norms, biases and window of a configuration."""
-    bias, output_bias = config.attention_bias, config.attention_output_bias
-    output_bias = bias if output_bias is None else output_bias
-    if config.qk_norm:
-        model_type = "qwen3"
-    elif _has_scales(config):
-        model_type = "granite"
-    elif config.layers_without_positions:
-        model_type = "smollm3"
-    elif bias and not output_bias and not config.feed_forward_bias:
-        model_type = "qwen2"
-    elif bias != output_bias:
-        model_type = "seed_oss"
-    else:
-        windows = {config.window_of(layer) for layer in range(config.num_layers)}
-        model_type = "llama" if windows <= {None} else "ministral" if None in windows else "mistral"
-    if "feed_forward_bias" not in _TYPES[model_type].keys and config.feed_forward_bias:
-        raise ConfigError(f"feed_forward_bias is True; {model_type} expects False")
-    if model_type not in ("qwen2", "seed_oss") and output_bias != bias:
-        raise ConfigError(f"attention_output_bias is {output_bias}; {model_type} expects {bias}")
-    if model_type in ("mistral", "ministral") and bias:
-        raise ConfigError(f"attention_bias is True; {model_type} expects False")
-    return model_type
-
-
-register_decoders(_TYPES, decoder(), type_of=_type_of)
+_MINISTRAL = replace(
+    _MISTRAL,
+    model_type="ministral",
+    architecture="MinistralForCausalLM",
+    columns=(windows(default=4096),),
+)
+_QWEN2 = replace(
+    _MISTRAL,
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    unwritten={**_BIASES, "attention_bias": Key("attention_bias", True)},
+    fixed={"norm": "rms", "attention_output_bias": False},
+    columns=(windows(_qwen_types, default=4096, has_flag=True),),
+    written={"max_window_layers": _first_window},
+)
+_QWEN3 = replace(
+    _LLAMA,
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    keys={**_KEYS, **heads(head_dim=128), "attention_bias": _BIASES["attention_bias"]},
+    unwritten={"feed_forward_bias": _BIASES["feed_forward_bias"]},
+    fixed={**_LLAMA.fixed, "qk_norm": True},
+    columns=(windows(_qwen_types, default=4096, has_flag=True),),
+    written={"max_window_layers": _first_window},
+)
+_SEED_OSS = replace(
+    _LLAMA,
+    model_type="seed_oss",
+    architecture="SeedOssForCausalLM",
+    keys={
+        **_LLAMA.keys,
+        **heads(head_dim=128),
+        "attention_bias": Key("attention_bias", True),
+        "attention_output_bias": Key("attention_out_bias", False),
+    },
+    fixed={"norm": "rms"},
+)
+_SMOLLM3 = replace(
+    _LLAMA,
+    model_type="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    rope=rope(2e6),
+    columns=(Column(_read_smollm3, _write_smollm3),),
+)
+_GRANITE = replace(
+    _LLAMA,
+    model_type="granite",
+    architecture="GraniteForCausalLM",
+    keys={
+        **_LLAMA.keys,
+        "embedding_scale": Key("embedding_multiplier", 1.0),
+        "residual_scale": Key("residual_multiplier", 1.0),
+        "attention_scale": Key(
+            "attention_multiplier", 1.0, write=lambda c: c.attention_scale or c.features_per_head**-0.5
+        ),
+        "logits_scale": Key("logits_scaling", 1.0, read=lambda x: 1.0 / x, write=lambda c: 1.0 / c.logits_scale),
+    },
+)
+register_decoders(_LLAMA, _MISTRAL, _MINISTRAL, _QWEN2, _QWEN3, _SEED_OSS, _SMOLLM3, _GRANITE, tensors=decoder())
 
 
 # --- Phi --------------------------------------------------------------------------------------------------------------
 
 
-def _write_phi3(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+def _write_phi3_rope(config: LanguageModelConfig) -> dict[str, Any]:
     scaling = config.rope_scaling or {"rope_type": "longrope"}
     if scaling["rope_type"] != "longrope":
         raise ConfigError(f"rope_scaling has rope_type {scaling['rope_type']!r}; phi3 expects 'longrope'")
     original = scaling.get("original_max_position_embeddings", config.max_positions)
-    return {**values, "original_max_position_embeddings": original}
+    return {**write_rope(config, writes_fraction=True), "original_max_position_embeddings": original}
 
 
 register_decoders(
-    {
-        "phi3": replace(
-            _MISTRAL,
-            architecture="Phi3ForCausalLM",
-            defaults={**_DEFAULTS, "norm_epsilon": 1e-5},
-            fraction=1.0,
-            read=read_window,
-            write=_write_phi3,
-        )
-    },
-    {
-        **embedding_and_norms(),
+    replace(
+        _MISTRAL,
+        model_type="phi3",
+        architecture="Phi3ForCausalLM",
+        keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads()},
+        rope=rope(10000.0, 1.0, _write_phi3_rope),
+        columns=(windows(keys="sliding_window"),),
+    ),
+    tensors={
+        **norms_of(),
         **linear(LAYER + "self_attn.o_proj", OURS + "self_attention.output"),
         **linear(LAYER + "mlp.down_proj", OURS + "feed_forward.down"),
         **fused_linear(LAYER + "self_attn.qkv_proj", OURS + "self_attention", "query key value"),
@@ -241,68 +182,66 @@ register_decoders(
     },
 )
 register_decoders(
-    {
-        "phi": Decoder(
-            architecture="PhiForCausalLM",
-            keys={**SIZES, **HEADS, "norm_epsilon": "layer_norm_eps", "qk_norm": "qk_layernorm"},
-            defaults={**HEAD_DEFAULTS, "max_positions": 2048, "norm_epsilon": 1e-5, "qk_norm": False},
-            fixed={"parallel_residual": True, "shared_norm": True, "output_bias": True},
-            activation=("hidden_act", "gelu_new"),
-            theta=10000.0,
-            fraction=0.5,
-        )
-    },
-    {
-        "model.embed_tokens.weight": same("embedding.weight"),
+    Decoder(
+        model_type="phi",
+        architecture="PhiForCausalLM",
+        keys={**sizes("layer_norm_eps", 1e-5, 2048), **heads(), "qk_norm": Key("qk_layernorm", False)},
+        fixed={"parallel_residual": True, "shared_norm": True, "output_bias": True},
+        activation=activation("hidden_act", "gelu_new"),
+        rope=rope(10000.0, 0.5),
+    ),
+    tensors={
         **attention(LAYER + "self_attn", OURS + "self_attention", "q_proj k_proj v_proj dense"),
         **affine(LAYER + "self_attn.q_layernorm", OURS + "self_attention.query_norm"),
         **affine(LAYER + "self_attn.k_layernorm", OURS + "self_attention.key_norm"),
         **affine(LAYER + "input_layernorm", OURS + "residual.norm"),
         **feed_forward(LAYER + "mlp", OURS + "feed_forward", "fc1 fc2"),
         **affine("model.final_layernorm", "norm"),
-        "lm_head.weight": transposed("output.weight"),
         "lm_head.bias": same("output_bias"),
     },
 )
 
 
-# --- Arcee, Helium, ERNIE, Nemotron, StableLM, StarCoder 2 ------------------------------------------------------------
+# --- Arcee, Nemotron, Helium, ERNIE, StableLM, StarCoder 2 ------------------------------------------------------------
 
-_SMALL = Decoder(
+_ARCEE = Decoder(
+    model_type="arcee",
     architecture="ArceeForCausalLM",
-    keys={**RMS_SIZES, **HEADS, **_BIASES},
-    defaults={**_DEFAULTS, "max_positions": 4096, "norm_epsilon": 1e-5},
+    keys={**sizes("rms_norm_eps", 1e-5, 4096), **heads(), **_BIASES},
     fixed={"norm": "rms"},
-    activation=("hidden_act", "relu2"),
-    theta=10000.0,
+    activation=activation("hidden_act", "relu2"),
+    rope=rope(10000.0),
 )
-register_decoders({"arcee": _SMALL}, decoder())
-register_decoders(
-    {
-        "helium": replace(
-            _SMALL,
-            architecture="HeliumForCausalLM",
-            defaults={**_SMALL.defaults, "norm_epsilon": 1e-8},
-            fixed={"norm": "rms", "attention_output_bias": False},
-            activation="swiglu",
-            theta=1e5,
-        )
-    },
-    interleaved_decoder,
+_NEMOTRON = replace(
+    _ARCEE,
+    model_type="nemotron",
+    architecture="NemotronForCausalLM",
+    keys={**sizes("norm_eps", 1e-5, 4096), **heads(), **_BIASES},
+    fixed={},
+    rope=rope(10000.0, 0.5),
 )
-register_decoders(
-    {
-        "ernie4_5": replace(
-            _SMALL,
-            architecture="Ernie4_5ForCausalLM",
-            keys={**RMS_SIZES, **HEADS, "attention_bias": "use_bias", "feed_forward_bias": "use_bias"},
-            defaults={**_SMALL.defaults, "max_positions": 131072, "head_dim": 128},
-            activation="swiglu",
-            theta=5e5,
-            required={"compression_ratio": 1.0},
-        )
+_HELIUM = replace(
+    _ARCEE,
+    model_type="helium",
+    architecture="HeliumForCausalLM",
+    keys={**_ARCEE.keys, "norm_epsilon": Key("rms_norm_eps", 1e-8)},
+    fixed={"norm": "rms", "attention_output_bias": False},
+    activation=SWIGLU,
+    rope=rope(1e5),
+)
+_ERNIE = replace(
+    _ARCEE,
+    model_type="ernie4_5",
+    architecture="Ernie4_5ForCausalLM",
+    keys={
+        **sizes("rms_norm_eps", 1e-5, 131072),
+        **heads(head_dim=128),
+        "attention_bias": Key("use_bias", False),
+        "feed_forward_bias": Key("use_bias", False),
     },
-    interleaved_decoder,
+    activation=SWIGLU,
+    rope=rope(5e5),
+    required={"compression_ratio": 1.0},
 )
 
 
@@ -311,81 +250,117 @@ def _norm_plus_one(tensor: str, parameter: str) -> dict[str, Layout]:
     return {f"{tensor}.weight": plus_one(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
 
 
-register_decoders(
-    {
-        "nemotron": replace(
-            _SMALL,
-            architecture="NemotronForCausalLM",
-            keys={**SIZES, **HEADS, "norm_epsilon": "norm_eps", **_BIASES},
-            fixed={},
-            fraction=0.5,
-        )
-    },
-    decoder(norm=_norm_plus_one, names="up_proj down_proj"),
-)
-
-
 def _stablelm_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     before = "residual" if config.shared_norm else "self_attention_residual"
     return decoder({"input_layernorm": f"{before}.norm", "post_attention_layernorm": "feed_forward_residual.norm"})
 
 
+register_decoders(_ARCEE, tensors=decoder())
+register_decoders(_HELIUM, tensors=interleaved_decoder)
+register_decoders(_ERNIE, tensors=interleaved_decoder)
+register_decoders(_NEMOTRON, tensors=decoder(norm=_norm_plus_one, names="up_proj down_proj"))
 register_decoders(
-    {
-        "stablelm": Decoder(
-            architecture="StableLmForCausalLM",
-            keys={
-                **SIZES,
-                **HEADS,
-                "norm_epsilon": "layer_norm_eps",
-                "attention_bias": "use_qkv_bias",
-                "parallel_residual": "use_parallel_residual",
-                "shared_norm": "use_parallel_residual",
-            },
-            defaults={
-                **HEAD_DEFAULTS,
-                "num_key_value_heads": 32,
-                "max_positions": 4096,
-                "norm_epsilon": 1e-5,
-                "attention_bias": False,
-                "parallel_residual": False,
-                "shared_norm": False,
-            },
-            fixed={"attention_output_bias": False, "feed_forward_bias": False},
-            theta=10000.0,
-            fraction=0.25,
-            required={"qk_layernorm": False, "head_dim": HEAD_DEFAULTS["head_dim"]},
-        )
-    },
-    _stablelm_tensors,
+    Decoder(
+        model_type="stablelm",
+        architecture="StableLmForCausalLM",
+        keys={
+            **sizes("layer_norm_eps", 1e-5, 4096),
+            **heads(32),
+            "attention_bias": Key("use_qkv_bias", False),
+            "parallel_residual": Key("use_parallel_residual", False),
+            "shared_norm": Key("use_parallel_residual", False),
+        },
+        fixed={"attention_output_bias": False, "feed_forward_bias": False},
+        rope=rope(10000.0, 0.25),
+        required={"qk_layernorm": False, "head_dim": lambda fields: fields["d_model"] // fields["num_heads"]},
+    ),
+    tensors=_stablelm_tensors,
 )
 register_decoders(
-    {
-        "starcoder2": Decoder(
-            architecture="Starcoder2ForCausalLM",
-            keys={
-                **SIZES,
-                **HEADS,
-                "norm_epsilon": "norm_epsilon",
-                "feed_forward_bias": "use_bias",
-                "attention_bias": "use_bias",
-            },
-            defaults={
-                "max_positions": 4096,
-                "num_key_value_heads": 2,
-                "head_dim": HEAD_DEFAULTS["head_dim"],
-                "norm_epsilon": 1e-5,
-                "feed_forward_bias": True,
-                "attention_bias": True,
-            },
-            activation=("hidden_act", "gelu_pytorch_tanh"),
-            theta=10000.0,
-            # hidden_act and norm_epsilon replace the first two.
-            skipped="activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
-            required={"scale_attn_weights": True, "norm_type": "layer_norm", "mlp_type": "default"},
-            written={"sliding_window": _window_of},
-            read=read_window,
-        )
-    },
-    decoder(names="c_fc c_proj"),
+    Decoder(
+        model_type="starcoder2",
+        architecture="Starcoder2ForCausalLM",
+        keys={
+            **sizes("norm_epsilon", 1e-5, 4096),
+            **heads(2),
+            "attention_bias": Key("use_bias", True),
+            "feed_forward_bias": Key("use_bias", True),
+        },
+        activation=activation("hidden_act", "gelu_pytorch_tanh"),
+        rope=rope(10000.0),
+        columns=(windows(keys="sliding_window"),),
+        # hidden_act and norm_epsilon replace the first two.
+        skipped="activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
+        required={"scale_attn_weights": True, "norm_type": "layer_norm", "mlp_type": "default"},
+    ),
+    tensors=decoder(names="c_fc c_proj"),
 )
+
+
+# --- Command R and GLM ------------------------------------------------------------------------------------------------
+
+
+_COHERE = Decoder(
+    model_type="cohere",
+    architecture="CohereForCausalLM",
+    keys={
+        **sizes("layer_norm_eps", 1e-5, 8192),
+        "num_key_value_heads": heads()["num_key_value_heads"],
+        "attention_bias": Key("attention_bias", False),
+        "logits_scale": Key("logit_scale", 0.0625),
+    },
+    fixed={"norm_bias": False, "parallel_residual": True, "shared_norm": True, "feed_forward_bias": False},
+    rope=rope(5e5),
+    required={
+        "use_qk_norm": False,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "position_embedding_type": "rope_gptj",
+        "order_of_interleaved_layers": "local_attn_first",
+        "head_dim": lambda fields: fields["d_model"] // fields["num_heads"],
+    },
+    written={"head_dim": lambda config: config.features_per_head},
+    skipped="use_embedding_sharing use_parallel_embedding model_max_length cache_implementation",
+)
+_PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
+_COHERE2 = replace(
+    _COHERE,
+    model_type="cohere2",
+    architecture="Cohere2ForCausalLM",
+    rope=rope(10000.0),
+    columns=(windows(every_nth_full(4, *_PATTERN), default=4096), Column(without_positions)),
+)
+_GLM = Decoder(
+    model_type="glm",
+    architecture="GlmForCausalLM",
+    keys={
+        **sizes("rms_norm_eps", 1.5625e-7, 131072),
+        **heads(2, 128),
+        "attention_bias": Key("attention_bias", True),
+    },
+    fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
+    rope=rope(10000.0, 0.5),
+)
+_GLM4 = replace(
+    _GLM, model_type="glm4", architecture="Glm4ForCausalLM", fixed={**_GLM.fixed, "norm_position": "sandwich"}
+)
+_GLM_NORMS = {
+    "input_layernorm": "self_attention_residual.norm",
+    "post_self_attn_layernorm": "self_attention_residual.norm_after",
+    "post_attention_layernorm": "feed_forward_residual.norm",
+    "post_mlp_layernorm": "feed_forward_residual.norm_after",
+}
+
+
+def _glm_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    rotated = config.features_per_head, int(config.features_per_head * config.rotary_fraction)
+    return {
+        **decoder(_GLM_NORMS, names="down_proj", rotated=rotated),
+        **fused_linear(LAYER + "mlp.gate_up_proj", OURS + "feed_forward", "gate up"),
+    }
+
+
+register_decoders(
+    _COHERE, _COHERE2, tensors=lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"})
+)
+register_decoders(_GLM, _GLM4, tensors=_glm_tensors)

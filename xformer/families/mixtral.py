@@ -1,6 +1,6 @@
-"""Language models with mixtures of experts: Mixtral, Qwen 2 and 3 MoE, and OLMoE.
+"""Language models with mixtures of experts: Mixtral, Qwen 2 and 3 MoE, OLMoE and gpt-oss.
 
-Jiang et al. (2024); Qwen team (2024, 2025); Muennighoff et al. (2024).
+Jiang et al. (2024); Qwen team (2024, 2025); Muennighoff et al. (2024); OpenAI (2025).
 """
 
 from __future__ import annotations
@@ -8,128 +8,137 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from xformer.errors import ConfigError
+from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.decoder import HEAD_DEFAULTS, HEADS, LAYER, OURS, RMS_SIZES, Decoder, decoder, register_decoders
-from xformer.families.layouts import Layout, transposed
-from xformer.families.values import read_no_window, read_window, read_windows, write_windows
+from xformer.families.decoder import LAYER, OURS, Decoder, decoder, register_decoders
+from xformer.families.layouts import Layout, same, stacked_experts, transposed
+from xformer.families.table import Column, Key
+from xformer.families.values import NO_WINDOWS, every_nth_full, gated, heads, rope, sizes, windows
 from xformer.models import LanguageModelConfig
 
-
-def _read_qwen(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of windows, which Qwen 2 has in every other layer up to max_window_layers; and dense layers."""
-    layers = range(fields["num_layers"])
-    types = ["sliding_attention"] * len(layers)
-    if reader.model_type == "qwen2_moe":
-        last = reader.count("max_window_layers", default=28, at_least=0)
-        types = ["full_attention" if i % 2 or i >= last else "sliding_attention" for i in layers]
-    has_window = reader.flag("use_sliding_window", default=False)
-    step = reader.count("decoder_sparse_step", default=1)
-    without = reader.counts("mlp_only_layers", default=[], at_least=0)
-    return {
-        "dense_layers": tuple(i for i in layers if i in without or (i + 1) % step),
-        **read_windows(reader, types, default_window=4096, has_window=has_window),
-    }
+_CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # as in ClampedFeedForward
 
 
-def _write(config: LanguageModelConfig, values: dict[str, Any]) -> dict[str, Any]:
+def _write_experts(config: LanguageModelConfig) -> dict[str, Any]:
     if config.num_experts == 0:
         raise ConfigError("num_experts is 0; expected experts")
-    model_type, d_ff, windows = values["model_type"], config.expert_d_ff or config.d_ff, write_windows(config)
-    if model_type != "qwen2_moe":  # all layers have windows, or none has
-        del windows["layer_types"]
-    if model_type == "olmoe":
-        return {**values, "intermediate_size": d_ff}
-    if model_type == "mixtral":
-        return {**values, **windows, "intermediate_size": d_ff}
-    values |= {"moe_intermediate_size": d_ff, "decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
-    return {**values, **windows, "use_sliding_window": windows["sliding_window"] is not None}
+    return {}
 
 
+def _expert_d_ff(config: LanguageModelConfig) -> int:
+    return config.expert_d_ff or config.d_ff
+
+
+def _read_dense_layers(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    step = reader.count("decoder_sparse_step", default=1)
+    without = reader.counts("mlp_only_layers", default=[], at_least=0)
+    return {"dense_layers": tuple(i for i in range(fields["num_layers"]) if i in without or (i + 1) % step)}
+
+
+def _write_dense_layers(config: LanguageModelConfig) -> dict[str, Any]:
+    return {"decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
+
+
+def _qwen2_types(reader: ConfigReader, num_layers: int) -> list[str]:
+    """Return the types of layers: every other one up to max_window_layers has a window."""
+    last = reader.count("max_window_layers", default=28, at_least=0)
+    return ["full_attention" if i % 2 or i >= last else "sliding_attention" for i in range(num_layers)]
+
+
+def _read_gpt_oss(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    if not reader.values.get("rope_parameters") and not reader.values.get("rope_scaling"):
+        raise CheckpointError(f"{reader.path} has no key 'rope_parameters'")
+    return {}
+
+
+_EXPERTS = Column(write=_write_experts)
+_DENSE_LAYERS = Column(_read_dense_layers, _write_dense_layers)
 _MIXTRAL = Decoder(
+    model_type="mixtral",
     architecture="MixtralForCausalLM",
     keys={
-        **RMS_SIZES,
-        **HEADS,
-        "num_experts_per_token": "num_experts_per_tok",
-        "num_experts": "num_local_experts num_experts",
-    },
-    defaults={
-        **HEAD_DEFAULTS,
-        "num_key_value_heads": 8,
-        "max_positions": 2048,
-        "norm_epsilon": 1e-5,
-        "num_experts": 8,
-        "num_experts_per_token": 2,
+        **sizes("rms_norm_eps", 1e-5, 2048),
+        **heads(8),
+        "d_ff": Key("intermediate_size", write=_expert_d_ff),
+        "num_experts": Key("num_local_experts num_experts", 8),
+        "num_experts_per_token": Key("num_experts_per_tok", 2),
     },
     fixed={"norm": "rms", "attention_bias": False, "feed_forward_bias": False},
-    theta=1e6,
+    rope=rope(1e6),
     skipped="router_jitter_noise output_router_logits router_aux_loss_coef use_sliding_window max_window_layers",
-    read=read_window,
-    write=_write,
+    columns=(_EXPERTS, windows(keys="sliding_window")),
 )
 _OLMOE = replace(
     _MIXTRAL,
+    model_type="olmoe",
     architecture="OlmoeForCausalLM",
     keys={
         **_MIXTRAL.keys,
-        "num_experts": "num_experts num_local_experts",
-        "normalize_expert_weights": "norm_topk_prob",
-        "attention_bias": "attention_bias",
-    },
-    defaults={
-        **_MIXTRAL.defaults,
-        **HEAD_DEFAULTS,
-        "normalize_expert_weights": False,
-        "attention_bias": False,
-        "num_experts": 64,
-        "num_experts_per_token": 8,
+        **heads(),
+        "num_experts": Key("num_experts num_local_experts", 64),
+        "num_experts_per_token": Key("num_experts_per_tok", 8),
+        "normalize_expert_weights": Key("norm_topk_prob", False),
+        "attention_bias": Key("attention_bias", False),
     },
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True, "qk_norm_all_heads": True},
-    theta=1e4,
-    read=read_no_window,
+    rope=rope(1e4),
+    columns=(_EXPERTS, NO_WINDOWS),
 )
 _QWEN3 = replace(
     _OLMOE,
+    model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    keys={**_OLMOE.keys, "expert_d_ff": "moe_intermediate_size"},
-    defaults={
-        **_OLMOE.defaults,
-        "num_key_value_heads": 4,
-        "norm_epsilon": 1e-6,
-        "num_experts": 128,
-        "expert_d_ff": 768,
+    keys={
+        **_OLMOE.keys,
+        **heads(4),
+        "d_ff": Key("intermediate_size"),
+        "norm_epsilon": Key("rms_norm_eps", 1e-6),
+        "num_experts": Key("num_experts num_local_experts", 128),
+        "expert_d_ff": Key("moe_intermediate_size", 768, write=_expert_d_ff),
     },
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True},
-    read=_read_qwen,
+    columns=(_EXPERTS, _DENSE_LAYERS, windows(default=4096, has_flag=True, keys="sliding_window")),
 )
 _QWEN2 = replace(
     _QWEN3,
+    model_type="qwen2_moe",
     architecture="Qwen2MoeForCausalLM",
-    keys={**_QWEN3.keys, "attention_bias": "qkv_bias", "shared_expert_d_ff": "shared_expert_intermediate_size"},
-    defaults={
-        **_QWEN3.defaults,
-        "num_key_value_heads": 16,
-        "num_experts": 60,
-        "num_experts_per_token": 4,
-        "expert_d_ff": 1408,
-        "attention_bias": True,
-        "shared_expert_d_ff": 5632,
+    keys={
+        **_QWEN3.keys,
+        **heads(16),
+        "num_experts": Key("num_experts num_local_experts", 60),
+        "num_experts_per_token": Key("num_experts_per_tok", 4),
+        "expert_d_ff": Key("moe_intermediate_size", 1408, write=_expert_d_ff),
+        "shared_expert_d_ff": Key("shared_expert_intermediate_size", 5632),
+        "attention_bias": Key("qkv_bias", True),
     },
     fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
+    columns=(_EXPERTS, _DENSE_LAYERS, windows(_qwen2_types, default=4096, has_flag=True)),
 )
-
-
-def _type_of(config: LanguageModelConfig) -> str:
-    """Return the model type with the norms and the shared expert of a configuration."""
-    if config.qk_norm:
-        return "olmoe" if config.qk_norm_all_heads else "qwen3_moe"
-    return "qwen2_moe" if config.shared_expert_d_ff else "mixtral"
+_GPT_OSS = Decoder(
+    model_type="gpt_oss",
+    architecture="GptOssForCausalLM",
+    keys={
+        **sizes("rms_norm_eps", 1e-5, 2048),
+        **heads(8, 64),
+        "d_ff": Key("intermediate_size", write=_expert_d_ff),
+        "num_experts": Key("num_local_experts num_experts", 128),
+        "num_experts_per_token": Key("num_experts_per_tok experts_per_token", 4),
+        "attention_bias": Key("attention_bias", True),
+    },
+    fixed={"norm": "rms", "attention_sinks": True, "router_bias": True},
+    activation=gated("swiglu_clamped"),
+    rope=rope(150000.0),
+    required=_CLAMPED,
+    skipped="output_router_logits router_aux_loss_coef initial_context_length",
+    written=_CLAMPED,
+    columns=(Column(_read_gpt_oss, _write_experts), windows(every_nth_full(2), default=128)),
+)
 
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     """Return the table of tensors; those of the experts have other names in Mixtral."""
-    is_mixtral = _type_of(config) == "mixtral"
+    is_mixtral = not config.qk_norm and not config.shared_expert_d_ff
     layer, ours = LAYER + ("block_sparse_moe" if is_mixtral else "mlp"), OURS + "feed_forward."
     names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
     table = {**decoder(), f"{layer}.gate.weight": transposed(f"{ours}router")}
@@ -139,6 +148,21 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     return {**table, f"{layer}.shared_expert_gate.weight": transposed(f"{ours}shared_gate")}
 
 
-register_decoders(
-    {"mixtral": _MIXTRAL, "qwen2_moe": _QWEN2, "qwen3_moe": _QWEN3, "olmoe": _OLMOE}, _tensors, type_of=_type_of
-)
+def _gpt_oss_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    """Return the table of tensors; one has the weights of all experts."""
+    table = {
+        **decoder(),
+        f"{LAYER}self_attn.sinks": same(f"{OURS}self_attention.sinks"),
+        f"{LAYER}mlp.router.weight": transposed(f"{OURS}feed_forward.router"),
+        f"{LAYER}mlp.router.bias": same(f"{OURS}feed_forward.router_bias"),
+    }
+    expert = f"{OURS}feed_forward.experts.{{e}}."
+    for name, parts in {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.items():
+        for suffix, kind in {"": "weight", "_bias": "bias"}.items():
+            parameters = [f"{expert}{part}.{kind}" for part in parts]
+            table[f"{LAYER}mlp.experts.{name}{suffix}"] = stacked_experts(config.num_experts, *parameters)
+    return table
+
+
+register_decoders(_MIXTRAL, _QWEN2, _QWEN3, _OLMOE, tensors=_tensors)
+register_decoders(_GPT_OSS, tensors=_gpt_oss_tensors)

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.bert import register_encoder
+from xformer.families.bert import EncoderTable, register_encoder
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import Layout, affine, fused_linear, linear, same
-from xformer.families.values import (
-    ACTIVATION_NAMES,
-    SIZES,
-    read_activation,
-    read_local_theta,
-    read_rope,
-    write_local_rope,
-    write_windows,
-)
+from xformer.families.table import Column, Key
+from xformer.families.values import ACTIVATION_NAMES, activation, local_rope, read_activation, sizes, write_windows
 from xformer.models import EncoderConfig
 from xformer.models.config import LAYER_TYPES
 
-_BIASES = {
-    "norm_bias": "norm_bias",
-    "attention_bias": "attention_bias",
-    "feed_forward_bias": "mlp_bias",
-    "head_bias": "classifier_bias",
-}
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 
 
@@ -35,13 +22,8 @@ def _read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
     activation = read_activation(reader, "classifier_activation", default="gelu")
     pooling = reader.choice("classifier_pooling", known=("cls", "mean"), default="cls")
     return {
-        "norm_position": "pre",
-        "first_norm": False,
-        "positions": "rotary",
         "window": reader.count("local_attention", default=128, at_least=0) // 2 + 1,  # on each side, with the token
         "layer_types": tuple(reader.choices("layer_types", known=LAYER_TYPES, default=layer_types)),
-        "rope_local_theta": read_local_theta(reader, default=reader.number("local_rope_theta", default=1e4)),
-        **read_rope(reader, theta=reader.number("global_rope_theta", default=1.6e5)),
         "pooler": activation if has_classifier else "none",
         "pooling": pooling if has_classifier else "cls",
         "pooler_norm": has_classifier,
@@ -56,7 +38,6 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
         "classifier_pooling": config.pooling,
         "local_attention": 2 * ((config.window or 1) - 1),
         "layer_types": write_windows(config)["layer_types"],
-        **write_local_rope(config),
     }
 
 
@@ -81,22 +62,28 @@ def _tensors(config: EncoderConfig) -> dict[str, Layout]:
 
 
 register_encoder(
-    "ModernBert",
-    "modernbert",
-    {**SIZES, "norm_epsilon": "norm_eps", **_BIASES},
+    EncoderTable(
+        model_type="modernbert",
+        architecture="ModernBert",
+        keys={
+            **sizes("norm_eps", 1e-5, 8192),
+            "norm_bias": Key("norm_bias", False),
+            "attention_bias": Key("attention_bias", False),
+            "feed_forward_bias": Key("mlp_bias", False),
+            "head_bias": Key("classifier_bias", False),
+        },
+        activation=activation("hidden_activation", "gelu", gated=True),
+        columns=(local_rope(1.6e5, 1e4, key="global_rope_theta", local_key="local_rope_theta"), Column(_read, _write)),
+        pooler=("gelu", "classifier.weight"),
+        masked_lm=("decoder.bias",),
+        default_pad_id=50283,
+        fixed={"norm_position": "pre", "first_norm": False},
+        required={"decoder_bias": True},
+        # norm_eps replaces layer_norm_eps.
+        skipped="sparse_prediction sparse_pred_ignore_index deterministic_flash_attn reference_compile layer_norm_eps "
+        "repad_logits_with_grad initializer_cutoff_factor cls_token_id position_embedding_type",
+    ),
     _tensors,
-    pooler=("gelu", "classifier.weight"),
-    masked_lm=("decoder.bias",),
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-    defaults={"max_positions": 8192, "norm_epsilon": 1e-5, **dict.fromkeys(_BIASES, False)},
-    activation=("hidden_activation", "gelu"),
-    is_gated=True,
-    default_pad_id=50283,
-    required={"decoder_bias": True},
-    # norm_eps replaces layer_norm_eps.
-    skipped="sparse_prediction sparse_pred_ignore_index deterministic_flash_attn reference_compile layer_norm_eps "
-    "repad_logits_with_grad initializer_cutoff_factor cls_token_id position_embedding_type",
     ignored=("*.rotary_emb.inv_freq",),
-    read=_read,
-    write=_write,
 )

@@ -57,7 +57,7 @@ def _read_side(reader: ConfigReader, side: str) -> LanguageModelConfig:
     return config
 
 
-def _write_config(config: TransformerConfig) -> dict[str, Any]:
+def _write_config(config: TransformerConfig, model_type: str) -> dict[str, Any]:
     if config.share_embeddings:
         raise ConfigError("share_embeddings is true; t5gemma expects false")
     shared, sides = {name: getattr(config, name) for name in _SHARED}, {}
@@ -65,13 +65,13 @@ def _write_config(config: TransformerConfig) -> dict[str, Any]:
         num_layers = getattr(config, f"num_{side}_layers")
         types = None if config.layer_types is None else config.layer_types[:num_layers]
         own = {"num_layers": num_layers, "layer_types": types, "vocab_size": getattr(config, vocab_size)}
-        values = GEMMA2.write_config(LanguageModelConfig(**{**shared, **own}), "gemma2")
+        values = GEMMA2.write_config(LanguageModelConfig(**{**shared, **own}))
         del values["architectures"]
         values["sliding_window"] = values["sliding_window"] or 4096  # transformers needs it even if no layer does
         sides[side] = {**values, "model_type": "t5_gemma_module", "is_decoder": side == "decoder"}
     return {
         "architectures": ["T5GemmaForConditionalGeneration"],
-        "model_type": "t5gemma",
+        "model_type": model_type,
         "is_encoder_decoder": True,
         **sides,
         "vocab_size": config.target_vocab_size,

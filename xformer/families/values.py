@@ -1,12 +1,13 @@
-"""Values of config.json that several families share: sizes, activations, rotary positions and special tokens."""
+"""Keys and columns of config.json that families share: sizes, activations, positions, windows, tokens and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import REQUIRED, ConfigReader
+from xformer.families.table import Column, Key
 from xformer.models.config import (
     GATED,
     LAYER_TYPES,
@@ -18,15 +19,6 @@ from xformer.models.config import (
     TransformerConfig,
 )
 
-# {field: key of config.json} of most families
-SIZES = {
-    "vocab_size": "vocab_size",
-    "num_layers": "num_hidden_layers",
-    "d_model": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "d_ff": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-}
 _ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -48,32 +40,35 @@ _PREFIXES = ("model.", "transformer.", "gpt_neox.")  # of language models; base 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "su")  # the last two are the same
 
 
-def read_fields(reader: ConfigReader, keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
-    """Return the fields that have the same values in config.json.
+# --- Sizes and heads --------------------------------------------------------------------------------------------------
 
-    Args:
-        reader: The configuration.
-        keys: {field: key, and after spaces other names of it in old files}. The same table is for `write_fields`.
-        **defaults: Values of absent keys, or functions of the fields before them; a boolean or a float is also the type
-            of the field. All others are counts.
-    """
-    methods: dict[type, Callable[..., Any]] = {bool: reader.flag, float: reader.number}
-    values: dict[str, Any] = {}
-    for field, names in keys.items():
-        default = value_of(defaults.get(field, REQUIRED), values)
-        read: Callable[..., Any] = methods.get(type(default), reader.count)
-        values[field] = read(*names.split(), default=default)
-    return values
+SIZES = {
+    "vocab_size": Key("vocab_size"),
+    "num_layers": Key("num_hidden_layers"),
+    "d_model": Key("hidden_size"),
+    "num_heads": Key("num_attention_heads"),
+    "d_ff": Key("intermediate_size"),
+    "max_positions": Key("max_position_embeddings"),
+}
 
 
-def value_of(value: Any, known: Any) -> Any:
-    """Return a value of a table, which may be a function of what is known: the fields, or the configuration."""
-    return value(known) if callable(value) else value
+def sizes(epsilon: str, default: float, max_positions: Any = REQUIRED) -> dict[str, Key]:
+    """Return the keys of sizes of most families, and of the epsilon of norms: its key and default."""
+    positions = Key("max_position_embeddings", max_positions)
+    return {**SIZES, "max_positions": positions, "norm_epsilon": Key(epsilon, default)}
 
 
-def write_fields(config: ModelConfig, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Return the config.json keys of the fields that `read_fields` reads."""
-    return {names.split()[0]: getattr(config, field) for field, names in keys.items()}
+def heads(num_key_value_heads: Any = None, head_dim: int | None = None) -> dict[str, Key]:
+    """Return the keys of heads; by default there are num_heads, and d_model / num_heads features in each."""
+    number = num_key_value_heads or (lambda fields: fields["num_heads"])
+    features = head_dim or (lambda fields: fields["d_model"] // fields["num_heads"])
+    return {
+        "num_key_value_heads": Key("num_key_value_heads", number, write=lambda c: c.num_key_value_heads or c.num_heads),
+        "head_dim": Key("head_dim", features, write=lambda c: c.features_per_head),
+    }
+
+
+# --- Activations ------------------------------------------------------------------------------------------------------
 
 
 def read_activation(reader: ConfigReader, *keys: str, default: str, gated: bool = False) -> str:
@@ -88,6 +83,63 @@ def write_activation(config: ModelConfig, *, gated: bool = False) -> str:
     if (config.activation in GATED) != gated:
         raise ConfigError(f"activation is {config.activation!r}; expected {'a' if gated else 'no'} gated one")
     return ACTIVATION_NAMES[GATED.get(config.activation, config.activation)]
+
+
+def activation(key: str, default: str, *, gated: bool = False) -> Column:
+    """Return the column of the activation of the feed-forward network; see `read_activation`."""
+    return Column(
+        lambda reader, fields: {"activation": read_activation(reader, key, default=default, gated=gated)},
+        lambda config: {key: write_activation(config, gated=gated)},
+    )
+
+
+def gated(name: str) -> Column:
+    """Return the column of a gated activation whose function must be SiLU."""
+
+    def read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+        reader.require("hidden_act", "silu", "swish")
+        return {"activation": name}
+
+    return Column(read, lambda config: {"hidden_act": write_activation(config, gated=True)})
+
+
+SWIGLU = gated("swiglu")
+
+
+# --- Rotary positions -------------------------------------------------------------------------------------------------
+
+
+def rope(theta: float, fraction: float | None = None, write: Callable[[Any], dict[str, Any]] | None = None) -> Column:
+    """Return the column of rotary positions; see `read_rope`. The default of `write` is `write_rope`."""
+    return Column(
+        lambda reader, fields: read_rope(reader, theta=theta, fraction=fraction),
+        write or (lambda config: write_rope(config, writes_fraction=fraction is not None)),
+    )
+
+
+def local_rope(theta: float, local_theta: float, *, key: str = "", local_key: str = "") -> Column:
+    """Return the column of rotary positions whose base is another one in layers with a window, and unscaled.
+
+    Args:
+        theta: Default of the base.
+        local_theta: Default of that of layers with a window.
+        key: Key of the base in old files.
+        local_key: That of layers with a window.
+    """
+
+    def read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+        by_key = reader.number(*local_key.split(), default=local_theta)
+        local = reader.section("rope_parameters").section("sliding_attention")
+        local.choice("rope_type", known=("default",), default="default")
+        own = read_rope(reader, theta=reader.number(*key.split(), default=theta))
+        return {**own, "rope_local_theta": local.number("rope_theta", default=by_key)}
+
+    def write(config: LanguageModelConfig | EncoderConfig) -> dict[str, Any]:
+        local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
+        full = write_rope(config)["rope_parameters"]
+        return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
+
+    return Column(read, write)
 
 
 def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float | None = None) -> dict[str, Any]:
@@ -110,7 +162,7 @@ def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float |
     max_positions = reader.count("max_position_embeddings", default=2048)
     original = rope.count("original_max_position_embeddings", default=max_positions)
     original = reader.count("original_max_position_embeddings", default=original)
-    fields: dict[str, Any] = {"rope_theta": theta, "rotary_fraction": rotated}
+    fields: dict[str, Any] = {"positions": "rotary", "rope_theta": theta, "rotary_fraction": rotated}
     if rope_type == "default":
         return fields
     unscaled = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
@@ -133,18 +185,37 @@ def write_rope(config: ModelConfig, *, writes_fraction: bool = False) -> dict[st
     return {"rope_parameters": rope, "rope_theta": config.rope_theta, "rope_scaling": scaling, **fraction}
 
 
-def read_local_theta(reader: ConfigReader, *, default: float) -> float:
-    """Return the base of the rotary positions in layers with a window."""
-    rope = reader.section("rope_parameters").section("sliding_attention")
-    rope.choice("rope_type", known=("default",), default="default")
-    return float(rope.number("rope_theta", default=default))
+# --- Windows ----------------------------------------------------------------------------------------------------------
 
 
-def write_local_rope(config: LanguageModelConfig | EncoderConfig) -> dict[str, Any]:
-    """Return the config.json keys of rotary positions by type of layer; layers with a window have unscaled ones."""
-    local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
-    rope = write_rope(config)["rope_parameters"]
-    return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
+def windows(
+    types: Callable[[ConfigReader, int], Sequence[str]] = lambda reader, n: ["sliding_attention"] * n,
+    *,
+    default: int | None = None,
+    has_flag: bool = False,
+    keys: str = "sliding_window layer_types",
+) -> Column:
+    """Return the column of windows.
+
+    Args:
+        types: Function (reader, number of layers) -> types of the layers if layer_types is absent; default: all have
+            a window.
+        default: Window if sliding_window is absent.
+        has_flag: Whether windows have an effect only if use_sliding_window is true.
+        keys: Keys that are written, besides use_sliding_window.
+    """
+
+    def read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+        has_window = not has_flag or reader.flag("use_sliding_window", default=False)
+        layer_types = types(reader, fields["num_layers"])
+        return read_windows(reader, layer_types, default_window=default, has_window=has_window)
+
+    def write(config: LanguageModelConfig) -> dict[str, Any]:
+        values = write_windows(config)
+        flag = {"use_sliding_window": values["sliding_window"] is not None} if has_flag else {}
+        return {key: values[key] for key in keys.split()} | flag
+
+    return Column(read, write)
 
 
 def read_windows(
@@ -170,27 +241,30 @@ def read_windows(
     return {"window": window, "layer_types": tuple(types) if "full_attention" in types else None}
 
 
-def read_window(reader: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of windows: all layers have one if sliding_window is given."""
-    return read_windows(reader, ["sliding_attention"] * fields["num_layers"])
+# sliding_window has no effect.
+NO_WINDOWS = Column(
+    lambda reader, fields: read_windows(reader, ["full_attention"] * fields["num_layers"], has_window=False)
+)
 
 
-def read_no_window(reader: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of windows of models in which sliding_window has no effect."""
-    return read_windows(reader, ["full_attention"] * fields["num_layers"], has_window=False)
+def every_nth_full(n: int, *keys: str) -> Callable[[ConfigReader, int], Sequence[str]]:
+    """Return the function that `windows` expects for layers of which the nth, 2 nth and so on have no window.
+
+    The first of the keys in config.json that is present replaces n.
+    """
+
+    def types(reader: ConfigReader, num_layers: int) -> list[str]:
+        step = reader.count(*keys, default=n)
+        return ["sliding_attention" if (i + 1) % step else "full_attention" for i in range(num_layers)]
+
+    return types
 
 
-def every_nth_full(num_layers: int, n: int) -> list[str]:
-    """Return the types of layers of which the nth, 2 nth and so on have no window."""
-    return ["sliding_attention" if (i + 1) % n else "full_attention" for i in range(num_layers)]
-
-
-def read_windows_without_positions(reader: ConfigReader, layer_types: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of `read_windows` for layers that have either a window or no positions."""
-    num_layers = len(layer_types)
-    fields = read_windows(reader, layer_types, default_window=4096)
-    types = fields.get("layer_types") or ["sliding_attention" if fields else "full_attention"] * num_layers
-    return {**fields, "layers_without_positions": [i for i, each in enumerate(types) if each == "full_attention"]}
+def without_positions(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the field of layers that have no positions, as they have no window; `windows` returned the others."""
+    default = "sliding_attention" if fields.get("window") else "full_attention"
+    types = fields.get("layer_types") or [default] * fields["num_layers"]
+    return {"layers_without_positions": [i for i, each in enumerate(types) if each == "full_attention"]}
 
 
 def write_windows(config: LanguageModelConfig | EncoderConfig) -> dict[str, Any]:
@@ -200,6 +274,9 @@ def write_windows(config: LanguageModelConfig | EncoderConfig) -> dict[str, Any]
         "sliding_window": config.window - _is_bidirectional(config) if config.window and any(windows) else None,
         "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
     }
+
+
+# --- Special tokens and output ----------------------------------------------------------------------------------------
 
 
 def read_special_ids(reader: ConfigReader, *, pad_id: int | None = None) -> dict[str, Any]:
@@ -221,6 +298,14 @@ def _is_tied(reader: ConfigReader) -> bool:
     return reader.flag("tie_word_embeddings", default=reader.model_type not in _UNTIED.split())
 
 
+def tied(output: str = "lm_head.weight") -> Column:
+    """Return the column of the output matrix of an encoder-decoder; see `read_tied`."""
+    return Column(
+        lambda reader, fields: {"tie_output": read_tied(reader, output)},
+        lambda config: {"tie_word_embeddings": config.tie_output},
+    )
+
+
 def read_tied(reader: ConfigReader, output: str = "lm_head.weight") -> bool:
     """Return whether the embedding is the output matrix, whose tensor is the same or absent.
 
@@ -238,6 +323,7 @@ def read_output(reader: ConfigReader, output: str = "lm_head.weight") -> dict[st
     """Return the fields of a language model that its output matrix, is_causal and special tokens determine."""
     has_output = _is_tied(reader) or has_tensor(reader, output) or not _is_base_model(reader)
     return {
+        "scale_embeddings": False,
         "tie_output": not has_output or read_tied(reader, output),
         "has_output": has_output,
         "causal": reader.flag("is_causal", default=True),
@@ -289,6 +375,9 @@ def has_tensor(reader: ConfigReader, endings: str | tuple[str, ...]) -> bool:
     return any(name.endswith(endings) for name in reader.tensors)
 
 
+# --- Classes ----------------------------------------------------------------------------------------------------------
+
+
 def read_labels(reader: ConfigReader) -> dict[str, Any]:
     """Return the fields of a classifier; config.json may give the number of classes by their names only.
 
@@ -319,6 +408,9 @@ def write_labels(config: EncoderConfig | ImageEncoderConfig) -> dict[str, Any]:
         return {}
     problem_type = {} if config.problem_type == PROBLEM_TYPES[0] else {"problem_type": config.problem_type}
     return {"id2label": {str(i): label for i, label in enumerate(labels)}, **problem_type}
+
+
+LABELS = Column(lambda reader, fields: read_labels(reader), write_labels)
 
 
 def _default_labels(count: int) -> list[str]:
