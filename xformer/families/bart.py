@@ -6,7 +6,6 @@ Lewis et al. (2020); Liu et al. (2020); Junczys-Dowmunt et al. (2018); Zhang et 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.families.layouts import Layout, affine, attention, feed_forward, same, single_row, skip_rows, transposed
@@ -51,10 +50,9 @@ def _table(model_type: str, architecture: str, **fields: Any) -> Table:
         "share_embeddings": Key("share_encoder_decoder_embeddings", True),
         "target_vocab_size": Key("decoder_vocab_size", lambda fields: fields["source_vocab_size"]),
     }
-    return replace(
-        SHARED,
-        model_type=model_type,
-        architecture=architecture,
+    return SHARED.variant(
+        model_type,
+        architecture,
         keys={
             "source_vocab_size": Key("vocab_size"),
             "max_positions": Key("max_position_embeddings"),

@@ -9,7 +9,7 @@ Devlin et al. (2019); Clark et al. (2020); Lan et al. (2020); Liu et al. (2019);
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from xformer.errors import ConfigError
@@ -282,10 +282,9 @@ _ROBERTA = EncoderTable(
     masked_lm=("lm_head.dense.weight",),
     pad_id=1,
 )
-_MPNET = replace(
-    _ROBERTA,
-    model_type="mpnet",
-    architecture="MPNet",
+_MPNET = _ROBERTA.variant(
+    "mpnet",
+    "MPNet",
     keys={**sizes("layer_norm_eps", 1e-12), **_positions(512)},
     fixed={"relative_bias": True},
     required={"relative_attention_num_buckets": 32},
@@ -293,7 +292,7 @@ _MPNET = replace(
 )
 register_encoder(_ROBERTA, _roberta_tensors, _tied("roberta"))
 for _type, _name in {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items():
-    register_encoder(replace(_ROBERTA, model_type=_type, architecture=_name), _roberta_tensors, _tied("roberta"))
+    register_encoder(_ROBERTA.variant(_type, _name), _roberta_tensors, _tied("roberta"))
 register_encoder(_MPNET, _mpnet_tensors, _tied("mpnet"))
 
 

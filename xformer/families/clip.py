@@ -76,9 +76,9 @@ _CLIP_IMAGE = Table(
     fixed={"pooler": "identity", "patch_bias": False, "embedding_norm": True, "head_bias": False},
     skipped=_SKIPPED,
 )
-_SIGLIP_TEXT = replace(
-    _CLIP_TEXT,
-    model_type="siglip_text_model",
+_SIGLIP_TEXT = _CLIP_TEXT.variant(
+    "siglip_text_model",
+    "",
     keys={
         **_text_keys(32000, 768, 12, 64, 1e-6),
         "projection_dim": Key("projection_size", lambda fields: fields["d_model"], write=lambda c: c.pooled_features),
@@ -86,9 +86,9 @@ _SIGLIP_TEXT = replace(
     columns=(activation("hidden_act", "gelu_pytorch_tanh"),),
     fixed={**_CLIP_TEXT.fixed, "causal": False, "head_bias": True, "eos_id": None},
 )
-_SIGLIP_IMAGE = replace(
-    _CLIP_IMAGE,
-    model_type="siglip_vision_model",
+_SIGLIP_IMAGE = _CLIP_IMAGE.variant(
+    "siglip_vision_model",
+    "",
     keys=image_keys(1e-6),
     columns=(sides(16), activation("hidden_act", "gelu_pytorch_tanh")),
     fixed={"pooler": "attention", "class_token": False},

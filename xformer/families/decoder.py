@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,12 +64,15 @@ class Decoder(Table):
     """The config.json of one type of language model.
 
     Attributes:
+        architecture: First part of the name of the class in transformers, e.g. "Llama".
+        head: Last part of that name for models with an output matrix.
         activation: Column of the activation; None if the field is fixed and has no key.
         rope: Column of rotary positions; None without them.
         output: Name of the tensor of the output matrix.
     """
 
     config_class: Any = LanguageModelConfig
+    head: str = "ForCausalLM"
     activation: Column | None = SWIGLU
     rope: Column | None = None
     output: str = "lm_head.weight"
@@ -82,11 +84,8 @@ class Decoder(Table):
 
     def write_config(self, config: LanguageModelConfig) -> dict[str, Any]:
         """Translate a configuration, also that of a base model, into the values of config.json."""
-        values = super().write_config(config)
-        name = (
-            self.architecture if config.has_output else re.sub("(ForCausalLM|LMHeadModel)$", "Model", self.architecture)
-        )
-        return {**values, "architectures": [name]}
+        name = f"{self.architecture}{self.head if config.has_output else 'Model'}"
+        return {**super().write_config(config), "architectures": [name]}
 
 
 def register_decoders(

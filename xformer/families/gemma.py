@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
@@ -38,7 +37,7 @@ _FIXED = {"norm": "rms", "norm_position": "sandwich", "feed_forward_bias": False
 _PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
 GEMMA2 = Decoder(
     model_type="gemma2",
-    architecture="Gemma2ForCausalLM",
+    architecture="Gemma2",
     keys={
         **sizes("rms_norm_eps", 1e-6, 8192),
         **heads(REQUIRED, 256),
@@ -54,10 +53,9 @@ GEMMA2 = Decoder(
     required={"use_bidirectional_attention": False},
     skipped="cache_implementation hidden_act",  # hidden_activation replaces the latter
 )
-_GEMMA3 = replace(
-    GEMMA2,
-    model_type="gemma3_text",
-    architecture="Gemma3ForCausalLM",
+_GEMMA3 = GEMMA2.variant(
+    "gemma3_text",
+    "Gemma3",
     fixed={**_FIXED, "qk_norm": True},
     rope=local_rope(1e6, 1e4, local_key="rope_local_base_freq"),
     columns=(windows(every_nth_full(6, *_PATTERN), default=4096),),

@@ -37,7 +37,8 @@ _LAYER = "transformer.h.{i}."
 register_decoders(
     Decoder(
         model_type="gpt2",
-        architecture="GPT2LMHeadModel",
+        architecture="GPT2",
+        head="LMHeadModel",
         keys={
             "vocab_size": Key("vocab_size"),
             "num_layers": Key("n_layer num_hidden_layers"),
@@ -72,7 +73,7 @@ _OPT_LAYER = "model.decoder.layers.{i}."
 register_decoders(
     Decoder(
         model_type="opt",
-        architecture="OPTForCausalLM",
+        architecture="OPT",
         keys={**SIZES, "d_ff": Key("ffn_dim")},
         fixed={"positions": "learned"},
         activation=activation("activation_function", "relu"),
@@ -118,7 +119,7 @@ def _norms(layer: str) -> dict[str, Layout]:
 register_decoders(
     Decoder(
         model_type="bloom",
-        architecture="BloomForCausalLM",
+        architecture="Bloom",
         keys={
             "vocab_size": Key("vocab_size"),
             "num_layers": Key("n_layer num_hidden_layers"),
@@ -154,7 +155,7 @@ def _write_neox_rope(config: LanguageModelConfig) -> dict[str, Any]:
 register_decoders(
     Decoder(
         model_type="gpt_neox",
-        architecture="GPTNeoXForCausalLM",
+        architecture="GPTNeoX",
         keys={
             **sizes("layer_norm_eps", 1e-5),
             "parallel_residual": Key("use_parallel_residual", True),
@@ -221,7 +222,7 @@ def _falcon_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
 register_decoders(
     Decoder(
         model_type="falcon",
-        architecture="FalconForCausalLM",
+        architecture="Falcon",
         keys={
             **sizes("layer_norm_epsilon", 1e-5, 2048),
             "num_layers": Key("num_hidden_layers n_layer"),

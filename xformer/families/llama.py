@@ -8,7 +8,6 @@ Granite team (2024); Abdin et al. (2024); Gunasekar et al. (2023); Li et al. (20
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
@@ -77,50 +76,37 @@ def _write_smollm3(config: LanguageModelConfig) -> dict[str, Any]:
 
 _LLAMA = Decoder(
     model_type="llama",
-    architecture="LlamaForCausalLM",
+    architecture="Llama",
     keys={**_KEYS, **_BIASES},
     fixed={"norm": "rms", "attention_output_bias": lambda fields: fields["attention_bias"]},
     rope=rope(10000.0),
     columns=(NO_WINDOWS,),
     skipped="auto_map max_window_layers use_sliding_window",
 )
-_MISTRAL = replace(
-    _LLAMA,
-    model_type="mistral",
-    architecture="MistralForCausalLM",
-    keys=_KEYS,
-    unwritten=_BIASES,
-    columns=(windows(default=4096, keys="sliding_window"),),
+_MISTRAL = _LLAMA.variant(
+    "mistral", "Mistral", keys=_KEYS, unwritten=_BIASES, columns=(windows(default=4096, keys="sliding_window"),)
 )
-_MINISTRAL = replace(
-    _MISTRAL,
-    model_type="ministral",
-    architecture="MinistralForCausalLM",
-    columns=(windows(default=4096),),
-)
-_QWEN2 = replace(
-    _MISTRAL,
-    model_type="qwen2",
-    architecture="Qwen2ForCausalLM",
+_MINISTRAL = _MISTRAL.variant("ministral", "Ministral", columns=(windows(default=4096),))
+_QWEN2 = _MISTRAL.variant(
+    "qwen2",
+    "Qwen2",
     unwritten={**_BIASES, "attention_bias": Key("attention_bias", True)},
     fixed={"norm": "rms", "attention_output_bias": False},
     columns=(windows(_qwen_types, default=4096, has_flag=True),),
     written={"max_window_layers": _first_window},
 )
-_QWEN3 = replace(
-    _LLAMA,
-    model_type="qwen3",
-    architecture="Qwen3ForCausalLM",
+_QWEN3 = _LLAMA.variant(
+    "qwen3",
+    "Qwen3",
     keys={**_KEYS, **heads(head_dim=128), "attention_bias": _BIASES["attention_bias"]},
     unwritten={"feed_forward_bias": _BIASES["feed_forward_bias"]},
     fixed={**_LLAMA.fixed, "qk_norm": True},
     columns=(windows(_qwen_types, default=4096, has_flag=True),),
     written={"max_window_layers": _first_window},
 )
-_SEED_OSS = replace(
-    _LLAMA,
-    model_type="seed_oss",
-    architecture="SeedOssForCausalLM",
+_SEED_OSS = _LLAMA.variant(
+    "seed_oss",
+    "SeedOss",
     keys={
         **_LLAMA.keys,
         **heads(head_dim=128),
@@ -129,17 +115,10 @@ _SEED_OSS = replace(
     },
     fixed={"norm": "rms"},
 )
-_SMOLLM3 = replace(
-    _LLAMA,
-    model_type="smollm3",
-    architecture="SmolLM3ForCausalLM",
-    rope=rope(2e6),
-    columns=(Column(_read_smollm3, _write_smollm3),),
-)
-_GRANITE = replace(
-    _LLAMA,
-    model_type="granite",
-    architecture="GraniteForCausalLM",
+_SMOLLM3 = _LLAMA.variant("smollm3", "SmolLM3", rope=rope(2e6), columns=(Column(_read_smollm3, _write_smollm3),))
+_GRANITE = _LLAMA.variant(
+    "granite",
+    "Granite",
     keys={
         **_LLAMA.keys,
         "embedding_scale": Key("embedding_multiplier", 1.0),
@@ -151,6 +130,68 @@ _GRANITE = replace(
     },
 )
 register_decoders(_LLAMA, _MISTRAL, _MINISTRAL, _QWEN2, _QWEN3, _SEED_OSS, _SMOLLM3, _GRANITE, tensors=decoder())
+
+
+# --- Command R and GLM ------------------------------------------------------------------------------------------------
+
+
+_COHERE = Decoder(
+    model_type="cohere",
+    architecture="Cohere",
+    keys={
+        **sizes("layer_norm_eps", 1e-5, 8192),
+        "num_key_value_heads": heads()["num_key_value_heads"],
+        "attention_bias": Key("attention_bias", False),
+        "logits_scale": Key("logit_scale", 0.0625),
+    },
+    fixed={"norm_bias": False, "parallel_residual": True, "shared_norm": True, "feed_forward_bias": False},
+    rope=rope(5e5),
+    required={
+        "use_qk_norm": False,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "position_embedding_type": "rope_gptj",
+        "order_of_interleaved_layers": "local_attn_first",
+        "head_dim": lambda fields: fields["d_model"] // fields["num_heads"],
+    },
+    written={"head_dim": lambda config: config.features_per_head},
+    skipped="use_embedding_sharing use_parallel_embedding model_max_length cache_implementation",
+)
+_PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
+_COHERE2 = _COHERE.variant(
+    "cohere2",
+    "Cohere2",
+    rope=rope(10000.0),
+    columns=(windows(every_nth_full(4, *_PATTERN), default=4096), Column(without_positions)),
+)
+_GLM = Decoder(
+    model_type="glm",
+    architecture="Glm",
+    keys={**sizes("rms_norm_eps", 1.5625e-7, 131072), **heads(2, 128), "attention_bias": Key("attention_bias", True)},
+    fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
+    rope=rope(10000.0, 0.5),
+)
+_GLM4 = _GLM.variant("glm4", "Glm4", fixed={**_GLM.fixed, "norm_position": "sandwich"})
+_GLM_NORMS = {
+    "input_layernorm": "self_attention_residual.norm",
+    "post_self_attn_layernorm": "self_attention_residual.norm_after",
+    "post_attention_layernorm": "feed_forward_residual.norm",
+    "post_mlp_layernorm": "feed_forward_residual.norm_after",
+}
+
+
+def _glm_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    rotated = config.features_per_head, int(config.features_per_head * config.rotary_fraction)
+    return {
+        **decoder(_GLM_NORMS, names="down_proj", rotated=rotated),
+        **fused_linear(LAYER + "mlp.gate_up_proj", OURS + "feed_forward", "gate up"),
+    }
+
+
+register_decoders(
+    _COHERE, _COHERE2, tensors=lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"})
+)
+register_decoders(_GLM, _GLM4, tensors=_glm_tensors)
 
 
 # --- Phi --------------------------------------------------------------------------------------------------------------
@@ -165,10 +206,9 @@ def _write_phi3_rope(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 register_decoders(
-    replace(
-        _MISTRAL,
-        model_type="phi3",
-        architecture="Phi3ForCausalLM",
+    _MISTRAL.variant(
+        "phi3",
+        "Phi3",
         keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads()},
         rope=rope(10000.0, 1.0, _write_phi3_rope),
         columns=(windows(keys="sliding_window"),),
@@ -184,7 +224,7 @@ register_decoders(
 register_decoders(
     Decoder(
         model_type="phi",
-        architecture="PhiForCausalLM",
+        architecture="Phi",
         keys={**sizes("layer_norm_eps", 1e-5, 2048), **heads(), "qk_norm": Key("qk_layernorm", False)},
         fixed={"parallel_residual": True, "shared_norm": True, "output_bias": True},
         activation=activation("hidden_act", "gelu_new"),
@@ -206,33 +246,30 @@ register_decoders(
 
 _ARCEE = Decoder(
     model_type="arcee",
-    architecture="ArceeForCausalLM",
+    architecture="Arcee",
     keys={**sizes("rms_norm_eps", 1e-5, 4096), **heads(), **_BIASES},
     fixed={"norm": "rms"},
     activation=activation("hidden_act", "relu2"),
     rope=rope(10000.0),
 )
-_NEMOTRON = replace(
-    _ARCEE,
-    model_type="nemotron",
-    architecture="NemotronForCausalLM",
+_NEMOTRON = _ARCEE.variant(
+    "nemotron",
+    "Nemotron",
     keys={**sizes("norm_eps", 1e-5, 4096), **heads(), **_BIASES},
     fixed={},
     rope=rope(10000.0, 0.5),
 )
-_HELIUM = replace(
-    _ARCEE,
-    model_type="helium",
-    architecture="HeliumForCausalLM",
+_HELIUM = _ARCEE.variant(
+    "helium",
+    "Helium",
     keys={**_ARCEE.keys, "norm_epsilon": Key("rms_norm_eps", 1e-8)},
     fixed={"norm": "rms", "attention_output_bias": False},
     activation=SWIGLU,
     rope=rope(1e5),
 )
-_ERNIE = replace(
-    _ARCEE,
-    model_type="ernie4_5",
-    architecture="Ernie4_5ForCausalLM",
+_ERNIE = _ARCEE.variant(
+    "ernie4_5",
+    "Ernie4_5",
     keys={
         **sizes("rms_norm_eps", 1e-5, 131072),
         **heads(head_dim=128),
@@ -262,7 +299,7 @@ register_decoders(_NEMOTRON, tensors=decoder(norm=_norm_plus_one, names="up_proj
 register_decoders(
     Decoder(
         model_type="stablelm",
-        architecture="StableLmForCausalLM",
+        architecture="StableLm",
         keys={
             **sizes("layer_norm_eps", 1e-5, 4096),
             **heads(32),
@@ -279,7 +316,7 @@ register_decoders(
 register_decoders(
     Decoder(
         model_type="starcoder2",
-        architecture="Starcoder2ForCausalLM",
+        architecture="Starcoder2",
         keys={
             **sizes("norm_epsilon", 1e-5, 4096),
             **heads(2),
@@ -295,72 +332,3 @@ register_decoders(
     ),
     tensors=decoder(names="c_fc c_proj"),
 )
-
-
-# --- Command R and GLM ------------------------------------------------------------------------------------------------
-
-
-_COHERE = Decoder(
-    model_type="cohere",
-    architecture="CohereForCausalLM",
-    keys={
-        **sizes("layer_norm_eps", 1e-5, 8192),
-        "num_key_value_heads": heads()["num_key_value_heads"],
-        "attention_bias": Key("attention_bias", False),
-        "logits_scale": Key("logit_scale", 0.0625),
-    },
-    fixed={"norm_bias": False, "parallel_residual": True, "shared_norm": True, "feed_forward_bias": False},
-    rope=rope(5e5),
-    required={
-        "use_qk_norm": False,
-        "use_gated_activation": True,
-        "use_parallel_block": True,
-        "position_embedding_type": "rope_gptj",
-        "order_of_interleaved_layers": "local_attn_first",
-        "head_dim": lambda fields: fields["d_model"] // fields["num_heads"],
-    },
-    written={"head_dim": lambda config: config.features_per_head},
-    skipped="use_embedding_sharing use_parallel_embedding model_max_length cache_implementation",
-)
-_PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
-_COHERE2 = replace(
-    _COHERE,
-    model_type="cohere2",
-    architecture="Cohere2ForCausalLM",
-    rope=rope(10000.0),
-    columns=(windows(every_nth_full(4, *_PATTERN), default=4096), Column(without_positions)),
-)
-_GLM = Decoder(
-    model_type="glm",
-    architecture="GlmForCausalLM",
-    keys={
-        **sizes("rms_norm_eps", 1.5625e-7, 131072),
-        **heads(2, 128),
-        "attention_bias": Key("attention_bias", True),
-    },
-    fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
-    rope=rope(10000.0, 0.5),
-)
-_GLM4 = replace(
-    _GLM, model_type="glm4", architecture="Glm4ForCausalLM", fixed={**_GLM.fixed, "norm_position": "sandwich"}
-)
-_GLM_NORMS = {
-    "input_layernorm": "self_attention_residual.norm",
-    "post_self_attn_layernorm": "self_attention_residual.norm_after",
-    "post_attention_layernorm": "feed_forward_residual.norm",
-    "post_mlp_layernorm": "feed_forward_residual.norm_after",
-}
-
-
-def _glm_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
-    rotated = config.features_per_head, int(config.features_per_head * config.rotary_fraction)
-    return {
-        **decoder(_GLM_NORMS, names="down_proj", rotated=rotated),
-        **fused_linear(LAYER + "mlp.gate_up_proj", OURS + "feed_forward", "gate up"),
-    }
-
-
-register_decoders(
-    _COHERE, _COHERE2, tensors=lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"})
-)
-register_decoders(_GLM, _GLM4, tensors=_glm_tensors)

@@ -5,7 +5,6 @@ Jiang et al. (2024); Qwen team (2024, 2025); Muennighoff et al. (2024); OpenAI (
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
@@ -55,7 +54,7 @@ _EXPERTS = Column(write=_write_experts)
 _DENSE_LAYERS = Column(_read_dense_layers, _write_dense_layers)
 _MIXTRAL = Decoder(
     model_type="mixtral",
-    architecture="MixtralForCausalLM",
+    architecture="Mixtral",
     keys={
         **sizes("rms_norm_eps", 1e-5, 2048),
         **heads(8),
@@ -68,10 +67,9 @@ _MIXTRAL = Decoder(
     skipped="router_jitter_noise output_router_logits router_aux_loss_coef use_sliding_window max_window_layers",
     columns=(_EXPERTS, windows(keys="sliding_window")),
 )
-_OLMOE = replace(
-    _MIXTRAL,
-    model_type="olmoe",
-    architecture="OlmoeForCausalLM",
+_OLMOE = _MIXTRAL.variant(
+    "olmoe",
+    "Olmoe",
     keys={
         **_MIXTRAL.keys,
         **heads(),
@@ -84,10 +82,9 @@ _OLMOE = replace(
     rope=rope(1e4),
     columns=(_EXPERTS, NO_WINDOWS),
 )
-_QWEN3 = replace(
-    _OLMOE,
-    model_type="qwen3_moe",
-    architecture="Qwen3MoeForCausalLM",
+_QWEN3 = _OLMOE.variant(
+    "qwen3_moe",
+    "Qwen3Moe",
     keys={
         **_OLMOE.keys,
         **heads(4),
@@ -99,10 +96,9 @@ _QWEN3 = replace(
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True},
     columns=(_EXPERTS, _DENSE_LAYERS, windows(default=4096, has_flag=True, keys="sliding_window")),
 )
-_QWEN2 = replace(
-    _QWEN3,
-    model_type="qwen2_moe",
-    architecture="Qwen2MoeForCausalLM",
+_QWEN2 = _QWEN3.variant(
+    "qwen2_moe",
+    "Qwen2Moe",
     keys={
         **_QWEN3.keys,
         **heads(16),
@@ -117,7 +113,7 @@ _QWEN2 = replace(
 )
 _GPT_OSS = Decoder(
     model_type="gpt_oss",
-    architecture="GptOssForCausalLM",
+    architecture="GptOss",
     keys={
         **sizes("rms_norm_eps", 1e-5, 2048),
         **heads(8, 64),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
@@ -31,7 +30,7 @@ def _read_exaone4(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any
 
 _OLMO2 = Decoder(
     model_type="olmo2",
-    architecture="Olmo2ForCausalLM",
+    architecture="Olmo2",
     keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads(), "attention_bias": Key("attention_bias", False)},
     fixed={
         "norm": "rms",
@@ -42,17 +41,12 @@ _OLMO2 = Decoder(
     },
     rope=rope(10000.0),
 )
-_OLMO3 = replace(
-    _OLMO2,
-    model_type="olmo3",
-    architecture="Olmo3ForCausalLM",
-    rope=local_rope(5e5, 5e5),
-    columns=(windows(every_nth_full(4), default=4096),),
+_OLMO3 = _OLMO2.variant(
+    "olmo3", "Olmo3", rope=local_rope(5e5, 5e5), columns=(windows(every_nth_full(4), default=4096),)
 )
-_EXAONE4 = replace(
-    _OLMO2,
-    model_type="exaone4",
-    architecture="Exaone4ForCausalLM",
+_EXAONE4 = _OLMO2.variant(
+    "exaone4",
+    "Exaone4",
     fixed={**_OLMO2.fixed, "qk_norm_all_heads": False},
     columns=(Column(_read_exaone4, write_windows),),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from xformer.errors import ConfigError
@@ -101,13 +100,8 @@ _T5 = Table(
     skipped="n_positions output_past dense_act_fn is_gated_act",
     written={"is_encoder_decoder": True},
 )
-_MT5 = replace(_T5, model_type="mt5", architecture="MT5ForConditionalGeneration")
-_UMT5 = replace(
-    _T5,
-    model_type="umt5",
-    architecture="UMT5ForConditionalGeneration",
-    fixed={**_T5.fixed, "share_relative_bias": False},
-)
+_MT5 = _T5.variant("mt5", "MT5ForConditionalGeneration")
+_UMT5 = _T5.variant("umt5", "UMT5ForConditionalGeneration", fixed={**_T5.fixed, "share_relative_bias": False})
 register_tables(
     _T5,
     _MT5,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 from xformer.families.config_reader import REQUIRED, ConfigReader
 from xformer.families.family import Family
@@ -70,6 +70,10 @@ class Table:
     required: Mapping[str, Any] = field(default_factory=dict)
     skipped: str = ""
     written: Mapping[str, Any] = field(default_factory=dict)
+
+    def variant(self, model_type: str, architecture: str, **changes: Any) -> Self:
+        """Return the table of a similar type."""
+        return replace(self, model_type=model_type, architecture=architecture, **changes)
 
     def all_columns(self) -> tuple[Column, ...]:
         """Return the columns, with those that all types of a kind have."""

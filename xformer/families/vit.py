@@ -94,11 +94,7 @@ register_tables(
         keys={**image_keys(1e-12), "attention_bias": Key("qkv_bias", True)},
         columns=(sides(16), activation("hidden_act", "gelu"), LABELS, Column(_read_pooler, _check_pooler)),
         fixed={"attention_output_bias": True},
-        required={
-            "is_causal": False,
-            "pooler_act": "tanh",
-            "pooler_output_size": lambda fields: fields["d_model"],
-        },
+        required={"is_causal": False, "pooler_act": "tanh", "pooler_output_size": lambda fields: fields["d_model"]},
         skipped="encoder_stride",  # masked image modeling only
     ),
     model=ImageEncoder,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from xformer.families.bart import SHARED, stack
 from xformer.families.layouts import linear, same, transposed
 from xformer.families.table import Key, register_tables
@@ -12,10 +10,9 @@ from xformer.models import SpeechTransformer, SpeechTransformerConfig
 
 _OUTPUT = "proj_out.weight"
 register_tables(
-    replace(
-        SHARED,
-        model_type="whisper",
-        architecture="WhisperForConditionalGeneration",
+    SHARED.variant(
+        "whisper",
+        "WhisperForConditionalGeneration",
         config_class=SpeechTransformerConfig,
         keys={
             **SHARED.keys,
@@ -31,11 +28,7 @@ register_tables(
         skipped="classifier_proj_size median_filter_width scale_embedding apply_spec_augment mask_time_prob "
         "mask_time_length mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks "
         f"suppress_tokens begin_suppress_tokens forced_decoder_ids {SHARED.skipped}",
-        written={
-            **SHARED.written,
-            "bos_token_id": lambda config: config.bos_id,
-            "begin_suppress_tokens": None,
-        },
+        written={**SHARED.written, "bos_token_id": lambda config: config.bos_id, "begin_suppress_tokens": None},
     ),
     model=SpeechTransformer,
     tensors={
