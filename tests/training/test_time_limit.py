@@ -12,9 +12,8 @@ import pytest
 from tests.reference import for_each, raises_line
 from tests.training.test_fit import bits, make_batches, run, squared_error
 from xformer.errors import ConfigError
-from xformer.training import Step, Validation, early_stopping, print_every, schedules, time_limit, validate
+from xformer.training import End, Plan, Step, Validation, early_stopping, print_every, schedules, time_limit, validate
 from xformer.training.checkpoint import TrainingFiles
-from xformer.training.events import Plan
 
 PEAK = 0.05
 
@@ -134,7 +133,7 @@ def test_a_resumed_run_has_the_bits_of_the_number_that_was_fixed(monkeypatch, tm
     assert TrainingFiles(tmp_path).read_log()[-1]["step"] <= history[-1].step
 
 
-def test_a_machine_that_slows_down_ends_the_run_at_the_limit_and_resuming_finishes_it(monkeypatch, tmp_path):
+def test_a_machine_that_slows_down_ends_the_run_at_the_limit_and_resuming_finishes_it(monkeypatch, tmp_path, caplog):
     clock = Clock(monkeypatch)
 
     def slow_down(event, loop):
@@ -145,8 +144,11 @@ def test_a_machine_that_slows_down_ends_the_run_at_the_limit_and_resuming_finish
     train(clock, callbacks=[slow_down, lambda event, loop: events.append(event)], run_dir=tmp_path)
     assert 300 <= clock.now - 1000.0 <= 302
     plan = next(event for event in events if isinstance(event, Plan))
-    assert events[-2].reason == f"the time limit (5 min), before step {plan.steps} as planned; resume to finish"
-    model, history, plans = train(clock, run_dir=tmp_path)
+    assert [event.reason for event in events if isinstance(event, End)] == ["the time limit (5 min)"]
+    (message,) = caplog.messages
+    assert f"is made in time, not step {plan.steps} as planned; the machine has become slower; resume with" in message
+    assert train(clock, run_dir=tmp_path)[1] == []
+    model, history, plans = train(clock, 9.0, run_dir=tmp_path)
     assert (history[-1].step, plans) == (plan.steps, [])
     assert bits(train(clock, None, steps=plan.steps)[0]) == bits(model)
 
@@ -176,7 +178,7 @@ def test_a_limit_that_comes_later_keeps_the_steps_of_the_schedule(monkeypatch, t
     model, _, _ = train(clock, None, steps=400)
     train(clock, None, steps=400, callbacks=[interrupt_at(150)], run_dir=tmp_path)
     assert train(clock, 3.0, steps=400, run_dir=tmp_path)[1][-1].step < 200
-    assert bits(train(clock, 3.0, steps=400, run_dir=tmp_path)[0]) == bits(model)  # finishes what was planned
+    assert bits(train(clock, 9.0, steps=400, run_dir=tmp_path)[0]) == bits(model)
 
 
 @pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf, "5", True, None])

@@ -246,21 +246,23 @@ class TimeLimit:
             return None if loop.max_steps == self._limits[1] else reason
         if loop.minutes < self.minutes:
             return None
-        return f"{reason}, before step {self.steps:,} as planned; resume to finish" if self.steps else reason
+        if self.steps and isinstance(event, Step | Skip) and loop.communicator.rank == 0:
+            hint = "the machine has become slower; resume with more minutes to finish the schedule"
+            _LOG.warning("step %d is made in time, not step %d as planned; %s", loop.step, self.steps, hint)
+        return reason
 
     def _start(self, loop: TrainingLoop) -> None:
         """Use the number that was fixed before; raise ConfigError if it is too late to fix one."""
         before, self._limits = self._limits, [self.minutes, _finite(loop.max_steps)]
         falls = _follows_steps(loop, loop.step + 1)
-        if before != self._limits:
+        was_cut = self.steps and loop.step < self.steps and loop.minutes >= before[0]
+        if before != self._limits and not (falls and was_cut):
             if falls and (before or not loop.step or self._limits[1] is None):
                 expected = f"max_minutes and max_steps {before}" if before else "a warm-up"
                 problem = f"the learning rate falls after step {loop.step}, too early to plan {self.minutes:g} minutes"
                 raise ConfigError(f"{problem}; expected {expected}")
             self.steps = self._limits[1] if falls else None  # falls: a run that got its limit later
         loop.max_steps = self.steps or loop.max_steps
-        if self.steps and loop.minutes >= self.minutes:
-            self.minutes = math.inf  # a plan that took too long is finished
 
     def _measure(self, step: int, loop: TrainingLoop) -> None:
         """Fix the number of steps after enough of them; the first one may include tracing and compilation."""
