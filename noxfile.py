@@ -26,6 +26,8 @@ TRANSFORMER_LENS = ["accelerate", "better-abc", "datasets", "einops", "fancy-ein
 TRANSFORMER_LENS += ["sentencepiece", "tqdm", "transformers-stream-generator", "typeguard", "wandb"]
 # Packages that few tests compare with, or write for.
 COMPARED = ["ctranslate2>=4.8", "lm-eval[api]", "mlflow", "peft", "sentence-transformers", "tensorboard", "wandb"]
+# Packages whose functions are differentiated.
+DIFFERENTIATED = ["scipy>=1.17", "scikit-learn>=1.8", "array-api-extra", "einops", "opt-einsum"]
 JAX = "jax==0.10.2"  # the version that has the settings of QUICK_JAX
 PLAYWRIGHT = "playwright>=1.50"  # without its own browsers
 NPM_PACKAGES = ["onnxruntime-web", "@huggingface/tokenizers"]  # run exported pages
@@ -192,10 +194,10 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def libraries(session: nox.Session) -> None:
-    """Check whether Transformers run on MLX, dpnp (with the OpenCL runtime of Intel; 3 GB), dask.array and ndonnx."""
+    """Check models on MLX, dpnp (3 GB with OpenCL), dask.array and ndonnx, and derivatives of SciPy and others."""
     session.install("-e", ".[cli]", *group("test-kernels"))
     linux = [f"{name}; sys_platform == 'linux'" for name in ("dpnp", "intel-opencl-rt")]
-    session.install("mlx[cpu]", *linux, "dask[array]", "ndonnx", "onnxruntime")
+    session.install("mlx[cpu]", *linux, "dask[array]", "ndonnx", "onnxruntime", TORCH, *DIFFERENTIATED)
     libraries = Path(session.virtualenv.location) / "lib"
     env = {"OCL_ICD_FILENAMES": str(libraries / "libintelocl.so"), "LD_LIBRARY_PATH": str(libraries)}
     for module in session.posargs or ("mlx.core", "dpnp", "dask.array", "ndonnx"):
@@ -204,6 +206,7 @@ def libraries(session: nox.Session) -> None:
         session.run("xformer", "check-backend", module, env=env, success_codes=codes)
     if not session.posargs:
         session.run("python", "-m", "pytest", "-q", "tests/backends/test_transfers.py", "-k", "dpnp", env=env)
+        session.run("python", "-m", "pytest", "-q", "tests/tracing/test_clients.py", env=ONE_THREAD)
 
 
 @nox.session(reuse_venv=True)

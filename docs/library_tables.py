@@ -93,9 +93,38 @@ def bench_table() -> str:
     return "\n" + "\n".join(texts)
 
 
+def derivatives_table() -> str:
+    """Return the table of functions of other packages: those with right gradients, and why the others have none."""
+    report = json.loads((DOCS / "libraries" / "derivatives.json").read_text(encoding="utf-8"))
+    packages: dict[str, dict[str, list[str]]] = {}
+    for name, states in report["functions"].items():
+        package, short = split_name(name)
+        lacks = [library for library, state in states.items() if state != "right"]
+        state = states["numpy"] if "numpy" in lacks else f"except on {' and '.join(lacks)}" if lacks else "right"
+        packages.setdefault(package, {}).setdefault(state, []).append(f"`{short}`")
+    rows = []
+    for package, groups in packages.items():
+        right = ", ".join(groups.pop("right", []))
+        partly = [f"{state}: {', '.join(names)}" for state, names in groups.items() if state.startswith("except")]
+        others = [f"{', '.join(names)} ({state})" for state, names in groups.items() if not state.startswith("except")]
+        rows.append([f"`{package}`", "; ".join(filter(None, [right, *partly])), "; ".join(others)])
+    return table(["Package", "Right", "Without a gradient"], rows)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the package of a function, and its name there."""
+    if name.startswith("sklearn "):
+        return "sklearn", name.removeprefix("sklearn ")
+    words = name.split(",")[0].split(" ")[0].split(".")
+    package = ".".join(words[: 2 if words[0] in ("scipy", "xp") or words[:2] == ["sklearn", "preprocessing"] else 1])
+    package = "sklearn.metrics" if name.startswith("sklearn.metrics") else package
+    return package, name.removeprefix(f"{package}.")
+
+
 def with_tables(page: str) -> str:
     """Return the text of a page with its tables made again."""
     tables = {"check-backend": check_backend_table, "conformance": conformance_table, "bench": bench_table}
+    tables["derivatives"] = derivatives_table
     return TABLE.sub(lambda match: match[1] + tables[match[2]]() + match[3], page)
 
 

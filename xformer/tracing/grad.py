@@ -48,6 +48,10 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """Return a function that computes the value of `function` and its gradient with respect to an argument.
 
+    The arrays of all other arguments arrive as constants of the same namespace, so that functions of other libraries,
+    which refuse arrays of two namespaces, take them together; beside a Module, they stay as they are. Move an array
+    that `function` closes over by `xp.asarray(c)`, where `xp = array_namespace(x)`.
+
     Args:
         function: Function of Modules, arrays, and tuples, lists and dicts of them, of any library. It returns a
             floating-point scalar, or (scalar, auxiliary output) with `has_aux`.
@@ -203,6 +207,9 @@ def grad(
     function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
 ) -> Callable[..., Any]:
     """Return a function that computes the gradient of `function` with respect to an argument.
+
+    The other arguments are constants of the same namespace. Move an array that `function` closes over by
+    `array_namespace(x).asarray(c)` if functions of other libraries take it together with `x`; see `value_and_grad`.
 
     Args:
         function: Function that returns a floating-point scalar; see `value_and_grad`.
