@@ -75,7 +75,7 @@ _EXTRAS = {
     **dict.fromkeys(("tokenizers", "jinja2"), "chat"),
     **dict.fromkeys(("matplotlib", "rich", "rouge_score", "sacrebleu", "typer"), "cli"),
     **{name: name for name in ("ctranslate2", "cudnn", "jax", "torch")},
-    **dict.fromkeys(("msgspec", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("msgspec", "soundfile", "starlette", "uvicorn"), "serve"),
     "distributed": "dask",
     "llguidance": "grammar",
     "mpi4py": "mpi",

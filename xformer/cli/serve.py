@@ -1,6 +1,6 @@
 r"""`xformer serve`: serve models to the browser and to programs.
 
-Serve models on this machine: a page in the browser to explore them, and an HTTP API. Needs the extra
+Serve models of text and speech on this machine: a page in the browser to explore them, and an HTTP API. Needs the extra
 serve: pip install "array-transformers\[cli,serve]".
 
 \b
@@ -20,10 +20,13 @@ Answer a chat:
     -H 'Content-Type: application/json' \
     -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 
-Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /classify, /explore, /attention,
-/layers, /runs; http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed
-together. Only this machine can connect, unless --host and --token are passed. Ctrl-C waits for running
-requests and stops.
+Transcribe a recording:
+  curl localhost:8000/v1/audio/transcriptions -F file=@speech.wav
+
+Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/audio/transcriptions,
+/classify, /explore, /attention, /layers, /runs; http://localhost:8000/docs lists their fields. Concurrent requests with
+the same settings are computed together. Only this machine can connect, unless --host and --token are passed. Ctrl-C
+waits for running requests and stops.
 """
 
 from __future__ import annotations

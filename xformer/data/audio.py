@@ -38,17 +38,17 @@ class Audio(NamedTuple):
     sample_rate: int
 
 
-def read_wav(path: str | os.PathLike[str]) -> Audio:
+def read_wav(path: str | os.PathLike[str] | bytes) -> Audio:
     """Read a WAV file: integers of 8, 16, 24 or 32 bits, or floats of 32 or 64. Channels are averaged.
 
     Args:
-        path: Path of the file.
+        path: Path of the file, or its content.
 
     Raises:
         DataError: If the file is not such a WAV file, or has no samples.
         OSError: If it cannot be read.
     """
-    content = Path(path).read_bytes()
+    content, path = (path, "the recording") if isinstance(path, bytes) else (Path(path).read_bytes(), path)
     if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
         raise DataError(f"{path} is not a WAV file; convert it, e.g. ffmpeg -i INPUT -ac 1 -ar {SAMPLE_RATE} OUT.wav")
     header, data, position = b"", None, 12

@@ -10,11 +10,12 @@ from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, sha256
 from xformer.io import read_json
-from xformer.models import Encoder, LanguageModel, Transformer
+from xformer.models import Encoder, LanguageModel, SpeechTransformer, Transformer
 from xformer.pipelines.base import Pipeline
 from xformer.pipelines.encoders import Classifier, Embedder, Reranker
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.text_generation import TextGenerator
+from xformer.pipelines.transcription import Transcriber
 
 _TASKS: dict[str, type[Pipeline]] = {each.task: each for each in (Translator, Summarizer, TextGenerator)}
 _TASKS["chat"] = TextGenerator
@@ -32,7 +33,7 @@ def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
         directory: Directory of a run or public checkpoint, or a GGUF file.
 
     Raises:
-        CheckpointError: If there is no checkpoint, it is damaged, or no pipeline of texts uses its model.
+        CheckpointError: If there is no checkpoint, it is damaged, or no pipeline of texts or speech uses its model.
     """
     path = Path(directory)
     if not is_public(path):
@@ -47,7 +48,9 @@ def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
         tasks = read_json(path / "config.json", "configuration").get("task_specific_params") or {}
         is_summarizer = any("summarization" in name for name in tasks) and not any("trans" in name for name in tasks)
         return Summarizer if is_summarizer else Translator
-    raise CheckpointError(f"{path} has {describe_type(model)}; expected a model of texts")
+    if type(model) is SpeechTransformer:
+        return Transcriber
+    raise CheckpointError(f"{path} has {describe_type(model)}; expected a model of texts or speech")
 
 
 def model_digests(directory: str | os.PathLike[str]) -> dict[str, str]:

@@ -72,6 +72,7 @@ class Transcriber(Pipeline):
 
     task = "transcription"
     model_classes = (SpeechTransformer,)
+    attention_kinds = ()
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class Transcriber(Pipeline):
         batch_size: int = 8,
         seed: int = 0,
         progress: Callable[[float, float], None] | None = None,
+        on_segment: Callable[[Segment, str], None] | None = None,
         **overrides: Any,
     ) -> Any:
         """Return the text of a recording: `transcriber("speech.wav", language="de")`.
@@ -156,6 +158,7 @@ class Transcriber(Pipeline):
                 NumPy each core runs one batch.
             seed: Seed of sampling.
             progress: Function that receives the seconds that are done and all seconds of the audio, as it proceeds.
+            on_segment: Function that receives each segment as soon as it is known, and what it adds to the text.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Returns:
@@ -204,7 +207,11 @@ class Transcriber(Pipeline):
             batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
             results = itertools.chain.from_iterable(self._run_batches(run, batches))
             for window, (found, end) in zip(windows, results, strict=True):
-                segments[window.audio] += found
+                for segment in found:
+                    separator = " " if segments[window.audio] and has_spaces[window.audio] else ""
+                    segments[window.audio].append(segment)
+                    if on_segment is not None:
+                        on_segment(segment, separator + segment.text)
                 done += end - window.start
                 if progress is not None:
                     progress(done / SAMPLE_RATE, total / SAMPLE_RATE)

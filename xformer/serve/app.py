@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from xformer.serve import interpret, native, openai  # noqa: F401 - they declare routes
+from xformer.serve import audio, interpret, native, openai  # noqa: F401 - they declare routes
 from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
 from xformer.serve.models import ServedModel, Server

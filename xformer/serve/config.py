@@ -31,6 +31,7 @@ class ServeConfig(Config):
     )
     max_batch: int = option("Maximum number of requests that generate text at the same time.", default=32, at_least=1)
     max_body: int = option("Maximum size of a request in bytes.", default=1_000_000, at_least=1_000)
+    max_audio: int = option("Maximum size of a recording in bytes.", default=25_000_000, at_least=1_000)
     max_tokens: int = option("Maximum number of new tokens of an output.", default=1024, at_least=1)
     max_request_tokens: int = option(
         "Maximum number of tokens of a request: texts, times outputs or beams, times length.",

@@ -201,6 +201,24 @@ class Worker:
         finally:
             self._num_computing -= 1
 
+    def start(self, job: Job, function: Callable[[Job], Any]) -> None:
+        """Run function(job) in the thread for other computations; the job ends with its result or its error."""
+
+        def run() -> None:
+            try:
+                job.emit("result", function(job))
+            except Exception as error:  # noqa: BLE001 - the client receives it
+                job.emit("error", public_error(error))
+            with self._condition:
+                self._num_computing -= 1
+            job.flush()
+
+        with self._condition:
+            if self._is_closed:
+                raise stopping()
+            self._num_computing += 1
+            self._computing.submit(run)
+
     async def join(self, function: Callable[[list[Any]], Sequence[Any]], texts: list[Any]) -> list[Any]:
         """Return function(texts), which has a result for each text or pair; those of several calls are joined."""
         results: list[Any] = []

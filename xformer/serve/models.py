@@ -26,7 +26,7 @@ from xformer.generation.engine import Task
 from xformer.generation.processors import Rows
 from xformer.io import read_json
 from xformer.native import is_reproducible, use_reproducible_on
-from xformer.pipelines import Output, TextGenerator, TextToText, Translator
+from xformer.pipelines import Output, TextGenerator, TextToText, Transcriber, Translator
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.options import SearchOptions
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
@@ -37,7 +37,7 @@ from xformer.serve.jobs import Job, JobError, Worker, too_long
 _ENCODING_THREADS = 2
 MAX_SOURCE_LENGTH = 1024
 _EXAMPLES = Path(__file__).with_name("examples.json")
-AnyPipeline = TextToText | TextGenerator | EncoderPipeline
+AnyPipeline = TextToText | TextGenerator | EncoderPipeline | Transcriber
 
 
 class ServedModel:
@@ -79,7 +79,7 @@ class ServedModel:
         """Return the entry of the list of models."""
         pipeline, model = self.pipeline, self.pipeline.model
         config = model.config
-        if pipeline.has_source:
+        if hasattr(config, "num_encoder_layers"):
             layers = config.num_encoder_layers, config.num_decoder_layers
         else:
             layers = (0, config.num_layers) if "decoder" in pipeline.attention_kinds else (config.num_layers, 0)
@@ -101,7 +101,7 @@ class ServedModel:
             encoder_layers=layers[0],
             decoder_layers=layers[1],
             heads=config.num_heads,
-            context_length=getattr(pipeline, "context_length", config.max_positions),
+            context_length=getattr(pipeline, "context_length", getattr(config, "max_positions", None)),
             attention=list(pipeline.attention_kinds),
             supports=supports,
             defaults=defaults,
@@ -113,7 +113,7 @@ class ServedModel:
     def vocab_size(self) -> int:
         """Number of tokens, of outputs if the model has any."""
         model = self.pipeline.model
-        return int(model.vocab_size if self.pipeline.generates_text else model.config.vocab_size)
+        return int(getattr(model, "vocab_size", None) or model.config.vocab_size)
 
     def token_ids(self, texts: Sequence[Any]) -> list[list[int]]:
         """Return the token ids of sources, prompts, chats or texts, as a search expects them.
@@ -263,9 +263,11 @@ class Server:
 
     def ignored(self, request: Any) -> list[str]:
         """Return the fields of a request that have no effect."""
-        if not hasattr(request, "ignored"):
-            return []
-        return request.ignored(self.model(request.model, TextGenerator, task="generate text").pipeline)
+        names: list[str] = request.ignored()
+        if getattr(request, "tools", None):
+            has_tools = self.model(request.model, TextGenerator, task="generate text").pipeline.has_tools
+            names += [] if has_tools else ["tools"]
+        return names
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a function that tokenizes, which the event loop never does."""

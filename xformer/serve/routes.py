@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import email
 import html
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -80,13 +81,18 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
         if route.request is None:
             result = await route.function(server, **request.path_params)
         else:
-            body = schema.read(await read_body(request, server.config.max_body), route.request)
+            is_form = schema.is_form(route.request)
+            limit = server.config.max_audio if is_form else server.config.max_body
+            body = schema.read(await read_body(request, limit, is_form=is_form), route.request)
             result = await until_disconnect(route.function(server, body), request.receive)
             if ignored := server.ignored(body):
                 headers["x-xformer-ignored"] = ", ".join(ignored)
                 logging.getLogger("xformer").warning("%s: %s without effect", route.path, headers["x-xformer-ignored"])
         if isinstance(result, AsyncIterator):
             return EventStream(result, headers)
+        if isinstance(result, Response):
+            result.headers.update(headers)
+            return result
         return Response(msgspec.json.encode(result), 200, headers, "application/json")
 
     async def handle(request: Request) -> Any:
@@ -111,10 +117,15 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
     return found
 
 
-async def read_body(request: Request, limit: int) -> Any:
-    """Return the JSON value of a body; raise JobError for one that is too long, too slow or not JSON."""
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        raise JobError("the content type is not application/json", 415)
+async def read_body(request: Request, limit: int, *, is_form: bool = False) -> Any:
+    """Return the value of a body: JSON, or the fields of a form.
+
+    Raises:
+        JobError: For one that is too long, too slow or of another type.
+    """
+    kind, expected = request.headers.get("content-type", ""), "multipart/form-data" if is_form else "application/json"
+    if kind.split(";")[0].strip().lower() != expected:
+        raise JobError(f"the content type is not {expected}", 415)
     too_long = JobError(f"the body is too long; expected at most {limit} bytes", 413)
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > limit:
@@ -126,11 +137,27 @@ async def read_body(request: Request, limit: int) -> Any:
                 body += chunk
                 if len(body) > limit:
                     raise too_long
-        return msgspec.json.decode(body)
+        return parse_form(kind, bytes(body)) if is_form else msgspec.json.decode(body)
     except TimeoutError:
         raise JobError("the body did not arrive in time", 408) from None
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise JobError(f"the body is not JSON: {error}") from error
+        raise JobError(f"the body is not {'a form' if is_form else 'JSON'}: {error}") from error
+
+
+def parse_form(content_type: str, body: bytes) -> Json:
+    """Return the fields of a form: files as bytes, others as texts, and a list for a name with [] at its end."""
+    boundary = email.message_from_string(f"Content-Type: {content_type}\n").get_boundary("")
+    fields: Json = {}
+    for part in (b"\r\n" + body).split(b"\r\n--" + boundary.encode())[1:-1]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        header = email.message_from_bytes(head.lstrip())
+        name = str(header.get_param("name", "", "content-disposition"))
+        value = content.decode() if header.get_filename() is None else content
+        if name.endswith("[]"):
+            fields.setdefault(name.removesuffix("[]"), []).append(value)
+        elif value:
+            fields[name] = value
+    return fields
 
 
 class EventStream:
@@ -257,7 +284,8 @@ def openapi(max_tokens: int) -> Json:
         success = {"description": "Success", "content": content}
         entry: Json = {"summary": route.summary, "responses": {"200": success, "default": error}}
         if route.request is not None:
-            entry["requestBody"] = {"required": True, "content": _content(route.request)}
+            kind = "multipart/form-data" if schema.is_form(route.request) else "application/json"
+            entry["requestBody"] = {"required": True, "content": _content(route.request, kind)}
         if "{model}" in route.path:
             entry["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
         paths[route.path] = {route.method.lower(): entry}
@@ -270,8 +298,8 @@ def openapi(max_tokens: int) -> Json:
     }
 
 
-def _content(structure: Any) -> Json:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{structure.__name__}"}}}
+def _content(structure: Any, kind: str = "application/json") -> Json:
+    return {kind: {"schema": {"$ref": f"#/components/schemas/{structure.__name__}"}}}
 
 
 def docs_page(max_tokens: int) -> str:

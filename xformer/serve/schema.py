@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from types import UnionType
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -77,8 +77,20 @@ def _with_fields(base: Any, fields: Sequence[Any]) -> Any:
     return msgspec.defstruct(f"{base.__name__}Fields", fields, bases=(base,), kw_only=True)
 
 
+def _ignoring(base: Any, *names: str) -> Any:
+    """Return a base class with further fields that have no effect."""
+    fields = [(name, Annotated[Any, about("Accepted without effect.")], None) for name in names]
+    namespace = {"without_effect": (*base.without_effect, *names)}
+    return msgspec.defstruct(f"{base.__name__}Ignoring", fields, bases=(base,), kw_only=True, namespace=namespace)
+
+
 class _Request(Struct, kw_only=True, forbid_unknown_fields=True):
+    without_effect: ClassVar[tuple[str, ...]] = ()
     model: Annotated[str | None, about("Id of the model. Default: the first suitable one.")] = None
+
+    def ignored(self) -> list[str]:
+        """Return the fields of the request that have no effect."""
+        return [name for name in self.without_effect if getattr(self, name) not in (None, False, [], {}, "")]
 
 
 _SEARCH = _fields(GenerationConfig, field_names(GenerationConfig), "Default: that of the model, see /v1/models.")
@@ -160,6 +172,12 @@ class LayersRequest(_ShownRequest, kw_only=True):
     lens: Annotated[bool, about("Also describe each layer.")] = False
 
 
+_IGNORED_SPEECH = (
+    *("chunking_strategy", "hotwords", "include", "keywords", "known_speaker_names", "known_speaker_references"),
+    *("languages", "prompt"),
+)
+
+
 class ClassifyRequest(_Request, kw_only=True):
     """Texts to classify."""
 
@@ -175,13 +193,28 @@ class RerankRequest(_Request, kw_only=True):
     return_documents: Annotated[bool, about("Return the texts of the documents, too.")] = False
 
 
-class EmbeddingsRequest(_Request, kw_only=True):
+class EmbeddingsRequest(_ignoring(_Request, "user"), kw_only=True):  # type: ignore[misc, call-arg]
     """Texts to compute vectors of (OpenAI-compatible)."""
 
     input: Annotated[str | list[str], about("A text, or a list of texts.")]
     encoding_format: Annotated[Literal["float", "base64"], about("Format of the vectors.")] = "float"
     dimensions: Annotated[int, about("Features of a vector to keep, at most those of the model.", ge=1)] | None = None
-    user: Annotated[Any, about("Accepted without effect.")] = None
+
+
+class TranscriptionRequest(_ignoring(_Request, *_IGNORED_SPEECH), kw_only=True):  # type: ignore[misc, call-arg]
+    """A recording to transcribe or to translate into English (OpenAI-compatible), as a form."""
+
+    file: Annotated[bytes, about("The recording: WAV, or a format that soundfile reads, such as MP3, FLAC and Ogg.")]
+    language: Annotated[str | None, about("Code of the spoken language, e.g. de. Default: detected.")] = None
+    response_format: Annotated[
+        Literal["json", "text", "srt", "verbose_json", "vtt"], about("Format of the answer, unless it is a stream.")
+    ] = "json"
+    temperature: Annotated[float, about("Temperature of sampling; 0 for none.", ge=0, le=2)] | None = None
+    timestamp_granularities: Annotated[
+        Literal["word", "segment"] | list[Literal["word", "segment"]],
+        about("Times in verbose_json. Default: those of segments."),
+    ] = _NONE
+    stream: Annotated[bool, about("Send each segment as soon as it is known.")] = False
 
 
 class StreamOptions(Struct, frozen=True):
@@ -195,18 +228,12 @@ _IGNORED = (
     *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
     *("safety_identifier", "service_tier", "store", "user", "verbosity", "web_search_options"),
 )
-_WITHOUT_EFFECT = [(name, Annotated[Any, about("Accepted without effect.")], None) for name in _IGNORED]
 
 
-class _OpenAIRequest(_with_fields(_Steered, _STOP + _WITHOUT_EFFECT), kw_only=True):  # type: ignore[misc, call-arg]
+class _OpenAIRequest(_ignoring(_with_fields(_Steered, _STOP), *_IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
     n: Annotated[int, about("Outputs for each prompt or chat.", ge=1, le=MAX_TEXTS)] = 1
     stream: Annotated[bool, about("Send the output as it is generated.")] = False
     stream_options: Annotated[StreamOptions, about("include_usage adds the usage.")] = StreamOptions()
-
-    def ignored(self, pipeline: Any) -> list[str]:
-        """Return the fields of the request that have no effect with the pipeline of a model."""
-        names = [*_IGNORED, *(() if pipeline.has_tools else ("tools",))]
-        return [name for name in names if getattr(self, name, None) not in (None, False, [], {}, "")]
 
 
 class CompletionRequest(_OpenAIRequest, kw_only=True):  # type: ignore[call-arg]
@@ -448,6 +475,18 @@ class Embeddings(Struct):
     object: str = "list"
 
 
+class Transcript(Struct, omit_defaults=True):
+    """The text of a recording; with times for `verbose_json`."""
+
+    text: str
+    usage: Json
+    task: str | None = None
+    language: str | None = None
+    duration: float | None = None
+    segments: list[Json] | None = None
+    words: list[Json] | None = None
+
+
 class Class(Struct):
     """The most probable class of a text; for a model of problem type "regression", its output."""
 
@@ -651,6 +690,11 @@ class Health(Struct):
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
+def is_form(request: type[Struct]) -> bool:
+    """Return whether a request arrives as a form, whose values are texts and files."""
+    return "file" in request.__struct_fields__
+
+
 def read(body: Any, request: type[Structure]) -> Structure:
     """Return a request; null is the default of a field.
 
@@ -664,15 +708,16 @@ def read(body: Any, request: type[Structure]) -> Structure:
     except ConfigError as error:
         unknown = next(key for key in body if key not in request.__struct_fields__)
         raise JobError(str(error), param=unknown) from error
+    values = {key: value for key, value in body.items() if value is not None}
     try:
-        return msgspec.convert({key: value for key, value in body.items() if value is not None}, request)
+        return msgspec.convert(values, request, strict=not is_form(request))
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         parts, value = re.findall(r"[^.\[\]`]+", path), body
         for part in parts:
             value = value[part] if isinstance(value, dict) else value[int(part)] if part.isdecimal() else "..."
         name = path.strip("`.") or (re.findall(r"field `(\w+)`", text) or [None])[0]
-        received = json.dumps(value, ensure_ascii=False) if parts else "invalid"
+        received = json.dumps(value, ensure_ascii=False, default=repr) if parts else "invalid"
         received = received if len(received) < 80 else f"{received[:80]}..."
         message = f"{name or 'the request'} is {received}; {text[:1].lower()}{text[1:]}"
         raise JobError(message, param=name) from error

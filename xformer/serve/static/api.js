@@ -28,7 +28,8 @@ const get = async (path) => (await request(path)).json();
 const post = async (path, body, signal) => (await request(path, body, signal)).json();
 
 export async function models() {
-  return (await get("v1/models")).data.map(({ id, num_parameters, defaults, has_log, ...model }) =>
+  const { data } = await get("v1/models");
+  return data.filter(({ task }) => task !== "transcription").map(({ id, num_parameters, defaults, has_log, ...model }) =>
     described({ ...model, name: id, parameters: num_parameters, defaults: defaults ?? {}, hasTraining: has_log }));
 }
 

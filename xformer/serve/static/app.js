@@ -111,6 +111,7 @@ async function start() {
     setScheme(SCHEMES[(SCHEMES.indexOf(current) + 1) % SCHEMES.length]);
   });
   const models = await api.models();
+  if (!models.length) return announce("No model of texts is served.");
   sides = [..."ab"].map((label) => {
     const side = { settings: new Settings(label, models, changed) };
     side.column = new Column(label, api, (forced) => run([side], forced));

@@ -1,0 +1,106 @@
+"""OpenAI-compatible routes of speech: transcriptions, and translations into English."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from starlette.responses import PlainTextResponse, Response
+
+from xformer.data.audio import Audio, read_wav
+from xformer.errors import DataError
+from xformer.pipelines import Segment, Transcriber
+from xformer.serve import schema
+from xformer.serve.jobs import Event, Job, JobError
+from xformer.serve.models import Server
+from xformer.serve.routes import Chunks, event_bytes, route, stream
+from xformer.text.extras import require
+
+_STREAM = '"transcript.text.segment" and "transcript.text.delta" for each segment, then "transcript.text.done", [DONE].'
+
+
+@route("POST", "/v1/audio/transcriptions", _STREAM)
+async def transcriptions(server: Server, request: schema.TranscriptionRequest) -> schema.Transcript | Response | Chunks:
+    """Write the text of a recording."""
+    return await _transcribe(server, request, "transcribe")
+
+
+@route("POST", "/v1/audio/translations", _STREAM)
+async def translations(server: Server, request: schema.TranscriptionRequest) -> schema.Transcript | Response | Chunks:
+    """Translate a recording into English."""
+    return await _transcribe(server, request, "translate")
+
+
+async def _transcribe(server: Server, request: schema.TranscriptionRequest, task: str) -> Any:
+    model = server.model(request.model, Transcriber, task="transcribe speech")
+    form, granularities = request.response_format, request.timestamp_granularities
+    if granularities and form != "verbose_json":
+        message = f"timestamp_granularities is given and response_format is {form!r}; expected 'verbose_json'"
+        raise JobError(message, param="timestamp_granularities")
+    has_times = request.stream or form not in ("json", "text")
+    options: dict[str, Any] = {"language": request.language, "temperature": request.temperature, "task": task}
+    options["timestamps"] = "words" if "word" in granularities else "segments" if has_times else None
+
+    def work(job: Job) -> tuple[Any, float]:
+        def on_segment(segment: Segment, text: str) -> None:
+            job.emit("segment", (segment, text))
+            job.flush()
+
+        samples, rate = read_audio(request.file)
+        listen = on_segment if request.stream else None
+        found = model.pipeline(samples, sample_rate=rate, on_segment=listen, progress=lambda *_: job.check(), **options)
+        return found, len(samples) / rate
+
+    job = Job(server.config.timeout)
+    model.worker.start(job, work)
+    if request.stream:
+        return await stream(job.events(), _Events().write, b"data: [DONE]\n\n")
+    found, seconds = await job.result()
+    usage = {"type": "duration", "seconds": seconds}
+    if form in ("text", "srt", "vtt"):
+        return PlainTextResponse(f"{found}\n" if form == "text" else getattr(found, f"to_{form}")())
+    if form == "json":
+        return schema.Transcript(found, usage)
+    answer = schema.Transcript(found.text, usage, task, found.language, seconds)
+    if "word" in granularities:
+        words = (word for segment in found.segments for word in segment.words)
+        answer.words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in words]
+    if "segment" in granularities or not granularities:
+        answer.segments = [_segment(number, each) for number, each in enumerate(found.segments)]
+    return answer
+
+
+def read_audio(content: bytes) -> Audio:
+    """Return the samples of a recording, the mean of its channels; other formats than WAV need soundfile."""
+    if content[:4] == b"RIFF":
+        return read_wav(content)
+    soundfile = require("soundfile")
+    try:
+        samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise DataError(f"the file is no recording ({error.error_string}); expected WAV, MP3, FLAC or Ogg") from error
+    return Audio(samples.mean(axis=1), rate)
+
+
+def _segment(number: int, segment: Segment) -> schema.Json:
+    return {"id": number, "start": segment.start, "end": segment.end, "text": segment.text}
+
+
+class _Events:
+    """Writes the events of a stream of segments."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def write(self, event: Event) -> list[bytes]:
+        """Return the server-sent events of a segment or of the result."""
+        if event.name == "segment":
+            segment, text = event.data
+            self.count += 1
+            whole = _segment(self.count - 1, segment) | {"id": f"seg_{self.count - 1}", "speaker": ""}
+            parts = [{"type": "transcript.text.segment", **whole}, {"type": "transcript.text.delta", "delta": text}]
+        else:
+            found, seconds = event.data
+            usage = {"type": "duration", "seconds": seconds}
+            parts = [{"type": "transcript.text.done", "text": found.text, "usage": usage}]
+        return [event_bytes("", part) for part in parts]
