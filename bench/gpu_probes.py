@@ -184,9 +184,7 @@ def bytes_moved(kernel: str, dtypes: tuple[str, ...], arguments: tuple[Any, ...]
         per_element = {"adam": 7 * widths[0], "cast": sum(widths)}.get(kernel.split(".")[1], widths[0])
         return int(table["sizes"].sum()) * per_element
     total = sum(array.nbytes for array in arrays)
-    if kernel == "columns.add_bias":  # reads what it overwrites
-        total += arrays[0].nbytes
-    elif kernel == "embedding.gather":  # reads only the rows that it writes
+    if kernel == "embedding.gather":  # reads only the rows that it writes
         total += arrays[2].nbytes - arrays[0].nbytes
     elif kernel == "embedding.scatter_join":  # writes few rows
         total -= arrays[3].nbytes

@@ -334,11 +334,11 @@ def check_savable(arrays: dict[str, Array]) -> None:
             raise ConfigError(f"{name} has dtype {dtype}, which no file can hold; expected one of {', '.join(_CODES)}")
 
 
-def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def load_arrays(path: str | os.PathLike[str], *, keep: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a safetensors file.
 
     Returns:
-        NumPy arrays by name, and the metadata. bfloat16 is read as float32, which holds its values exactly.
+        NumPy arrays by name, and the metadata. bfloat16 is read as in `bfloat16_of`.
 
     Raises:
         CheckpointError: If the file is missing, truncated, damaged or not a safetensors file.
@@ -360,7 +360,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     checksum = metadata.pop(_CHECKSUM, None)  # files of other programs have none
     if checksum is not None and checksum != _checksum(tensors, metadata):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum; use another copy")
-    return {tensor[0]: _unpack(path, *tensor) for tensor in tensors}, metadata
+    return {tensor[0]: _unpack(path, *tensor, keep=keep) for tensor in tensors}, metadata
 
 
 Entry = tuple[str, tuple[int, ...], int, int]
@@ -467,6 +467,11 @@ def restorable_dtype(xp: Any, name: str) -> str:
     return name
 
 
+def takes_bfloat16(xp: Any) -> bool:
+    """Return whether a library reads the bfloat16 of ml_dtypes, which is half as much to copy as float32."""
+    return resolve(xp).name == "cupy" and importlib.util.find_spec("ml_dtypes") is not None
+
+
 def _checksum(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> str:
     """Compute the digest of the metadata and of all (name, dtype, shape, bytes), in the order of their names."""
     digest = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
@@ -502,10 +507,17 @@ def _pack(path: str | os.PathLike[str], name: str, array: Array) -> Any:
     return host.astype(host.dtype.newbyteorder("<"), copy=False)
 
 
-def _unpack(path: Path, name: str, code: str, shape: Any, data: Any) -> Any:
+def bfloat16_of(words: Any, *, keep: bool = False) -> Any:
+    """Return bfloat16 numbers as float32, which holds their values exactly, or to `keep` them in NumPy's dtype."""
+    if keep:
+        return words.view(resolve("numpy").dtype_named("bfloat16"))
+    return (words.astype("<u4") << np.uint32(16)).view("<f4")
+
+
+def _unpack(path: Path, name: str, code: str, shape: Any, data: Any, *, keep: bool) -> Any:
     dtype = _NAMES.get(code)
     if dtype is None:
         raise CheckpointError(f"{path}: {name} has dtype {code}; expected one of {', '.join(_NAMES)}")
     if dtype == "bfloat16":
-        return (np.frombuffer(data, dtype="uint16").astype("uint32") << 16).view("float32").reshape(shape)
+        return bfloat16_of(np.frombuffer(data, dtype="<u2"), keep=keep).reshape(shape)
     return np.frombuffer(data, dtype=dtype).reshape(shape)

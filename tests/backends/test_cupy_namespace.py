@@ -15,7 +15,19 @@ import pytest
 
 from tests.conftest import library_or_skip
 from tests.reference import for_each, raises_line
-from xformer import Transformer, TransformerConfig, backends, cross_entropy, tree, value_and_grad, vjp
+from xformer import (
+    LanguageModel,
+    LanguageModelConfig,
+    Transformer,
+    TransformerConfig,
+    backends,
+    cross_entropy,
+    load_pretrained,
+    save_pretrained,
+    tree,
+    value_and_grad,
+    vjp,
+)
 from xformer.backends import array_namespace, dtype_name, from_host, is_floating, resolve, to_host
 from xformer.backends import library as libraries
 from xformer.backends.cupy import CupyLibrary
@@ -216,6 +228,36 @@ def test_a_model_with_a_copy_head_is_bfloat16_throughout(xp, activation, monkeyp
     for name, slope in gradients.named_parameters():
         assert dtype_name(slope.dtype) == "bfloat16", name
         np.testing.assert_allclose(exact(slope), exact_slopes[name], atol=0.05 * largest, err_msg=name)
+
+
+def test_bfloat16_of_files_is_copied_as_16_bits(monkeypatch, tmp_path):
+    """No float32 copy of a parameter is made on the host or sent to the GPU."""
+    pytest.importorskip("ml_dtypes", reason="bfloat16 on the host")
+    sizes = {"vocab_size": 13, "d_model": 16, "num_heads": 2, "d_ff": 24, "num_layers": 1, "norm": "rms"}
+    sizes |= dict.fromkeys(("attention_bias", "attention_output_bias", "feed_forward_bias", "scale_embeddings"), False)
+    config = LanguageModelConfig(**sizes, activation="swiglu", positions="rotary", dropout=0.0)
+    model = LanguageModel(config, seed=1).to(dtype="bfloat16")
+    model.save(tmp_path / "own.safetensors")
+    save_pretrained(model, tmp_path / "public", model_type="llama")
+    library, copied, place = stand_in(monkeypatch), [], libraries.Library._place
+
+    def noted(library, data, dtype, device):
+        copied.append(data.dtype.name)
+        return place(library, data, dtype, device)
+
+    monkeypatch.setattr(libraries.Library, "_place", noted)
+    expected = dict(model.named_arrays())
+    for loaded in (
+        LanguageModel.load(tmp_path / "own.safetensors", xp=library),
+        load_pretrained(tmp_path / "public", xp=library),
+    ):
+        assert "uint16" in copied
+        assert "float32" not in copied
+        for name, array in loaded.named_arrays():
+            assert (type(array), dtype_name(array.dtype)) == (Array, "bfloat16")
+            np.testing.assert_array_equal(to_host(array), to_host(expected[name]))
+    wide = from_host(library, np.asarray(model.embedding.weight), dtype="float32")
+    assert (dtype_name(wide.dtype), copied[-1]) == ("float32", "uint16")
 
 
 def test_all_else_is_that_of_array_api_compat():

@@ -65,6 +65,17 @@ class CupyLibrary(Library, library="cupy"):
             cuda.get_current_stream().synchronize()  # other streams may use it from now on
         return _TABLES[key][1][rows, ...]
 
+    def _place(self, data: Any, dtype: DType | None, device: Device) -> Array:
+        """Copy bfloat16 as the bits of uint16."""
+        if dtype_name(data.dtype) != "bfloat16":
+            return super()._place(data, dtype, device)
+        words: Any = super()._place(data.view("uint16"), None, device)
+        array: Array = words.view(self.bfloat16)
+        if dtype in (None, self.bfloat16):
+            return array
+        with device or contextlib.nullcontext():
+            return self.astype(array, dtype)
+
     def copy_from_gpu(self, array: Any) -> Array | None:
         """Copy by DLPack; bfloat16 as the bits of int16, which every version reads."""
         try:

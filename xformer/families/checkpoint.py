@@ -23,7 +23,16 @@ from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.tensor_files import TensorFiles, remove_shards
-from xformer.io import atomic_write, check_path, read_json, restorable_dtype, save_arrays, to_json, write_json
+from xformer.io import (
+    atomic_write,
+    check_path,
+    read_json,
+    restorable_dtype,
+    save_arrays,
+    takes_bfloat16,
+    to_json,
+    write_json,
+)
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
@@ -245,14 +254,14 @@ def _read_parameters(
     _check_positions(path, model.config, tensors)
     arrays: dict[str, Any] = {}
     num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
-    lock = threading.Lock()
+    lock, keep = threading.Lock(), takes_bfloat16(xp)
 
     def read(name: str) -> None:
         nonlocal num_read
         layout, parameters = layouts[name]
         stored, expected = stored_names[name], [shapes[parameter] for parameter in parameters]
         blocks = tensors.read_blocks(stored) if keep_blocks and converters.keys() >= {*parameters} else None
-        x = tensors.read(stored) if blocks is None else blocks
+        x = tensors.read(stored, keep=keep) if blocks is None else blocks
         for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
             weight = values if blocks is None else BlockWeight.of(values, shape)
             if tuple(weight.shape) != shape:

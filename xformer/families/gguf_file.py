@@ -206,10 +206,10 @@ class GGUFEntry(TensorEntry):
     block: tuple[int, int] = (1, 4)
     arrange: Callable[[Any], Any] = dataclasses.field(default=lambda x: x)
 
-    def read(self) -> Any:
-        """Return the tensor; quantized types and bfloat16 become float32."""
+    def read(self, *, keep: bool = False) -> Any:
+        """Return the tensor; quantized types become float32, and bfloat16 unless it is to be kept."""
         if self.code not in QUANTIZED:
-            return self.arrange(super().read())
+            return self.arrange(super().read(keep=keep))
         blocks = self.read_blocks(np.memmap(self.path, "u1", mode="r"))
         return self.arrange(dequantize(blocks).reshape(self.shape))
 

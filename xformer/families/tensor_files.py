@@ -12,7 +12,7 @@ import numpy as np
 
 from xformer import io
 from xformer.errors import CheckpointError
-from xformer.io import read_json
+from xformer.io import bfloat16_of, read_json
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "?"}
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -36,13 +36,13 @@ class TensorEntry:
     shape: tuple[int, ...]
     offset: int
 
-    def read(self) -> Any:
-        """Map the tensor into memory, read-only; bfloat16 is converted to float32."""
+    def read(self, *, keep: bool = False) -> Any:
+        """Map the tensor into memory, read-only; bfloat16 is converted to float32, or not if `keep`."""
         if 0 in self.shape:
             return np.zeros(self.shape, "f4" if self.code == "BF16" else _DTYPES[self.code])
         dtype = _DTYPES[self.code]
         x: Any = np.memmap(self.path, dtype, mode="r", offset=self.offset, shape=self.shape or (1,)).reshape(self.shape)
-        return (x.astype("<u4") << np.uint32(16)).view("<f4") if self.code == "BF16" else x
+        return bfloat16_of(x, keep=keep) if self.code == "BF16" else x
 
 
 _FP4 = np.array([sign * x for sign in (1, -1) for x in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], "f4")  # by 4 bits
@@ -73,7 +73,7 @@ class MXFP4Entry(TensorEntry):
         matrices, features, num_blocks = scales.shape
         return cls(blocks.path, "MXFP4", (matrices, 32 * num_blocks, features), blocks.offset, blocks, scales)
 
-    def read(self) -> Any:
+    def read(self, *, keep: bool = False) -> Any:
         """Return the values in float32, (matrices, in_features, out_features)."""
         values = _FP4_PAIRS[self.blocks.read()]
         values *= _POWERS[self.scales.read()][..., None, None]
@@ -122,9 +122,9 @@ class TensorFiles:
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
-    def read(self, name: str) -> Any:
-        """Return a tensor as a NumPy array; bfloat16 and MXFP4 are converted to float32."""
-        return self.entries[name].read()
+    def read(self, name: str, *, keep: bool = False) -> Any:
+        """Return a tensor as a NumPy array; MXFP4 is converted to float32, and bfloat16 unless it is to be kept."""
+        return self.entries[name].read(keep=keep)
 
     def read_blocks(self, name: str) -> Any:
         """Return None, as safetensors files have no quantized blocks."""

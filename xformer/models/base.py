@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from xformer import hints, native
 from xformer.backends import Array, Device, DType, array_namespace, dtype_name, extra, is_floating
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type
-from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays
+from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays, takes_bfloat16
 from xformer.layers import Embedding, Initializer
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import RelativePositions, position_terms
@@ -244,7 +244,7 @@ class BaseModel(Module):
                 f"{path} is a directory; load a public checkpoint or a run with xformer.load_pretrained(directory), "
                 "and the parameters of another Module with xformer.load_parameters(module, directory)"
             )
-        arrays, metadata = load_arrays(path)
+        arrays, metadata = load_arrays(path, keep=takes_bfloat16(xp))
         if metadata.get("format") != "xformer" or "config" not in metadata:
             raise CheckpointError(
                 f"{path} is a safetensors file without the configuration of an xformer model; "

@@ -138,16 +138,9 @@ def empty_heads(like: Array, shape: Any) -> Array:
     return array_namespace(like).permute_dims(empty(like, (batch, length, heads, features)), (0, 2, 1, 3))
 
 
+_TOLERANCE = 2e-2  # of a definition by products in TF32
+_TILES = "attention", "cupy", _tiles_forward, _tiles_vjp, FLOATS[:3], _tiles_why_not, "", _TOLERANCE
 KERNELS = [
-    Kernel("cupy.attention", "attention", "cupy", forward, vjp, dtypes=FLOATS, why_not=why_not, tolerance=2e-2),
-    Kernel(
-        "cupy.attention_in_tiles",
-        "attention",
-        "cupy",
-        _tiles_forward,
-        _tiles_vjp,
-        dtypes=("float16", "bfloat16", "float32"),
-        why_not=_tiles_why_not,
-        tolerance=2e-2,  # of a definition by products in TF32
-    ),
+    Kernel("cupy.attention", "attention", "cupy", forward, vjp, FLOATS, why_not, "", _TOLERANCE),
+    Kernel("cupy.attention_in_tiles", *_TILES),
 ]

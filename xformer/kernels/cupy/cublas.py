@@ -33,16 +33,8 @@ _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _DEFAULT_ALGORITHM = -1  # tensor cores if the dtypes allow it
 _MAX_SIZE = 2**31 - 1  # sizes and leading dimensions are C ints
 # cublasStatus_t
-_STATUSES = {
-    1: "NOT_INITIALIZED",
-    3: "ALLOC_FAILED",
-    7: "INVALID_VALUE",
-    8: "ARCH_MISMATCH",
-    11: "MAPPING_ERROR",
-    13: "EXECUTION_FAILED",
-    14: "INTERNAL_ERROR",
-    15: "NOT_SUPPORTED",
-}
+_NAMES = "NOT_INITIALIZED ALLOC_FAILED INVALID_VALUE ARCH_MISMATCH MAPPING_ERROR EXECUTION_FAILED INTERNAL_ERROR "
+_STATUSES = dict(zip((1, 3, 7, 8, 11, 13, 14, 15), f"{_NAMES}NOT_SUPPORTED".split(), strict=True))
 NOT_SUPPORTED = 15
 _UNSUPPORTED = 7, 8, NOT_SUPPORTED
 
@@ -148,13 +140,7 @@ def compute_type(data_type: int) -> int:
 
 
 def batched_product(
-    a: Array,
-    b: Array,
-    *,
-    alpha: float = 1.0,
-    dtype: DType | None = None,
-    addend: Array | None = None,
-    distance: int = 0,
+    a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | None = None, addend: Any = None, distance: int = 0
 ) -> Array:
     """Compute alpha a @ b + addend, accumulated in float32 (float64 for float64).
 

@@ -283,16 +283,7 @@ def _scaled(x: Array, factor: float) -> Array:
     return xp.astype(xp.astype(x, xp.float32) * factor, x.dtype)
 
 
+_TOLERANCE = 2e-2
 KERNELS = [
-    Kernel(
-        "cudnn.attention",
-        "attention",
-        "cupy",
-        _forward,
-        _vjp,
-        dtypes=tuple(DTYPES),
-        why_not=why_not,
-        disabled_by="no-cudnn",
-        tolerance=2e-2,
-    )
+    Kernel("cudnn.attention", "attention", "cupy", _forward, _vjp, tuple(DTYPES), why_not, "no-cudnn", _TOLERANCE)
 ]

@@ -125,17 +125,9 @@ def _layouts(spec: Spec) -> dict[str, Layout]:
 
 _DROPOUT = ["dropout_mask", "dropout_scale", "dropout_scale_inverse"]
 # The names of ports in cuDNN.
-_KEYWORDS = {
-    "query": "q",
-    "key": "k",
-    "value": "v",
-    "bias": "bias",
-    "query_lengths": "seq_len_q",
-    "key_lengths": "seq_len_kv",
-    "output": "o",
-    "g": "dO",
-    "stats": "stats",
-}
+_PORTS = "query key value bias query_lengths key_lengths output g stats"
+_NAMES = "q k v bias seq_len_q seq_len_kv o dO stats"
+_KEYWORDS = dict(zip(_PORTS.split(), _NAMES.split(), strict=True))
 
 
 def _masking(cudnn: Any, spec: Spec) -> dict[str, Any]:

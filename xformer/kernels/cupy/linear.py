@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from xformer.backends import dtype_name
 from xformer.kernels.cupy import calls, cublas, cublaslt, launch
@@ -78,7 +78,8 @@ def _project_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, A
         for each in weights:
             columns.append(products[:, end : (end := end + each.shape[1])])
     elif pair is not None:
-        columns = pair.in_order(batched_product(rows, pair.first, distance=pair.distance))
+        first, distance, step = pair
+        columns = [*batched_product(rows, first, distance=distance)][::step]
     else:
         return _FUNCTIONS[0](x, *maps, heads=heads, save=save)
     for arrays in (weights, given) if given else (weights,):
@@ -98,29 +99,20 @@ def _project_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any
         return _FUNCTIONS[1](g, residuals, needs, heads=heads)
     dx, *_ = _FUNCTIONS[1](g, residuals, (needs[0], *[False] * 4), heads=heads)
     rows = contiguous(x).reshape((math.prod(x.shape[:2]), x.shape[2]))
-    g_first = pair.first.reshape((len(rows), weights[0].shape[1]))
-    dweight, other = pair.in_order(batched_product(rows.T, g_first, distance=pair.distance))
+    first, distance, step = pair
+    products = batched_product(rows.T, first.reshape((len(rows), weights[0].shape[1])), distance=distance)
+    dweight, other = [*products][::step]
     return dx, dweight, None, other, None
 
 
-class _Pair(NamedTuple):
-    """Two arrays alike: the first one in memory, where the other one is, in elements, and whether it came first."""
-
-    first: Any
-    distance: int
-    is_turned: bool
-
-    def in_order(self, results: Any) -> list[Any]:
-        return [results[place] for place in ((1, 0) if self.is_turned else (0, 1))]
-
-
-def _pair(arrays: Any) -> _Pair | None:
+def _pair(arrays: Any) -> tuple[Any, int, int] | None:
+    """Return the first in memory of two arrays alike, where the other one is, in elements, and their order, 1 or -1."""
     if len(arrays) != 2 or any(each is None or not each.flags.c_contiguous or not each.size for each in arrays):
         return None
     first, other = sorted(arrays, key=cublas.pointer)
     distance, rest = divmod(cublas.pointer(other) - cublas.pointer(first), first.itemsize)
     is_alike = first.shape == other.shape and first.dtype == other.dtype
-    return _Pair(first, distance, first is not arrays[0]) if is_alike and distance and not rest else None
+    return (first, distance, 1 if first is arrays[0] else -1) if is_alike and distance and not rest else None
 
 
 def _joined(arrays: Any) -> Any:

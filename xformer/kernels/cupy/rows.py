@@ -94,6 +94,10 @@ def _norm_vjp(
     return (dx, totals[:n], totals[n:])[: len(needs)]
 
 
+def _norm_functions(*, centered: bool) -> tuple[Any, Any]:
+    return functools.partial(_norm_forward, centered=centered), functools.partial(_norm_vjp, centered=centered)
+
+
 def _add_norm_forward(
     x: Any, y: Any, weight: Any, bias: Any, *, epsilon: float, centered: bool, keep_sum: bool, save: bool
 ) -> tuple[Any, Any]:
@@ -281,34 +285,16 @@ def _embedding_why_not(weight: Any, ids: Any, **options: Any) -> str | None:
 
 
 KERNELS = [
-    *(
-        Kernel(
-            f"cupy.{name}",
-            name,
-            "cupy",
-            functools.partial(_norm_forward, centered=centered),
-            functools.partial(_norm_vjp, centered=centered),
-            why_not=_norm_why_not,
-        )
-        for name, centered in (("layer_norm", True), ("rms_norm", False))
-    ),
-    Kernel(
-        "cupy.add_norm",
-        "add_norm",
-        "cupy",
-        _add_norm_forward,
-        functools.partial(add_norm_vjp, _norm_vjp),
-        why_not=_add_norm_why_not,
-    ),
-    *(
-        Kernel(f"cupy.{name}", name, "cupy", forward, vjp, dtypes=FLOATS, why_not=refusal)
-        for name, forward, vjp, refusal in (
-            ("softmax", _softmax_forward, _softmax_vjp, why_not),
-            ("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp, why_not),
-            ("logsumexp", _logsumexp_forward, None, why_not),
-            ("top_k", _top_k_forward, None, _top_k_why_not),
-            ("rotate", _rotate_forward, _rotate_vjp, why_not),
-            ("embedding", _embedding_forward, _embedding_vjp, _embedding_why_not),
-        )
-    ),
+    Kernel(f"cupy.{name}", name, "cupy", forward, vjp, dtypes, refusal)
+    for name, forward, vjp, dtypes, refusal in (
+        ("layer_norm", *_norm_functions(centered=True), None, _norm_why_not),
+        ("rms_norm", *_norm_functions(centered=False), None, _norm_why_not),
+        ("add_norm", _add_norm_forward, functools.partial(add_norm_vjp, _norm_vjp), None, _add_norm_why_not),
+        ("softmax", _softmax_forward, _softmax_vjp, FLOATS, why_not),
+        ("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp, FLOATS, why_not),
+        ("logsumexp", _logsumexp_forward, None, FLOATS, why_not),
+        ("top_k", _top_k_forward, None, FLOATS, _top_k_why_not),
+        ("rotate", _rotate_forward, _rotate_vjp, FLOATS, why_not),
+        ("embedding", _embedding_forward, _embedding_vjp, FLOATS, _embedding_why_not),
+    )
 ]

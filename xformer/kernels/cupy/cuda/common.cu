@@ -72,12 +72,6 @@ __device__ inline float maximum(float a, float b) { return fmaxf(a, b); }  // ig
 __device__ inline double maximum(double a, double b) { return fmax(a, b); }
 __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double logarithm(double x) { return log(x); }
-__device__ inline float square_root(float x) { return sqrtf(x); }
-__device__ inline double square_root(double x) { return sqrt(x); }
-__device__ inline float error_function(float x) { return erff(x); }
-__device__ inline double error_function(double x) { return erf(x); }
-__device__ inline float magnitude(float x) { return fabsf(x); }
-__device__ inline double magnitude(double x) { return fabs(x); }
 __device__ inline float infinity() { return __uint_as_float(0x7f800000); }
 __device__ inline float not_a_number() { return __uint_as_float(0x7fc00000); }
 

@@ -62,19 +62,19 @@ template <typename T> struct gelu {
             tail = power * t * (0.12741479f + t * (-0.14224836f + t * (0.71070688f + t * (-0.72657603f + t * 0.53070271f))));
         } else {
             density = at_zero * exponential(W(-0.5) * u * u);
-            tail = W(0.5) * (1 - error_function(u * W(0.70710678118654752440)));
+            tail = W(0.5) * (1 - erf(u * W(0.70710678118654752440)));
         }
     }
 
     __device__ static W value(W x)
     {
-        const W u = -maximum(-magnitude(x), W(-MAX_ABS));
+        const W u = -maximum(-fabs(x), W(-MAX_ABS));
         return (x < 0 ? W(0) : x) - u * gelu(u).tail;
     }
 
     __device__ static W vjp(W g, W x)
     {
-        const W u = magnitude(clipped(x, MAX_ABS));
+        const W u = fabs(clipped(x, MAX_ABS));
         const gelu at(u);
         const W slope = at.tail - u * at.density;  // at -u
         return g * (x < 0 ? slope : 1 - slope);

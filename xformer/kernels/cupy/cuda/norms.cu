@@ -77,11 +77,11 @@ __device__ inline void normalize_rows(const T* x, const T* other, const P* weigh
             W largest = 0;  // the squares overflow, unless the row has NaN or infinity: scale it, and do that again
             values.each([&](int r, int i) {
                 values.load(r, i, v);
-                for (int k = 0; k < V; ++k) largest = maximum(largest, magnitude(v[k]));
+                for (int k = 0; k < V; ++k) largest = maximum(largest, fabs(v[k]));
             });
             scale = 1 / reduced<Max>(largest, shared.threads);
         }
-        const W inverse = 1 / square_root(squares / n + epsilon * scale * scale);
+        const W inverse = 1 / sqrt(squares / n + epsilon * scale * scale);
         values.each([&](int r, int i) {
             W w[V], b[V];
             values.load(r, i, v);

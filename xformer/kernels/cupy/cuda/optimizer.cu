@@ -67,7 +67,7 @@ __global__ void adam(const Slots slots, long long block_size, double step_size, 
             g[k] *= scale;
             m[k] = b1 * m[k] + c1 * g[k];
             v[k] = b2 * v[k] + c2 * (g[k] * g[k]);
-            p[k] = decay * p[k] - (W)step_size * m[k] / (square_root(v[k] * (W)bias_correction2) + (W)epsilon);
+            p[k] = decay * p[k] - (W)step_size * m[k] / (sqrt(v[k] * (W)bias_correction2) + (W)epsilon);
         }
         store(p, left, is_full, parameter + i);
         store(m, left, is_full, exp_avg + i);
