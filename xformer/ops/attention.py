@@ -104,8 +104,9 @@ def attention_weights(
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     _operation.check_options({"scale": scale})
     causal = check_bool("causal", causal)
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "softcap": softcap, "edit": edit_scores}
-    weights = _weights(*four_axes[:2], mask, bias, **options)
+    scores = _scores(*four_axes[:2], bias, scale, softcap)
+    scores = scores if edit_scores is None else edit_scores(scores)
+    weights = softmax(scores, visible(*four_axes[:2], mask, causal, 0))
     weights = extra.cast_like(weights, query)
     if len(query.shape) == 4:
         return weights
@@ -116,14 +117,7 @@ def _product(a: Array, b: Array, scale: float | None = None, *, wide: bool = Fal
     return array_namespace(a, b).matmul(a if scale is None else a * scale, b)
 
 
-def _scores(
-    query: Array,
-    key: Array,
-    bias: Any,
-    scale: float,
-    softcap: float | None = None,
-    product: Callable[..., Any] = _product,
-) -> Any:
+def _scores(query: Array, key: Array, bias: Any, scale: float, softcap: Any = None, product: Any = _product) -> Any:
     xp = array_namespace(query, key, bias)
     scores = product(query, xp.matrix_transpose(repeat_kv(key, query)), scale, wide=True)
     if softcap is not None:
@@ -131,23 +125,6 @@ def _scores(
             raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
         scores = xp.tanh(scores * (1.0 / softcap)) * softcap
     return scores if bias is None else scores + bias
-
-
-def _weights(
-    query: Array,
-    key: Array,
-    mask: Any,
-    bias: Any,
-    *,
-    causal: bool,
-    scale: float,
-    window: int = 0,
-    softcap: Any = None,
-    edit: Any = None,
-    product: Callable[..., Any] = _product,
-) -> Array:
-    scores = _scores(query, key, bias, scale, softcap, product)
-    return softmax(scores if edit is None else edit(scores), visible(query, key, mask, causal, window))
 
 
 def attention_functions(product: Callable[..., Any]) -> tuple[Forward, Vjp]:
@@ -162,8 +139,8 @@ def attention_functions(product: Callable[..., Any]) -> tuple[Forward, Vjp]:
         *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool, window: int = 0
     ) -> tuple[Any, Any]:
         query, key, value, mask, bias, dropout_mask = arrays
-        options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window, "product": product}
-        weights = _weights(query, key, mask, bias, **options)
+        scores = _scores(query, key, bias, scale, product=product)
+        weights = softmax(scores, visible(query, key, mask, causal, window))
         weights = extra.cast_like(weights, query) if is_half_precision(query.dtype) else weights
         dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
         return product(dropped, value), (query, key, value, weights, dropout_mask)

@@ -64,14 +64,7 @@ def _add_norm_forward(
 
 
 def add_norm_vjp(
-    norm_vjp: Callable[..., Any],
-    g: Any,
-    residuals: Any,
-    needs: Any,
-    *,
-    epsilon: float,
-    centered: bool,
-    keep_sum: bool,
+    norm_vjp: Callable[..., Any], g: Any, residuals: Any, needs: Any, *, centered: bool, keep_sum: bool, **options: Any
 ) -> tuple[Any, ...]:
     """Compute the cotangents of `add_norm` by those of a norm, to which the cotangent of the sum is added."""
     g_sum, g = g if keep_sum else (None, g)
