@@ -18,6 +18,7 @@ import numpy as np
 from xformer.errors import DifferentiationError
 from xformer.tracing.record import IN_BOTH
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES
+from xformer.tracing.rules.elementwise import ELEMENTWISE
 from xformer.tracing.rules.special import sinc
 from xformer.tracing.tracer import OPERATORS_OF_NUMPY, Tracer
 from xformer.tree import map_items
@@ -761,7 +762,9 @@ _METHODS = (
 
 
 def method_of(x: Any, name: str) -> Any:
-    """Return a method of NumPy's arrays with this name for a traced array, or None."""
+    """Return a method of NumPy's arrays, or of torch's, with this name for a traced array, or None."""
+    if x._namespace.library.name == "torch":
+        return functools.partial(call_torch, name, x) if name in OF_TORCH else None
     if name in _METHODS:
         return lambda *args, **keywords: call_function(name, (x, *args), keywords)
     return _OTHER_METHODS[name](x) if name in _OTHER_METHODS else None
@@ -780,3 +783,43 @@ _OTHER_METHODS: dict[str, Function] = {
     "real": lambda x: x._namespace.real(x),
     "imag": lambda x: x._namespace.imag(x),
 }
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def _logsumexp(xp: Any, x: Any, axis: Any, *, keepdims: bool = False) -> Any:
+    largest = xp.max(x, axis=axis, keepdims=True)
+    total = largest + xp.log(xp.sum(xp.exp(x - largest), axis=axis, keepdims=True))
+    return total if keepdims else xp.squeeze(total, axis=axis)
+
+
+_SAME = (
+    "sum mean prod amax amin reshape squeeze stack where roll flip cumsum cumprod tile tril triu trace outer dot einsum"
+)
+# Functions and methods of torch: the name of the one of NumPy that means the same, or the function.
+OF_TORCH: dict[str, Any] = {name: name for name in (*ELEMENTWISE, *_SAME.split(), "matmul", "diagonal", "kron")}
+OF_TORCH |= {"sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negative", "clamp": "clip"}
+OF_TORCH |= {"cat": "concatenate", "view": "reshape", "permute": "transpose", "transpose": "swapaxes"}
+OF_TORCH |= {"mm": "matmul", "bmm": "matmul", "mv": "matmul", "unsqueeze": "expand_dims", "logsumexp": _logsumexp}
+OF_TORCH |= {f"linalg_{name}": f"linalg.{name}" for name in ("inv", "det", "solve", "cholesky", "eigvalsh", "pinv")}
+OF_TORCH |= {
+    "sigmoid": lambda xp, x: 0.5 * xp.tanh(0.5 * x) + 0.5,
+    "relu": lambda xp, x: xp.where(x > 0, x, 0.0 * x),
+    "softmax": lambda xp, x, axis: xp.exp(x - _logsumexp(xp, x, axis, keepdims=True)),
+    "log_softmax": lambda xp, x, axis: x - _logsumexp(xp, x, axis, keepdims=True),
+}
+
+
+def call_torch(name: str, *args: Any, **keywords: Any) -> Any:
+    """Call a function or a method of torch by its name."""
+    names = {"dim": "axis", "dims": "axis", "keepdim": "keepdims", "min": "min", "max": "max"}
+    given = {key: value for key, value in keywords.items() if not (value is None or value is False or key[0] == "_")}
+    if len(args) == 3 and type(args[2]) is bool:  # sum(x, dim, keepdim)
+        given["keepdim"], args = args[2], args[:2]
+    elif len(args) > 2 and name in ("reshape", "view", "permute", "flip"):  # the sizes or axes
+        args = (args[0], args[1:])
+    if given.keys() - names:
+        raise DifferentiationError(f"{name} of torch on a traced array has no argument {min(given.keys() - names)}")
+    given, function = {names[key]: value for key, value in given.items()}, OF_TORCH[name]
+    return call_function(function, args, given) if type(function) is str else function(_trace_of(args), *args, **given)

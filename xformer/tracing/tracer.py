@@ -74,7 +74,7 @@ class Tracer:
         self._views.append(weakref.ref(view))
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and self._namespace.library.name == "numpy":
+        if not name.startswith("_") and self._namespace.library.name in ("numpy", "torch"):
             method = numpy_functions().method_of(self, name)
             if method is not None:
                 return method
@@ -118,7 +118,7 @@ class Tracer:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse functions of torch. BackendError is a TypeError, so torch then tries `x.__rmul__` for `tensor * x`.
+        """Compute a function of torch, or refuse it by a BackendError, a TypeError: torch then tries `x.__rmul__`.
 
         For `tensor += x`, it then computes `tensor = tensor + x`, which no other name of the tensor would see.
         """
@@ -133,6 +133,8 @@ class Tracer:
                 f"{name} of torch got a traced array to write into a tensor that has another name or a view; write "
                 "into a copy: xp.asarray(x, copy=True)"
             )
+        if name in numpy_functions().OF_TORCH:
+            return numpy_functions().call_torch(name, *args, **(kwargs or {}))
         hint = hints.ARRAYS.get(name, "use the functions of xp = array_namespace(x), as in xp.sum(x)")
         hint = "use xformer.cross_entropy(logits, labels)" if name == "cross_entropy" else hint
         raise BackendError(f"{name} of torch got a traced array and would lose its gradient; {hint}")
