@@ -20,7 +20,7 @@ from xformer.families.layouts import (
     without_row_axis,
 )
 from xformer.families.table import Column, Key, Table, register_tables
-from xformer.families.values import activation
+from xformer.families.values import activation, sizes
 from xformer.families.vit import image_keys, sides
 from xformer.models import EncoderConfig, ImageEncoderConfig, ImageTextEncoder, ImageTextEncoderConfig
 
@@ -28,19 +28,6 @@ _OLD_EOS = 2  # in files from before transformers 4.31, it stands for the highes
 
 
 # --- Configuration; that of old checkpoints has only the values that differ from the defaults -----------------------
-
-
-def _text_keys(vocab_size: int, d_model: int, num_heads: int, max_positions: int, epsilon: float) -> dict[str, Key]:
-    """Return the keys of an encoder of texts by their defaults."""
-    return {
-        "vocab_size": Key("vocab_size", vocab_size),
-        "num_layers": Key("num_hidden_layers", 12),
-        "d_model": Key("hidden_size", d_model),
-        "num_heads": Key("num_attention_heads", num_heads),
-        "d_ff": Key("intermediate_size", 4 * d_model),
-        "max_positions": Key("max_position_embeddings", max_positions),
-        "norm_epsilon": Key("layer_norm_eps", epsilon),
-    }
 
 
 def _write_eos_id(config: EncoderConfig) -> int:
@@ -53,7 +40,10 @@ _SKIPPED = "projection_dim bos_token_id eos_token_id pad_token_id projection_siz
 _CLIP_TEXT = Table(
     model_type="clip_text_model",
     config_class=EncoderConfig,
-    keys={**_text_keys(49408, 512, 8, 77, 1e-5), "eos_id": Key("eos_token_id", 49407, write=_write_eos_id)},
+    keys={
+        **sizes("layer_norm_eps", 1e-5, 77, vocab_size=49408, num_layers=12, d_model=512, num_heads=8, d_ff=2048),
+        "eos_id": Key("eos_token_id", 49407, write=_write_eos_id),
+    },
     columns=(activation("hidden_act", "quick_gelu"),),
     fixed={
         "positions": "learned",
@@ -80,7 +70,7 @@ _SIGLIP_TEXT = _CLIP_TEXT.variant(
     "siglip_text_model",
     "",
     keys={
-        **_text_keys(32000, 768, 12, 64, 1e-6),
+        **sizes("layer_norm_eps", 1e-6, 64, vocab_size=32000, num_layers=12, d_model=768, num_heads=12, d_ff=3072),
         "projection_dim": Key("projection_size", lambda fields: fields["d_model"], write=lambda c: c.pooled_features),
     },
     columns=(activation("hidden_act", "gelu_pytorch_tanh"),),

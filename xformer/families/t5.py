@@ -100,7 +100,7 @@ _T5 = Table(
     skipped="n_positions output_past dense_act_fn is_gated_act",
     written={"is_encoder_decoder": True},
 )
-_MT5 = _T5.variant("mt5", "MT5ForConditionalGeneration")
+_MT5 = _T5.variant("mt5", "MT5ForConditionalGeneration", required={"scale_decoder_outputs": False})
 _UMT5 = _T5.variant("umt5", "UMT5ForConditionalGeneration", fixed={**_T5.fixed, "share_relative_bias": False})
 register_tables(
     _T5,

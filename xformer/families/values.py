@@ -52,10 +52,11 @@ SIZES = {
 }
 
 
-def sizes(epsilon: str, default: float, max_positions: Any = REQUIRED) -> dict[str, Key]:
-    """Return the keys of sizes of most families, and of the epsilon of norms: its key and default."""
-    positions = Key("max_position_embeddings", max_positions)
-    return {**SIZES, "max_positions": positions, "norm_epsilon": Key(epsilon, default)}
+def sizes(epsilon: str, default: float, max_positions: Any = REQUIRED, **defaults: int) -> dict[str, Key]:
+    """Return the keys of sizes of most families, and of the epsilon of norms, all with their defaults."""
+    known: dict[str, Any] = {"max_positions": max_positions, **defaults}
+    keys = {field: Key(key.names, known.get(field, REQUIRED)) for field, key in SIZES.items()}
+    return {**keys, "norm_epsilon": Key(epsilon, default)}
 
 
 def heads(num_key_value_heads: Any = None, head_dim: int | None = None) -> dict[str, Key]:

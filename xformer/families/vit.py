@@ -11,7 +11,7 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import Layout, affine, attention, feed_forward, fused_linear, linear, same, single_row
 from xformer.families.table import Column, Key, Table, register_tables
-from xformer.families.values import LABELS, activation, has_tensor, read_activation, write_activation
+from xformer.families.values import LABELS, activation, has_tensor, read_activation, sizes, write_activation
 from xformer.models import ImageEncoder, ImageEncoderConfig
 
 _MAX_RATIO = 64
@@ -20,14 +20,9 @@ _LAYER, _OURS = ".encoder.layer.{i}.", "layers.{i}."
 
 def image_keys(epsilon: float) -> dict[str, Key]:
     """Return the keys that most encoders of images share."""
-    return {
-        "num_layers": Key("num_hidden_layers", 12),
-        "d_model": Key("hidden_size", 768),
-        "num_heads": Key("num_attention_heads", 12),
-        "d_ff": Key("intermediate_size", 3072),
-        "num_channels": Key("num_channels", 3),
-        "norm_epsilon": Key("layer_norm_eps", epsilon),
-    }
+    keys = sizes("layer_norm_eps", epsilon, num_layers=12, d_model=768, num_heads=12, d_ff=3072)
+    del keys["vocab_size"], keys["max_positions"]
+    return {**keys, "num_channels": Key("num_channels", 3)}
 
 
 def sides(patch_size: int) -> Column:
