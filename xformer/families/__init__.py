@@ -13,7 +13,5 @@ __all__ = [
     "FAMILIES", "Family", "family_of", "load_lora", "load_pretrained", "register", "save_lora", "save_pretrained",
 ]  # fmt: skip
 
-_LANGUAGE_MODELS = ("gemma", "gpt", "llama", "mixtral", "olmo")
-_ENCODERS = ("bert", "clip", "deberta", "modernbert", "vit")
-for _name in (*_LANGUAGE_MODELS, *_ENCODERS, "bart", "t5", "t5gemma", "whisper"):
+for _name in ("gemma", "gpt", "llama", "mixtral", "bert", "clip", "deberta", "modernbert", "vit", "bart", "t5"):
     importlib.import_module(f"xformer.families.{_name}")  # registers its families

@@ -1,20 +1,30 @@
-"""BART and similar encoder-decoders: mBART, Marian (OPUS-MT), Pegasus, M2M-100, NLLB, Blenderbot and BlenderbotSmall.
+"""BART, mBART, Marian (OPUS-MT), Pegasus, M2M-100, NLLB, Blenderbot and BlenderbotSmall, and Whisper.
 
 Lewis et al. (2020); Liu et al. (2020); Junczys-Dowmunt et al. (2018); Zhang et al. (2020); Fan et al. (2021); NLLB team
-(2022); Roller et al. (2021).
+(2022); Roller et al. (2021); Radford et al. (2023).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.layouts import Layout, affine, attention, feed_forward, same, single_row, skip_rows, transposed
+from xformer.families.layouts import (
+    Layout,
+    affine,
+    attention,
+    feed_forward,
+    linear,
+    same,
+    single_row,
+    skip_rows,
+    transposed,
+)
 from xformer.families.table import Column, Key, Table, register_tables
 from xformer.families.values import activation, read_decoder_ids, tied, write_decoder_ids
-from xformer.models import Transformer, TransformerConfig
+from xformer.models import SpeechTransformer, SpeechTransformerConfig, Transformer, TransformerConfig
 
 # What Whisper has, too
-SHARED = Table(
+_SHARED = Table(
     model_type="",
     config_class=TransformerConfig,
     keys={
@@ -50,25 +60,25 @@ def _table(model_type: str, architecture: str, **fields: Any) -> Table:
         "share_embeddings": Key("share_encoder_decoder_embeddings", True),
         "target_vocab_size": Key("decoder_vocab_size", lambda fields: fields["source_vocab_size"]),
     }
-    return SHARED.variant(
+    return _SHARED.variant(
         model_type,
         architecture,
         keys={
             "source_vocab_size": Key("vocab_size"),
             "max_positions": Key("max_position_embeddings"),
             "scale_embeddings": Key("scale_embedding", model_type == "m2m_100"),
-            **SHARED.keys,
+            **_SHARED.keys,
             **(embeddings if model_type == "marian" else {}),
         },
         unwritten={} if model_type == "marian" else embeddings,
         columns=(
-            *SHARED.columns,
+            *_SHARED.columns,
             tied(),
             Column(lambda reader, fields: {"output_bias": "final_logits_bias" in reader.tensors}),
         ),
-        fixed={**SHARED.fixed, **fields},
+        fixed={**_SHARED.fixed, **fields},
         required={
-            **SHARED.required,
+            **_SHARED.required,
             "add_bias_logits": False,  # this and the next three are keys of old files
             "add_final_layer_norm": is_pre,
             "normalize_before": is_pre,
@@ -76,12 +86,12 @@ def _table(model_type: str, architecture: str, **fields: Any) -> Table:
         },
         skipped="extra_pos_embeddings tokenizer_class forced_bos_token_id forced_eos_token_id bad_words_ids "
         "hidden_size num_attention_heads static_position_embeddings force_bos_token_to_be_generated "
-        f"do_blenderbot_90_layernorm layernorm_variant unk_token_id {SHARED.skipped}",
-        written={**SHARED.written, "bos_token_id": None, "forced_eos_token_id": None},
+        f"do_blenderbot_90_layernorm layernorm_variant unk_token_id {_SHARED.skipped}",
+        written={**_SHARED.written, "bos_token_id": None, "forced_eos_token_id": None},
     )
 
 
-def stack(side: str, *, unused_positions: int = 0) -> dict[str, Layout]:
+def _stack(side: str, *, unused_positions: int = 0) -> dict[str, Layout]:
     """Return the layouts of one side, "encoder" or "decoder": its positions, layers and norms.
 
     The first rows of the table of positions may be unused.
@@ -113,8 +123,8 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
     unused = 2 if config.embedding_norm and not config.decoder_norm_before_positions else 0  # not in Blenderbot
     return {
         **embeddings,
-        **stack("encoder", unused_positions=unused),
-        **stack("decoder", unused_positions=unused),
+        **_stack("encoder", unused_positions=unused),
+        **_stack("decoder", unused_positions=unused),
         "final_logits_bias": single_row("output_bias"),
         "lm_head.weight": transposed("output.weight"),
     }
@@ -147,4 +157,42 @@ register_tables(
         "lm_head.weight": "model.shared.weight",
     },
     ignored=("*.embed_positions.weight", "*.version"),  # learned positions have an entry in the table
+)
+
+
+# --- Whisper ----------------------------------------------------------------------------------------------------------
+
+_OUTPUT = "proj_out.weight"
+register_tables(
+    _SHARED.variant(
+        "whisper",
+        "WhisperForConditionalGeneration",
+        config_class=SpeechTransformerConfig,
+        keys={
+            **_SHARED.keys,
+            "source_vocab_size": Key("num_mel_bins", 80),
+            "target_vocab_size": Key("vocab_size"),
+            "max_source_positions": Key("max_source_positions", 1500),
+            "max_positions": Key("max_target_positions", 448),
+        },
+        columns=(*_SHARED.columns, tied(_OUTPUT)),
+        fixed={**_SHARED.fixed, "key_bias": False, "positions": "learned", "scale_embeddings": False},
+        required={**_SHARED.required, "use_weighted_layer_sum": False},
+        # scale_embedding, which transformers does not use, and keys for training or generation only
+        skipped="classifier_proj_size median_filter_width scale_embedding apply_spec_augment mask_time_prob "
+        "mask_time_length mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks "
+        f"suppress_tokens begin_suppress_tokens forced_decoder_ids {_SHARED.skipped}",
+        written={**_SHARED.written, "bos_token_id": lambda config: config.bos_id, "begin_suppress_tokens": None},
+    ),
+    model=SpeechTransformer,
+    tensors={
+        "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
+        _OUTPUT: transposed("output.weight"),
+        **_stack("encoder"),
+        **_stack("decoder"),
+        **linear("model.encoder.conv1", "source_embedding.conv1"),
+        **linear("model.encoder.conv2", "source_embedding.conv2"),
+    },
+    prefix="model.",
+    tied={_OUTPUT: "model.decoder.embed_tokens.weight"},
 )

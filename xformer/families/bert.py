@@ -113,6 +113,12 @@ def register_encoder(
 _OURS = "layers.{i}."
 
 
+def masked_lm_head(dense: str, norm: str, output: str) -> dict[str, Layout]:
+    """Return the table of the head of masked tokens by the names of its linear map, its norm and its output layer."""
+    bias = {f"{output}.bias": same("masked_lm.bias")}
+    return {**linear(dense, "masked_lm.linear"), **affine(norm, "masked_lm.norm"), **bias}
+
+
 def encoder_tensors(
     prefix: str, names: str = "self.query self.key self.value output.dense", norm: str = "output.LayerNorm"
 ) -> dict[str, Layout]:
@@ -150,9 +156,7 @@ register_encoder(
         **encoder_tensors("bert."),
         "bert.embeddings.position_embeddings.weight": same("input.positions.weight"),
         **linear("bert.pooler.dense", "pooler.linear"),
-        **linear("cls.predictions.transform.dense", "masked_lm.linear"),
-        **affine("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
-        "cls.predictions.bias": same("masked_lm.bias"),
+        **masked_lm_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"),
         **linear("classifier", "classifier"),
     },
     tied={
@@ -186,9 +190,7 @@ register_encoder(
         **encoder_tensors("electra."),
         "electra.embeddings.position_embeddings.weight": same("input.positions.weight"),
         **linear("electra.embeddings_project", "input.projection"),
-        **linear("generator_predictions.dense", "masked_lm.linear"),
-        **affine("generator_predictions.LayerNorm", "masked_lm.norm"),
-        "generator_lm_head.bias": same("masked_lm.bias"),
+        **masked_lm_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
         **linear("classifier.dense", "pooler.linear"),
         **linear("classifier.out_proj", "classifier"),
     },
@@ -220,9 +222,7 @@ register_encoder(
         **feed_forward(_ALBERT_LAYER[:-1], _OUR_LAYER + "feed_forward", "ffn ffn_output"),
         **affine(_ALBERT_LAYER + "full_layer_layer_norm", _OUR_LAYER + "feed_forward_residual.norm"),
         **linear("albert.pooler", "pooler.linear"),
-        **linear("predictions.dense", "masked_lm.linear"),
-        **affine("predictions.LayerNorm", "masked_lm.norm"),
-        "predictions.bias": same("masked_lm.bias"),
+        **masked_lm_head("predictions.dense", "predictions.LayerNorm", "predictions"),
         **linear("classifier", "classifier"),
     },
     tied={
@@ -250,9 +250,7 @@ def _roberta_heads(prefix: str, config: EncoderConfig) -> dict[str, Layout]:
     return {
         f"{prefix}embeddings.position_embeddings.weight": skip_rows(2, "input.positions.weight"),
         **linear("classifier.dense" if config.num_labels else f"{prefix}pooler.dense", "pooler.linear"),
-        **linear("lm_head.dense", "masked_lm.linear"),
-        **affine("lm_head.layer_norm", "masked_lm.norm"),
-        "lm_head.bias": same("masked_lm.bias"),
+        **masked_lm_head("lm_head.dense", "lm_head.layer_norm", "lm_head"),
         **linear("classifier.out_proj", "classifier"),
     }
 
@@ -326,9 +324,7 @@ register_encoder(
         **affine(_DISTIL_LAYER + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
         **feed_forward(_DISTIL_LAYER + "ffn", _OURS + "feed_forward", "lin1 lin2"),
         **affine(_DISTIL_LAYER + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
-        **linear("vocab_transform", "masked_lm.linear"),
-        **affine("vocab_layer_norm", "masked_lm.norm"),
-        "vocab_projector.bias": same("masked_lm.bias"),
+        **masked_lm_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
         **linear("pre_classifier", "pooler.linear"),
         **linear("classifier", "classifier"),
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError
-from xformer.families.bert import SAME_ACTIVATION, EncoderTable, encoder_tensors, register_encoder
+from xformer.families.bert import SAME_ACTIVATION, EncoderTable, encoder_tensors, masked_lm_head, register_encoder
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import affine, linear, same
 from xformer.families.table import Column, Key
@@ -88,9 +88,7 @@ register_encoder(
         **affine("deberta.encoder.LayerNorm", "distances.norm"),
         **linear("deberta.encoder.conv.conv", "layers.0.convolution"),
         **affine("deberta.encoder.conv.LayerNorm", "layers.0.convolution_norm"),
-        **linear("lm_predictions.lm_head.dense", "masked_lm.linear"),
-        **affine("lm_predictions.lm_head.LayerNorm", "masked_lm.norm"),
-        "lm_predictions.lm_head.bias": same("masked_lm.bias"),
+        **masked_lm_head("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "lm_predictions.lm_head"),
         **linear("pooler.dense", "pooler.linear"),
         **linear("classifier", "classifier"),
     },

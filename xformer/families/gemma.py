@@ -1,16 +1,31 @@
-"""Gemma 2 and the text models of Gemma 3 (Gemma team, 2024 and 2025)."""
+"""Gemma 2, the text models of Gemma 3 (Gemma team, 2024 and 2025), and T5Gemma (Zhang et al., 2025).
+
+T5Gemma is an encoder-decoder adapted from Gemma 2.
+"""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import REQUIRED, ConfigReader
 from xformer.families.decoder import SANDWICH_NORMS, Decoder, decoder, register_decoders
-from xformer.families.layouts import Layout, plus_one
-from xformer.families.table import Column, Key
-from xformer.families.values import every_nth_full, heads, local_rope, read_activation, sizes, windows, write_rope
-from xformer.models import LanguageModelConfig
+from xformer.families.layouts import Layout, attention, feed_forward, plus_one, same, transposed
+from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.values import (
+    every_nth_full,
+    heads,
+    local_rope,
+    read_activation,
+    read_decoder_ids,
+    read_tied,
+    sizes,
+    windows,
+    write_output,
+    write_rope,
+)
+from xformer.models import LanguageModelConfig, ModelConfig, Transformer, TransformerConfig
 
 
 def _read_activation(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +50,7 @@ def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
 _LOCAL_ROPE = local_rope(1e4, 1e4, local_key="rope_local_base_freq")
 _FIXED = {"norm": "rms", "norm_position": "sandwich", "feed_forward_bias": False, "scale_embeddings": True}
 _PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
-GEMMA2 = Decoder(
+_GEMMA2 = Decoder(
     model_type="gemma2",
     architecture="Gemma2",
     keys={
@@ -53,11 +68,105 @@ GEMMA2 = Decoder(
     required={"use_bidirectional_attention": False},
     skipped="cache_implementation hidden_act",  # hidden_activation replaces the latter
 )
-_GEMMA3 = GEMMA2.variant(
+_GEMMA3 = _GEMMA2.variant(
     "gemma3_text",
     "Gemma3",
     fixed={**_FIXED, "qk_norm": True},
     rope=local_rope(1e6, 1e4, local_key="rope_local_base_freq"),
     columns=(windows(every_nth_full(6, *_PATTERN), default=4096),),
 )
-register_decoders(GEMMA2, _GEMMA3, tensors=decoder(SANDWICH_NORMS, _norm))
+register_decoders(_GEMMA2, _GEMMA3, tensors=decoder(SANDWICH_NORMS, _norm))
+
+
+# --- T5Gemma ----------------------------------------------------------------------------------------------------------
+
+_SIDES = {"encoder": "source_vocab_size", "decoder": "target_vocab_size"}
+_SHARED = [field.name for field in fields(ModelConfig)]
+_OWN = ("layer_types", "window", "tie_output", "logits_softcap", "pad_id", "bos_id", "eos_id")  # may differ
+
+
+def _read_sides(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of both sides, each of which has the keys of Gemma 2."""
+    encoder, decoder = (_read_side(reader, side) for side in _SIDES)
+    for name in _SHARED:
+        if name not in _OWN and (value := getattr(encoder, name)) != getattr(decoder, name):
+            raise CheckpointError(
+                f"{reader.path} has an encoder with {name} {value!r} and a decoder with {getattr(decoder, name)!r}; "
+                "expected the same"
+            )
+    longer, shorter = (encoder, decoder) if encoder.num_layers > decoder.num_layers else (decoder, encoder)
+    if any(longer.window_of(i) != shorter.window_of(i) for i in range(shorter.num_layers)):
+        raise CheckpointError(f"{reader.path} has other windows in the encoder than in the decoder; expected the same")
+    return {
+        **{name: getattr(decoder, name) for name in _SHARED},
+        "layer_types": longer.layer_types,
+        "window": longer.window,
+        "source_vocab_size": encoder.vocab_size,
+        "target_vocab_size": decoder.vocab_size,
+        "num_encoder_layers": encoder.num_layers,
+        "num_decoder_layers": decoder.num_layers,
+    }
+
+
+def _read_side(reader: ConfigReader, side: str) -> LanguageModelConfig:
+    """Return the configuration of the encoder or the decoder."""
+    section = reader.section(side)
+    section.values["tie_word_embeddings"] = True  # that of the whole model counts
+    section.skip("is_decoder", "model_type")
+    section.require("is_causal", side == "decoder")
+    config = _GEMMA2.read_config(section)
+    section.finish()
+    return config
+
+
+def _write_sides(config: TransformerConfig) -> dict[str, Any]:
+    shared, sides = {name: getattr(config, name) for name in _SHARED}, {}
+    for side, vocab_size in _SIDES.items():
+        num_layers = getattr(config, f"num_{side}_layers")
+        types = None if config.layer_types is None else config.layer_types[:num_layers]
+        own = {"num_layers": num_layers, "layer_types": types, "vocab_size": getattr(config, vocab_size)}
+        values = _GEMMA2.write_config(LanguageModelConfig(**{**shared, **own}))
+        del values["architectures"]
+        values["sliding_window"] = values["sliding_window"] or 4096  # transformers needs it even if no layer does
+        sides[side] = {**values, "model_type": "t5_gemma_module", "is_decoder": side == "decoder"}
+    return sides
+
+
+def _read_output(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"tie_output": read_tied(reader, "lm_head.out_proj.weight"), **read_decoder_ids(reader)}
+
+
+def _stack(side: str) -> dict[str, Layout]:
+    """Return the layouts of one side, "encoder" or "decoder"."""
+    theirs, ours = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
+    names = {"self_attn": "self_attention", "cross_attn": "cross_attention", "feedforward": "feed_forward"}
+    tensors = {f"model.{side}.norm.weight": plus_one(f"{side}_norm.weight")}
+    for name, part in names.items():
+        tensors[f"{theirs}pre_{name}_layernorm.weight"] = plus_one(f"{ours}{part}_residual.norm.weight")
+        tensors[f"{theirs}post_{name}_layernorm.weight"] = plus_one(f"{ours}{part}_residual.norm_after.weight")
+        if name != "feedforward":
+            tensors |= attention(theirs + name, ours + part, "q_proj k_proj v_proj o_proj")
+    return tensors | feed_forward(theirs + "mlp", ours + "feed_forward")
+
+
+register_tables(
+    Table(
+        model_type="t5gemma",
+        architecture="T5GemmaForConditionalGeneration",
+        config_class=TransformerConfig,
+        columns=(Column(_read_sides, _write_sides), Column(_read_output, write_output)),
+        skipped="vocab_size",
+        written={"is_encoder_decoder": True, "vocab_size": lambda config: config.target_vocab_size},
+    ),
+    model=Transformer,
+    prefix="model.",
+    tied={"lm_head.out_proj.weight": "model.decoder.embed_tokens.weight"},
+    ignored=("*.rotary_emb.inv_freq",),
+    tensors={
+        "model.encoder.embed_tokens.weight": same("source_embedding.weight"),
+        "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
+        **_stack("encoder"),
+        **_stack("decoder"),
+        "lm_head.out_proj.weight": transposed("output.weight"),
+    },
+)
