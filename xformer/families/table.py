@@ -82,11 +82,16 @@ class Table:
     def read_config(self, reader: ConfigReader) -> Any:
         """Translate config.json into a configuration."""
         reader.skip(*self.skipped.split())
-        fields = read_fields(reader, {**self.keys, **self.unwritten})
+        methods: dict[type, Callable[..., Any]] = {bool: reader.flag, float: reader.number}
+        fields: dict[str, Any] = {}
+        for name, key in {**self.keys, **self.unwritten}.items():
+            default = value_of(key.default, fields)
+            read: Callable[..., Any] = methods.get(key.kind or type(default), reader.count)
+            fields[name] = key.read(read(*key.names.split(), default=default))
         for column in self.all_columns():
             fields |= column.read(reader, fields)
-        for key, value in self.required.items():
-            reader.require(key, value_of(value, fields))
+        for required, value in self.required.items():
+            reader.require(required, value_of(value, fields))
         fields |= {name: value_of(value, fields) for name, value in self.fixed.items()}
         return self.config_class(**fields)
 
@@ -94,8 +99,9 @@ class Table:
         """Translate a configuration into the values of config.json; raise ConfigError if a column does not fit."""
         architecture = value_of(self.architecture, config)
         values: dict[str, Any] = {"architectures": [architecture]} if architecture else {}
-        values |= {"model_type": self.model_type}
-        values |= write_fields(config, self.keys)
+        values["model_type"] = self.model_type
+        for name, key in self.keys.items():
+            values[key.names.split()[0]] = getattr(config, name) if key.write is None else key.write(config)
         for column in self.all_columns():
             values |= column.write(config)
         return values | {key: value_of(value, config) for key, value in self.written.items()}
@@ -104,25 +110,6 @@ class Table:
 def value_of(value: Any, known: Any) -> Any:
     """Return a value of a table, which may be a function of what is known: the fields, or the configuration."""
     return value(known) if callable(value) else value
-
-
-def read_fields(reader: ConfigReader, keys: Mapping[str, Key]) -> dict[str, Any]:
-    """Return the fields that have a key of their own, by {field: key}. The same table is for `write_fields`."""
-    methods: dict[type, Callable[..., Any]] = {bool: reader.flag, float: reader.number}
-    fields: dict[str, Any] = {}
-    for name, key in keys.items():
-        default = value_of(key.default, fields)
-        read: Callable[..., Any] = methods.get(key.kind or type(default), reader.count)
-        fields[name] = key.read(read(*key.names.split(), default=default))
-    return fields
-
-
-def write_fields(config: Any, keys: Mapping[str, Key]) -> dict[str, Any]:
-    """Return the config.json keys of the fields that `read_fields` reads."""
-    return {
-        key.names.split()[0]: getattr(config, name) if key.write is None else key.write(config)
-        for name, key in keys.items()
-    }
 
 
 def register_tables(
