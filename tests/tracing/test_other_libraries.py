@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from tests.conftest import library_or_skip
 from tests.reference import for_each, raises_line
-from xformer.backends import array_namespace, from_host, resolve, to_host
+from xformer.backends import array_namespace, from_host, to_host
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import RULES
 
@@ -25,7 +26,7 @@ PARAMETERS: dict[str, tuple[float, ...]] = {
     "polygamma": (2,),
     "huber": (0.5,),
     **dict.fromkeys(("gammainc", "gammaincc", "chdtr", "chdtrc", "stdtr"), (1.7,)),
-    **dict.fromkeys(("betainc", "betaincc", "fdtr", "fdtrc"), (1.7, 2.3)),
+    **dict.fromkeys(("betainc", "betaincc", "fdtrc"), (1.7, 2.3)),
 }
 SPECIAL = [name.removeprefix("special.") for name in RULES if name.startswith("special.")] + ["sinc"]
 
@@ -147,7 +148,7 @@ def test_writes_into_an_argument_without_a_derivative_are_seen_by_the_caller():
     ("jax", ["kron", "linalg.eig", "polyfit"]),
 ])  # fmt: skip
 def test_functions_beside_the_standard_without_a_rule_are_absent(library, names):
-    xp = resolve(pytest.importorskip(library).__name__)
+    xp = library_or_skip(library)
 
     def function(x: Any) -> Any:
         ns = array_namespace(x)
@@ -203,5 +204,5 @@ def test_einops_and_opt_einsum_take_traced_arrays(name):
     np.testing.assert_allclose(xf.jit(function)(X, C), function(X, C))
     assert xf.vmap(function, in_axes=(0, None))(np.stack([X, C]), C)[0] == pytest.approx(function(X, C))
     for library in ("torch", "jax"):
-        xp = resolve(pytest.importorskip(library).__name__)
+        xp = library_or_skip(library)
         np.testing.assert_allclose(to_host(xf.grad(function)(from_host(xp, X), from_host(xp, C))), gradient)

@@ -84,8 +84,7 @@ def value_and_grad(
         with tracing(_base_of(leaves, selected)) as trace:
             traced, inputs = _leaves_of(trace, leaves, frozen)
             given = args, keywords
-            if not isinstance(selected, Module):  # whose operations take plain arrays
-                given = constants(given, trace)
+            given = given if isinstance(selected, Module) else trace.constants(given)
             result = function(*replaced(given[0], argnums, rebuild(traced)), **given[1])
             value, extra = split_aux(result) if has_aux else (result, None)
             _check_scalar(value)
@@ -179,14 +178,6 @@ def split_aux(result: Any) -> tuple[Any, Any]:
     if not (isinstance(result, tuple) and len(result) == 2):
         raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
     return result
-
-
-def constants(value: Any, trace: Any) -> Any:
-    """Return the arrays of a tree as constants of a trace, so that other libraries find one namespace for all."""
-    if is_array(value):
-        return trace.plain(value) if array_namespace(value).name == trace.library.name else value
-    has_arrays = isinstance(value, tuple | list | dict) and any(map(is_array, items_of(value)))
-    return map_items(lambda item: constants(item, trace), value) if has_arrays else value
 
 
 def check_unwritten(traced: Sequence[Tracer], given: Sequence[Any]) -> None:

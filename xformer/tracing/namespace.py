@@ -39,7 +39,7 @@ from xformer.tracing.record import (
 )
 from xformer.tracing.rule import OUTPUT_RULES, RULES, SEQUENCE_RULES, Pull, Record
 from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer, value_of
-from xformer.tree import is_array, rebuild_sequence
+from xformer.tree import is_array, items_of, map_items, rebuild_sequence
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
@@ -174,6 +174,16 @@ class GradTrace:
         constant = Tracer(self.unwrap(value), self, -1)
         constant._origin = PLAIN
         return constant
+
+    def constants(self, value: Any) -> Any:
+        """Return the arrays of a tree as constants, so that other libraries find one namespace for all arguments.
+
+        Modules, whose operations take plain arrays, and arrays of other libraries stay as they are.
+        """
+        if is_array(value):
+            return self.plain(value) if array_namespace(value).name == self.library.name else value
+        has_arrays = isinstance(value, tuple | list | dict) and any(map(is_array, items_of(value)))
+        return map_items(self.constants, value) if has_arrays else value
 
     def keep(self, value: Any) -> Any:
         """Unwrap a value that the backward pass needs, whatever is written into plain and outer arrays until then."""

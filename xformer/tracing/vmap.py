@@ -11,15 +11,7 @@ from xformer.backends import device, dtype_name, is_floating
 from xformer.errors import ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.batch import BatchTrace
-from xformer.tracing.grad import (
-    as_argument,
-    check_unwritten,
-    constants,
-    replaced,
-    selected_arguments,
-    split_aux,
-    vjp_in,
-)
+from xformer.tracing.grad import as_argument, check_unwritten, replaced, selected_arguments, split_aux, vjp_in
 from xformer.tracing.namespace import base_for, innermost_trace, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.tracer import Batch
@@ -169,7 +161,7 @@ def jacobian(
         xp = base_for(leaves)
 
         def run(arrays: Any) -> Any:
-            others, named = constants((args, keywords), innermost_trace())
+            others, named = innermost_trace().constants((args, keywords))
             result = function(*replaced(others, argnums, rebuild(arrays)), **named)
             return split_aux(result) if has_aux else (result, None)
 

@@ -18,14 +18,9 @@ def _call(xp: Any, name: str, *args: Any) -> Any:
     return base_function(xp, f"special.{name}")(*args)
 
 
-def _ratio(xp: Any, a: Any, b: Any, limit: float = 0.5) -> Any:
-    """Return a / b, and a limit where b is zero."""
-    return xp.where(b == 0, limit, a / xp.where(b == 0, 1.0, b))
-
-
-def _share(xp: Any, a: Any, b: Any) -> Any:
-    """Return a / b, and zero where a is zero."""
-    return xp.where(a == 0, 0.0, a) / xp.where(a == 0, 1.0, b)
+def _ratio(xp: Any, a: Any, b: Any, limit: float = 0.0) -> Any:
+    """Return a / b, and a limit where a is zero, as b may be."""
+    return xp.where(a == 0, limit, a / xp.where(a == 0, 1.0, b))
 
 
 # Densities of distributions.
@@ -62,7 +57,6 @@ _SCALE = 2.0 / math.sqrt(math.pi)
 _SLOPES: dict[str, Formula] = {
     "erf": lambda xp, x, y: _SCALE * xp.exp(-x * x),
     "erfc": lambda xp, x, y: -_SCALE * xp.exp(-x * x),
-    "erfcx": lambda xp, x, y: 2.0 * x * y - _SCALE,
     "erfinv": lambda xp, x, y: xp.exp(y * y) / _SCALE,
     "ndtr": lambda xp, x, y: _normal(xp, x),
     "ndtri": lambda xp, x, y: 1.0 / _normal(xp, y),
@@ -78,8 +72,8 @@ _SLOPES: dict[str, Formula] = {
     "huber": lambda xp, x, y, delta: xp.where(xp.abs(x) <= delta, x, delta * xp.sign(x)),
     "i0": lambda xp, x, y: _call(xp, "i1", x),
     "i0e": lambda xp, x, y: _call(xp, "i1e", x) - xp.sign(x) * y,
-    "i1": lambda xp, x, y: _call(xp, "i0", x) - _ratio(xp, y, x),
-    "i1e": lambda xp, x, y: _call(xp, "i0e", x) - _ratio(xp, y, x) - xp.sign(x) * y,
+    "i1": lambda xp, x, y: _call(xp, "i0", x) - _ratio(xp, y, x, 0.5),
+    "i1e": lambda xp, x, y: _call(xp, "i0e", x) - _ratio(xp, y, x, 0.5) - xp.sign(x) * y,
     "exp2": lambda xp, x, y: y * math.log(2.0),
     "cbrt": lambda xp, x, y: 1.0 / (3.0 * y * y),
     "gammainc": lambda xp, x, y, a: _gamma(xp, x, a),
@@ -89,15 +83,14 @@ _SLOPES: dict[str, Formula] = {
     "stdtr": lambda xp, x, y, df: _student(xp, x, df),
     "betainc": lambda xp, x, y, a, b: _beta(xp, x, a, b),
     "betaincc": lambda xp, x, y, a, b: -_beta(xp, x, a, b),
-    "fdtr": lambda xp, x, y, m, n: _fisher(xp, x, m, n),
     "fdtrc": lambda xp, x, y, m, n: -_fisher(xp, x, m, n),
 }
 # dy/da and dy/db of functions of two arrays.
 _SLOPES_OF_TWO: dict[str, tuple[Formula, Formula]] = {
-    "xlogy": (lambda xp, a, b: xp.log(b), _share),
-    "xlog1py": (lambda xp, a, b: xp.log1p(b), lambda xp, a, b: _share(xp, a, b + 1.0)),
-    "rel_entr": (lambda xp, a, b: xp.log(a / b) + 1.0, lambda xp, a, b: -_share(xp, a, b)),
-    "kl_div": (lambda xp, a, b: xp.log(a / b), lambda xp, a, b: 1.0 - _share(xp, a, b)),
+    "xlogy": (lambda xp, a, b: xp.log(b), _ratio),
+    "xlog1py": (lambda xp, a, b: xp.log1p(b), lambda xp, a, b: _ratio(xp, a, b + 1.0)),
+    "rel_entr": (lambda xp, a, b: xp.log(a / b) + 1.0, lambda xp, a, b: -_ratio(xp, a, b)),
+    "kl_div": (lambda xp, a, b: xp.log(a / b), lambda xp, a, b: 1.0 - _ratio(xp, a, b)),
     "betaln": (
         lambda xp, a, b: _call(xp, "digamma", a) - _call(xp, "digamma", a + b),
         lambda xp, a, b: _call(xp, "digamma", b) - _call(xp, "digamma", a + b),
@@ -105,16 +98,13 @@ _SLOPES_OF_TWO: dict[str, tuple[Formula, Formula]] = {
 }
 
 
-def _scaled(slope: Formula) -> Formula:
-    return lambda xp, g, x, y, *parameters: g * slope(xp, x, y, *parameters)
-
-
 def _scaled_by_two(slope: Formula) -> Formula:
     return lambda xp, g, a, b: g * slope(xp, array_like(xp, a, g), array_like(xp, b, g))
 
 
 for _name, _slope in _SLOPES.items():
-    defvjp(f"special.{_name}", _scaled(_slope), positions=(len(inspect.signature(_slope).parameters) - 3,))
+    _formula = lambda xp, g, x, y, *parameters, _slope=_slope: g * _slope(xp, x, y, *parameters)  # noqa: E731
+    defvjp(f"special.{_name}", _formula, positions=(len(inspect.signature(_slope).parameters) - 3,))
 for _name, _slopes in _SLOPES_OF_TWO.items():
     defvjp(f"special.{_name}", *map(_scaled_by_two, _slopes))
 RULES |= {f"special.{name}": RULES[name] for name in ("expm1", "log1p")}
