@@ -21,7 +21,7 @@ from xformer.ops.operation import Kernel
 def _choose(logits: Any, *arrays: Any, settings: tuple[float, ...] = (0.0,) * 4) -> None:
     """Launch the kernel, with the settings if they are not among its arrays."""
     logits, (rows, n), found = contiguous(logits), logits.shape, arrays[-1]
-    threads = min(1024, -(-n // 128) * 32)
+    threads = min(512 if logits.itemsize == 8 else 1024, -(-n // 128) * 32)
     launch.launch("topk.choose", dtype_names(logits, found), rows, threads, logits, *arrays, rows, n, *settings)
 
 

@@ -328,6 +328,7 @@ __global__ void __launch_bounds__(256)
     new_keys = head_of(new_keys, layout.new_key, row, shared) + from;
     new_values = head_of(new_values, layout.new_value, row, shared) + from;
     int head[M], place[M];  // of the queries
+    const auto edits = [&](int m) { return Edits<T>(layout, mask, bias, nullptr, row, head[m]); };
     W q[M][V], top[M], sum[M], total[M][V];
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -347,9 +348,7 @@ __global__ void __launch_bounds__(256)
             const int j = begin + u * groups;
             seen[u] = 0;
             for (int m = 0; m < M; ++m)
-                if (j < layout.keys && (!mask || head_of(mask, layout.mask, row, head[m])[place[m] * layout.mask[2] +
-                                                                                          j * layout.mask[3]]))
-                    seen[u] |= 1 << m;
+                if (edits(m).allows(place[m], j)) seen[u] |= 1 << m;
             const bool is_new = j >= start && j < start + num_new && j < layout.keys;
             if (seen[u] || is_new) {
                 const long long i = j - start;
@@ -378,9 +377,7 @@ __global__ void __launch_bounds__(256)
                     for (int k = 0; k < V; ++k) score += q[m][k] * k_wide[k];
                 for (int other = lanes / 2; other; other /= 2) score += __shfl_xor_sync(0xffffffffu, score, other);
                 if (!is_seen) continue;
-                const T* added = head_of(bias, layout.bias, row, head[m]);
-                score *= (W)scale;
-                if (bias) score += upcast(added[place[m] * layout.bias[2] + j * layout.bias[3]]);
+                score = edits(m).score(score, (float)scale, place[m], j);
                 if (score == -infinity()) continue;
                 const W before = top[m];
                 top[m] = maximum(before, score);

@@ -140,7 +140,8 @@ template <typename T> struct Logits {
     }
     template <typename F> __device__ void all(const F& use) const { visit(threadIdx.x * V, n, blockDim.x * V, use); }
 
-    // Find the largest key, of at least `last`, such that those above weigh less than a limit without the smallest one.
+    // Return a key of at least `last` above which logits remain: as many as weigh less than a limit, and those equal to
+    // the next one.
     template <typename Key, typename F>
     __device__ Key cut(Key last, Key high, Wide<T> limit, const F& weight) const
     {
@@ -168,7 +169,7 @@ template <typename T> struct Logits {
 // Step counts[row] reads its number from uniforms, (steps, rows), and stores (id, log-probability) in found, (steps,
 // rows, 2): NaN in rows without a finite logit. The order of sums depends on n only.
 template <typename T, typename F>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(sizeof(T) == 8 ? 512 : 1024)
     choose(const T* logits, long long* tokens, long long* counts, const bool* mask, const F* uniforms,
            const double* settings, F* found, long long rows, long long n, double temperature, double top_k,
            double top_p, double min_p)
@@ -180,27 +181,23 @@ __global__ void __launch_bounds__(1024)
     FOR_ROWS(row, rows) {
         const long long count = counts ? counts[row] : 0, place = count * rows + row;
         const Logits<T> own = {logits + row * n, mask, n, aligned<V>(logits, n)};
-        W top = -infinity(), sum = 0, total = 0, least = -infinity(), lowest = infinity(), mass = 0, id = -n;
+        W top = -infinity(), sum = 0, total = 0, least = -infinity(), mass = 0, id = -n;
         own.all([&](W x, long long) { top = maximum(top, x); });
         top = reduced<Max>(top);
         own.all([&](W x, long long) { sum += exponential(x - top); });
         sum = reduced<Sum>(sum);
-        const auto all = key_of(W(-infinity())) - 1, high = key_of(top);
-        auto last = all;  // those with larger keys remain
+        const auto high = key_of(top);
+        auto last = key_of(W(-infinity())) - 1;  // those with larger keys remain
         const W best = top / divisor;
-        const auto weight = [&](W x) { return x / divisor < least ? W(0) : exponential(x / divisor - best); };
+        const auto weight = [&](W x) {
+            return key_of(x) > last && x / divisor >= least ? exponential(x / divisor - best) : W(0);
+        };
         if (most > 0) last = own.cut(last, high, most, [](W) { return W(1); });
         if (share < 1) {
-            own.all([&](W x, long long) { total += key_of(x) > last ? weight(x) : W(0); });
+            own.all([&](W x, long long) { total += weight(x); });
             last = own.cut(last, high, share * reduced<Sum>(total), weight);
         }
-        if (last > all) {
-            own.all([&](W x, long long) {
-                if (key_of(x) > last && x < lowest) lowest = x;
-            });
-            least = -reduced<Max>(-lowest) / divisor;
-        }
-        least = maximum(least, best + range);
+        least = best + range;
         // A thread has neighbors, so that all earlier ones are those of earlier threads.
         const long long size = (n + blockDim.x * V - 1) / (blockDim.x * V) * V, first = threadIdx.x * size;
         const long long end = first + size < n ? first + size : n;
