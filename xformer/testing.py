@@ -112,18 +112,15 @@ class Report:
                 more = f" and {len(checks) - 4} more" if checks[4:] else ""
                 lines += [f"- {detail}: {names}{more}", f"  `{checks[0].reproduction}`"]
         timed = [(check.name, *check.times) for check in self.checks if check.times]
-        if timed:
-            lines += ["", "### Times", "", "| part | ms | times NumPy's |", "|---|---|---|"]
-            lines += [f"| {name} | {1e3 * own:.2f} | {own / numpy:.2f} |" for name, own, numpy in timed]
+        lines += ["", "### Times", "", "| part | ms | times NumPy's |", "|---|---|---|"] if timed else []
+        lines += [f"| {name} | {1e3 * own:.2f} | {own / numpy:.2f} |" for name, own, numpy in timed]
         return "\n".join([*lines, ""])
 
     def summary(self) -> str:
         """Return the library, what it lacks, and the number of checks that pass."""
-        count = sum(check.status == "ok" for check in self.checks)
-        lines = [f"{self.library} {self.version}, xformer {xf.__version__}: {count} of {len(self.checks)} checks pass"]
-        if self.missing:
-            lines.append(f"missing functions: {', '.join(self.missing)}")
-        return "\n".join(lines)
+        passed = f"{sum(check.status == 'ok' for check in self.checks)} of {len(self.checks)} checks pass"
+        missing = f"\nmissing functions: {', '.join(self.missing)}" if self.missing else ""
+        return f"{self.library} {self.version}, xformer {xf.__version__}: {passed}{missing}"
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.checks), self.summary()])
@@ -239,11 +236,9 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
 
 
 def _caller(error: BaseException) -> str:
-    """Return the last line of xformer in the traceback of an error."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(_PACKAGE)
-    ]
-    frame = frames[-1]
+    """Return the last line of xformer in the traceback of an error, but not the one that raises _TimeLimit."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.name != "stop"]
+    frame = [each for each in frames if Path(each.filename).is_relative_to(_PACKAGE)][-1]
     return f"{Path(frame.filename).relative_to(_PACKAGE.parent)}:{frame.lineno}: {frame.line}"
 
 
@@ -308,10 +303,6 @@ _MODELS: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 
 
-def _inputs(library: _Library, kind: str) -> tuple[Any, ...]:
-    return (library.source, library.target) if kind == "encoder-decoder" else (library.source,)
-
-
 def _fitted(library: _Library, model: Any, optimizer: Any, **options: Any) -> Any:
     num_tokens = int(np.count_nonzero(library.source))
     options = {"learning_rate": 3e-3, "num_tokens": lambda batch: num_tokens, **options}
@@ -330,8 +321,7 @@ def _sum_of_squares(model: Any, batch: Any, rng: Any) -> Any:
 
 def _compare(value: Any, reference: Any, tolerance: float) -> float:
     """Return the largest difference, relative to the largest value; raise _Difference if it is above a tolerance."""
-    arrays = (to_host(each) if hasattr(each, "dtype") else each for each in (value, reference))
-    value, reference = (np.asarray(each, dtype="float64") for each in arrays)
+    value, reference = (np.asarray(to_host(x) if hasattr(x, "dtype") else x, "float64") for x in (value, reference))
     difference = float(np.max(np.abs(value - reference)) / max(1.0, float(np.max(np.abs(reference)))))
     if not difference <= tolerance:
         raise _Difference(f"{difference:.1g} from NumPy, expected at most {tolerance:.0e}")
@@ -380,15 +370,13 @@ def _checks() -> Iterator[tuple[str, str, Callable[[_Library], Any]]]:
         yield "functions", call, functools.partial(_function, call, False)
     for call in _CALLS[0]:
         yield "derivatives", call, functools.partial(_function, call, True)
-    for name in NAMES:
-        yield "parts", name, functools.partial(_part, name, False)
-        if name not in ("train-step", "decode"):
-            yield "parts", f"{name}, backward", functools.partial(_part, name, True)
+    for name in (*NAMES, *(f"{name}, backward" for name in NAMES if name not in ("train-step", "decode"))):
+        yield "parts", name, functools.partial(_part, name)
 
 
 def _forward(library: _Library, *, kind: str, **options: Any) -> float:
     reference, model = library.models(kind, **options)
-    inputs = _inputs(library, kind)
+    inputs = (library.source, library.target) if kind == "encoder-decoder" else (library.source,)
     return _compare(model(*inputs), reference(*inputs), 1e-5)
 
 
@@ -421,11 +409,9 @@ def _dropout(library: _Library) -> float | None:
 
 
 def _training(library: _Library, *, optimizer: str) -> float:
-    losses = []
-    for model in library.models("encoder-decoder", dropout=0.0):
-        _, history = _fitted(library, model, getattr(xf, optimizer)(), steps=_STEPS)
-        losses.append(np.asarray(history[-1].loss))
-    return _compare(losses[1], losses[0], 1e-3)
+    models = library.models("encoder-decoder", dropout=0.0)
+    expected, loss = (_fitted(library, each, getattr(xf, optimizer)(), steps=_STEPS)[1][-1].loss for each in models)
+    return _compare(loss, expected, 1e-3)
 
 
 def _tokens(hypotheses: Any) -> list[list[list[int]]]:
@@ -495,11 +481,9 @@ def _jit(library: _Library) -> float:
 
 def _out_of_range(library: _Library) -> None:
     _, model = library.models("encoder-decoder")
-    try:
+    with contextlib.suppress(DataError):
         model(library.source + 100, library.target)
-    except DataError:
-        return
-    raise _Difference("ids from NumPy that exceed the vocabulary are not refused")
+        raise _Difference("ids from NumPy that exceed the vocabulary are not refused")
 
 
 # --- functions and parts ----------------------------------------------------------------------------------------------
@@ -547,10 +531,11 @@ def _fact(value: Any, name: str) -> str:
     return str(tuple(fact)) if name == "shape" else re.sub("^int.*", "int", dtype_name(fact))  # indices: of any size
 
 
-def _part(name: str, backward: bool, library: _Library) -> tuple[float, Any]:
+def _part(name: str, library: _Library) -> tuple[float, Any]:
+    part, _, backward = name.partition(", ")
     fingerprints, times = [], []
     for backend in (library.xp, "numpy"):
-        computation = build({**DEFAULTS, **_PART_SIZES, "part": name, "backward": backward, "backend": backend})
+        computation = build({**DEFAULTS, **_PART_SIZES, "part": part, "backward": bool(backward), "backend": backend})
         with computation.context():
             fingerprints.append(computation.fingerprint(computation.step(0)))
             times.append(min(duration(computation, 1, 1) for _ in range(5)))

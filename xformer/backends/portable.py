@@ -72,10 +72,8 @@ def top_k(xp: Any, x: Array, k: int) -> tuple[Any, Any]:
 
     Everything is sorted, as CuPy's argpartition does it, too, unless the library has the draft's `top_k`.
     """
-    own = getattr(xp.module, "top_k", None)
-    if own is None or not xp.is_host_accessible(x):
-        return _sorted(xp, x, k)
-    return ranked(xp, x, own(x, k, axis=-1)[1])
+    has_own = hasattr(xp.module, "top_k") and xp.is_host_accessible(x)
+    return ranked(xp, x, xp.module.top_k(x, k, axis=-1)[1]) if has_own else _sorted(xp, x, k)
 
 
 def ranked(xp: Namespace, x: Array, indices: Array) -> tuple[Any, Any]:
