@@ -15,6 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -27,10 +28,14 @@ from xformer.cli.main import exit_code
 from xformer.data.demo_tasks import numbers_task
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+SOURCES = ("README.md", "docs/how-to/install.md", "docs/how-to/command-line.md", "docs/how-to/gpu.md")
+TEXTS = [(ROOT / name).read_text(encoding="utf-8") for name in SOURCES]
+BLOCKS = [
+    block for text in TEXTS for block in re.findall(r"^```(\w+)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 PAGES = [ROOT / "docs" / name for name in ("index.md", "sharp-bits.md")]
-PAGES += sorted((ROOT / "docs" / "how-to").glob("*.md"))
+PAGES += sorted(page for page in (ROOT / "docs" / "how-to").glob("*.md") if page.name != "command-line.md")
 PYTHON = re.compile(r"^( *)```python(?: title=\"(.*?)\")?\n(.*?)^ *```$", flags=re.DOTALL | re.MULTILINE)
 # Blocks that need a server, an export, a tokenizer with all characters, a GPU, or large packages.
 NEEDS_MORE = (
@@ -54,6 +59,7 @@ SHORTER = {
     "--max-minutes 90": "--max-steps 3 --recipe small.toml",
     "--out titles": "--out titles --max-steps 3 --recipe small.toml --task summarization",
 }
+SHORTER["xformer demo"] = "xformer demo --seconds 1"
 SHORTER["--max-minutes 5"] = SHORTER["--max-minutes 90"]
 SHORTER['"docs/recipes/multi30k-de-en.toml"'], SHORTER["max_minutes=90"] = '"small.toml"', "max_steps=3"
 SHORTER["--backend cupy"] = f"--backend {'cupy' if has_gpu() else 'numpy'}"
@@ -133,12 +139,11 @@ def make_gguf(path: Path, template: str) -> None:
 def run_line(line: str) -> None:
     for original, replacement in SHORTER.items():
         line = line.replace(original, replacement)
-    words = shlex.split(line)
-    if words[0] == "xformer":
-        assert exit_code(words[1:]) == 0, line
-        return
-    for command in line.split(" && "):
-        check_setup(shlex.split(command))
+    for words in map(shlex.split, line.split(" && ")):
+        if words[0] == "xformer":
+            assert exit_code(words[1:]) == 0, line
+        else:
+            check_setup(words)
 
 
 def check_setup(words: list[str]) -> None:
@@ -164,8 +169,8 @@ def test_every_block_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
             for original, replacement in SHORTER.items():
                 text = text.replace(original, replacement)
             exec(compile(text, "README.md", "exec"), names)
-        else:
-            assert language == "sh", f"the README has a code block in {language!r}; expected sh or python"
+        elif language != "text":
+            assert language == "sh", f"a page has a code block in {language!r}; expected sh, text or python"
             for line in filter(None, map(str.strip, text.split("\n"))):
                 run_line(line)
     assert {"sh", "python"} == set(languages)
@@ -179,13 +184,16 @@ def test_files_named_in_the_readme_exist() -> None:
         assert (ROOT / name).exists(), f"the README names {name}, which does not exist"
 
 
-@pytest.mark.parametrize("library", ["torch", pytest.param("jax.numpy", marks=pytest.mark.slow)])
-def test_first_blocks_run_on_other_libraries(library: str) -> None:
+@pytest.mark.parametrize("library", ["numpy", "torch", pytest.param("jax.numpy", marks=pytest.mark.slow)])
+def test_losses_of_the_readme_are_those_of_each_library(library: str) -> None:
     xp = pytest.importorskip(library)
-    names: dict[str, object] = {"library": xp}
+    names: dict[str, Any] = {"library": xp}
     (text,) = [text for language, text in BLOCKS if language == "python" and "xf.fit(" in text]
     assert "xp=np" in text
-    exec(compile(text.replace("xp=np", "xp=library").replace("steps=60", "steps=2"), "README.md", "exec"), names)
+    exec(compile(text.replace("xp=np", "xp=library"), "README.md", "exec"), names)
+    (row,) = re.findall(rf"^\| `xp={library}` \| (.*) \|$", TEXTS[0], flags=re.MULTILINE)
+    received = [step.loss for step in names["history"][::10]]
+    np.testing.assert_allclose(received, [*map(float, row.split(" | "))], atol=2e-4)
     fit = (ROOT / "docs" / "examples" / "fit_arrays.py").read_text(encoding="utf-8")
     fit = fit.replace("xp = np  #", "xp = library  #").replace("steps=300,\n", "steps=2,\n")
     exec(compile(fit[: fit.index("assert")], "fit_arrays.py", "exec"), {**names, "__name__": "__main__"})
