@@ -38,8 +38,11 @@ def test_the_page_has_these_states(report):
     if report["versions"] != REPORT["versions"]:
         pytest.skip("other versions of the packages")
     for name, states in report["functions"].items():
-        recorded = {library: REPORT["functions"][name][library] for library in LIBRARIES}
-        assert states == recorded, f"{name}: run: python -m tests.tracing.clients; python docs/library_tables.py"
+        for library, state in states.items():  # without the reasons, which change with the code of the packages
+            recorded = REPORT["functions"][name][library].split(":")[0]
+            assert state.split(":")[0] == recorded, (
+                "run: python -m tests.tracing.clients; python docs/library_tables.py"
+            )
 
 
 def test_most_functions_are_right_on_every_library():

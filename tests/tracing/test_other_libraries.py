@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import array_api_compat
@@ -130,6 +131,21 @@ def test_constants_have_the_methods_and_values_of_their_arrays(xp):
         assert log == ["a"]
     with pytest.raises(AttributeError):
         xf.grad(lambda x, c: (c + 0).sort())(np.ones(3), np.ones(3))  # which would sort a copy
+
+
+def test_arguments_that_no_trace_takes_stay_as_they_are():
+    table = collections.defaultdict(list, {"a": np.ones(3)})
+    log: list[str] = []
+
+    def function(x: Any, masked: Any, table: Any, log: Any, name: Any) -> Any:
+        assert type(masked) is np.ma.MaskedArray
+        assert table["b"] == []
+        log.append(name)
+        return np.sum(x * table["a"]) * masked.count()
+
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    assert xf.grad(function)(np.ones(3), masked, table, log, "c").tolist() == [1.0, 1.0, 1.0]
+    assert log == ["c"]
 
 
 def test_writes_into_an_argument_without_a_derivative_are_seen_by_the_caller():

@@ -24,7 +24,7 @@ from xformer import hints
 from xformer.backends import Library, array_namespace, extra, is_inexact
 from xformer.backends.arrays import check_class
 from xformer.backends.library import NOT_PLAIN, as_arrays
-from xformer.errors import DifferentiationError, XformerError
+from xformer.errors import BackendError, DifferentiationError, XformerError
 from xformer.tracing.einops import PENDING
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import (
@@ -178,12 +178,13 @@ class GradTrace:
     def constants(self, value: Any) -> Any:
         """Return the arrays of a tree as constants, so that other libraries find one namespace for all arguments.
 
-        Modules, whose operations take plain arrays, and arrays of other libraries stay as they are.
+        Modules, whose operations take plain arrays, and arrays of other libraries or of subclasses stay as they are.
         """
         if is_array(value):
-            return self.plain(value) if array_namespace(value).name == self.library.name else value
-        has_arrays = isinstance(value, tuple | list | dict) and any(map(is_array, items_of(value)))
-        return map_items(self.constants, value) if has_arrays else value
+            with contextlib.suppress(BackendError):  # of classes that no trace takes
+                return self.plain(value) if array_namespace(value).name == self.library.name else value
+        is_tree = type(value) in (dict, list, tuple) or hasattr(value, "_fields")
+        return map_items(self.constants, value) if is_tree and any(map(is_array, items_of(value))) else value
 
     def keep(self, value: Any) -> Any:
         """Unwrap a value that the backward pass needs, whatever is written into plain and outer arrays until then."""
