@@ -64,6 +64,17 @@ _MAX_LINKS = 40  # one after another, as on Linux
 
 
 @contextlib.contextmanager
+def file_errors(message: str) -> Iterator[None]:
+    """Turn an OSError inside the block into CheckpointError, with the reason after the message."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{message}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` only once everything is written and on disk.
 
@@ -190,10 +201,8 @@ def lock_directory(directory: Path, activity: str = "training") -> Iterator[None
         yield
         return
     lock_file = None if importlib.util.find_spec("fcntl") else directory / ".lock"  # Windows opens no directories
-    try:
+    with file_errors(f"cannot open {lock_file or directory}"):
         handle = os.open(directory, os.O_RDONLY) if lock_file is None else os.open(lock_file, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise CheckpointError(f"cannot open {lock_file or directory}: {error.strerror or error}") from error
     try:
         try:
             if lock_file is None:
@@ -346,17 +355,14 @@ def load_arrays(path: str | os.PathLike[str], *, keep: bool = False) -> tuple[di
     check_path(path)
     path = Path(path)
     tensors = []
-    try:
-        with path.open("rb") as file:  # once: a training may replace the file
-            entries, metadata = _read_header(path, file)
-            for name, (code, shape, offset, num_bytes) in entries.items():
-                data = bytearray(num_bytes)  # writable, so that the arrays are
-                file.seek(offset)
-                if file.readinto(data) != num_bytes:
-                    raise CheckpointError(f"{path} became shorter while it was read; read it again")
-                tensors.append((name, code, shape, data))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    with file_errors(f"cannot read {path}"), path.open("rb") as file:  # once: a training may replace the file
+        entries, metadata = _read_header(path, file)
+        for name, (code, shape, offset, num_bytes) in entries.items():
+            data = bytearray(num_bytes)  # writable, so that the arrays are
+            file.seek(offset)
+            if file.readinto(data) != num_bytes:
+                raise CheckpointError(f"{path} became shorter while it was read; read it again")
+            tensors.append((name, code, shape, data))
     checksum = metadata.pop(_CHECKSUM, None)  # files of other programs have none
     if checksum is not None and checksum != _checksum(tensors, metadata):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum; use another copy")

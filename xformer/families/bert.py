@@ -133,6 +133,7 @@ def encoder_tensors(
     return {
         f"{prefix}embeddings.word_embeddings.weight": same("embedding.weight"),
         f"{prefix}embeddings.token_type_embeddings.weight": same("token_types.weight"),
+        f"{prefix}embeddings.position_embeddings.weight": same("input.positions.weight"),
         **affine(f"{prefix}embeddings.LayerNorm", "input.norm"),
         **attention(layer + "attention", _OURS + "self_attention", names),
         **affine(f"{layer}attention.{norm}", _OURS + "self_attention_residual.norm"),
@@ -154,7 +155,6 @@ register_encoder(
     ),
     {
         **encoder_tensors("bert."),
-        "bert.embeddings.position_embeddings.weight": same("input.positions.weight"),
         **linear("bert.pooler.dense", "pooler.linear"),
         **masked_lm_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"),
         **linear("classifier", "classifier"),
@@ -188,7 +188,6 @@ register_encoder(
     ),
     {
         **encoder_tensors("electra."),
-        "electra.embeddings.position_embeddings.weight": same("input.positions.weight"),
         **linear("electra.embeddings_project", "input.projection"),
         **masked_lm_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
         **linear("classifier.dense", "pooler.linear"),

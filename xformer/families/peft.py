@@ -15,7 +15,7 @@ from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families.family import FAMILIES, Family
 from xformer.families.layouts import Layout
 from xformer.families.tensor_files import read_header
-from xformer.io import check_path, read_json, save_arrays, write_json
+from xformer.io import check_path, file_errors, read_json, save_arrays, write_json
 from xformer.layers.adapters import LoraWeight, adapters_of, linear_maps, with_adapters
 from xformer.models import LanguageModel, Transformer
 from xformer.models.base import BaseModel
@@ -88,10 +88,8 @@ def save_lora(
     if len(ranks) > 1 or len(alphas) > 1:
         raise ConfigError(f"adapters have the ranks {sorted(ranks)} and alphas {sorted(alphas)}; expected one each")
     path = Path(directory)
-    try:
+    with file_errors(f"cannot create {path}"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot create {path}: {error.strerror or error}") from error
     save_arrays(path / "adapter_model.safetensors", tensors, {"format": "pt"})
     names = sorted(name.removeprefix(_PREFIX).removesuffix(".lora_A.weight") for name in tensors if ".lora_A." in name)
     values = {"peft_type": "LORA", "r": ranks.pop(), "lora_alpha": alphas.pop(), "target_modules": names}

@@ -12,7 +12,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.checkpoint import describe_missing, write_configs
 from xformer.families.gguf_file import find_gguf
-from xformer.io import atomic_write, lock_directory, read_json, unwritable_parent, write_json
+from xformer.io import atomic_write, file_errors, lock_directory, read_json, unwritable_parent, write_json
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
@@ -200,10 +200,8 @@ class RunDirectory:
         """Undo the replacement of the best model; return whether there was a backup."""
         if not self._backup.exists():
             return False
-        try:
+        with file_errors(f"cannot write {self.model}"):
             os.replace(self._backup, self.model)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self.model}: {error.strerror or error}") from error
         return True
 
 
@@ -226,8 +224,5 @@ def copy_pretrained(source: Path, target: Path) -> None:
 
 def sha256(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file's content in hexadecimal; raise CheckpointError if it cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    with file_errors(f"cannot read {path}"), Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

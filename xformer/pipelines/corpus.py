@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.config import check_count, dotted
-from xformer.errors import CheckpointError, ConfigError, CorpusError, XformerError, is_out_of_memory
-from xformer.io import atomic_write, lock_directory, read_json, read_log, write_json
+from xformer.errors import ConfigError, CorpusError, XformerError, is_out_of_memory
+from xformer.io import atomic_write, file_errors, lock_directory, read_json, read_log, write_json
 from xformer.text.corpus import LineChunk, LineChunks
 
 _FORMAT = 1  # of manifest.json
@@ -175,10 +175,8 @@ def process_corpus(
     check_count("max_pending", max_pending)
     directory = Path(directory)
     chunks = LineChunks(source, chunk_lines)
-    try:
+    with file_errors(f"cannot create {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot create {directory}: {error.strerror or error}") from error
     failures: dict[Path, str] = {}
     with lock_directory(directory, "processing a corpus"):
         _check_manifest(directory, chunks, settings)

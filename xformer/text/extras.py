@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from xformer.errors import CheckpointError, MissingPackageError, XformerError, how_to_install
-from xformer.io import check_no_lfs_pointer
+from xformer.io import check_no_lfs_pointer, file_errors
 
 MAX_BYTES = 1 << 30  # far above any tokenizer
 
@@ -43,15 +43,11 @@ def library_errors(message: str) -> Iterator[None]:
 
 def read_bytes(path: Path, description: str = "file of a tokenizer", max_bytes: int = MAX_BYTES) -> bytes:
     """Read a file of a checkpoint; raise CheckpointError if it cannot be read, or is larger than `max_bytes`."""
-    try:
+    with file_errors(f"cannot read {path}"):
         if path.stat().st_size > max_bytes:
             raise CheckpointError(f"{path} has more than {max_bytes >> 20} MiB; expected a {description}")
         check_no_lfs_pointer(path)
         return path.read_bytes()
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def new_figure(width: float, height: float) -> Any:
