@@ -107,7 +107,8 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, experts: tuple[Expert, ...]) -> 
         parts = cublas.batched_product(x_tiles.swapaxes(1, 2), g_tiles, dtype=dtype)
         cotangents[2::each] = _sum_tiles(parts, layout, x.dtype)
     if each == 2 and any(needs[3::2]):
-        parts = array_namespace(x).sum(g_tiles, axis=1, keepdims=True, dtype=dtype)
+        ones = array_namespace(x).ones((layout.tiles, 1, layout.tile), dtype=x.dtype)
+        parts = cublas.batched_product(ones, g_tiles, dtype=dtype)
         cotangents[3::2] = [total[0] for total in _sum_tiles(parts, layout, x.dtype)]
     return dx, *(cotangent if needed else None for cotangent, needed in zip(cotangents[1:], needs[1:], strict=True))
 

@@ -72,18 +72,19 @@ def _project_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, A
     weight, given = _joined(weights), [each for each in biases if each is not None]
     bias, pair = _joined(given) if given else None, None if given else _pair(weights)
     is_joined = len(weights) > 1 and weight is not None and len(given) in (0, len(weights))
-    rows, end = x.reshape((math.prod(x.shape[:2]), x.shape[2])), 0
-    if is_joined and (bias is not None or not given):
-        products, columns = _affine(rows, weight, bias, False), []
-        for each in weights:
-            columns.append(products[:, end : (end := end + each.shape[1])])
-    elif pair is not None:
-        first, distance, step = pair
-        columns = [*batched_product(rows, first, distance=distance)][::step]
-    else:
+    is_joined = is_joined and (bias is not None or not given)
+    if not is_joined and pair is None:
         return _FUNCTIONS[0](x, *maps, heads=heads, save=save)
     for arrays in (weights, given) if given else (weights,):
         calls.repeat_at_distances(arrays)
+    rows, end = x.reshape((math.prod(x.shape[:2]), x.shape[2])), 0
+    if is_joined or pair is None:
+        products, columns = _affine(rows, weight, bias, False), []
+        for each in weights:
+            columns.append(products[:, end : (end := end + each.shape[1])])
+    else:
+        first, distance, step = pair
+        columns = [*batched_product(rows, first, distance=distance)][::step]
     shapes = ((*x.shape[:2], count, y.shape[1] // count) for y, count in zip(columns, heads, strict=True))
     outputs = (y.reshape(shape).transpose((0, 2, 1, 3)) for y, shape in zip(columns, shapes, strict=True))
     return tuple(outputs), (x, weights, None)
