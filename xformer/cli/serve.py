@@ -23,10 +23,10 @@ Answer a chat:
 Transcribe a recording:
   curl localhost:8000/v1/audio/transcriptions -F file=@speech.wav
 
-Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/audio/transcriptions,
-/classify, /explore, /attention, /layers, /runs; http://localhost:8000/docs lists their fields. Concurrent requests with
-the same settings are computed together. Only this machine can connect, unless --host and --token are passed. Ctrl-C
-waits for running requests and stops.
+Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/responses, /v1/embeddings,
+/v1/audio/transcriptions, /classify, /v1/rerank, /v1/score, /tokenize, /explore, /attention, /layers, /runs, /metrics;
+http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed together. Only
+this machine can connect, unless --host and --token are passed. Ctrl-C waits for running requests and stops.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class PrefixCache:
         self._blocks: OrderedDict[bytes, tuple[_Block, int]] = OrderedDict()
         self._model: Any = None
         self._lock = threading.Lock()
+        self.num_reused = 0  # tokens
 
     def __reduce__(self) -> Any:
         return PrefixCache, (self.max_bytes,)  # copies are empty
@@ -87,6 +88,7 @@ class PrefixCache:
                 xp = array_namespace(pairs[0][0])
                 layer.self_attention.append(*(xp.concat(list(arrays), axis=2) for arrays in zip(*pairs, strict=True)))
             cache.advance(len(known) * CHUNK)
+            self.num_reused += len(known) * CHUNK
         new = []
         for chunk in chunks[len(known) :]:
             model.decode_step(to_device([chunk]), cache)

@@ -165,19 +165,41 @@ class _Template:
 
 
 def encode_chat(
-    tokenizer: BaseTokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    tokenizer: BaseTokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of a chat, in which special tokens come from the template only.
 
     Special tokens that are spelled out in messages or tools are cut in two after their first character, so that they
     are read as text.
 
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        messages: Messages of the chat.
+        tools: Functions that the chat may call.
+        add_generation_prompt: End with the start of an answer.
+        continue_final_message: End with the text of the last message instead.
+        variables: Further variables of the template.
+
     Raises:
         CheckpointError: If the checkpoint has no chat template, or it is invalid.
-        DataError: If the template rejects the messages.
+        DataError: If the template rejects the messages, or the last message cannot be continued.
     """
-    template = _Template(tokenizer, messages, tools)
-    parts = tokenizer.encode_batch(template.render().split(template.cut), special_tokens=False)
+    template, variables = _Template(tokenizer, messages, tools), dict(variables or {})
+    if reserved := variables.keys() & {"messages", "template", "tools", "add_generation_prompt", "count"}:
+        raise DataError(f"chat_template_kwargs has {min(reserved)!r}, which the chat sets; expected other variables")
+    text = template.render(add_generation_prompt=add_generation_prompt and not continue_final_message, **variables)
+    if continue_final_message:
+        last = str(template.messages[-1].get("content") or "").strip()
+        if not last or last not in text:
+            raise DataError("continue_final_message is true, but the chat template has no text of the last message")
+        text = text[: text.rindex(last) + len(last)]
+    parts = tokenizer.encode_batch(text.split(template.cut), special_tokens=False)
     return [index for part in parts for index in part]
 
 

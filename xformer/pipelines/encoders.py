@@ -15,7 +15,7 @@ from xformer.data.token_rows import fill_batches
 from xformer.errors import ConfigError, DataError, check_arguments, nearest_hint
 from xformer.models import BaseModel, Encoder, EncoderConfig, ImageEncoderConfig, LanguageModel
 from xformer.models.encoder import last_token_mask, mean_of_tokens, normalized
-from xformer.models.token_ids import pad
+from xformer.models.token_ids import check_tokens, pad
 from xformer.pipelines.base import Pipeline, check_class
 from xformer.pipelines.sentence_transformers import MIN_LENGTH, POOLINGS, SCORES, Dense, read_embedder, read_reranker
 from xformer.text.normalize import check_texts
@@ -170,7 +170,7 @@ class Embedder(EncoderPipeline):
     )
     def __call__(
         self,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str | list[int]],
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
@@ -180,7 +180,7 @@ class Embedder(EncoderPipeline):
         """Return the vectors of texts, a NumPy array (texts, features); also called `encode`, as elsewhere.
 
         Args:
-            texts: Texts; for a single text, the result is its vector, (features,).
+            texts: Texts, or lists of token ids; for a single text, the result is its vector, (features,).
             prompt: Text to put before each text. Default: that of prompt_name, or of the default prompt.
             prompt_name: Name of one of the prompts.
             truncate_dim: Number of features to keep. Default: that of the embedder.
@@ -192,7 +192,7 @@ class Embedder(EncoderPipeline):
                 above the features of vectors.
         """
         rows: Any = [texts] if isinstance(texts, str) else texts
-        check_texts(rows)
+        check_texts([row for row in rows if not isinstance(row, list)] if isinstance(rows, list) else rows)
         truncate_dim = self.truncate_dim if truncate_dim is None else self._check_dim(truncate_dim)
         prompt, num_skipped = self._prompt(prompt, prompt_name), 0
         if prompt and not self.include_prompt:
@@ -204,12 +204,19 @@ class Embedder(EncoderPipeline):
                 )
         if not len(rows):
             return np.zeros((0, truncate_dim or self.num_features), np.float32)
-        encoded = self.token_ids([prompt + text for text in rows])
+        encoded = self.encoded(rows, prompt)
         vectors = self._run(encoded, functools.partial(self._pool, num_skipped), batch_tokens)
         vectors = vectors if truncate_dim is None else self.truncate(vectors, truncate_dim)
         return vectors[0] if isinstance(texts, str) else vectors
 
     encode = __call__
+
+    def encoded(self, rows: Sequence[str | list[int]], prompt: str = "") -> list[list[int]]:
+        """Return the token ids of texts, each after a prompt; token ids stay as they are. All are truncated."""
+        texts = iter(self.token_ids([prompt + row for row in rows if isinstance(row, str)]))
+        size = self.model.config.vocab_size
+        ids = [next(texts) if isinstance(row, str) else check_tokens("a text", row, size) for row in rows]
+        return [each[: self.max_length] for each in ids]
 
     def truncate(self, vectors: Any, truncate_dim: int) -> Any:
         """Return the first features of vectors (texts, features), a NumPy array; normalized if the embedder does so.

@@ -11,12 +11,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from xformer.serve import audio, interpret, native, openai  # noqa: F401 - they declare routes
+from xformer.serve import audio, interpret, native, openai, responses  # noqa: F401 - they declare routes
 from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
 from xformer.serve.models import ServedModel, Server
@@ -68,7 +69,7 @@ class Guard:
         if self.config.host not in _WILDCARDS and _hostname(host) not in (*LOOPBACK, self.config.host):
             return JobError(f"host {host[:80]!r} is not served; expected {self.config.host}", 403, "host")
         origin = headers.get("origin")
-        if origin is not None and origin.split("://")[-1] != host:
+        if origin is not None and origin.split("://")[-1] != host and origin not in self.config.cors_origins:
             return JobError(f"origin {origin[:80]!r} may not use this server", 403, "origin")
         if self.config.token is None:  # whatever address the application listens on
             client = scope.get("client")
@@ -129,4 +130,8 @@ def create_app(models: Sequence[ServedModel], config: ServeConfig | None = None)
     handlers: Any = {HTTPException: on_error, Exception: on_error}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.state.server = server
-    return Guard(app, server.config)
+    guarded = Guard(app, server.config)
+    if not server.config.cors_origins:
+        return guarded
+    access: Any = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-xformer-ignored"]}
+    return CORSMiddleware(guarded, allow_origins=server.config.cors_origins, **access)

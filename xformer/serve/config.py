@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from xformer.config import Config, option
@@ -26,6 +27,9 @@ class ServeConfig(Config):
     token: str | None = option(
         "Token that requests must send: Authorization: Bearer TOKEN. `auto` makes a new one.", default=None
     )
+    cors_origins: tuple[str, ...] = option(
+        "Origin of pages of other sites that may use the server, such as https://example.org; repeatable.", default=()
+    )
     max_requests: int = option(
         "Maximum number of requests at a time; further ones receive status 429.", default=64, at_least=1, panel="Limits"
     )
@@ -49,6 +53,9 @@ class ServeConfig(Config):
         super().__post_init__()
         if self.host not in LOOPBACK and self.token is None:
             raise ConfigError(f"host is {self.host!r}, which other machines can reach; expected a token (--token auto)")
+        for origin in self.cors_origins:
+            if not re.fullmatch(r"https?://[^/*\s]+", origin):
+                raise ConfigError(f"cors_origins has {origin!r:.80}; expected origins such as https://example.org")
         if self.token is not None and len(self.token) < 8:
             raise ConfigError(f"token has {len(self.token)} characters; expected at least 8")
 

@@ -33,6 +33,7 @@ from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.serve import schema
 from xformer.serve.config import ServeConfig, check_ids
 from xformer.serve.jobs import Job, JobError, Worker, too_long
+from xformer.serve.metrics import Metrics
 
 _ENCODING_THREADS = 2
 MAX_SOURCE_LENGTH = 1024
@@ -237,6 +238,7 @@ class Server:
         if self.config.reproducible:
             parameters = [model.pipeline.model._parameter for model in models]
             use_reproducible_on(*[name for x in parameters for name in (array_namespace(x).name, dtype_name(x.dtype))])
+        self.metrics = Metrics()
         self.num_active = 0
         self.is_draining = False
         self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "xformer encoding")
@@ -328,7 +330,15 @@ class Server:
             if config.method == "greedy":  # as the pipeline does
                 config = dataclasses.replace(config, num_beams=NUM_BEAMS_FOR_LENGTHS)
         if on_text := options.pop("on_text", None):
-            options["on_text"] = lambda *arguments: on_text(job, *arguments)
+            waiting = [time.monotonic()]
+
+            def send(*arguments: Any) -> None:
+                if waiting:
+                    seconds = time.monotonic() - waiting.pop()
+                    self.metrics.observe("xformer_first_token_seconds", seconds, model=model.name)
+                on_text(job, *arguments)
+
+            options["on_text"] = send
 
         def prepare() -> Task[Any]:
             ids = encode()
@@ -340,10 +350,20 @@ class Server:
             if is_reproducible():
                 options["logits_processors"] = [*options.get("logits_processors", ()), record]
             task = model.pipeline.search_task(ids, config, sequence_bias=bias, **options)
-            return finish(job, ids, record.add_to(_limited(task, self.config.max_request_tokens)))
+            task = self._counted(record.add_to(_limited(task, self.config.max_request_tokens)), model.name, ids)
+            return finish(job, ids, task)
 
         job.task = await self.in_thread(prepare)
         return job
+
+    def _counted(
+        self, task: Task[list[list[Output]]], model: str, ids: Sequence[Sequence[int]]
+    ) -> Task[list[list[Output]]]:
+        self.metrics.add("xformer_prompt_tokens_total", sum(map(len, ids)), model=model)
+        found = yield from task
+        count = sum(len(output.tokens) for outputs in found for output in outputs)
+        self.metrics.add("xformer_generation_tokens_total", count, model=model)
+        return found
 
     def close(self) -> None:
         """Stop the models."""

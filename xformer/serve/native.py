@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+from starlette.responses import PlainTextResponse, Response
 
 import xformer
 from xformer.errors import DataError
 from xformer.generation.engine import Task
 from xformer.io import read_log
-from xformer.pipelines import Classifier, Output, Reranker, Summarizer, Translator
+from xformer.pipelines import Classifier, Embedder, Output, Reranker, Summarizer, Translator
 from xformer.pipelines.output_text import Token
 from xformer.serve import schema
 from xformer.serve.jobs import Event, Job, JobError
@@ -48,6 +51,27 @@ async def health(server: Server) -> schema.Health:
     workers = [model.worker for model in server.models.values()]
     running, waiting = sum(each.num_running for each in workers), sum(each.num_waiting for each in workers)
     return schema.Health("draining" if server.is_draining else "ok", xformer.__version__, running, waiting)
+
+
+@route("GET", "/version")
+async def version(server: Server) -> schema.Version:
+    """Return the version of the server."""
+    return schema.Version(xformer.__version__)
+
+
+@route("GET", "/metrics")
+async def metrics(server: Server) -> Response:
+    """Return counters and histograms in the text format of Prometheus."""
+    measured: list[tuple[str, str, str, float]] = []
+    for name, model in server.models.items():
+        cache = getattr(model.pipeline, "prefix_cache", None)
+        reused = ("xformer_prompt_tokens_cached_total", "counter", name, getattr(cache, "num_reused", 0))
+        measured += [
+            ("xformer_requests_running", "gauge", name, model.worker.num_running),
+            ("xformer_requests_waiting", "gauge", name, model.worker.num_waiting),
+            *([] if cache is None else [reused]),
+        ]
+    return PlainTextResponse(server.metrics.text(measured), media_type="text/plain; version=0.0.4")
 
 
 @route("GET", "/runs")
@@ -145,15 +169,44 @@ async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank
     documents = texts_of("documents", request.documents, schema.MAX_INPUTS)
     pairs = [(request.query, document) for document in documents]
     num_tokens = sum(len(ids) for ids, _ in await server.in_thread(model.pipeline.encode_pairs, pairs))
-    scores = await model.worker.join(model.pipeline.scores, pairs)
+    scores = await _relevances(model, pairs)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
-    is_probability = model.pipeline.activation == "sigmoid"
     results = [
         schema.Relevance(
-            index,
-            scores[index] if is_probability else 0.5 + 0.5 * math.tanh(0.5 * scores[index]),
-            schema.Document(documents[index]) if request.return_documents else msgspec.UNSET,
+            index, scores[index], schema.Document(documents[index]) if request.return_documents else msgspec.UNSET
         )
         for index in order
     ]
     return schema.Rerank(f"rerank-{secrets.token_hex(12)}", model.name, results, schema.usage(num_tokens, 0))
+
+
+@route("POST", "/v1/score")
+@route("POST", "/score")
+async def score(server: Server, request: schema.ScoreRequest) -> schema.Scores:
+    """Score pairs of texts: by a cross-encoder, or as the cosine of the vectors of an embedder."""
+    model = server.model(request.model, Reranker, Embedder, task="score pairs of texts")
+    first, second = (texts_of(each, getattr(request, each), schema.MAX_INPUTS) for each in ("text_1", "text_2"))
+    if len(first) != len(second) and 1 not in (len(first), len(second)):
+        raise DataError(f"text_1 has {len(first)} texts and text_2 {len(second)}; expected as many, or one")
+    count = max(len(first), len(second))
+    first, second = first * (count // len(first)), second * (count // len(second))
+    if isinstance(model.pipeline, Reranker):
+        pairs = list(zip(first, second, strict=True))
+        num_tokens = sum(len(ids) for ids, _ in await server.in_thread(model.pipeline.encode_pairs, pairs))
+        scores = await _relevances(model, pairs)
+    else:
+        num_tokens = sum(map(len, await server.in_thread(model.pipeline.encoded, [*first, *second])))
+        vectors = np.asarray(await model.worker.join(lambda texts: list(model.pipeline(texts)), [*first, *second]))
+        lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
+        cosines = np.sum(vectors[:count] * vectors[count:], axis=1) / (lengths[:count] * lengths[count:])
+        scores = cosines.tolist()
+    data = [schema.Score(index, each) for index, each in enumerate(scores)]
+    used = schema.usage(num_tokens, 0)
+    return schema.Scores(f"score-{secrets.token_hex(12)}", int(time.time()), model.name, data, used)
+
+
+async def _relevances(model: ServedModel, pairs: list[Any]) -> list[float]:
+    """Return how well the texts of pairs fit, from 0 to 1."""
+    scores = await model.worker.join(model.pipeline.scores, pairs)
+    is_probability = model.pipeline.activation == "sigmoid"
+    return [each if is_probability else 0.5 + 0.5 * math.tanh(0.5 * each) for each in scores]

@@ -1,4 +1,4 @@
-"""OpenAI-compatible routes: completions, chats, embeddings and models."""
+"""OpenAI-compatible routes: completions, chats, embeddings and models; and the tokenizer, as vLLM has it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from xformer.generation import Grammar, LogitsProcessor, token_bytes
 from xformer.generation.engine import Task
 from xformer.generation.grammar import check_json_schema
 from xformer.generation.json_schema import closed_schema
-from xformer.pipelines import Embedder, Output, TextGenerator
-from xformer.pipelines.chat import TOOL_CALL_START, ToolCall, parse_tool_calls, started_calls, tool_call_grammar
+from xformer.models.token_ids import check_tokens
+from xformer.pipelines import Embedder, Output, Pipeline, TextGenerator
+from xformer.pipelines.chat import (
+    TOOL_CALL_START,
+    ToolCall,
+    encode_chat,
+    parse_tool_calls,
+    started_calls,
+    tool_call_grammar,
+)
 from xformer.pipelines.output_text import Token, overlap
 from xformer.serve import schema
 from xformer.serve.jobs import Event, Job, JobError
@@ -46,13 +54,18 @@ async def show_model(server: Server, model: str) -> schema.Model:
 async def embeddings(server: Server, request: schema.EmbeddingsRequest) -> schema.Embeddings:
     """Compute vectors of texts with an encoder."""
     model = server.model(request.model, Embedder, task="compute vectors")
-    texts, size = texts_of("input", request.input, schema.MAX_INPUTS), model.pipeline.num_features
+    given: Any = request.input
+    is_ids = isinstance(given, list) and given != [] and all(isinstance(each, int) for each in given)
+    texts: list[Any] = texts_of("input", [given] if is_ids else given, schema.MAX_INPUTS)
+    if any(each == [] or isinstance(each, int) for each in texts):
+        raise JobError("input is of several kinds or empty; expected texts, or token ids", param="input")
+    size = model.pipeline.num_features
     if request.dimensions is not None and request.dimensions > size:
         message = f"dimensions is {request.dimensions}; expected at most {size}, the size of the vectors of this model"
         raise JobError(message, param="dimensions")
-    num_tokens = sum(map(len, await server.in_thread(model.token_ids, texts)))
+    num_tokens = sum(map(len, await server.in_thread(model.pipeline.encoded, texts)))
 
-    def compute(texts: list[str]) -> list[Any]:
+    def compute(texts: list[Any]) -> list[Any]:
         return [np.asarray(vector, "<f4") for vector in model.pipeline(texts)]
 
     vectors = await model.worker.join(compute, texts)
@@ -83,6 +96,11 @@ async def completions(server: Server, request: schema.CompletionRequest) -> sche
 @route("POST", "/v1/chat/completions", 'OpenAI-compatible chunks ("object": "chat.completion.chunk"), then [DONE].')
 async def chat_completions(server: Server, request: schema.ChatRequest) -> schema.Chat | Chunks:
     """Answer a chat with a language model."""
+    return await answer_chat(server, request)
+
+
+async def answer_chat(server: Server, request: schema.ChatRequest, answer: Any = None) -> Any:
+    """Return the answer of a chat, or its stream, as `answer` writes it: a subclass of `_ChatAnswer`, or the class."""
     model, settings = server.model(request.model, TextGenerator, task="answer chats"), request.settings()
     if not model.pipeline.has_chat:
         raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
@@ -94,7 +112,35 @@ async def chat_completions(server: Server, request: schema.ChatRequest) -> schem
             settings["max_new_tokens"] = limit
     messages = [plain_message(message) for message in request.messages]
     logprobs = request.top_logprobs if request.logprobs else None
-    return await _Chat(model, request, [messages], settings, logprobs).respond(server)
+    return await (answer or _ChatAnswer)(model, request, [messages], settings, logprobs).respond(server)
+
+
+@route("POST", "/tokenize")
+async def tokenize(server: Server, request: schema.TokenizeRequest) -> schema.Tokens:
+    """Split a text or a chat into tokens."""
+    model = server.model(request.model, Pipeline, task="split texts")
+    tokenizer = model.pipeline.source_tokenizer
+    if (request.prompt is None) == (request.messages is None):
+        raise DataError("expected one of prompt and messages")
+    if request.messages is None:
+        ids = await server.in_thread(
+            lambda: tokenizer.encode(request.prompt, special_tokens=request.add_special_tokens)
+        )
+    else:
+        ids = await server.in_thread(
+            chat_ids, tokenizer, [plain_message(each) for each in request.messages], request.tools, request
+        )
+    names = tokenizer.tokens(ids) if request.return_token_strs else None
+    length = getattr(model.pipeline, "context_length", getattr(model.pipeline.model.config, "max_positions", None))
+    return schema.Tokens(len(ids), length, list(map(int, ids)), names)
+
+
+@route("POST", "/detokenize")
+async def detokenize(server: Server, request: schema.DetokenizeRequest) -> schema.Prompt:
+    """Join token ids to a text."""
+    tokenizer = server.model(request.model, Pipeline, task="split texts").pipeline.source_tokenizer
+    check_tokens("tokens", request.tokens, tokenizer.vocab_size)
+    return schema.Prompt(await server.in_thread(lambda: tokenizer.decode(request.tokens, skip_special_tokens=False)))
 
 
 def plain_message(message: schema.Json) -> schema.Json:
@@ -120,7 +166,13 @@ def plain_message(message: schema.Json) -> schema.Json:
     return plain
 
 
-class _Response:
+def chat_ids(tokenizer: Any, messages: Sequence[schema.Json], tools: Any, request: Any) -> list[int]:
+    """Return the token ids of a chat, with the options of a request."""
+    options = {name: getattr(request, name) for name in ("add_generation_prompt", "continue_final_message")}
+    return encode_chat(tokenizer, messages, tools or None, variables=request.chat_template_kwargs, **options)
+
+
+class _Answer:
     """The answer of a request for completions or chats, or its stream.
 
     Args:
@@ -133,6 +185,7 @@ class _Response:
 
     answer: Any  # method (outputs) of a subclass that returns the answer
     chunk: Any  # method (number, text, tokens, output) that returns a part of a choice; the last one has its output
+    end = b"data: [DONE]\n\n"  # of a stream
     chunk_of: Any  # method (choices, usage) that returns a part of the stream
 
     def __init__(
@@ -143,6 +196,8 @@ class _Response:
             raise DataError(
                 f"prompt has {len(prompts)} texts and n is {request.n}; expected 1 to {schema.MAX_TEXTS} outputs"
             )
+        if request.ignore_eos:
+            settings["min_new_tokens"] = settings.get("max_new_tokens") or model.pipeline.default_max_length
         self.config = model.resolve(settings)
         if self.config.num_return_sequences > 1:
             raise JobError("num_return_sequences is above 1; use n", param="num_return_sequences")
@@ -169,29 +224,72 @@ class _Response:
         job = await server.make_job(self.model, request, self.config, self._encode, self._run, **options)
         self.model.worker.submit(job)
         if request.stream:
-            return await stream(job.events(), self._write, b"data: [DONE]\n\n")
+            return await stream(job.events(), self._write, self.end)
         return self.answer(await job.result())
 
     def _encode(self) -> list[list[int]]:
-        return [ids for ids in self.model.token_ids(self.prompts) for _ in range(self.copies)]
+        if (found := self.request.structure()) is not None:
+            field, kind, value = found
+            if kind == "json":
+                form = {"json_schema": _checked(field, value)}
+            elif kind == "choice":
+                form = {"lark": f"start: {' | '.join(json.dumps(each, ensure_ascii=False) for each in value)}"}
+            else:
+                form = {"regex" if kind == "regex" else "lark": value}
+            self._add_grammar(**form)
+        return [ids for ids in self._prompt_ids() for _ in range(self.copies)]
+
+    def _prompt_ids(self) -> list[list[int]]:
+        return self.model.token_ids(self.prompts)
+
+    def _add_grammar(self, **form: Any) -> None:
+        ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
+        self.processors.append(Grammar(token_bytes(self.model.pipeline.target_tokenizer), sorted(ends), **form))
 
     def _run(self, job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[list[Output]]:
-        self.num_prompt_tokens = sum(map(len, ids[:: self.copies]))
+        prompts, request = ids[:: self.copies], self.request
+        self.num_prompt_tokens = sum(map(len, prompts))
+        self.shown: list[dict[str, Any]] = [
+            {"prompt_token_ids": each} if request.return_token_ids else {} for each in prompts
+        ]
+        if request.prompt_logprobs is not None:
+            read = yield from self._read(prompts, request.prompt_logprobs)
+            for shown, tokens in zip(self.shown, read, strict=True):
+                shown["prompt_logprobs"] = [*map(_prompt_logprob, tokens)]
         return [output for outputs in (yield from task) for output in outputs]
+
+    def _read(self, prompts: list[list[int]], count: int) -> Task[list[list[Token]]]:
+        """Return a task whose result has the tokens of prompts with log-probabilities."""
+        size = 4 * self.model.pipeline.model.vocab_size * max(map(len, prompts))
+        if size > MAX_COMPUTED_BYTES:
+            raise DataError(f"the log-probabilities of the prompt take {size / 1e6:.0f} MB; expected a shorter one")
+        return (yield from self.model.pipeline.prompt_logprobs(prompts, count))
+
+    def ending(self, output: Output | None, calls: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return the fields of the end of a choice, if there is one."""
+        if output is None:
+            return {}
+        reason = "tool_calls" if calls else output.finish_reason
+        ids = {"token_ids": output.tokens} if self.request.return_token_ids else {}
+        return {"finish_reason": reason, "logits_sha256": output.logits_sha256 or msgspec.UNSET, **ids}
 
     def _write(self, event: Event) -> list[bytes]:
         chunks = [] if self.has_begun else self.first_chunks()
         self.has_begun = True
         if event.name == "text":
             chunks.append(self.chunk(*event.data))
-            return [event_bytes("", chunk) for chunk in chunks if chunk is not None]
+            return [each for chunk in chunks if chunk is not None for each in self.events(chunk)]
         for number, output in enumerate(event.data):
             is_beam = self.config.method == "beam"
             text, tokens = (output.text, output.logprobs) if is_beam else ("", None)
             chunks.append(self.chunk(number, text, tokens or [], output))
         if self.request.stream_options.include_usage:
             chunks.append(self.chunk_of([], self.usage(event.data)))
-        return [event_bytes("", chunk) for chunk in chunks]
+        return [each for chunk in chunks for each in self.events(chunk)]
+
+    def events(self, chunk: Any) -> list[bytes]:
+        """Return the server-sent events of a part of the stream."""
+        return [event_bytes("", chunk)]
 
     def usage(self, outputs: Sequence[Output]) -> schema.Usage:
         """Return the numbers of tokens."""
@@ -202,26 +300,23 @@ class _Response:
         return []
 
 
-class _Completion(_Response):
+class _Completion(_Answer):
     """The answer of a request for completions."""
 
     echoes: list[tuple[str, list[Token]]] | None = None  # text and tokens of each prompt
 
     def _run(self, job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[list[Output]]:
-        prompts, pipeline, request = ids[:: self.copies], self.model.pipeline, self.request
+        prompts, request = ids[:: self.copies], self.request
         if request.echo and self.logprobs is not None:
-            size = 4 * pipeline.model.vocab_size * max(map(len, prompts))
-            if size > MAX_COMPUTED_BYTES:
-                raise DataError(f"the log-probabilities of the prompt take {size / 1e6:.0f} MB; expected a shorter one")
-            read = yield from pipeline.prompt_logprobs(prompts, self.logprobs)
+            read = yield from self._read(prompts, self.logprobs)
             self.echoes = [("".join(token.text for token in tokens), tokens) for tokens in read]
         elif request.echo:
             pairs = zip(self.prompts, prompts, strict=True)
             decode = self.model.pipeline.target_tokenizer.decode
             self.echoes = [(text if isinstance(text, str) else decode(row), []) for text, row in pairs]
         if request.max_tokens == 0:
-            self.num_prompt_tokens = sum(map(len, prompts))
-            return [Output("", [], 0.0, 0.0, False, logprobs=[]) for _ in range(len(prompts) * request.n)]
+            empty = [Output("", [], 0.0, 0.0, False, logprobs=[]) for _ in range(request.n)]
+            task = _ended([empty for _ in prompts])
         return (yield from super()._run(job, ids, task))
 
     def answer(self, outputs: list[Output]) -> schema.Completion:
@@ -248,15 +343,25 @@ class _Completion(_Response):
                 [*map(top_logprobs, tokens)],
                 [*itertools.accumulate((len(token.text) for token in tokens), initial=start)][:-1],
             )
-        return schema.CompletionChoice(number, text, logprobs, **_ending(output))
+        shown = {} if output is None else self.shown[number // self.request.n]
+        return schema.CompletionChoice(number, text, logprobs, **self.ending(output), **shown)
 
 
-def _ending(output: Output | None, calls: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the fields of the end of a choice, if there is one."""
-    if output is None:
-        return {}
-    reason = "tool_calls" if calls else output.finish_reason
-    return {"finish_reason": reason, "logits_sha256": output.logits_sha256 or msgspec.UNSET}
+def _ended(result: Any) -> Task[Any]:
+    """Return a task without searches."""
+    yield from ()
+    return result
+
+
+def _prompt_logprob(token: Token) -> dict[str, Any] | None:
+    """Return the log-probabilities in the place of a token, as vLLM writes them; ranks are those of alternatives."""
+    if token.log_probability is None:
+        return None
+    ranks = {each.id: rank for rank, each in enumerate(token.alternatives, start=1)}
+    return {
+        str(each.id): {"logprob": finite(each.log_probability), "rank": ranks.get(each.id), "decoded_token": each.text}
+        for each in (token, *token.alternatives)
+    }
 
 
 def _name(token: Token) -> str:
@@ -280,7 +385,7 @@ def top_logprobs(token: Token) -> dict[str, float] | None:
     return found
 
 
-class _Chat(_Response):
+class _ChatAnswer(_Answer):
     """The answer of a request for chats."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -289,8 +394,8 @@ class _Chat(_Response):
         self.texts: dict[int, str] = {}  # of each choice of a stream
         self.calls: dict[int, list[schema.ToolCall]] = {}
 
-    def _encode(self) -> list[list[int]]:
-        (ids,) = self.model.pipeline.token_ids(self.prompts, tools=msgspec.to_builtins(self.tools) or None)
+    def _prompt_ids(self) -> list[list[int]]:
+        request, tokenizer = self.request, self.model.pipeline.target_tokenizer
         form = self.request.response_format
         if self.must_call:
             functions = {}
@@ -298,7 +403,7 @@ class _Chat(_Response):
                 field = f"tools[{self.request.tools.index(tool)}].function.parameters"
                 functions[tool.function.name] = _checked(field, tool.function.parameters, tool.function.strict)
             calls = tool_call_grammar(self.model.pipeline.target_tokenizer, functions, is_single=self.is_single)
-            self.processors.append(self._grammar(lark=calls))
+            self._add_grammar(lark=calls)
         elif form is not None and form.type != "text":
             described: schema.Json = (
                 {"schema": {"type": "object"}} if form.type == "json_object" else form.json_schema or {}
@@ -307,12 +412,8 @@ class _Chat(_Response):
             if (json_schema := _checked(field, described.get("schema"), is_strict)) is None:
                 message = "response_format has no json_schema.schema; expected a JSON schema"
                 raise JobError(message, param="response_format")
-            self.processors.append(self._grammar(json_schema=json_schema))
-        return [ids] * self.copies
-
-    def _grammar(self, **form: Any) -> Grammar:
-        ends = {self.model.pipeline.model.config.eos_id, *self.config.stop_token_ids} - {None}
-        return Grammar(token_bytes(self.model.pipeline.target_tokenizer), sorted(ends), **form)
+            self._add_grammar(json_schema=json_schema)
+        return [chat_ids(tokenizer, self.prompts[0], msgspec.to_builtins(self.tools), request)]
 
     def answer(self, outputs: list[Output]) -> schema.Chat:
         choices = []
@@ -322,7 +423,8 @@ class _Chat(_Response):
             message = schema.Message("assistant", text or (None if calls else ""), found)
             logprobs = None if self.logprobs is None else _chat_logprobs(output.logprobs or [])
             choices.append(schema.ChatChoice(number, message, logprobs=logprobs, **ending))
-        return schema.Chat(**self.head, object="chat.completion", choices=choices, usage=self.usage(outputs))
+        head = {**self.head, **self.shown[0]}
+        return schema.Chat(**head, object="chat.completion", choices=choices, usage=self.usage(outputs))
 
     def chunk(self, number: int, text: str, tokens: Sequence[Token], output: Output | None = None) -> Any:
         start, whole = self.sent.get(number, 0), self.texts.get(number, "") + text
@@ -357,7 +459,7 @@ class _Chat(_Response):
     def _parse(self, text: str, output: Output | None) -> tuple[str, Sequence[ToolCall], dict[str, Any]]:
         """Return the text without calls of functions, the calls, and the fields of the end; no output: a beginning."""
         if not self.tools:
-            return text, [], _ending(output)
+            return text, [], self.ending(output)
         rest, calls = (text, []) if output is None else parse_tool_calls(text)
         is_cut = output is None or (output.finish_reason == "length" and not calls)
         if not calls:  # those that the maximum length cuts, too
@@ -365,14 +467,14 @@ class _Chat(_Response):
             calls = [*itertools.takewhile(lambda call: call.name in names, started_calls(text))]
             rest = text[: _end_of_text(text)] if calls or output is None else text
         calls = calls[:1] if self.is_single else calls
-        return rest, calls, _ending(output, () if is_cut else calls)
+        return rest, calls, self.ending(output, () if is_cut else calls)
 
 
 def _call(call: ToolCall) -> schema.ToolCall:
     return schema.ToolCall(schema.FunctionCall(call.arguments, call.name), f"call_{secrets.token_hex(12)}", "function")
 
 
-def _checked(field: str, json_schema: Any, is_strict: bool | None) -> Any:
+def _checked(field: str, json_schema: Any, is_strict: bool | None = None) -> Any:
     """Return a JSON schema of the request, None for none, with limits in strict mode.
 
     Raises:

@@ -7,6 +7,7 @@ import contextlib
 import email
 import html
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -41,7 +42,7 @@ class Route(NamedTuple):
         path: Path.
         function: Coroutine function of the server and the request (of the server and the parts of the path for GET).
         request: Structure of the body; None for GET.
-        answer: Structure of the answer.
+        answer: Structure of the answer; None for a text.
         events: Description of the stream of server-sent events; empty without one.
     """
 
@@ -66,7 +67,8 @@ def route(method: str, path: str, events: str = "") -> Callable[[Any], Any]:
 
     def declare(function: Any) -> Any:
         hints = get_type_hints(function)
-        answer = next((each for each in get_args(hints["return"]) if each is not Chunks), hints["return"])
+        answers = [each for each in get_args(hints["return"]) or [hints["return"]] if each not in (Chunks, Response)]
+        answer = answers[0] if answers else None
         ROUTES.append(Route(method, path, function, hints.get("request"), answer, events))
         return function
 
@@ -96,21 +98,31 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
         return Response(msgspec.json.encode(result), 200, headers, "application/json")
 
     async def handle(request: Request) -> Any:
+        start, status = time.monotonic(), [500]
         with contextlib.ExitStack() as admitted:
-            try:
-                if route.request is not None:
-                    admitted.enter_context(server.admit())
-                async with asyncio.timeout(server.config.timeout):
-                    response = await answer(request)
-            except TimeoutError:
-                return error_response(timed_out())
-            except ClientDisconnect:
-                return Response(status_code=400)  # which nobody receives
-            except (XformerError, JobError) as error:
-                return error_response(error)
+            admitted.callback(lambda: measure(str(status[0]), time.monotonic() - start))
+            response = await respond(request, admitted)
+            status[0] = getattr(response, "status_code", 200)
             if isinstance(response, EventStream):
                 response.admitted = admitted.pop_all()
             return response
+
+    def measure(status: str, seconds: float) -> None:
+        server.metrics.add("xformer_requests_total", path=route.path, status=status)
+        server.metrics.observe("xformer_request_seconds", seconds, path=route.path)
+
+    async def respond(request: Request, admitted: contextlib.ExitStack) -> Any:
+        try:
+            if route.request is not None:
+                admitted.enter_context(server.admit())
+            async with asyncio.timeout(server.config.timeout):
+                return await answer(request)
+        except TimeoutError:
+            return error_response(timed_out())
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody receives
+        except (XformerError, JobError) as error:
+            return error_response(error)
 
     found = StarletteRoute(route.path, handle, methods=[route.method])
     found.path_regex, *_ = compile_path(route.path.replace("}", ":path}"))  # ids may have slashes
@@ -278,7 +290,7 @@ def openapi(max_tokens: int) -> Json:
     error = {"description": "An error", "content": _content(schema.Error)}
     paths: Json = {}
     for route in sorted(ROUTES, key=lambda route: route.path):
-        content = _content(route.answer)
+        content = _content(route.answer) if route.answer else {"text/plain": {"schema": {"type": "string"}}}
         if route.events:
             content["text/event-stream"] = {"schema": {"type": "string", "description": route.events}}
         success = {"description": "Success", "content": content}

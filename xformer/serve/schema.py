@@ -25,6 +25,7 @@ MAX_CHANGES = 512
 
 Json = dict[str, Any]
 _NONE: Any = msgspec.field(default_factory=list)
+_EMPTY: Any = msgspec.field(default_factory=dict)
 Structure = TypeVar("Structure", bound=Struct)
 Choice = TypeVar("Choice")
 
@@ -48,6 +49,7 @@ _LIMITS = {
     "num_return_sequences": {"le": MAX_BEAMS},
     "seed": {"ge": -(2**63), "le": 2**63 - 1},  # 64 bits, as in the API of OpenAI
     "sequence_bias": {"max_length": MAX_PHRASES},
+    "top_k": {"ge": -1},
 }
 
 
@@ -84,13 +86,19 @@ def _ignoring(base: Any, *names: str) -> Any:
     return msgspec.defstruct(f"{base.__name__}Ignoring", fields, bases=(base,), kw_only=True, namespace=namespace)
 
 
+# Values of fields without effect that say what the server does anyway.
+_DONE: dict[str, tuple[Any, ...]] = dict.fromkeys(("cache_prompt", "skip_special_tokens"), (None, True))
+
+
 class _Request(Struct, kw_only=True, forbid_unknown_fields=True):
     without_effect: ClassVar[tuple[str, ...]] = ()
     model: Annotated[str | None, about("Id of the model. Default: the first suitable one.")] = None
 
     def ignored(self) -> list[str]:
         """Return the fields of the request that have no effect."""
-        return [name for name in self.without_effect if getattr(self, name) not in (None, False, [], {}, "")]
+        given = {name: getattr(self, name) for name in self.without_effect}
+        nothing: Any = (None, False, [], {}, "")
+        return [name for name, value in given.items() if value not in _DONE.get(name, nothing)]
 
 
 _SEARCH = _fields(GenerationConfig, field_names(GenerationConfig), "Default: that of the model, see /v1/models.")
@@ -103,6 +111,8 @@ class _Steered(_with_fields(_Request, _SEARCH), kw_only=True):  # type: ignore[m
     def settings(self) -> Json:
         """Return the fields of `GenerationConfig` that the request has."""
         values = {name: getattr(self, name) for name in field_names(GenerationConfig)}
+        if self.top_k == -1:  # as vLLM turns it off
+            values["top_k"] = 0
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -193,10 +203,10 @@ class RerankRequest(_Request, kw_only=True):
     return_documents: Annotated[bool, about("Return the texts of the documents, too.")] = False
 
 
-class EmbeddingsRequest(_ignoring(_Request, "user"), kw_only=True):  # type: ignore[misc, call-arg]
+class EmbeddingsRequest(_ignoring(_Request, "input_type", "user"), kw_only=True):  # type: ignore[misc, call-arg]
     """Texts to compute vectors of (OpenAI-compatible)."""
 
-    input: Annotated[str | list[str], about("A text, or a list of texts.")]
+    input: Annotated[str | list[str | int | list[int]], about("A text, token ids, or a list of either.")]
     encoding_format: Annotated[Literal["float", "base64"], about("Format of the vectors.")] = "float"
     dimensions: Annotated[int, about("Features of a vector to keep, at most those of the model.", ge=1)] | None = None
 
@@ -227,13 +237,53 @@ _IGNORED = (
     *("best_of", "suffix", "audio", "function_call", "functions", "metadata", "modalities", "moderation"),
     *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
     *("safety_identifier", "service_tier", "store", "user", "verbosity", "web_search_options"),
+    # Of vLLM and llama.cpp.
+    *("add_special_tokens", "cache_prompt", "cache_salt", "chat_template", "documents", "guided_decoding_backend"),
+    *("guided_whitespace_pattern", "id_slot", "include_reasoning", "include_stop_str_in_output", "mm_processor_kwargs"),
+    *("priority", "request_id", "return_tokens_as_token_ids", "skip_special_tokens", "spaces_between_special_tokens"),
+    *("timings_per_token", "truncate_prompt_tokens"),
 )
+
+
+class StructuredOutputs(Struct):
+    """What an output has to follow: a JSON schema, a regular expression, one of several texts, a Lark grammar."""
+
+    json: Json | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class _OpenAIRequest(_ignoring(_with_fields(_Steered, _STOP), *_IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
     n: Annotated[int, about("Outputs for each prompt or chat.", ge=1, le=MAX_TEXTS)] = 1
     stream: Annotated[bool, about("Send the output as it is generated.")] = False
     stream_options: Annotated[StreamOptions, about("include_usage adds the usage.")] = StreamOptions()
+    ignore_eos: Annotated[bool, about("Generate the maximum number of tokens.")] = False
+    min_tokens: Annotated[int, about("The same as min_new_tokens.", ge=0)] | None = None
+    prompt_logprobs: (
+        Annotated[int, about("Alternatives of each token of the prompt to return.", ge=0, le=50)] | None
+    ) = None
+    return_token_ids: Annotated[bool, about("Return the token ids of prompts and outputs.")] = False
+    structured_outputs: Annotated[StructuredOutputs | None, about("What an output has to follow.")] = None
+    guided_json: Annotated[Json | str | None, about("The same as structured_outputs.json.")] = None
+    guided_regex: Annotated[str | None, about("The same as structured_outputs.regex.")] = None
+    guided_choice: Annotated[list[str] | None, about("The same as structured_outputs.choice.")] = None
+    guided_grammar: Annotated[str | None, about("The same as structured_outputs.grammar.")] = None
+
+    def settings(self) -> Json:
+        """Return the fields of `GenerationConfig` that the request has."""
+        given = super().settings()
+        return given if self.min_tokens is None else {"min_new_tokens": self.min_tokens} | given
+
+    def structure(self) -> tuple[str, str, Any] | None:
+        """Return what an output has to follow: the field, its kind and its value."""
+        nested = self.structured_outputs or StructuredOutputs()
+        for kind in ("json", "regex", "choice", "grammar"):
+            for owner, name in ((nested, kind), (self, f"guided_{kind}")):
+                if (value := getattr(owner, name)) is not None:
+                    return (f"structured_outputs.{kind}" if owner is nested else name), kind, value
+        return ("structured_outputs.json_object", "json", {"type": "object"}) if nested.json_object else None
 
 
 class CompletionRequest(_OpenAIRequest, kw_only=True):  # type: ignore[call-arg]
@@ -310,6 +360,62 @@ class ChatRequest(_OpenAIRequest, kw_only=True):  # type: ignore[call-arg]
     ] = "auto"
     parallel_tool_calls: Annotated[bool, about("Whether an answer may have several calls.")] = True
     response_format: Annotated[ResponseFormat | None, about("Format of the answer.")] = None
+    add_generation_prompt: Annotated[bool, about("End the prompt with the start of an answer.")] = True
+    continue_final_message: Annotated[bool, about("Continue the last message instead of answering it.")] = False
+    chat_template_kwargs: Annotated[Json, about("Further variables of the chat template.")] = _EMPTY
+
+
+class TokenizeRequest(_Request, kw_only=True):
+    """A text or a chat to split into tokens, as vLLM writes it."""
+
+    prompt: Annotated[str | None, about("A text.")] = None
+    messages: _Messages = None
+    tools: Annotated[list[Json], about("Functions that the chat may call.")] = _NONE
+    add_special_tokens: Annotated[bool, about("Add the special tokens of the tokenizer to a text.")] = True
+    add_generation_prompt: Annotated[bool, about("End a chat with the start of an answer.")] = True
+    continue_final_message: Annotated[bool, about("End a chat with the text of its last message.")] = False
+    chat_template_kwargs: Annotated[Json, about("Further variables of the chat template.")] = _EMPTY
+    return_token_strs: Annotated[bool, about("Return the names of the tokens, too.")] = False
+
+
+class DetokenizeRequest(_Request, kw_only=True):
+    """Token ids to join to a text, as vLLM writes it."""
+
+    tokens: Annotated[list[int], about("Token ids.")]
+
+
+class ScoreRequest(_Request, kw_only=True):
+    """Pairs of texts to score, as vLLM writes them; one text is paired with each of several."""
+
+    text_1: Annotated[str | list[str], about("A text, or a list of texts.")]
+    text_2: Annotated[str | list[str], about("A text, or a list of texts.")]
+
+
+_IGNORED_RESPONSE = (
+    *("access_programs", "background_options", "context_management", "image", "max_tool_calls", "metadata"),
+    *("moderation", "prompt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning"),
+    *("safety_identifier", "service_tier", "store", "stream_options", "truncation", "user"),
+)
+
+
+class ResponseRequest(_ignoring(_with_fields(_Steered, _STOP), *_IGNORED_RESPONSE), kw_only=True):  # type: ignore[misc, call-arg]
+    """A chat to answer (OpenAI-compatible), with any field of `GenerationConfig`."""
+
+    input: Annotated[str | list[Json], about("A text, or messages, calls of functions and their outputs.")]
+    instructions: Annotated[str | None, about("Text of a system message before the input.")] = None
+    max_output_tokens: Annotated[int, about("Maximum number of new tokens.", ge=1)] | None = None
+    tools: Annotated[list[Json], about("Functions that the model may call.", max_length=128)] = _NONE
+    tool_choice: Annotated[Any, about("Whether an answer may call functions, or has to, as of a chat.")] = "auto"
+    parallel_tool_calls: Annotated[bool, about("Whether an answer may have several calls.")] = True
+    text: Annotated[Json | None, about("Format of the answer, in the field `format`.")] = None
+    include: Annotated[list[str], about('"message.output_text.logprobs" adds the log-probability of each token.')] = (
+        _NONE
+    )
+    top_logprobs: Annotated[int, about("Alternatives of each token to return.", ge=0, le=50)] = 0
+    stream: Annotated[bool, about("Send the output as it is generated.")] = False
+    previous_response_id: Annotated[Any, about("An error: nothing is stored.")] = None
+    conversation: Annotated[Any, about("An error: nothing is stored.")] = None
+    background: Annotated[bool, about("An error if true: nothing is stored.")] = False
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -349,6 +455,13 @@ _Hash = Annotated[
 ]
 
 
+_Ids = Annotated[list[int] | msgspec.UnsetType, about("Token ids; only if the request asks for them.")]
+_PromptLogprobs = Annotated[
+    list[Json | None] | msgspec.UnsetType,
+    about("For each token of the prompt its log-probability and those of alternatives, by token id."),
+]
+
+
 class TextOutput(Struct):
     """An output with its score."""
 
@@ -384,6 +497,9 @@ class CompletionChoice(Struct):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     logits_sha256: _Hash = msgspec.UNSET
+    token_ids: _Ids = msgspec.UNSET
+    prompt_token_ids: _Ids = msgspec.UNSET
+    prompt_logprobs: _PromptLogprobs = msgspec.UNSET
 
 
 class _Answer(Struct, Generic[Choice]):  # in the order of OpenAI
@@ -393,6 +509,8 @@ class _Answer(Struct, Generic[Choice]):  # in the order of OpenAI
     model: str
     choices: list[Choice]
     usage: Usage | None = None
+    prompt_token_ids: _Ids = msgspec.UNSET
+    prompt_logprobs: _PromptLogprobs = msgspec.UNSET
 
 
 class Completion(_Answer[CompletionChoice]):
@@ -452,10 +570,34 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     logits_sha256: _Hash = msgspec.UNSET
+    token_ids: _Ids = msgspec.UNSET
 
 
 class Chat(_Answer[ChatChoice]):
     """Answers of a chat, or in a stream parts of them."""
+
+
+class Response(Struct):
+    """An answer with its items: a message, calls of functions."""
+
+    id: str
+    created_at: int
+    model: str
+    output: list[Json]
+    instructions: str | None
+    max_output_tokens: int | None
+    parallel_tool_calls: bool
+    temperature: float | None
+    top_p: float | None
+    tools: list[Json]
+    tool_choice: Any
+    text: Json
+    metadata: Any = None
+    status: str = "in_progress"
+    usage: Json | None = None
+    incomplete_details: Json | None = None
+    error: None = None
+    object: str = "response"
 
 
 class Embedding(Struct):
@@ -676,6 +818,46 @@ class Curves(Struct):
     label_smoothing: float
     steps: dict[str, list[float | None]]
     validations: list[Json]
+
+
+class Tokens(Struct):
+    """The tokens of a text."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Prompt(Struct):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class Score(Struct):
+    """How well the texts of a pair fit: the relevance of a cross-encoder, or the cosine of two vectors."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class Scores(Struct):
+    """Scores of pairs of texts."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+    object: str = "list"
+
+
+class Version(Struct):
+    """Version of the server."""
+
+    version: str
 
 
 class Health(Struct):
