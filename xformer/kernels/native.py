@@ -109,9 +109,10 @@ def _adam(
 ) -> tuple[Any, Any]:
     """Update each parameter; arrays in Fortran order are transposed, as elements are independent of each other."""
     arrays, values = tuple(writable(arrays, donate)), (*settings, 1.0 if grad_scale is None else grad_scale)
-    numbers = np.empty(len(values))
-    for index, number in enumerate(values):
-        if isinstance(number, np.ndarray):  # which has another value in the next run of a program
+    is_program = np.ndarray in map(type, values)  # which has another value in the next run
+    numbers = np.empty(len(values)) if is_program else np.asarray(values, np.float64)
+    for index, number in enumerate(values if is_program else ()):
+        if isinstance(number, np.ndarray):
             native.call("copy", (number, numbers[index, ...]))
         else:
             native.call("fill", (numbers[index, ...],), n0=float(number))

@@ -83,8 +83,8 @@ def value_and_grad(
         leaves, rebuild = flatten(selected, frozen=frozen)
         with tracing(_base_of(leaves, selected)) as trace:
             traced, inputs = _leaves_of(trace, leaves, frozen)
-            given = args, keywords
-            given = given if isinstance(selected, Module) else trace.constants(given)
+            given, has_others = (args, keywords), bool(keywords) or len(args) > 1
+            given = trace.constants(given) if has_others and not isinstance(selected, Module) else given
             result = function(*replaced(given[0], argnums, rebuild(traced)), **given[1])
             value, extra = split_aux(result) if has_aux else (result, None)
             _check_scalar(value)
