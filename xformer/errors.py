@@ -140,6 +140,12 @@ def nearest_hint(name: str, known: Collection[str], hints: Mapping[str, str] | N
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
 
 
+def check_choice(subject: str, value: Any, known: Collection[str]) -> None:
+    """Raise ConfigError for a value that is not one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise ConfigError(f"{subject} is {value!r}; expected one of {', '.join(known)}")
+
+
 def check_arguments(**hints: str) -> Callable[[Function], Function]:
     """Decorate a function so that an unknown keyword argument raises ConfigError with a hint.
 

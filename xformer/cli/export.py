@@ -40,7 +40,7 @@ from typing import Annotated
 import typer
 
 from xformer.cli._options import value_option
-from xformer.errors import ConfigError
+from xformer.errors import check_choice
 from xformer.pipelines.export import FORMATS, export_run
 from xformer.runs.console import make_console
 
@@ -60,7 +60,6 @@ def export(
     runtime: Annotated[Path | None, value_option("--runtime", "DIR", _RUNTIME_HELP, None)] = None,
 ) -> None:
     """Export the model of a run."""
-    if target not in FORMATS:
-        raise ConfigError(f"--format is {target!r}; expected one of {', '.join(FORMATS)}")
+    check_choice("--format", target, FORMATS)
     result = export_run(directory, output, target, quantization=quantization, runtime=runtime)
     make_console().print(f"the model is in {output}, {result}")

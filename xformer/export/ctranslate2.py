@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.errors import BackendError, ConfigError, describe_type
+from xformer.errors import BackendError, ConfigError, check_choice, describe_type
 from xformer.io import atomic_directory
 from xformer.layers.adapters import check_no_adapters
 from xformer.models import BaseModel, LanguageModel, Transformer
@@ -80,8 +80,7 @@ def export_ctranslate2(
         CheckpointError: If the directory cannot be written.
     """
     ctranslate2 = require("ctranslate2")
-    if quantization not in QUANTIZATIONS:
-        raise ConfigError(f"quantization is {quantization!r}; expected one of {', '.join(QUANTIZATIONS)}")
+    check_choice("quantization", quantization, QUANTIZATIONS)
     _check_supported(model)
     c: Any = model.config
     sizes = [c.source_vocab_size, c.target_vocab_size] if isinstance(model, Transformer) else [c.vocab_size]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.errors import ConfigError
+from xformer.errors import check_choice
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import Layout, attention, feed_forward, same, transposed
 from xformer.families.table import Column, Key, Table, register_tables
@@ -30,8 +30,7 @@ def _read(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
     names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
-    if config.activation not in names:
-        raise ConfigError(f"activation is {config.activation!r}; expected one of {', '.join(names)}")
+    check_choice("activation", config.activation, names)
     return {
         "feed_forward_proj": names[config.activation],
         "scale_decoder_outputs": config.scale_output,

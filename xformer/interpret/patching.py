@@ -9,7 +9,7 @@ from operator import add
 from typing import Any
 
 from xformer.backends import Array, array_namespace, device, is_floating
-from xformer.errors import ConfigError, ShapeError, describe_type
+from xformer.errors import ConfigError, ShapeError, check_choice, describe_type
 from xformer.interpret.checks import check_model
 from xformer.models import Encoder, LanguageModel
 from xformer.tracing import grad
@@ -123,8 +123,7 @@ def attribution_patching(
 def _names(model: LanguageModel | Encoder, part: str) -> list[str]:
     """Return the names of the activations of a part in all layers."""
     check_model(model, LanguageModel, Encoder)
-    if part not in tuple(_PARTS):
-        raise ConfigError(f"part is {part!r}; expected one of {', '.join(_PARTS)}")
+    check_choice("part", part, _PARTS)
     return [name for name in activation_names(model) if fnmatchcase(name, f"layers.*.{_PARTS[part]}")]
 
 

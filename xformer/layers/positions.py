@@ -25,7 +25,7 @@ from xformer.backends import (
     is_half_precision,
     resolve,
 )
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import ConfigError, ShapeError, check_choice
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
@@ -142,8 +142,7 @@ class Sinusoidal(Module):
     layout: str
 
     def __init__(self, d_model: int, *, layout: str = "interleaved"):
-        if layout not in SINUSOIDAL_LAYOUTS:
-            raise ConfigError(f"layout is {layout!r}; expected one of {', '.join(SINUSOIDAL_LAYOUTS)}")
+        check_choice("layout", layout, SINUSOIDAL_LAYOUTS)
         self.d_model = d_model
         self.layout = layout
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import Array, array_namespace, extra
-from xformer.errors import ConfigError
+from xformer.errors import check_choice
 from xformer.ops.operation import OPERATIONS, Operation
 
 _SIGNATURE = "x: (...) float -> (...)"
@@ -201,8 +201,7 @@ def activation(name: str) -> Callable[[Array], Array]:
     Raises:
         ConfigError: If the name is unknown.
     """
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ConfigError(f"activation is {name!r}; expected one of {', '.join(ACTIVATIONS)}")
+    check_choice("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import to_host
-from xformer.errors import ConfigError, DataError, describe_type
+from xformer.errors import ConfigError, DataError, check_choice, describe_type
 from xformer.generation.generate import generate
 from xformer.html import HeatMap, details, heat_maps, join
 from xformer.models import Transformer, attention_maps
@@ -66,8 +66,7 @@ class Attention:
             BackendError: If matplotlib is not installed.
         """
         kind = next(iter(self.maps)) if kind is None else kind
-        if kind not in self.maps:
-            raise ConfigError(f"kind is {kind!r}; expected one of {', '.join(self.maps)}")
+        check_choice("kind", kind, self.maps)
         weights, rows, columns = self.maps[kind]
         num_layers, num_heads = weights.shape[:2]
         if not -num_layers <= layer < num_layers:

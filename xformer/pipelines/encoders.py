@@ -12,7 +12,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, to_host
 from xformer.config import check_count
 from xformer.data.token_rows import fill_batches
-from xformer.errors import ConfigError, DataError, check_arguments, nearest_hint
+from xformer.errors import ConfigError, DataError, check_arguments, check_choice, nearest_hint
 from xformer.models import BaseModel, Encoder, EncoderConfig, ImageEncoderConfig, LanguageModel
 from xformer.models.encoder import last_token_mask, mean_of_tokens, normalized
 from xformer.models.token_ids import check_tokens, pad
@@ -417,8 +417,7 @@ class Reranker(EncoderPipeline):
         activation: str = "identity",
     ) -> None:
         super().__init__(model, tokenizer, max_length=max_length)
-        if activation not in SCORES:
-            raise ConfigError(f"activation is {activation!r}; expected one of {', '.join(SCORES)}")
+        check_choice("activation", activation, SCORES)
         self.activation = activation
         if model.config.num_labels != 1:
             raise ConfigError(f"the model has {model.config.num_labels} labels; Reranker expects a model with one")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xformer.errors import ConfigError, describe_type, how_to_install
+from xformer.errors import ConfigError, check_choice, describe_type, how_to_install
 from xformer.export import OnnxExport, export_ctranslate2, export_onnx, export_web, find_runtime
 from xformer.families import load_pretrained, save_lora, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
@@ -56,8 +56,7 @@ def export_run(
     Raises:
         XformerError: As `save_pretrained`, `export_onnx`, `export_ctranslate2` and `export_web`, and for damaged runs.
     """
-    if target not in FORMATS:
-        raise ConfigError(f"the format is {target!r}; expected one of {', '.join(FORMATS)}")
+    check_choice("the format", target, FORMATS)
     given = {"quantization": quantization, "runtime": runtime, "max_length": max_length}
     options = {name: value for name, value in given.items() if value is not None}
     known = inspect.signature(FORMATS[target]).parameters

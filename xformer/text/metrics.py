@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from xformer.errors import BackendError, ConfigError, DataError
+from xformer.errors import BackendError, DataError, check_choice
 from xformer.text.extras import require
 from xformer.text.normalize import check_texts
 
@@ -59,8 +59,7 @@ def bleu(hypotheses: Sequence[str], references: References, *, lowercase: bool =
 def make_bleu(lowercase: bool, tokenize: str) -> Any:
     """Return the BLEU object of sacreBLEU; raises what `bleu` raises about its settings."""
     sacrebleu = require("sacrebleu")
-    if tokenize not in sacrebleu.BLEU.TOKENIZERS:
-        raise ConfigError(f"tokenize is {tokenize!r}; expected one of {', '.join(sacrebleu.BLEU.TOKENIZERS)}")
+    check_choice("tokenize", tokenize, sacrebleu.BLEU.TOKENIZERS)
     try:
         return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize)
     except (ImportError, RuntimeError, OSError) as error:  # a package, or a model that sacreBLEU downloads
