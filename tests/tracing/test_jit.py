@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import sys
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -721,3 +722,21 @@ def test_ids_that_are_not_contiguous_are_checked_in_each_call():
         assert embed(ids[:, 1:3]).shape == (3, 2, 2)
     with pytest.raises(DataError, match="to 9; expected 0 to 6"):
         embed(np.where(ids == 5, 9, ids)[:, 1:3])
+
+
+def test_a_trace_keeps_no_memory_of_arrays_that_nobody_uses_any_more():
+    def chain(x):
+        xp = xf.array_namespace(x)
+        for _ in range(20):
+            x = xp.tanh(x) + xp.sin(x)[..., ::-1]
+        return xp.sum(x * x)
+
+    x = np.random.default_rng(0).normal(size=(500, 500))  # 2 MB
+    jitted, values, peaks = xf.jit(chain), [], []
+    for function in (chain, jitted, jitted):
+        tracemalloc.start()
+        values.append(float(function(x)))
+        peaks.append(tracemalloc.get_traced_memory()[1] / x.nbytes)
+        tracemalloc.stop()
+    assert values[0] == values[1] == values[2]
+    assert peaks[1] < peaks[0] + 6  # the copy of x, and the memory of the program

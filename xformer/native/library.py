@@ -315,6 +315,12 @@ def aligned_empty(shape: Any, dtype: Any) -> Any:
     return memory[-memory.ctypes.data % CACHE_LINE :][:size].view(dtype).reshape(shape)
 
 
+def release_memory() -> None:
+    """Return free memory to the system, which glibc keeps otherwise."""
+    with contextlib.suppress(AttributeError, TypeError):  # another C library, or Windows
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def zeros(shape: Any, dtype: Any) -> Any:
     """Return an array of zeros.
 

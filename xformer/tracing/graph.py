@@ -14,8 +14,10 @@ import contextlib
 import functools
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -41,13 +43,44 @@ _TAKES_LISTS = {"asarray", "broadcast_arrays", "concat", "getitem", "meshgrid", 
 _VALUE_DEPENDENT = {"argwhere", "nonzero", "unique_all", "unique_counts", "unique_inverse", "unique_values"}
 
 
+@dataclass(eq=False)
+class Place:
+    """Where an array is that calls write, in place of the array, so that its memory is free once nobody uses it.
+
+    Attributes:
+        root: Reference to the array that owns the memory.
+        nbytes: Size of that array.
+        offset: Distance from its first byte.
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+        strides: Strides of the array.
+    """
+
+    root: weakref.ref[Any]
+    nbytes: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: Any
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: Any, root: weakref.ref[Any]) -> Place:
+        """Return the place of an array."""
+        offset = array.ctypes.data - root().ctypes.data  # type: ignore[union-attr]
+        return cls(root, root().nbytes, offset, array.shape, array.dtype, array.strides)  # type: ignore[union-attr]
+
+    def array_in(self, memory: Any, start: int = 0) -> Any:
+        """Return the array in other memory, at this distance from `start`."""
+        return np.ndarray(self.shape, self.dtype, memory, start + self.offset, self.strides)
+
+
 class Call(NamedTuple):
     """One call of a graph; it writes into some of its arguments.
 
     Attributes:
         function: A function of Python, or the name of a native operation.
         args: Its arguments; of a native operation the tuple of arrays, and then numbers.
-        outputs: The arrays that it writes.
+        outputs: The arrays that it writes. They, and what later calls read of them, are each a `Place`.
         is_check: Whether it is made only after a native operation has met an index out of range, to raise the error.
     """
 
@@ -106,6 +139,7 @@ class GraphTrace:
         self.are_kept = True
         self._copies: set[int] = set()  # ids of the copies of constants
         self._ends: list[Callable[[], bool]] = []
+        self._written: dict[int, weakref.ref[Any]] = {}  # arrays that own memory which calls write, by id
 
     def __repr__(self) -> str:
         return "<tracing namespace of numpy>"
@@ -117,7 +151,10 @@ class GraphTrace:
             PENDING.pop(name, int)()
         token = ACTIVE_GRAPH.set(self)
         try:
-            with run_serially(), native.record(self._append_native):
+            with (
+                run_serially(),
+                native.record(lambda name, x, rest, y: self._append(name, (x, *rest), y)),
+            ):
                 yield
         except ValueError as error:
             if self._ends and "read-only" in str(error):  # NumPy's, for a constant
@@ -219,7 +256,7 @@ class GraphTrace:
         sources = [y for y in (*items_of(key), value) if isinstance(y, np.ndarray)]
         overlaps = any(np.may_share_memory(target, y) for y in sources)  # so it must be made once
         if overlaps or not _lower("setitem", target, (target, value, key), {}):
-            self.calls.append(Call(operator.setitem, (target, key, value), (target,)))
+            self._append(operator.setitem, (target, key, value), (target,))
 
     def update(self, x: Tracer, name: str, other: Any) -> Tracer:
         """Compute `x op= other` in place, as NumPy does, for the operator with this name, such as "add"; return x."""
@@ -227,7 +264,7 @@ class GraphTrace:
         if not _lower_update(name, target, other):
             function = getattr(operator, f"__i{name}__")
             function(target, other)
-            self.calls.append(Call(function, (target, other), (target,)))
+            self._append(function, (target, other), (target,))
         return x
 
     def _unwrap_written(self, value: Any) -> Any:
@@ -305,7 +342,7 @@ class GraphTrace:
         if name != "empty":
             value = result.flat[0] if result.size else 0
             if not _lower("full", result, (result.shape, value), {}):
-                self.calls.append(Call(np.ndarray.fill, (result, value), (result,)))
+                self._append(np.ndarray.fill, (result, value), (result,))
         return self.wrap(result)
 
     # --- calls ----------------------------------------------------------------------------------------------------
@@ -327,7 +364,7 @@ class GraphTrace:
             owner = np.asarray(result) if is_writable or is_number else np.array(result)
             if not _lower(name, owner, args, keywords):
                 call, arguments = _call_into(owner, function, args, keywords)
-                self.calls.append(Call(call, arguments, (owner,)))
+                self._append(call, arguments, (owner,))
             result = owner if is_writable or is_number else np.broadcast_to(owner, owner.shape)  # read-only, too
             return self.wrap(result, is_number=is_number)
         return self.wrap(result)
@@ -348,7 +385,7 @@ class GraphTrace:
         args = tuple(map(self.unwrap, args))
         result = function(*args)
         if result is None:
-            self.calls.append(Call(function, args, ()))
+            self._append(function, args, ())
             return None
         return self.append_result("", result, function, args, {})
 
@@ -360,7 +397,7 @@ class GraphTrace:
         is_native = is_integer and native.is_available() and native.can_copy(values, values.dtype)
         if is_native:
             native.call("check_range", (native.contiguous(values),), 0, size)
-        self.calls.append(Call(check, (values,), (), is_check=is_native))
+        self._append(check, (values,), (), is_check=is_native)
 
     def call_kernel(self, run: Callable[..., Any], args: tuple[Any, ...], *, is_native: bool) -> Any:
         """Call a kernel with plain arguments; return its result traced.
@@ -395,15 +432,24 @@ class GraphTrace:
                 target[...] = new[index]
 
         in_place = [x for x in results if x is not None and id(x) in own]
-        self.calls.append(Call(call, (targets, *args), (*targets, *in_place)))
+        self._append(call, (targets, *args), (*targets, *in_place))
         outputs = list(results)
         for index, target in zip(fresh, targets, strict=True):
             outputs[index] = target
         outputs = [self.wrap(x) for x in outputs]
         return tuple(outputs) if isinstance(result, tuple | list) else outputs[0]
 
-    def _append_native(self, name: str, arrays: tuple[Any, ...], numbers: tuple[Any, ...], outputs: Any) -> None:
-        self.calls.append(Call(name, (arrays, *numbers), outputs))
+    def _append(self, function: Any, args: tuple[Any, ...], outputs: Any, *, is_check: bool = False) -> None:
+        for root in map(root_of, outputs):
+            if root.flags.owndata and root.flags.forc:  # else its memory is that of others
+                self._written[id(root)] = weakref.ref(root)
+        args, outputs = map_arrays(self._place, args), tuple(map(self._place, outputs))
+        self.calls.append(Call(function, args, outputs, is_check))
+
+    def _place(self, array: Any) -> Any:
+        root = root_of(array)
+        written = self._written.get(id(root))
+        return array if written is None or written() is not root else Place.of(array, written)
 
 
 def traced_kernel(kernel: Any) -> Any:
@@ -420,8 +466,9 @@ def traced_kernel(kernel: Any) -> Any:
             output, residuals[0] = kernel.forward(*arrays, save=save, **options)
             return output
 
-        output = trace.call_kernel(run, (options, *arrays), is_native=is_native(options))
-        return output, (trace, residuals, (arrays, output))
+        are_known = is_native(options)  # what is read of the residuals
+        output = trace.call_kernel(run, (options, *arrays), is_native=are_known)
+        return output, (trace, residuals, None if are_known else (arrays, output))
 
     def vjp(g: Any, saved: Any, needs: Any, **options: Any) -> tuple[Any, ...]:
         trace, residuals, alive = saved  # the residuals may be these arrays, which must keep their memory until now
@@ -484,8 +531,16 @@ def _item_of(function: Callable[..., Any], index: int) -> Callable[..., Any]:
     return call
 
 
+def map_arrays(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the arrays, and to each `Place`, in nested tuples, lists and dicts."""
+    is_array = isinstance(value, np.ndarray | Place)
+    return function(value) if is_array else map_items(functools.partial(map_arrays, function), value)
+
+
 def root_of(array: Any) -> Any:
-    """Return the array that owns the memory of a view."""
+    """Return the array that owns the memory of a view, or of a `Place`: None if it is free."""
+    if type(array) is Place:
+        return array.root()
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -8,16 +8,14 @@ calls assigns.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from xformer import native
 from xformer.errors import JitError
-from xformer.tracing.graph import WRITES_CONSTANT, Call, Constant, root_of
-from xformer.tree import map_items
+from xformer.tracing.graph import WRITES_CONSTANT, Call, Constant, Place, map_arrays, root_of
 
 
 def place_constants(calls: Sequence[Call], constants: dict[int, Constant], *, are_kept: bool) -> list[Call]:
@@ -47,18 +45,18 @@ def place_constants(calls: Sequence[Call], constants: dict[int, Constant], *, ar
         if len(copies) > 1 or copies[0] is array:
             continue
         if array.flags.forc and array.strides == copies[0].strides:
-            sources[id(copies[0])] = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
+            sources[id(copies[0])] = _bytes_of(array)
         else:
             refreshes.append(Call(np.copyto, (copies[0], array), (copies[0],)))
 
     def move(array: Any) -> Any:
         copy = root_of(array)
-        if id(copy) not in sources:
+        if type(array) is Place or id(copy) not in sources:
             return array
         offset = array.ctypes.data - copy.ctypes.data
         return np.ndarray(array.shape, array.dtype, sources[id(copy)], offset, array.strides)
 
-    moved = [call._replace(args=_map(move, call.args)) for call in calls] if sources else calls
+    moved = [call._replace(args=map_arrays(move, call.args)) for call in calls] if sources else calls
     return [*refreshes, *moved]
 
 
@@ -72,36 +70,47 @@ def share_memory(calls: Sequence[Call], kept: Iterable[Any]) -> tuple[list[Call]
     Returns:
         The calls with arrays in the shared memory, and its size in bytes.
     """
-    kept_roots = {id(root_of(array)) for array in kept}
-    written = (root_of(array) for call in calls for array in call.outputs)
-    roots = {id(root): root for root in written if id(root) not in kept_roots}
+    kept_roots = {id(root): root for root in map(_reference, kept)}
+    places = [_place(array) for call in calls for array in call.outputs]
+    roots = {id(place.root): place for place in places if id(place.root) not in kept_roots}
     lifetimes = _lifetimes(calls, roots)
     offsets, size = _assign_offsets(lifetimes, {key: roots[key].nbytes for key in lifetimes})
     memory = native.aligned_empty((size,), np.uint8)
-    shifts = {key: offset - roots[key].ctypes.data for key, offset in offsets.items()}
 
     def move(array: Any) -> Any:
-        shift = shifts.get(id(root_of(array)))
-        if shift is None:
-            return array
-        return np.ndarray(array.shape, array.dtype, memory, array.ctypes.data + shift, array.strides)
+        offset = offsets.get(id(_reference(array)))
+        if offset is not None:
+            return _place(array).array_in(memory, offset)
+        return array.array_in(_bytes_of(array.root())) if type(array) is Place else array
 
-    return [call._replace(args=_map(move, call.args)) for call in calls], size
+    return [call._replace(args=map_arrays(move, call.args)) for call in calls], size
 
 
-def _lifetimes(calls: Sequence[Call], roots: dict[int, Any]) -> dict[int, list[int]]:
+def _reference(array: Any) -> weakref.ref[Any]:
+    """Return the reference to the array that owns the memory, one object for each."""
+    return array.root if type(array) is Place else weakref.ref(root_of(array))
+
+
+def _place(array: Any) -> Place:
+    return array if type(array) is Place else Place.of(array, _reference(array))
+
+
+def _lifetimes(calls: Sequence[Call], roots: Mapping[int, Any]) -> dict[int, list[int]]:
     """Return the indices of the first and the last call of each temporary."""
     lifetimes: dict[int, list[int]] = {}
     for index, call in enumerate(calls):
 
-        def visit(array: Any, index: int = index) -> Any:
-            key = id(root_of(array))
-            if key in roots:
+        def visit(array: Any, index: int = index) -> None:
+            if (key := id(_reference(array))) in roots:
                 lifetimes.setdefault(key, [index, index])[1] = index
-            return array
 
-        _map(visit, call.args)
+        map_arrays(visit, call.args)
     return lifetimes
+
+
+def _bytes_of(array: Any) -> Any:
+    """Return the memory of an array that is contiguous in the order of C or Fortran."""
+    return (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
 
 
 def _assign_offsets(lifetimes: dict[int, list[int]], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
@@ -122,8 +131,3 @@ def _assign_offsets(lifetimes: dict[int, list[int]], sizes: dict[int, int]) -> t
         starts[index] = gap_starts[np.argmax(gap_ends - gap_starts >= size)]
         ends[index] = starts[index] + size
     return dict(zip(keys, starts.tolist(), strict=True)), int(ends.max(initial=0))
-
-
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to the arrays in nested tuples, lists and dicts."""
-    return function(value) if isinstance(value, np.ndarray) else map_items(partial(_map, function), value)

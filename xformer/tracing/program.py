@@ -24,6 +24,8 @@ from xformer.tracing.graph import Call, GraphTrace, root_of
 from xformer.tracing.memory import place_constants, share_memory
 from xformer.tree import Module, flatten, is_array, items_of, rebuild_sequence
 
+_RELEASED = 2**24  # bytes of a program from which on the free memory of its trace is worth returning
+
 
 class Program:
     """The array operations of `function(*args, **keywords)` on NumPy.
@@ -72,6 +74,8 @@ class Program:
         self._checks = [call for call in calls if call.is_check]
         self._build = _builder(result, arguments, data)
         self.result = self._build()
+        if self.nbytes > _RELEASED:
+            native.release_memory()
 
     def run(self, data: Sequence[Any] = ()) -> Any:
         """Run the program.
