@@ -28,6 +28,9 @@ TRANSFORMER_LENS += ["sentencepiece", "tqdm", "transformers-stream-generator", "
 COMPARED = ["ctranslate2>=4.8", "lm-eval[api]", "mlflow", "peft", "sentence-transformers", "tensorboard", "wandb"]
 # Packages whose functions are differentiated.
 DIFFERENTIATED = ["scipy>=1.17", "scikit-learn>=1.8", "array-api-extra", "einops", "opt-einsum"]
+# Programs that people connect to a server.
+CLIENTS = ["guidellm>=0.8", "instructor>=1.17", "langchain-openai>=1.4", "litellm>=1.110", "llm>=0.32", "lm-eval[api]"]
+CLIENTS += ["openai>=2.54", "pydantic-ai-slim[openai]>=2.31"]
 JAX = "jax==0.10.2"  # the version that has the settings of QUICK_JAX
 PLAYWRIGHT = "playwright>=1.50"  # without its own browsers
 NPM_PACKAGES = ["onnxruntime-web", "@huggingface/tokenizers"]  # run exported pages
@@ -97,6 +100,14 @@ def tests(session: nox.Session) -> None:
     arguments = with_paths(session, "xformer", "tests")
     environment = {**ONE_THREAD, **QUICK_JAX, "XFORMER_NPM": npm_directory(session)}
     session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=environment)
+
+
+@nox.session(reuse_venv=True)
+def clients(session: nox.Session) -> None:
+    """Run the tests of programs that others publish for servers, with the packages of all of them."""
+    session.install("-e", ".[cli,chat,grammar,serve]", *group("test"), *CLIENTS)
+    arguments = with_paths(session, "tests/serve/test_clients.py", "tests/serve/test_openai.py")
+    session.run("python", "-m", "pytest", "-q", *arguments, env=ONE_THREAD)
 
 
 @nox.session(reuse_venv=True)
