@@ -68,7 +68,7 @@ def test_colors_of_both_schemes_have_enough_contrast() -> None:
 
 
 def test_the_page_has_no_inline_code_and_loads_only_its_own_files() -> None:
-    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    page = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("index.html", "docs.html"))
     assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)", page)
     names = re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)
     for script in STATIC.glob("*.js"):

@@ -291,7 +291,7 @@ def test_metrics_count():
         metrics.observe("a_seconds", seconds, path="/x")
     metrics.add("b_total", 2, model='m"\n')
     metrics.add("b_total", model='m"\n')
-    lines = metrics.text([("c", "gauge", "m", 3)]).splitlines()
+    lines = metrics.text([("c", "m", 3)]).splitlines()
     assert "# TYPE a_seconds histogram" in lines
     for bound, count in (("0.01", 0), ("0.025", 1), ("0.5", 2), ("120.0", 2), ("+Inf", 3)):
         assert f'a_seconds_bucket{{path="/x",le="{bound}"}} {count}' in lines

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -21,7 +21,7 @@ from xformer.serve import audio, interpret, native, openai, responses  # noqa: F
 from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
 from xformer.serve.models import ServedModel, Server
-from xformer.serve.routes import ROUTES, STATIC, Receive, Send, docs_page, error_response, openapi, starlette_route
+from xformer.serve.routes import ROUTES, STATIC, Receive, Send, error_response, openapi, starlette_route
 
 _WILDCARDS = ("0.0.0.0", "::", "")
 _PUBLIC_PATHS = ("/", "/health", "/openapi.json", "/docs", "/favicon.ico")
@@ -119,7 +119,7 @@ def create_app(models: Sequence[ServedModel], config: ServeConfig | None = None)
         return FileResponse(STATIC / "index.html")
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(docs_page(server.config.max_tokens))
+        return FileResponse(STATIC / "docs.html")
 
     async def description(request: Request) -> Response:
         return JSONResponse(openapi(server.config.max_tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import Any
 
 from starlette.responses import PlainTextResponse, Response
@@ -20,13 +21,13 @@ _STREAM = '"transcript.text.segment" and "transcript.text.delta" for each segmen
 
 
 @route("POST", "/v1/audio/transcriptions", _STREAM)
-async def transcriptions(server: Server, request: schema.TranscriptionRequest) -> schema.Transcript | Response | Chunks:
+async def transcriptions(server: Server, request: schema.TranscriptionRequest) -> schema.Json | Response | Chunks:
     """Write the text of a recording."""
     return await _transcribe(server, request, "transcribe")
 
 
 @route("POST", "/v1/audio/translations", _STREAM)
-async def translations(server: Server, request: schema.TranscriptionRequest) -> schema.Transcript | Response | Chunks:
+async def translations(server: Server, request: schema.TranscriptionRequest) -> schema.Json | Response | Chunks:
     """Translate a recording into English."""
     return await _transcribe(server, request, "translate")
 
@@ -42,8 +43,10 @@ async def _transcribe(server: Server, request: schema.TranscriptionRequest, task
     options["timestamps"] = "words" if "word" in granularities else "segments" if has_times else None
 
     def work(job: Job) -> tuple[Any, float]:
+        numbers = itertools.count()
+
         def on_segment(segment: Segment, text: str) -> None:
-            job.emit("segment", (segment, text))
+            job.emit("segment", (next(numbers), segment, text))
             job.flush()
 
         samples, rate = read_audio(request.file)
@@ -54,19 +57,19 @@ async def _transcribe(server: Server, request: schema.TranscriptionRequest, task
     job = Job(server.config.timeout)
     model.worker.start(job, work)
     if request.stream:
-        return await stream(job.events(), _Events().write, b"data: [DONE]\n\n")
+        return await stream(job.events(), _write, b"data: [DONE]\n\n")
     found, seconds = await job.result()
     usage = {"type": "duration", "seconds": seconds}
     if form in ("text", "srt", "vtt"):
         return PlainTextResponse(f"{found}\n" if form == "text" else getattr(found, f"to_{form}")())
     if form == "json":
-        return schema.Transcript(found, usage)
-    answer = schema.Transcript(found.text, usage, task, found.language, seconds)
+        return {"text": found, "usage": usage}
+    answer = {"task": task, "language": found.language, "duration": seconds, "text": found.text, "usage": usage}
     if "word" in granularities:
         words = (word for segment in found.segments for word in segment.words)
-        answer.words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in words]
+        answer["words"] = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in words]
     if "segment" in granularities or not granularities:
-        answer.segments = [_segment(number, each) for number, each in enumerate(found.segments)]
+        answer["segments"] = [_segment(number, each) for number, each in enumerate(found.segments)]
     return answer
 
 
@@ -86,21 +89,14 @@ def _segment(number: int, segment: Segment) -> schema.Json:
     return {"id": number, "start": segment.start, "end": segment.end, "text": segment.text}
 
 
-class _Events:
-    """Writes the events of a stream of segments."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def write(self, event: Event) -> list[bytes]:
-        """Return the server-sent events of a segment or of the result."""
-        if event.name == "segment":
-            segment, text = event.data
-            self.count += 1
-            whole = _segment(self.count - 1, segment) | {"id": f"seg_{self.count - 1}", "speaker": ""}
-            parts = [{"type": "transcript.text.segment", **whole}, {"type": "transcript.text.delta", "delta": text}]
-        else:
-            found, seconds = event.data
-            usage = {"type": "duration", "seconds": seconds}
-            parts = [{"type": "transcript.text.done", "text": found.text, "usage": usage}]
-        return [event_bytes("", part) for part in parts]
+def _write(event: Event) -> list[bytes]:
+    """Return the server-sent events of a segment or of the result."""
+    if event.name == "segment":
+        number, segment, text = event.data
+        whole = {**_segment(number, segment), "id": f"seg_{number}", "speaker": ""}
+        parts = [{"type": "transcript.text.segment", **whole}, {"type": "transcript.text.delta", "delta": text}]
+    else:
+        found, seconds = event.data
+        usage = {"type": "duration", "seconds": seconds}
+        parts = [{"type": "transcript.text.done", "text": found.text, "usage": usage}]
+    return [event_bytes("", part) for part in parts]

@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
 
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # seconds
-_Labels = tuple[tuple[str, str], ...]
 
 
 class Metrics:
     """What a server has counted and measured; threads may share it."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[_Labels, float]] = defaultdict(lambda: defaultdict(float))
-        self._kinds: dict[str, str] = {}
+        self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         self._lock = threading.Lock()
 
     def add(self, name: str, value: float = 1.0, **labels: str) -> None:
-        """Increase a counter."""
+        """Increase a counter, whose name ends in _total."""
         with self._lock:
-            self._kinds[name] = "counter"
-            self._values[name][tuple(labels.items())] += value
+            self._values[name, tuple(labels.items())] += value
 
     def observe(self, name: str, seconds: float, **labels: str) -> None:
         """Add a duration to a histogram."""
+        for bound in [*map(str, _BUCKETS), "+Inf"]:
+            self.add(f"{name}_bucket", float(seconds <= float(bound)), **labels, le=bound)
+        self.add(f"{name}_sum", seconds, **labels)
+        self.add(f"{name}_count", 1.0, **labels)
+
+    def text(self, measured: Iterable[tuple[str, str, float]] = ()) -> str:
+        """Return all values, and those that are measured now: name, model and value of each."""
         with self._lock:
-            self._kinds[name] = "histogram"
-            for bound in [*map(str, _BUCKETS), "+Inf"]:
-                self._values[f"{name}_bucket"][(*labels.items(), ("le", bound))] += seconds <= float(bound)
-            self._values[f"{name}_sum"][tuple(labels.items())] += seconds
-            self._values[f"{name}_count"][tuple(labels.items())] += 1
-
-    def text(self, measured: Iterable[tuple[str, str, str, float]] = ()) -> str:
-        """Return all values, and those that are measured now: name, kind, model and value of each."""
-        with self._lock:
-            kinds, values = dict(self._kinds), {name: dict(rows) for name, rows in self._values.items()}
-        for name, kind, model, value in measured:
-            kinds[name] = kind
-            values.setdefault(name, {})[("model", model),] = value
-        lines = []
-        for name, kind in kinds.items():
-            lines.append(f"# TYPE {name} {kind}")
-            for part in [f"{name}{end}" for end in ("_bucket", "_sum", "_count")] if kind == "histogram" else [name]:
-                for labels, value in values[part].items():
-                    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-                    lines.append(f"{part}{{{shown}}} {value:.10g}")
-        return "".join(f"{line}\n" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            values = dict(self._values)
+        values |= {(name, (("model", model),)): value for name, model, value in measured}
+        lines, last = list[str](), ""
+        for (name, labels), value in sorted(values.items(), key=lambda item: item[0][0]):
+            root = re.sub("_(bucket|sum|count)$", "", name)
+            if root != last:
+                kind = "histogram" if root != name else "counter" if name.endswith("_total") else "gauge"
+                lines, last = [*lines, f"# TYPE {root} {kind}"], root
+            shown = ",".join(f"{key}={json.dumps(text, ensure_ascii=False)}" for key, text in labels)
+            lines.append(f"{name}{{{shown}}} {value:.10g}")
+        return "\n".join([*lines, ""])

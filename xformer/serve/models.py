@@ -340,6 +340,10 @@ class Server:
 
             options["on_text"] = send
 
+        def count(found: list[list[Output]]) -> None:
+            number = sum(len(output.tokens) for outputs in found for output in outputs)
+            self.metrics.add("xformer_generation_tokens_total", number, model=model.name)
+
         def prepare() -> Task[Any]:
             ids = encode()
             if not model.pipeline.has_source:
@@ -350,20 +354,11 @@ class Server:
             if is_reproducible():
                 options["logits_processors"] = [*options.get("logits_processors", ()), record]
             task = model.pipeline.search_task(ids, config, sequence_bias=bias, **options)
-            task = self._counted(record.add_to(_limited(task, self.config.max_request_tokens)), model.name, ids)
-            return finish(job, ids, task)
+            self.metrics.add("xformer_prompt_tokens_total", sum(map(len, ids)), model=model.name)
+            return finish(job, ids, record.add_to(_limited(task, self.config.max_request_tokens, count)))
 
         job.task = await self.in_thread(prepare)
         return job
-
-    def _counted(
-        self, task: Task[list[list[Output]]], model: str, ids: Sequence[Sequence[int]]
-    ) -> Task[list[list[Output]]]:
-        self.metrics.add("xformer_prompt_tokens_total", sum(map(len, ids)), model=model)
-        found = yield from task
-        count = sum(len(output.tokens) for outputs in found for output in outputs)
-        self.metrics.add("xformer_generation_tokens_total", count, model=model)
-        return found
 
     def close(self) -> None:
         """Stop the models."""
@@ -398,12 +393,13 @@ class LogitsHash:
         return [[each._replace(logits_sha256=hashes.get(i)) for each in outputs] for i, outputs in enumerate(found)]
 
 
-def _limited(task: Task[Any], limit: int) -> Task[Any]:
+def _limited(task: Task[Any], limit: int, on_result: Callable[[Any], None]) -> Task[Any]:
     """Return a task that raises JobError in place of searches whose rows have more tokens than the limit."""
     while True:
         try:
             searches = next(task)
         except StopIteration as end:
+            on_result(end.value)
             return end.value
         sizes = [(len(each.batch.inputs) * each.batch.rows_per_input, each.batch.max_length) for each in searches]
         if (total := sum(rows * length for rows, length in sizes)) > limit:

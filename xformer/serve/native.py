@@ -54,23 +54,20 @@ async def health(server: Server) -> schema.Health:
 
 
 @route("GET", "/version")
-async def version(server: Server) -> schema.Version:
+async def version(server: Server) -> schema.Json:
     """Return the version of the server."""
-    return schema.Version(xformer.__version__)
+    return {"version": xformer.__version__}
 
 
 @route("GET", "/metrics")
 async def metrics(server: Server) -> Response:
     """Return counters and histograms in the text format of Prometheus."""
-    measured: list[tuple[str, str, str, float]] = []
+    measured = []
     for name, model in server.models.items():
-        cache = getattr(model.pipeline, "prefix_cache", None)
-        reused = ("xformer_prompt_tokens_cached_total", "counter", name, getattr(cache, "num_reused", 0))
-        measured += [
-            ("xformer_requests_running", "gauge", name, model.worker.num_running),
-            ("xformer_requests_waiting", "gauge", name, model.worker.num_waiting),
-            *([] if cache is None else [reused]),
-        ]
+        measured.append(("xformer_requests_running", name, model.worker.num_running))
+        measured.append(("xformer_requests_waiting", name, model.worker.num_waiting))
+        reused = getattr(getattr(model.pipeline, "prefix_cache", None), "num_reused", 0)
+        measured.append(("xformer_prompt_tokens_cached_total", name, reused))
     return PlainTextResponse(server.metrics.text(measured), media_type="text/plain; version=0.0.4")
 
 
@@ -182,7 +179,7 @@ async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank
 
 @route("POST", "/v1/score")
 @route("POST", "/score")
-async def score(server: Server, request: schema.ScoreRequest) -> schema.Scores:
+async def score(server: Server, request: schema.ScoreRequest) -> schema.Json:
     """Score pairs of texts: by a cross-encoder, or as the cosine of the vectors of an embedder."""
     model = server.model(request.model, Reranker, Embedder, task="score pairs of texts")
     first, second = (texts_of(each, getattr(request, each), schema.MAX_INPUTS) for each in ("text_1", "text_2"))
@@ -200,9 +197,9 @@ async def score(server: Server, request: schema.ScoreRequest) -> schema.Scores:
         lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
         cosines = np.sum(vectors[:count] * vectors[count:], axis=1) / (lengths[:count] * lengths[count:])
         scores = cosines.tolist()
-    data = [schema.Score(index, each) for index, each in enumerate(scores)]
-    used = schema.usage(num_tokens, 0)
-    return schema.Scores(f"score-{secrets.token_hex(12)}", int(time.time()), model.name, data, used)
+    data = [{"index": index, "object": "score", "score": each} for index, each in enumerate(scores)]
+    head = {"id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": model.name}
+    return {**head, "data": data, "usage": schema.usage(num_tokens, 0)}
 
 
 async def _relevances(model: ServedModel, pairs: list[Any]) -> list[float]:

@@ -19,15 +19,7 @@ from xformer.generation.engine import Task
 from xformer.generation.grammar import check_json_schema
 from xformer.generation.json_schema import closed_schema
 from xformer.models.token_ids import check_tokens
-from xformer.pipelines import Embedder, Output, Pipeline, TextGenerator
-from xformer.pipelines.chat import (
-    TOOL_CALL_START,
-    ToolCall,
-    encode_chat,
-    parse_tool_calls,
-    started_calls,
-    tool_call_grammar,
-)
+from xformer.pipelines import Embedder, Output, Pipeline, TextGenerator, chat
 from xformer.pipelines.output_text import Token, overlap
 from xformer.serve import schema
 from xformer.serve.jobs import Event, Job, JobError
@@ -116,31 +108,30 @@ async def answer_chat(server: Server, request: schema.ChatRequest, answer: Any =
 
 
 @route("POST", "/tokenize")
-async def tokenize(server: Server, request: schema.TokenizeRequest) -> schema.Tokens:
+async def tokenize(server: Server, request: schema.TokenizeRequest) -> schema.Json:
     """Split a text or a chat into tokens."""
     model = server.model(request.model, Pipeline, task="split texts")
     tokenizer = model.pipeline.source_tokenizer
     if (request.prompt is None) == (request.messages is None):
         raise DataError("expected one of prompt and messages")
     if request.messages is None:
-        ids = await server.in_thread(
-            lambda: tokenizer.encode(request.prompt, special_tokens=request.add_special_tokens)
-        )
+        text, special = request.prompt, request.add_special_tokens
+        ids = await server.in_thread(lambda: tokenizer.encode(text, special_tokens=special))
     else:
-        ids = await server.in_thread(
-            chat_ids, tokenizer, [plain_message(each) for each in request.messages], request.tools, request
-        )
+        messages = [plain_message(each) for each in request.messages]
+        ids = await server.in_thread(chat_ids, tokenizer, messages, request.tools, request)
     names = tokenizer.tokens(ids) if request.return_token_strs else None
     length = getattr(model.pipeline, "context_length", getattr(model.pipeline.model.config, "max_positions", None))
-    return schema.Tokens(len(ids), length, list(map(int, ids)), names)
+    return {"count": len(ids), "max_model_len": length, "tokens": list(map(int, ids)), "token_strs": names}
 
 
 @route("POST", "/detokenize")
-async def detokenize(server: Server, request: schema.DetokenizeRequest) -> schema.Prompt:
+async def detokenize(server: Server, request: schema.DetokenizeRequest) -> schema.Json:
     """Join token ids to a text."""
     tokenizer = server.model(request.model, Pipeline, task="split texts").pipeline.source_tokenizer
     check_tokens("tokens", request.tokens, tokenizer.vocab_size)
-    return schema.Prompt(await server.in_thread(lambda: tokenizer.decode(request.tokens, skip_special_tokens=False)))
+    text = await server.in_thread(lambda: tokenizer.decode(request.tokens, skip_special_tokens=False))
+    return {"prompt": text}
 
 
 def plain_message(message: schema.Json) -> schema.Json:
@@ -169,7 +160,7 @@ def plain_message(message: schema.Json) -> schema.Json:
 def chat_ids(tokenizer: Any, messages: Sequence[schema.Json], tools: Any, request: Any) -> list[int]:
     """Return the token ids of a chat, with the options of a request."""
     options = {name: getattr(request, name) for name in ("add_generation_prompt", "continue_final_message")}
-    return encode_chat(tokenizer, messages, tools or None, variables=request.chat_template_kwargs, **options)
+    return chat.encode_chat(tokenizer, messages, tools or None, variables=request.chat_template_kwargs, **options)
 
 
 class _Answer:
@@ -249,9 +240,7 @@ class _Answer:
     def _run(self, job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[list[Output]]:
         prompts, request = ids[:: self.copies], self.request
         self.num_prompt_tokens = sum(map(len, prompts))
-        self.shown: list[dict[str, Any]] = [
-            {"prompt_token_ids": each} if request.return_token_ids else {} for each in prompts
-        ]
+        self.shown: list[Any] = [{"prompt_token_ids": each} if request.return_token_ids else {} for each in prompts]
         if request.prompt_logprobs is not None:
             read = yield from self._read(prompts, request.prompt_logprobs)
             for shown, tokens in zip(self.shown, read, strict=True):
@@ -402,12 +391,10 @@ class _ChatAnswer(_Answer):
             for tool in self.tools:
                 field = f"tools[{self.request.tools.index(tool)}].function.parameters"
                 functions[tool.function.name] = _checked(field, tool.function.parameters, tool.function.strict)
-            calls = tool_call_grammar(self.model.pipeline.target_tokenizer, functions, is_single=self.is_single)
+            calls = chat.tool_call_grammar(self.model.pipeline.target_tokenizer, functions, is_single=self.is_single)
             self._add_grammar(lark=calls)
         elif form is not None and form.type != "text":
-            described: schema.Json = (
-                {"schema": {"type": "object"}} if form.type == "json_object" else form.json_schema or {}
-            )
+            described: Any = {"schema": {"type": "object"}} if form.type == "json_object" else form.json_schema or {}
             field, is_strict = "response_format.json_schema.schema", described.get("strict")
             if (json_schema := _checked(field, described.get("schema"), is_strict)) is None:
                 message = "response_format has no json_schema.schema; expected a JSON schema"
@@ -437,7 +424,7 @@ class _ChatAnswer(_Answer):
             return None
         return self.chunk_of([schema.ChatChoice(number, delta=delta, logprobs=logprobs, **ending)])
 
-    def _new_parts(self, number: int, calls: Sequence[ToolCall]) -> list[schema.ToolCall]:
+    def _new_parts(self, number: int, calls: Sequence[chat.ToolCall]) -> list[schema.ToolCall]:
         """Return what the stream of a choice does not have of its calls."""
         sent, parts = self.calls.setdefault(number, []), []
         for index, call in enumerate(calls):
@@ -456,21 +443,21 @@ class _ChatAnswer(_Answer):
         delta = schema.Message("assistant", "")
         return [self.chunk_of([schema.ChatChoice(number, delta=delta)]) for number in range(self.request.n)]
 
-    def _parse(self, text: str, output: Output | None) -> tuple[str, Sequence[ToolCall], dict[str, Any]]:
+    def _parse(self, text: str, output: Output | None) -> tuple[str, Sequence[chat.ToolCall], dict[str, Any]]:
         """Return the text without calls of functions, the calls, and the fields of the end; no output: a beginning."""
         if not self.tools:
             return text, [], self.ending(output)
-        rest, calls = (text, []) if output is None else parse_tool_calls(text)
+        rest, calls = (text, []) if output is None else chat.parse_tool_calls(text)
         is_cut = output is None or (output.finish_reason == "length" and not calls)
         if not calls:  # those that the maximum length cuts, too
             names = [tool.function.name for tool in self.tools]
-            calls = [*itertools.takewhile(lambda call: call.name in names, started_calls(text))]
+            calls = [*itertools.takewhile(lambda call: call.name in names, chat.started_calls(text))]
             rest = text[: _end_of_text(text)] if calls or output is None else text
         calls = calls[:1] if self.is_single else calls
         return rest, calls, self.ending(output, () if is_cut else calls)
 
 
-def _call(call: ToolCall) -> schema.ToolCall:
+def _call(call: chat.ToolCall) -> schema.ToolCall:
     return schema.ToolCall(schema.FunctionCall(call.arguments, call.name), f"call_{secrets.token_hex(12)}", "function")
 
 
@@ -510,8 +497,8 @@ def _end_of_text(text: str) -> int:
     """Return the length of the part of an answer that is no call of a function, whatever follows."""
     if not text.strip() or text.lstrip().startswith("{"):
         return 0
-    start = text.find(TOOL_CALL_START)
-    end = len(text) - overlap(text, TOOL_CALL_START) if start < 0 else start
+    start = text.find(chat.TOOL_CALL_START)
+    end = len(text) - overlap(text, chat.TOOL_CALL_START) if start < 0 else start
     return len(text[:end].rstrip())
 
 

@@ -17,14 +17,14 @@ from xformer.serve.models import Server
 from xformer.serve.openai import _ChatAnswer, answer_chat
 from xformer.serve.routes import Chunks, event_bytes, route
 
-_ECHOED = ("instructions", "max_output_tokens", "parallel_tool_calls", "temperature", "top_p", "tools", "tool_choice")
+_ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice")
 _NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
 _NAMES |= {"response_format.json_schema": "text.format", "response_format": "text.format"}
 _STATELESS = "this server keeps no responses; send the whole conversation as input"
 
 
 @route("POST", "/v1/responses", 'Events "response.created", "response.output_text.delta", ..., "response.completed".')
-async def responses(server: Server, request: schema.ResponseRequest) -> schema.Response | Chunks:
+async def responses(server: Server, request: schema.ResponseRequest) -> schema.Json | Chunks:
     """Answer a chat with a language model, as a response."""
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(request, name):
@@ -67,7 +67,11 @@ def _messages(items: Sequence[schema.Json]) -> list[schema.Json]:
         if kind == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
         elif kind == "function_call":
-            call = {"id": item.get("call_id"), "type": "function", "function": {k: item.get(k) for k in _CALL}}
+            call = {
+                "id": item.get("call_id"),
+                "type": "function",
+                "function": {k: item.get(k) for k in ("name", "arguments")},
+            }
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(call)
@@ -77,9 +81,6 @@ def _messages(items: Sequence[schema.Json]) -> list[schema.Json]:
             expected = "message, function_call, function_call_output or reasoning"
             raise JobError(f"input[{index}] has the type {kind!r:.80}; expected {expected}", param="input")
     return messages
-
-
-_CALL = ("name", "arguments")
 
 
 def _function(name: str, tool: schema.Json) -> schema.Json:
@@ -105,110 +106,86 @@ class _ResponseAnswer(_ChatAnswer):
 
     def __init__(self, original: schema.ResponseRequest, *arguments: Any) -> None:
         super().__init__(*arguments)
-        echoed = {name: msgspec.to_builtins(getattr(original, name)) for name in _ECHOED}
-        text = original.text or {"format": {"type": "text"}}
-        self.response = schema.Response(
-            _new_id("resp"), self.head["created"], self.model.name, [], **echoed, text=text, metadata=original.metadata
-        )
-        self.number = 0  # of events
+        self.items: list[schema.Json] = []
+        self.response = {"id": _new_id("resp"), "object": "response", "created_at": self.head["created"]}
+        self.response |= {"model": self.model.name, "status": "in_progress", "output": self.items, "usage": None}
+        self.response |= {name: msgspec.to_builtins(getattr(original, name)) for name in (*_ECHOED, "tools", "top_p")}
+        self.num_events = 0
         self.reason: str | None = None
 
-    def answer(self, outputs: list[Output]) -> schema.Response:  # type: ignore[override]
+    def answer(self, outputs: list[Output]) -> Any:
         chat = super().answer(outputs)
-        message: Any = chat.choices[0].message
-        if message.content:
-            self.response.output.append(_text_item(message.content, chat.choices[0].logprobs))
-        self.response.output += [_call_item(call) for call in message.tool_calls]
-        return self._finished(chat.choices[0].finish_reason, chat.usage)
+        chat.choices[0].delta = msgspec.structs.replace(chat.choices[0].message, role=None)  # type: ignore[type-var]
+        self.events(chat)
+        return self._finished(chat.usage)
 
-    def _finished(self, reason: str | None, usage: schema.Usage | None) -> schema.Response:
-        is_cut = reason == "length"
-        self.response.status = "incomplete" if is_cut else "completed"
-        self.response.incomplete_details = {"reason": "max_output_tokens"} if is_cut else None
-        if usage is not None:
-            self.response.usage = {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage.total_tokens,
-            }
+    def _finished(self, usage: Any) -> schema.Json:
+        self.response |= {"status": "completed", "error": None, "incomplete_details": None}
+        if self.reason == "length":
+            self.response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        tokens = {"input_tokens": usage.prompt_tokens, "input_tokens_details": {"cached_tokens": 0}}
+        tokens |= {"output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0}}
+        self.response["usage"] = {**tokens, "total_tokens": usage.total_tokens}
         return self.response
 
     def events(self, chunk: schema.Chat) -> list[bytes]:
         """Return the events of a part of the stream of the chat."""
         if not chunk.choices:
-            done = self._finished(self.reason, chunk.usage)
-            return [self._event(f"response.{done.status}", response=done)]
-        choice, output = chunk.choices[0], self.response.output
+            done = self._finished(chunk.usage)
+            return [self._event(done["status"], response=done)]
+        choice, sent = chunk.choices[0], list[bytes]()
         delta: Any = choice.delta
         if delta.role is not None:  # the first part
-            return [self._event(f"response.{name}", response=self.response) for name in ("created", "in_progress")]
-        sent: list[bytes] = []
+            return [self._event(name, response=self.response) for name in ("created", "in_progress")]
         if text := delta.content or "":
-            if not output:
-                sent += self._add(_text_item("", None))
-                sent.append(self._event("response.content_part.added", content_index=0, part=dict(_part(""))))
-            part, logprobs = output[-1]["content"][0], _logprobs(choice.logprobs)
-            part["text"] += text
-            part["logprobs"] += logprobs
-            sent.append(self._event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs))
+            if not self.items:
+                sent += self._add("msg", {"type": "message", "role": "assistant", "content": []})
+                part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+                sent.append(self._event("content_part.added", content_index=0, part=part))
+                self.items[0]["content"].append(part)
+            part = self.items[0]["content"][0]
+            logprobs = [] if choice.logprobs is None else msgspec.to_builtins(choice.logprobs.content)
+            part["text"], part["logprobs"] = part["text"] + text, part["logprobs"] + logprobs
+            sent.append(self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs))
         for call in delta.tool_calls:
+            name, arguments = call.function.name, call.function.arguments
             if call.id is not None:
-                sent += [*self._close(), *self._add(_call_item(call, ""))]
-            output[-1]["arguments"] += call.function.arguments
-            sent.append(self._event("response.function_call_arguments.delta", delta=call.function.arguments))
+                item = {"type": "function_call", "call_id": call.id, "name": name, "arguments": ""}
+                sent += [*self._close(), *self._add("fc", item)]
+            self.items[-1]["arguments"] += arguments
+            sent.append(self._event("function_call_arguments.delta", delta=arguments))
         if choice.finish_reason is not None:
             self.reason = choice.finish_reason
             sent += self._close()
         return sent
 
-    def _add(self, item: schema.Json) -> list[bytes]:
-        self.response.output.append(item | {"status": "in_progress"})
-        shown = item | ({"content": []} if "content" in item else {})
-        return [self._event("response.output_item.added", item=shown)]
+    def _add(self, kind: str, item: schema.Json) -> list[bytes]:
+        self.items.append({"id": _new_id(kind), "status": "in_progress", **item})
+        return [self._event("output_item.added", item=self.items[-1])]
 
     def _close(self) -> list[bytes]:
         """Return the events of the end of the last item, if there is one."""
-        if not self.response.output:
+        if not self.items:
             return []
-        item, sent = self.response.output[-1], list[bytes]()
+        item = self.items[-1]
         item["status"] = "completed"
         if "content" in item:
             part = item["content"][0]
-            values = {"text": part["text"], "logprobs": part["logprobs"]}
-            sent.append(self._event("response.output_text.done", content_index=0, **values))
-            sent.append(self._event("response.content_part.done", content_index=0, part=part))
+            values = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+            sent = [self._event("output_text.done", **values)]
+            sent.append(self._event("content_part.done", content_index=0, part=part))
         else:
-            values = {"arguments": item["arguments"], "name": item["name"]}
-            sent.append(self._event("response.function_call_arguments.done", **values))
-        return [*sent, self._event("response.output_item.done", item=item)]
+            values = {key: item[key] for key in ("arguments", "name")}
+            sent = [self._event("function_call_arguments.done", **values)]
+        return [*sent, self._event("output_item.done", item=item)]
 
     def _event(self, name: str, /, **data: Any) -> bytes:
         if "response" not in data:
-            data["output_index"] = len(self.response.output) - 1
-            data |= {} if "item" in data else {"item_id": self.response.output[-1]["id"]}
-        self.number += 1
-        return event_bytes(name, {"type": name, "sequence_number": self.number - 1, **data})
+            data |= {"output_index": len(self.items) - 1, "item_id": self.items[-1]["id"]}
+        self.num_events += 1
+        kind = f"response.{name}"
+        return event_bytes(kind, {"type": kind, "sequence_number": self.num_events - 1, **data})
 
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
-
-
-def _text_item(text: str, logprobs: schema.ChatLogprobs | None) -> schema.Json:
-    content = [_part(text, logprobs)]
-    return {"type": "message", "id": _new_id("msg"), "status": "completed", "role": "assistant", "content": content}
-
-
-def _part(text: str, logprobs: schema.ChatLogprobs | None = None) -> schema.Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": _logprobs(logprobs)}
-
-
-def _logprobs(logprobs: schema.ChatLogprobs | None) -> list[Any]:
-    return [] if logprobs is None else msgspec.to_builtins(logprobs.content)
-
-
-def _call_item(call: schema.ToolCall, arguments: str | None = None) -> schema.Json:
-    values = {"arguments": call.function.arguments if arguments is None else arguments, "name": call.function.name}
-    return {"type": "function_call", "id": _new_id("fc"), "status": "completed", "call_id": call.id, **values}

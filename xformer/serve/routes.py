@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email
-import html
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -42,7 +41,7 @@ class Route(NamedTuple):
         path: Path.
         function: Coroutine function of the server and the request (of the server and the parts of the path for GET).
         request: Structure of the body; None for GET.
-        answer: Structure of the answer; None for a text.
+        answer: Structure of the answer, Json for an object that is not described, or Response for a text.
         events: Description of the stream of server-sent events; empty without one.
     """
 
@@ -67,8 +66,7 @@ def route(method: str, path: str, events: str = "") -> Callable[[Any], Any]:
 
     def declare(function: Any) -> Any:
         hints = get_type_hints(function)
-        answers = [each for each in get_args(hints["return"]) or [hints["return"]] if each not in (Chunks, Response)]
-        answer = answers[0] if answers else None
+        answer = next((each for each in get_args(hints["return"]) if each is not Chunks), hints["return"])
         ROUTES.append(Route(method, path, function, hints.get("request"), answer, events))
         return function
 
@@ -98,17 +96,16 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
         return Response(msgspec.json.encode(result), 200, headers, "application/json")
 
     async def handle(request: Request) -> Any:
-        start, status = time.monotonic(), [500]
+        start, response = time.monotonic(), Response(status_code=500)
         with contextlib.ExitStack() as admitted:
-            admitted.callback(lambda: measure(str(status[0]), time.monotonic() - start))
+            admitted.callback(lambda: measure(getattr(response, "status_code", 200), time.monotonic() - start))
             response = await respond(request, admitted)
-            status[0] = getattr(response, "status_code", 200)
             if isinstance(response, EventStream):
                 response.admitted = admitted.pop_all()
             return response
 
-    def measure(status: str, seconds: float) -> None:
-        server.metrics.add("xformer_requests_total", path=route.path, status=status)
+    def measure(status: int, seconds: float) -> None:
+        server.metrics.add("xformer_requests_total", path=route.path, status=str(status))
         server.metrics.observe("xformer_request_seconds", seconds, path=route.path)
 
     async def respond(request: Request, admitted: contextlib.ExitStack) -> Any:
@@ -277,7 +274,7 @@ def openapi(max_tokens: int) -> Json:
     Args:
         max_tokens: Largest number of new tokens that the server allows.
     """
-    types = [each for route in ROUTES for each in (route.request, route.answer) if each is not None]
+    types = [each for route in ROUTES for each in (route.request, route.answer) if isinstance(each, msgspec.StructMeta)]
     _, schemas = msgspec.json.schema_components([*types, schema.Error], ref_template="#/components/schemas/{name}")
     for name in ("max_tokens", "max_completion_tokens", "max_new_tokens", "min_new_tokens"):
         for each in schemas.values():
@@ -290,7 +287,7 @@ def openapi(max_tokens: int) -> Json:
     error = {"description": "An error", "content": _content(schema.Error)}
     paths: Json = {}
     for route in sorted(ROUTES, key=lambda route: route.path):
-        content = _content(route.answer) if route.answer else {"text/plain": {"schema": {"type": "string"}}}
+        content = _content(route.answer)
         if route.events:
             content["text/event-stream"] = {"schema": {"type": "string", "description": route.events}}
         success = {"description": "Success", "content": content}
@@ -311,36 +308,6 @@ def openapi(max_tokens: int) -> Json:
 
 
 def _content(structure: Any, kind: str = "application/json") -> Json:
+    if not isinstance(structure, msgspec.StructMeta):
+        return {"text/plain": {"schema": {}}} if structure is Response else {kind: {"schema": {"type": "object"}}}
     return {kind: {"schema": {"$ref": f"#/components/schemas/{structure.__name__}"}}}
-
-
-def docs_page(max_tokens: int) -> str:
-    """Return an HTML page that lists the routes and the fields of all structures; arguments as of `openapi`."""
-    described, parts = openapi(max_tokens), list[str]()
-    for route in ROUTES:
-        names = [each.__name__ for each in (route.request, route.answer) if each is not None]
-        links = " → ".join(f"<a href=#{name}>{name}</a>" for name in names)
-        events = f"<p>Stream: {html.escape(route.events)}</p>" if route.events else ""
-        parts.append(f"<h2>{route.method} {route.path}</h2><p>{html.escape(route.summary)} {links}</p>{events}")
-    for name, structure in described["components"]["schemas"].items():
-        rows = [
-            [key, _kind(field), "required" if key in structure.get("required", ()) else field.get("default", ""),
-             field.get("description", "")]
-            for key, field in structure.get("properties", {}).items()
-        ]  # fmt: skip
-        table = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-        text = html.escape(structure.get("description", ""))
-        parts.append(f"<h2 id={name}>{name}</h2><p>{text}</p><table>{table}</table>")
-    return (STATIC / "docs.html").read_text(encoding="utf-8").replace("CONTENT", "".join(parts))
-
-
-def _kind(field: Json) -> str:
-    """Return a type in a schema for readers."""
-    if "anyOf" in field:
-        return " or ".join(map(_kind, field["anyOf"]))
-    if "enum" in field:
-        return " or ".join(map(str, field["enum"]))
-    if field.get("type") == "array":
-        return f"list of {_kind(field['items'])}" if field.get("items") else "list"
-    bounds = [f"{sign} {field[key]}" for key, sign in (("minimum", "≥"), ("maximum", "≤")) if key in field]
-    return " ".join([field.get("$ref", "").rpartition("/")[2] or field.get("type", "any"), *bounds])

@@ -101,6 +101,12 @@ class _Request(Struct, kw_only=True, forbid_unknown_fields=True):
         return [name for name, value in given.items() if value not in _DONE.get(name, nothing)]
 
 
+# What the chat template of a model gets.
+_TEMPLATE = [
+    ("add_generation_prompt", Annotated[bool, about("End the chat with the start of an answer.")], True),
+    ("continue_final_message", Annotated[bool, about("End the chat with the text of its last message.")], False),
+    ("chat_template_kwargs", Annotated[Json, about("Further variables of the chat template.")], _EMPTY),
+]
 _SEARCH = _fields(GenerationConfig, field_names(GenerationConfig), "Default: that of the model, see /v1/models.")
 _SEARCH += _fields(SearchOptions, ("seed", "sequence_bias"))
 _DIRECTED = _fields(SearchOptions, ("prefix", "target_length", "length_unit"))
@@ -182,6 +188,7 @@ class LayersRequest(_ShownRequest, kw_only=True):
     lens: Annotated[bool, about("Also describe each layer.")] = False
 
 
+_Times = Literal["word", "segment"]
 _IGNORED_SPEECH = (
     *("chunking_strategy", "hotwords", "include", "keywords", "known_speaker_names", "known_speaker_references"),
     *("languages", "prompt"),
@@ -216,14 +223,9 @@ class TranscriptionRequest(_ignoring(_Request, *_IGNORED_SPEECH), kw_only=True):
 
     file: Annotated[bytes, about("The recording: WAV, or a format that soundfile reads, such as MP3, FLAC and Ogg.")]
     language: Annotated[str | None, about("Code of the spoken language, e.g. de. Default: detected.")] = None
-    response_format: Annotated[
-        Literal["json", "text", "srt", "verbose_json", "vtt"], about("Format of the answer, unless it is a stream.")
-    ] = "json"
+    response_format: Annotated[Literal["json", "text", "srt", "verbose_json", "vtt"], about("Format.")] = "json"
     temperature: Annotated[float, about("Temperature of sampling; 0 for none.", ge=0, le=2)] | None = None
-    timestamp_granularities: Annotated[
-        Literal["word", "segment"] | list[Literal["word", "segment"]],
-        about("Times in verbose_json. Default: those of segments."),
-    ] = _NONE
+    timestamp_granularities: Annotated[_Times | list[_Times], about("Times in verbose_json. Default: segment.")] = _NONE
     stream: Annotated[bool, about("Send each segment as soon as it is known.")] = False
 
 
@@ -261,9 +263,7 @@ class _OpenAIRequest(_ignoring(_with_fields(_Steered, _STOP), *_IGNORED), kw_onl
     stream_options: Annotated[StreamOptions, about("include_usage adds the usage.")] = StreamOptions()
     ignore_eos: Annotated[bool, about("Generate the maximum number of tokens.")] = False
     min_tokens: Annotated[int, about("The same as min_new_tokens.", ge=0)] | None = None
-    prompt_logprobs: (
-        Annotated[int, about("Alternatives of each token of the prompt to return.", ge=0, le=50)] | None
-    ) = None
+    prompt_logprobs: Annotated[int, about("The same for each token of the prompt.", ge=0, le=50)] | None = None
     return_token_ids: Annotated[bool, about("Return the token ids of prompts and outputs.")] = False
     structured_outputs: Annotated[StructuredOutputs | None, about("What an output has to follow.")] = None
     guided_json: Annotated[Json | str | None, about("The same as structured_outputs.json.")] = None
@@ -345,7 +345,7 @@ class ResponseFormat(Struct):
     json_schema: Json | None = None
 
 
-class ChatRequest(_OpenAIRequest, kw_only=True):  # type: ignore[call-arg]
+class ChatRequest(_with_fields(_OpenAIRequest, _TEMPLATE), kw_only=True):  # type: ignore[misc, call-arg]
     """A chat to answer (OpenAI-compatible), with any field of `GenerationConfig`."""
 
     messages: Annotated[list[Json], about("Messages with role and content.")]
@@ -360,21 +360,15 @@ class ChatRequest(_OpenAIRequest, kw_only=True):  # type: ignore[call-arg]
     ] = "auto"
     parallel_tool_calls: Annotated[bool, about("Whether an answer may have several calls.")] = True
     response_format: Annotated[ResponseFormat | None, about("Format of the answer.")] = None
-    add_generation_prompt: Annotated[bool, about("End the prompt with the start of an answer.")] = True
-    continue_final_message: Annotated[bool, about("Continue the last message instead of answering it.")] = False
-    chat_template_kwargs: Annotated[Json, about("Further variables of the chat template.")] = _EMPTY
 
 
-class TokenizeRequest(_Request, kw_only=True):
+class TokenizeRequest(_with_fields(_Request, _TEMPLATE), kw_only=True):  # type: ignore[misc, call-arg]
     """A text or a chat to split into tokens, as vLLM writes it."""
 
     prompt: Annotated[str | None, about("A text.")] = None
     messages: _Messages = None
     tools: Annotated[list[Json], about("Functions that the chat may call.")] = _NONE
     add_special_tokens: Annotated[bool, about("Add the special tokens of the tokenizer to a text.")] = True
-    add_generation_prompt: Annotated[bool, about("End a chat with the start of an answer.")] = True
-    continue_final_message: Annotated[bool, about("End a chat with the text of its last message.")] = False
-    chat_template_kwargs: Annotated[Json, about("Further variables of the chat template.")] = _EMPTY
     return_token_strs: Annotated[bool, about("Return the names of the tokens, too.")] = False
 
 
@@ -408,9 +402,7 @@ class ResponseRequest(_ignoring(_with_fields(_Steered, _STOP), *_IGNORED_RESPONS
     tool_choice: Annotated[Any, about("Whether an answer may call functions, or has to, as of a chat.")] = "auto"
     parallel_tool_calls: Annotated[bool, about("Whether an answer may have several calls.")] = True
     text: Annotated[Json | None, about("Format of the answer, in the field `format`.")] = None
-    include: Annotated[list[str], about('"message.output_text.logprobs" adds the log-probability of each token.')] = (
-        _NONE
-    )
+    include: Annotated[list[str], about('"message.output_text.logprobs" adds log-probabilities.')] = _NONE
     top_logprobs: Annotated[int, about("Alternatives of each token to return.", ge=0, le=50)] = 0
     stream: Annotated[bool, about("Send the output as it is generated.")] = False
     previous_response_id: Annotated[Any, about("An error: nothing is stored.")] = None
@@ -456,10 +448,7 @@ _Hash = Annotated[
 
 
 _Ids = Annotated[list[int] | msgspec.UnsetType, about("Token ids; only if the request asks for them.")]
-_PromptLogprobs = Annotated[
-    list[Json | None] | msgspec.UnsetType,
-    about("For each token of the prompt its log-probability and those of alternatives, by token id."),
-]
+_Probable = Annotated[list[Json | None] | msgspec.UnsetType, about("Log-probabilities by token id, of each token.")]
 
 
 class TextOutput(Struct):
@@ -499,7 +488,7 @@ class CompletionChoice(Struct):
     logits_sha256: _Hash = msgspec.UNSET
     token_ids: _Ids = msgspec.UNSET
     prompt_token_ids: _Ids = msgspec.UNSET
-    prompt_logprobs: _PromptLogprobs = msgspec.UNSET
+    prompt_logprobs: _Probable = msgspec.UNSET
 
 
 class _Answer(Struct, Generic[Choice]):  # in the order of OpenAI
@@ -510,7 +499,7 @@ class _Answer(Struct, Generic[Choice]):  # in the order of OpenAI
     choices: list[Choice]
     usage: Usage | None = None
     prompt_token_ids: _Ids = msgspec.UNSET
-    prompt_logprobs: _PromptLogprobs = msgspec.UNSET
+    prompt_logprobs: _Probable = msgspec.UNSET
 
 
 class Completion(_Answer[CompletionChoice]):
@@ -577,29 +566,6 @@ class Chat(_Answer[ChatChoice]):
     """Answers of a chat, or in a stream parts of them."""
 
 
-class Response(Struct):
-    """An answer with its items: a message, calls of functions."""
-
-    id: str
-    created_at: int
-    model: str
-    output: list[Json]
-    instructions: str | None
-    max_output_tokens: int | None
-    parallel_tool_calls: bool
-    temperature: float | None
-    top_p: float | None
-    tools: list[Json]
-    tool_choice: Any
-    text: Json
-    metadata: Any = None
-    status: str = "in_progress"
-    usage: Json | None = None
-    incomplete_details: Json | None = None
-    error: None = None
-    object: str = "response"
-
-
 class Embedding(Struct):
     """A vector, as numbers or as base64 of float32."""
 
@@ -615,18 +581,6 @@ class Embeddings(Struct):
     data: list[Embedding]
     usage: Usage
     object: str = "list"
-
-
-class Transcript(Struct, omit_defaults=True):
-    """The text of a recording; with times for `verbose_json`."""
-
-    text: str
-    usage: Json
-    task: str | None = None
-    language: str | None = None
-    duration: float | None = None
-    segments: list[Json] | None = None
-    words: list[Json] | None = None
 
 
 class Class(Struct):
@@ -818,46 +772,6 @@ class Curves(Struct):
     label_smoothing: float
     steps: dict[str, list[float | None]]
     validations: list[Json]
-
-
-class Tokens(Struct):
-    """The tokens of a text."""
-
-    count: int
-    max_model_len: int | None
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class Prompt(Struct):
-    """The text of token ids."""
-
-    prompt: str
-
-
-class Score(Struct):
-    """How well the texts of a pair fit: the relevance of a cross-encoder, or the cosine of two vectors."""
-
-    index: int
-    score: float
-    object: str = "score"
-
-
-class Scores(Struct):
-    """Scores of pairs of texts."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Score]
-    usage: Usage
-    object: str = "list"
-
-
-class Version(Struct):
-    """Version of the server."""
-
-    version: str
 
 
 class Health(Struct):
