@@ -740,3 +740,14 @@ def test_a_trace_keeps_no_memory_of_arrays_that_nobody_uses_any_more():
         tracemalloc.stop()
     assert values[0] == values[1] == values[2]
     assert peaks[1] < peaks[0] + 6  # the copy of x, and the memory of the program
+
+
+def test_an_object_that_gets_an_array_later_is_an_error():
+    class Settings:
+        scale = 2.0
+
+    settings, function = Settings(), xf.jit(lambda x, settings: x * settings.scale)
+    assert [float(function(np.ones(1), settings)[0]) for _ in range(2)] == [2.0, 2.0]
+    settings.scale = np.asarray(5.0)
+    with pytest.raises(JitError, match="arrays in its attributes"):
+        function(np.ones(1), settings)

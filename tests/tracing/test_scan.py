@@ -40,6 +40,18 @@ def test_it_is_the_loop_of_jax(name, reverse):
             np.testing.assert_allclose(to_host(x), np.asarray(y), rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "array_api_strict"])
+def test_numbers_are_arrays(name):
+    xs = from_host(library_or_skip(name), np.asarray([1.0, 2.0, 3.0], np.float32))
+    for init, expected in ((0, (3, [1, 1, 1])), (0.0, (6.0, [1, 1, 1])), ({"n": [1, 2.0]}, (7, [1, 1, 1]))):
+        is_tree = isinstance(init, dict)
+        step = (lambda c, x: ({"n": [c["n"][0] * 2, c["n"][1] + x]}, 1)) if is_tree else None
+        step = step or ((lambda c, x: (c + 1, 1)) if type(init) is int else (lambda c, x: (c + x, True)))
+        carry, ys = xf.scan(step, init, xs)
+        last = carry["n"][0] - 1 if is_tree else carry
+        assert (float(last), [int(y) for y in ys]) == expected
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_derivatives_and_jit(reverse):
     def loss(matrix, xs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from types import MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class Arguments:
         self.numbers: list[int] = []
         self.modules: list[Module] = []
         self.known: dict[int | str, Known] = {}
+        self._may_change = False
         self.signature: Hashable = (
             *(self._signature(index, arg, index in donated, known.get(index)) for index, arg in enumerate(args)),
             *((name, self._signature(name, keywords[name], False, known.get(name))) for name in sorted(keywords)),
@@ -95,6 +96,8 @@ class Arguments:
         if isinstance(value, float):
             return float, value.hex()  # -0.0 equals 0.0, and NaN differs from itself
         check_hashable(value)
+        is_plain = not {*getattr(value, "__dict__", ())} - {"__wrapped__"} and isinstance(value, FunctionType | None)
+        self._may_change = self._may_change or (has_identity_hash(value) and not is_plain)  # by an attribute
         return type(value), value
 
     def replace_data(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:

@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends import array_namespace, dtype_name
+import numpy as np
+
+from xformer.backends import array_namespace, dtype_name, is_floating
 from xformer.errors import ShapeError
 from xformer.tracing.arguments import check_function
-from xformer.tracing.grad import as_argument
 from xformer.tracing.jit import jit_repeated
-from xformer.tree import flatten
+from xformer.tree import flatten, map_items
 
 
 def scan(
@@ -25,7 +26,7 @@ def scan(
 
     Args:
         function: Function of two trees that returns two trees. The carry keeps its structure, shapes and dtypes.
-        init: The first carry: Modules, arrays, floats, and tuples, lists and dicts of them.
+        init: The first carry: Modules, arrays, numbers, and tuples, lists and dicts of them.
         xs: Arrays whose first axis is that of the steps, or a tree of them; None for a number of steps.
         length: Number of steps; default the size of that axis.
         reverse: Whether to begin with the last element.
@@ -42,7 +43,7 @@ def scan(
         (array(6.), array([0., 1., 3.]))
     """
     check_function("scan", function)
-    init, (leaves, rebuild) = as_argument(init), flatten(xs)
+    leaves, rebuild = flatten(xs)
     shapes = [tuple(leaf.shape) for leaf in leaves]
     sizes = {shape[0] if shape else None for shape in shapes} | ({length} - {None})
     size = next(iter(sizes), None)
@@ -50,15 +51,18 @@ def scan(
         raise ShapeError(
             f"scan got xs of shapes {shapes} and length={length}; expected one number of steps, at least 1"
         )
-    namespaces = [array_namespace(leaf) for leaf in [*leaves, *flatten(init)[0]]]
+    arrays = [*leaves, *flatten(init)[0]]
+    namespaces = [array_namespace(array) for array in arrays]
     if namespaces and all(xp.name == "jax" and not xp.is_trace for xp in namespaces):
         return importlib.import_module("jax").lax.scan(function, init, xs, size, reverse=reverse)
-    carry, rebuild_carry = flatten(init)
+    like = next((array for array in arrays if is_floating(array.dtype)), arrays[0] if arrays else np.asarray(0.0))
+    carry, rebuild_carry = flatten(_with_arrays(init, like))
     expected, ys = _kinds(carry), []
     structures: list[Callable[..., Any]] = []
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:  # arrays, so that a Module is no constant
-        (arrays, structure), (y, rebuild_y) = map(flatten, map(as_argument, function(rebuild_carry(carry), rebuild(x))))
+        result = _with_arrays(tuple(function(rebuild_carry(carry), rebuild(x))), like)
+        (arrays, structure), (y, rebuild_y) = map(flatten, result)
         if _kinds(arrays) != expected:
             raise ShapeError(f"the function of scan returned a carry of {_kinds(arrays)}; expected {expected}")
         structures[:] = structure, rebuild_y
@@ -71,6 +75,14 @@ def scan(
     columns = zip(*ys[:: -1 if reverse else 1], strict=True)
     stacked = [array_namespace(*column).stack(list(column)) for column in columns]
     return structures[0](carry), structures[1](stacked)
+
+
+def _with_arrays(tree: Any, like: Any) -> Any:
+    """Return a tree with arrays in place of numbers; floats get the dtype of `like`."""
+    if type(tree) in (bool, int, float, complex):
+        dtype = like.dtype if type(tree) is float and is_floating(like.dtype) else None
+        return array_namespace(like).asarray(tree, dtype=dtype)
+    return map_items(lambda item: _with_arrays(item, like), tree)
 
 
 def _kinds(arrays: list[Any]) -> list[tuple[tuple[int, ...], str]]:
