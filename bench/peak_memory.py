@@ -23,7 +23,7 @@ GPT2: dict[str, Any] = {
 }  # fmt: skip
 SMOLLM2: dict[str, Any] = {
     "vocab_size": 49152, "d_model": 576, "num_heads": 9, "num_key_value_heads": 3, "d_ff": 1536, "num_layers": 30,
-    "activation": "swiglu", "norm": "rms_norm", "positions": "rotary",
+    "activation": "swiglu", "norm": "rms", "positions": "rotary",
 }  # fmt: skip
 # Name, kind, model, sequences and tokens of each.
 CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
