@@ -206,13 +206,13 @@ def test_schedules_by_fraction_follow_the_number_of_steps():
             (explicit, 12),
             (schedules.cosine(PEAK, warmup_steps=3, floor=0.01), 12),
             (schedules.cosine(PEAK, warmup_steps=3, floor=0.01), None),  # one pass
-            (lambda step, total_steps=5: total_steps / 100, 3),  # a default is the user's
+            (lambda step, total_steps=5: total_steps / 100, 3),  # a default is for other callers
         )
     ]
     assert rates[0] == rates[1]
     assert len(rates[2]) == 4
     assert rates[2][-1] == pytest.approx(0.01)
-    assert rates[3] == [0.05] * 3
+    assert rates[3] == [0.03] * 3
 
 
 def test_a_validation_is_tried_once_without_an_event(monkeypatch):

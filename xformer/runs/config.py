@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 from xformer.config import Config, option
@@ -208,7 +207,7 @@ class BaseTrainingConfig(FitConfig):
         return optimizer
 
     def make_schedule(self, d_model: int | None) -> Schedule:
-        """Return the learning rate schedule.
+        """Return the learning rate schedule, which follows the steps of the run if it falls to the floor.
 
         Args:
             d_model: Size of the model, from which the peak is computed if learning_rate is None.
@@ -228,10 +227,9 @@ class BaseTrainingConfig(FitConfig):
                 f"min_learning_rate is {self.min_learning_rate}, above the peak of {peak:.3g}; lower it, or raise the "
                 "peak"
             )
-        falls = self.schedule in _FALLING
-        floor = {"floor": self.min_learning_rate} if falls else {}
+        floor = {"floor": self.min_learning_rate} if self.schedule in _FALLING else {}
         schedule: Schedule = _SCHEDULES[self.schedule](peak, warmup_steps=self.warmup_steps, **floor)
-        return partial(schedule, total_steps=self.max_steps) if falls else schedule
+        return schedule
 
 
 class TrainingConfig(BaseTrainingConfig):

@@ -122,7 +122,6 @@ class Trainer:
         )
         limits: list[Callback] = [] if config.patience is None else [early_stopping(config.patience)]
         limits += [] if config.max_minutes is None else [time_limit(config.max_minutes)]
-        schedule = config.make_schedule(model.config.d_model)
         self.loop = TrainingLoop(
             model,
             partial(
@@ -133,7 +132,7 @@ class Trainer:
             ),
             partial(_TaskBatches, task, Rng(config.seed).fold_in("training", "batches")),
             optimizer=optimizer,
-            learning_rate=getattr(schedule, "func", schedule),  # a falling one follows the steps of the loop
+            learning_rate=config.make_schedule(model.config.d_model),
             steps=config.max_steps or math.inf,
             callbacks=[*callbacks, self.validator, *limits, self],
             run_dir=directory.path,

@@ -80,8 +80,8 @@ def cosine(peak: float, *, warmup_steps: int = 0, total_steps: int | None = None
 
 def as_schedule(learning_rate: Schedule) -> Schedule:
     """Return a function of the step and of `total_steps`: the argument itself if it is one."""
-    with contextlib.suppress(ValueError, KeyError):  # no signature, or no such argument
-        if inspect.signature(learning_rate).parameters["total_steps"].default is inspect.Parameter.empty:
+    with contextlib.suppress(ValueError):  # no signature
+        if "total_steps" in inspect.signature(learning_rate).parameters:
             return learning_rate
     return lambda step, total_steps: learning_rate(step)
 
