@@ -100,7 +100,7 @@ def test_draws_equal_their_definition(cuda, dtype, n):
     wide = to_host(x).astype(np.float64)
     for changed in SETTINGS if dtype in ("float32", "float64") else SETTINGS[-1:]:
         settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | changed
-        found = to_host(choose(x, cuda.array(uniforms, dtype), **settings)).astype(np.float64)
+        found = to_host(choose(x, cuda.array(uniforms, dtype), **changed)).astype(np.float64)
         scaled = truncate(wide, **settings)
         chosen = found[:, 0].astype(int)
         weights = np.exp(scaled - np.max(scaled, axis=-1, keepdims=True))

@@ -63,7 +63,7 @@ def test_arrays_that_take_several_launches(cuda, monkeypatch, dtype):
     monkeypatch.setattr(rows, "_SEGMENT", 7)
     monkeypatch.setattr(rows, "_SUMMING_BLOCKS", 3)
     monkeypatch.setattr(rows, "_SUMMED_THREADS", 1)
-    monkeypatch.setattr(optimizer, "MAX_ARRAYS", 2)
+    monkeypatch.setitem(optimizer.MAX_ITEMS, 1, 2)
     for function, options, *hosts in TABLE["embedding"][::2] + TABLE["squared_norm"] + TABLE["add_norm"][-6::2]:
         cuda.agree(functools.partial(function, **options), *hosts, dtype=dtype)
 
@@ -479,7 +479,7 @@ def test_add(cuda, dtype):
 @for_each("most", [112, 2])
 @for_each("before, after", CASTS)
 def test_cast_has_the_bits_of_numpy(cuda, monkeypatch, before, after, most):
-    monkeypatch.setattr(optimizer, "MAX_PAIRS", most)
+    monkeypatch.setitem(optimizer.MAX_ITEMS, 2, most)
     special = np.array(
         [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-41, 1e-7, 65519.0, 65520.0, 3e38, 1 + 2**-8, 1 + 3 / 256]
     )

@@ -57,7 +57,7 @@ VALUES = [signed, signed, signed, positive]
 @pytest.mark.parametrize("weight_decay", [None, [0.1, 0.0, 0.2, 0.3, 0.1, 0.5]], ids=["adam", "adamw"])
 @pytest.mark.parametrize("most", [64, 2], ids=["one launch", "several"])
 def test_adam(cuda, monkeypatch, dtype, weight_decay, most):
-    monkeypatch.setattr(optimizer, "MAX_SLOTS", most)
+    monkeypatch.setitem(optimizer.MAX_ITEMS, 4, most)
     rows, hosts = rows_of(cuda, dtype)
     factor = None if weight_decay is None else cuda.array(np.asarray(0.375), compute_dtype(dtype))
     assert cuda.served("adam", factor, *(array for row in rows for array in row), **options(len(rows)))

@@ -25,14 +25,17 @@ def _choose(logits: Any, *arrays: Any, settings: tuple[float, ...] = (0.0,) * 4)
     launch.launch("topk.choose", dtype_names(logits, found), rows, threads, logits, *arrays, rows, n, *settings)
 
 
-def _settings(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 1.0) -> tuple[float, ...]:
-    """Return the numbers that the kernel takes, by default those with which only the most probable tokens remain."""
+_GREEDY: dict[str, Any] = {"min_p": 1.0}  # only the most probable tokens remain
+
+
+def _settings(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> tuple[float, ...]:
+    """Return the numbers that the kernel takes."""
     return float(temperature), float(top_k), float(top_p), math.log(min_p) if min_p else -math.inf
 
 
 def _choose_forward(logits: Any, uniforms: Any, *, save: bool, **settings: Any) -> tuple[Any, Any]:
     found = empty(logits, (len(logits), 2), launch.compute_dtype(logits))
-    uniforms = None if uniforms is None else contiguous(uniforms, found.dtype)
+    uniforms, settings = (None, _GREEDY) if uniforms is None else (contiguous(uniforms, found.dtype), settings)
     _choose(logits, None, None, None, uniforms, None, found, settings=_settings(**settings))
     return found, None
 
@@ -63,7 +66,7 @@ class Choices:
         """Set what the next steps read; see `DecodingSteps.look_ahead`."""
         padded = np.zeros(self._arrays[3].shape)
         padded[: len(uniforms)] = uniforms[: len(padded)]
-        hosts = tokens, np.zeros(len(tokens)), mask, padded, _settings(**settings)
+        hosts = tokens, np.zeros(len(tokens)), mask, padded, _settings(**settings or _GREEDY)
         for array, host in zip(self._arrays, hosts, strict=False):
             assign(array, array_namespace(array).from_host(host, dtype=array.dtype, device=device(array)))
 

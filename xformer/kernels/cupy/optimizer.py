@@ -19,17 +19,21 @@ from xformer.tree import is_array
 BLOCK_ELEMENTS = 8192
 THREADS = 256
 # Tables of cuda/optimizer.cu; with the other arguments they fit in the 4 KiB that every device accepts.
-MAX_SLOTS, MAX_ARRAYS, MAX_PAIRS = 64, 128, 112
-_MOST = {4: MAX_SLOTS, 1: MAX_ARRAYS, 2: MAX_PAIRS}  # by the number of arrays of an item
+MAX_ITEMS = {4: 64, 1: 128, 2: 112}  # by the number of arrays of an item
+_FIELDS: dict[int, list[Any]] = {
+    columns: [("addresses", np.uint64, (columns, most)), ("sizes", np.int64, most), ("ends", np.int64, most)]
+    for columns, most in MAX_ITEMS.items()
+}
 
 
 def tables(
-    items: Sequence[tuple[Any, ...]], most: int, weight_decay: Sequence[float] = ()
+    items: Sequence[tuple[Any, ...]], weight_decay: Sequence[float] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any, int]]:
-    """Yield dtypes, a table, which is passed by value, and the number of blocks for at most some items (array, ...).
+    """Yield dtypes, a table, which is passed by value, and the number of blocks for some of the items (array, ...).
 
     Items are grouped by the dtypes of their first two entries; empty arrays are left out.
     """
+    columns, most = len(items[0]), MAX_ITEMS[len(items[0])]
     groups: dict[tuple[str, ...], list[int]] = {}
     for place, item in enumerate(items):
         if item[0].size:
@@ -38,7 +42,7 @@ def tables(
         for start in range(0, len(places), most):
             batch = places[start : start + most]
             rates = tuple(weight_decay[place] for place in batch) if weight_decay else ()
-            constants, blocks = _table(len(items[0]), tuple(items[place][0].size for place in batch), rates)
+            constants, blocks = _table(columns, tuple(items[place][0].size for place in batch), rates)
             table, addresses = constants.copy(), (map(cublas.pointer, items[place]) for place in batch)
             table["addresses"][0, :, : len(batch)] = [*zip(*addresses, strict=True)]
             yield dtypes, table, blocks
@@ -47,9 +51,8 @@ def tables(
 @functools.lru_cache(maxsize=256)
 def _table(columns: int, sizes: tuple[int, ...], rates: tuple[float, ...]) -> tuple[Any, int]:
     """Return what is the same in every step, and the number of blocks."""
-    most = _MOST[columns]
-    fields = [("addresses", np.uint64, (columns, most)), ("sizes", np.int64, most), ("ends", np.int64, most)]
-    table = np.zeros(1, [*fields, *([("weight_decays", np.float64, most)] if rates else [])])
+    fields = _FIELDS[columns]
+    table = np.zeros(1, [*fields, *([("weight_decays", np.float64, fields[-1][-1])] if rates else [])])
     ends = list(itertools.accumulate(-(-size // BLOCK_ELEMENTS) for size in sizes))
     for name, column in (("sizes", sizes), ("ends", ends), *([("weight_decays", rates)] if rates else [])):
         table[name][0, : len(column)] = column
@@ -64,7 +67,7 @@ def _cast_why_not(x: Any, *arrays: Any, dtype: str, **options: Any) -> str | Non
 
 def _cast(arrays: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
     pairs = [(x := contiguous(array), empty(x, dtype=dtype)) for array in arrays]
-    for dtypes, table, blocks in tables(pairs, MAX_PAIRS):
+    for dtypes, table, blocks in tables(pairs):
         launch.launch("optimizer.cast", dtypes, blocks, THREADS, table, BLOCK_ELEMENTS)
     return tuple(y for _, y in pairs)
 
@@ -110,7 +113,7 @@ def _adam_forward(
         schedule = xp.stack([zero + number for number in changing])
         settings = settings._replace(step_size=0.0, bias_correction2=0.0, learning_rate=0.0)
     items = [_in_order(slot) for slot in slots(arrays)]
-    for dtypes, table, blocks in tables(items, MAX_SLOTS, weight_decay):
+    for dtypes, table, blocks in tables(items, weight_decay):
         scale = None
         if grad_scale is not None:
             scale = contiguous(grad_scale, xp.float64 if dtypes[0] == "float64" else xp.float32)
@@ -131,7 +134,7 @@ def _norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
     num_blocks = sum(-(-array.size // BLOCK_ELEMENTS) for array in arrays)
     sums, norm = (empty(arrays[0], shape, launch.compute_dtype(arrays[0])) for shape in ((num_blocks,), ()))
     start = 0
-    for dtypes, table, blocks in tables([(array,) for array in arrays], MAX_ARRAYS):
+    for dtypes, table, blocks in tables([(array,) for array in arrays]):
         launch.launch("optimizer.squares", dtypes, blocks, THREADS, table, sums[start:], BLOCK_ELEMENTS)
         start += blocks
     launch.launch("optimizer.total", dtype_names(sums), 1, 1024, sums, norm, num_blocks)
