@@ -272,9 +272,12 @@ class Library(ModuleType):
         """
         return self.asarray(array, copy=True), None
 
-    def joins_maps(self) -> bool:
-        """Return whether two linear maps of one input are faster as one operation."""
-        return False
+    def persist(self, array: Array, tree: Any, flatten: Callable[[Any], Any]) -> Any:
+        """Return a tree of arrays like `array`; those of Dask are computed, which else happens at each use."""
+        if not hasattr(array, "__dask_graph__"):
+            return tree
+        leaves, rebuild = flatten(tree)
+        return rebuild(importlib.import_module("dask").persist(*leaves))
 
     def share_memory(self, x: Array, y: Array) -> bool:
         """Return whether a write into `x` changes `y`; one of them was made from the other.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -102,10 +101,7 @@ def train_step(
     grad_scale = clip_scale(loss, grad_norm, max_grad_norm, loss_scale)
     model, state = optimizer.update(model, grads, state, learning_rate, grad_scale, donate=donate)
     result = StepResult(model, state, loss / loss_scale, grad_norm / loss_scale)
-    if hasattr(loss, "__dask_graph__"):  # whose arrays compute all earlier steps again at each use
-        leaves, rebuild = flatten(result)
-        result = rebuild(importlib.import_module("dask").persist(*leaves))
-    return result
+    return array_namespace(loss).library.persist(loss, result, flatten)
 
 
 def _check_tokens(num_tokens: Any, batches: Sequence[Any]) -> None:
