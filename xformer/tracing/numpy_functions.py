@@ -7,9 +7,11 @@ derivatives and becomes programs. A function that is not here raises an error wi
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -126,9 +128,11 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[s
     """Call a method of a ufunc of NumPy: a function of arrays, or its reduction, accumulation or outer product."""
     name, xp = ufunc.__name__, _trace_of(inputs)
     if ufunc is not getattr(np, name, None):
-        special = f"special.{name.lstrip('_')}"  # if it is one of scipy.special
-        if method == "__call__" and special in _KNOWN:
-            return getattr(xp, special)(*inputs)
+        is_special = getattr(sys.modules.get("scipy.special"), name, None) is ufunc
+        if is_special and method == "__call__" and f"special.{name}" in _KNOWN:
+            if options:
+                _refuse(f"special.{name}", min(options))
+            return getattr(xp, f"special.{name}")(*inputs)
         return call_on_values(getattr(ufunc, method), inputs, options, name)
     if method == "__call__":
         return call_function(name, inputs, options)
@@ -740,24 +744,8 @@ def _linspace(xp: Any, start: Any, stop: Any, num: int = 50, endpoint: bool = Tr
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 _METHODS = (
-    *(
-        "sum",
-        "prod",
-        "mean",
-        "std",
-        "var",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-        "argsort",
-        "all",
-        "any",
-        "cumsum",
-        "cumprod",
-    ),
-    *("ravel", "swapaxes", "squeeze", "dot", "copy", "clip", "round", "trace", "diagonal", "repeat", "take", "ptp"),
-    *("conjugate", "nonzero", "searchsorted", "compress"),
+    "sum prod mean std var max min argmax argmin argsort all any cumsum cumprod ravel swapaxes squeeze dot copy clip "
+    "round trace diagonal repeat take ptp conjugate nonzero searchsorted compress"
 )
 
 
@@ -765,7 +753,7 @@ def method_of(x: Any, name: str) -> Any:
     """Return a method of NumPy's arrays, or of torch's, with this name for a traced array, or None."""
     if x._namespace.library.name == "torch":
         return functools.partial(call_torch, name, x) if name in OF_TORCH else None
-    if name in _METHODS:
+    if name in _METHODS.split():
         return lambda *args, **keywords: call_function(name, (x, *args), keywords)
     return _OTHER_METHODS[name](x) if name in _OTHER_METHODS else None
 
@@ -788,37 +776,60 @@ _OTHER_METHODS: dict[str, Function] = {
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-def _logsumexp(xp: Any, x: Any, axis: Any, *, keepdims: bool = False) -> Any:
+def _logsumexp(xp: Any, x: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     largest = xp.max(x, axis=axis, keepdims=True)
-    total = largest + xp.log(xp.sum(xp.exp(x - largest), axis=axis, keepdims=True))
-    return total if keepdims else xp.squeeze(total, axis=axis)
+    largest = xp.where(xp.isinf(largest), 0.0, largest)  # infinity minus infinity would be NaN
+    total = xp.log(xp.sum(xp.exp(x - largest), axis=axis, keepdims=True)) + largest
+    return total if keepdims else FUNCTIONS["squeeze"](xp, total, axis)
+
+
+def _log_softmax(xp: Any, x: Any, axis: Any) -> Any:
+    x = x - xp.max(x, axis=axis, keepdims=True)
+    return x - _logsumexp(xp, x, axis, keepdims=True)
+
+
+def _sigmoid(xp: Any, x: Any) -> Any:
+    power = xp.exp(xp.where(x < 0, x, -x))
+    return xp.where(x < 0, power, 1.0) / (1.0 + power)
+
+
+def _solve(xp: Any, a: Any, b: Any) -> Any:
+    """Solve for matrices, or for a stack of vectors, as torch takes arrays of one dimension less."""
+    a, b = xp.asarray(a), xp.asarray(b)
+    is_stack = b.ndim > 1 and b.shape == a.shape[:-1]
+    return xp.linalg.solve(a, b[..., None])[..., 0] if is_stack else xp.linalg.solve(a, b)
 
 
 _SAME = (
     "sum mean prod amax amin reshape squeeze stack where roll flip cumsum cumprod tile tril triu trace outer dot einsum"
 )
 # Functions and methods of torch: the name of the one of NumPy that means the same, or the function.
-OF_TORCH: dict[str, Any] = {name: name for name in (*ELEMENTWISE, *_SAME.split(), "matmul", "diagonal", "kron")}
+OF_TORCH: dict[str, Any] = {name: name for name in (*_SAME.split(), "matmul", "diagonal", "kron")}
+OF_TORCH |= {name.replace("special.", "special_"): name for name in ELEMENTWISE}
 OF_TORCH |= {"sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negative", "clamp": "clip"}
 OF_TORCH |= {"cat": "concatenate", "view": "reshape", "permute": "transpose", "transpose": "swapaxes"}
 OF_TORCH |= {"mm": "matmul", "bmm": "matmul", "mv": "matmul", "unsqueeze": "expand_dims", "logsumexp": _logsumexp}
-OF_TORCH |= {f"linalg_{name}": f"linalg.{name}" for name in ("inv", "det", "solve", "cholesky", "eigvalsh", "pinv")}
+OF_TORCH |= {f"linalg_{name}": f"linalg.{name}" for name in ("inv", "det", "cholesky", "eigvalsh", "pinv")}
 OF_TORCH |= {
-    "sigmoid": lambda xp, x: 0.5 * xp.tanh(0.5 * x) + 0.5,
-    "relu": lambda xp, x: xp.where(x > 0, x, 0.0 * x),
-    "softmax": lambda xp, x, axis: xp.exp(x - _logsumexp(xp, x, axis, keepdims=True)),
-    "log_softmax": lambda xp, x, axis: x - _logsumexp(xp, x, axis, keepdims=True),
+    "sigmoid": _sigmoid,
+    "relu": lambda xp, x: importlib.import_module("xformer.ops").relu(x),
+    "softmax": lambda xp, x, axis: xp.exp(_log_softmax(xp, x, axis)),
+    "log_softmax": _log_softmax,
+    "linalg_solve": _solve,
 }
 
 
 def call_torch(name: str, *args: Any, **keywords: Any) -> Any:
     """Call a function or a method of torch by its name."""
     names = {"dim": "axis", "dims": "axis", "keepdim": "keepdims", "min": "min", "max": "max"}
-    given = {key: value for key, value in keywords.items() if not (value is None or value is False or key[0] == "_")}
+    is_default = {key: value is None or (value is False and key != "left") for key, value in keywords.items()}
+    given = {key: value for key, value in keywords.items() if not (is_default[key] or key[0] == "_")}
     if len(args) == 3 and type(args[2]) is bool:  # sum(x, dim, keepdim)
         given["keepdim"], args = args[2], args[:2]
     elif len(args) > 2 and name in ("reshape", "view", "permute", "flip"):  # the sizes or axes
         args = (args[0], args[1:])
+    if name in ("sum", "mean", "amax", "amin") and [*args[1:], given.get("dim")][0] in ((), []):  # all axes
+        given, args = {**given, "dim": None}, args[:1]
     if given.keys() - names:
         raise DifferentiationError(f"{name} of torch on a traced array has no argument {min(given.keys() - names)}")
     given, function = {names[key]: value for key, value in given.items()}, OF_TORCH[name]

@@ -105,7 +105,7 @@ class Tracer:
         if operation is not None:
             return getattr(self._namespace, f"operator_{operation}")(*inputs)
         if self._namespace.library.name != "numpy" and getattr(np, name, None) is function:
-            return numpy_functions().call_on_values(function, inputs, options, "np.asarray")
+            return numpy_functions().call_on_values(getattr(function, method), inputs, options, "np.asarray")
         return numpy_functions().call_ufunc(function, method, inputs, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
