@@ -234,6 +234,9 @@ case("array_split", X, lambda x: np.array_split(x, 4)[1])
 case("hsplit", M, lambda x: np.hsplit(x, 3)[2])
 case("vsplit", M, lambda x: np.vsplit(x, 2)[1])
 case("sort", M, lambda x: np.sort(x, axis=0), lambda x: np.sort(x, axis=None))
+case("take_along_axis", M, lambda x: np.take_along_axis(x, np.argsort(M, axis=None)[::2], axis=None))
+for _axis in (None, 0, 1, -1):
+    case("argsort", T, lambda x, a=_axis: np.argsort(x, a) * 1.0, lambda x, a=_axis: x.argsort(axis=a) * 1.0)
 case("unique", X, lambda x: np.unique(x))
 case("rot90", M, lambda x: np.rot90(x, 3), lambda x: np.rot90(x, axes=(1, 0)))
 for _mode in ("edge", "reflect", "symmetric", "wrap"):
@@ -364,6 +367,7 @@ case("cov", V, lambda x: np.cov(M, aweights=x))
 for _mode in ("full", "same", "valid"):
     case("convolve", X, lambda x, m=_mode: np.convolve(x, V, m), lambda x, m=_mode: np.convolve(V, x, m))
     case("correlate", X, lambda x, m=_mode: np.correlate(x, V, m), lambda x, m=_mode: np.correlate(V, x, m))
+case("convolve", X, *(lambda x, m=_mode: np.convolve(x, V, m) + np.correlate(V, x, m) for _mode in (0, 1, 2)))
 case(
     "interp",
     X,
@@ -458,11 +462,41 @@ def test_programs(name, function, x):
         np.testing.assert_allclose(compute(each), function(each), rtol=1e-12, atol=1e-12)
 
 
+C = RANDOM.normal(size=(2, 3)) @ np.asarray([[1.0, 1j, 0.0, 2.0], [0.5, 1.0, -1j, 0.3], [1j, 0.2, 0.7, 1.0]])
+K = C[0, :3]
+# Functions of complex arrays; the arrays.
+OF_COMPLEX: list[tuple[Any, Any]] = [
+    *((lambda x, f=f: f(x), C) for f in (np.var, np.std, np.nanvar, np.nanstd)),
+    *((lambda x, f=f: f(x, axis=1, ddof=1, keepdims=True), C) for f in (np.var, np.std, np.nanvar, np.nanstd)),
+    (lambda x: x.var() + x.std(axis=0), C),
+    (lambda x: np.linalg.lstsq(C.T, x, rcond=None)[1], C[0] + np.arange(4)),
+    *((lambda x, m=m: np.correlate(x, K, m), C[1]) for m in ("full", "same", "valid", 0, 1, 2)),
+    *((lambda x, m=m: np.correlate(K, x, m), C[1]) for m in ("full", "same", "valid")),
+    *((lambda x, m=m: np.convolve(x, K, m), C[1]) for m in ("full", "same", "valid")),
+    (lambda x: np.correlate(x, x), C[1]),
+    (lambda x: np.abs(np.cov(x)) + np.abs(np.vdot(x, C)), C),
+]
+
+
+@for_each("function, x", OF_COMPLEX)
+def test_functions_of_complex_arrays(function, x):
+    expected = function(x)
+    value, pull = xf.vjp(function, x)
+    assert np.asarray(value).dtype == np.asarray(expected).dtype
+    for each in (value, xf.jit(function)(x), xf.vmap(function)(x[None])[0]):
+        np.testing.assert_allclose(each, expected, rtol=1e-12, atol=1e-12)
+    g = RANDOM.normal(size=np.shape(expected)) + (1j if np.iscomplexobj(expected) else 0.0)
+    direction, step = RANDOM.normal(size=x.shape) + 1j * RANDOM.normal(size=x.shape), 1e-6
+    slope = (function(x + step * direction) - function(x - step * direction)) / (2.0 * step)
+    np.testing.assert_allclose(np.sum(pull(g)[0] * direction).real, np.sum(g * slope).real, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(xf.jvp(function, (x,), (direction,))[1], slope, rtol=1e-5, atol=1e-6)
+
+
 def test_every_function_has_a_case():
     known = {*numpy_functions.FUNCTIONS, *numpy_functions._STANDARD_NAMES, *numpy_functions._ARGUMENTS}
     of_values = {*("allclose", "array_equal", "array_equiv", "isclose", "digitize", "isin", "lexsort")}
     of_values |= {*("iscomplex", "isreal", "isneginf", "isposinf")}
-    of_values |= {*("argmax", "argmin", "argsort", "argwhere", "flatnonzero", "all", "any", "argpartition")}
+    of_values |= {*("argmax", "argmin", "argwhere", "flatnonzero", "all", "any", "argpartition")}
     of_values |= {*("iscomplexobj", "isrealobj", "ndim", "size", "left_shift", "right_shift", "row_stack", "trapz")}
     assert known - {*CASES} == of_values
 
@@ -497,6 +531,10 @@ def test_derivatives_of_derivatives_and_of_closures():
         (lambda x: np.linalg.eig(S * x[0])[0], "np.linalg.eig of a traced array has no derivative rule"),
         (lambda x: np.sum(x, where=x > 0.5), r"np.sum of a traced .* no argument where; use np.where\(condition, x, y"),
         (lambda x: np.sin(x, where=x > 0.5), r"np.sin of a traced .* no argument where; use np.where\(condition, x, y"),
+        (lambda x: np.emath.sqrt(x - 1.0), "np.emath.sqrt of a traced array has no derivative rule"),
+        (lambda x: np.emath.logn(2, x), "np.emath.logn of a traced array has no derivative rule"),
+        (lambda x: np.char.equal(x, x), "np.char.equal of a traced array has no derivative rule"),
+        (lambda x: np.char.join(x, x), "np.strings._join of a traced array has no derivative rule"),
         (lambda x: np.sort(x, order="a"), "np.sort of a traced array has no argument order"),
         (lambda x: x.sum(foo=0), "np.sum of a traced array has no argument foo"),
         (lambda x: np.ravel(x, "K"), "np.ravel of a traced array has no argument order='K'"),
@@ -529,3 +567,9 @@ def test_arrays_of_other_libraries_have_no_functions_of_numpy():
     torch = pytest.importorskip("torch")
     with raises_line(DifferentiationError, "a traced array was passed to a function of another library"):
         xf.grad(lambda x: np.sum(x))(torch.ones(3))
+
+
+def test_unknown_modes_are_refused_as_by_numpy():
+    for function in (np.convolve, np.correlate):
+        with pytest.raises(ValueError, match="'valid', 'same', or 'full'"):
+            xf.grad(lambda x, f=function: np.sum(f(x, V, "all")))(X)

@@ -20,7 +20,7 @@ import numpy as np
 from xformer.errors import DifferentiationError
 from xformer.tracing.record import IN_BOTH
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES
-from xformer.tracing.rules.elementwise import ELEMENTWISE
+from xformer.tracing.rules.elementwise import ELEMENTWISE, conjugate, squared_size
 from xformer.tracing.rules.special import sinc
 from xformer.tracing.tracer import OPERATORS_OF_NUMPY, Tracer
 from xformer.tree import map_items
@@ -53,7 +53,7 @@ _AXIS = ("axis",)
 _ARGUMENTS = {
     **dict.fromkeys(("sum", "prod", "mean"), ("axis", "dtype")),
     **dict.fromkeys(("max", "min", "amax", "amin", "flip", "argmax", "argmin", "all", "any"), _AXIS),
-    **dict.fromkeys(("expand_dims", "squeeze", "argsort", "count_nonzero"), _AXIS),
+    **dict.fromkeys(("expand_dims", "squeeze", "count_nonzero"), _AXIS),
     **dict.fromkeys(("std", "var"), ("axis", "dtype", "ddof")),
     **dict.fromkeys(("tril", "triu"), ("k",)),
     **dict.fromkeys(("fft.fft", "fft.ifft", "fft.rfft", "fft.irfft", "fft.hfft", "fft.ihfft"), ("n", "axis", "norm")),
@@ -89,7 +89,9 @@ def _trace_of(values: Any) -> Any:
     return max(traces, key=lambda trace: trace.trace_level, default=None)
 
 
-def call_function(name: str, args: tuple[Any, ...], keywords: dict[str, Any], like: Any = None) -> Any:
+def call_function(
+    name: str, args: tuple[Any, ...], keywords: dict[str, Any], like: Any = None, function: Any = None
+) -> Any:
     """Call a function of NumPy by its name, such as "linalg.norm"; `like` is the trace if no argument has one."""
     xp = _trace_of((*args, *keywords.values())) or like
     given = {key: value for key, value in keywords.items() if value is not np._NoValue}
@@ -98,7 +100,7 @@ def call_function(name: str, args: tuple[Any, ...], keywords: dict[str, Any], li
         if not (value is None or value is True or isinstance(value, str)):
             _refuse(name, f"{key}; use np.where(condition, x, y)" if key == "where" else key)
     try:
-        return _call(xp, name, args, given)
+        return _call(xp, name, args, given, function)
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None:
@@ -106,12 +108,11 @@ def call_function(name: str, args: tuple[Any, ...], keywords: dict[str, Any], li
     return _refuse(name, unknown[1])
 
 
-def _call(xp: Any, name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+def _call(xp: Any, name: str, args: tuple[Any, ...], given: dict[str, Any], function: Any) -> Any:
     if name in FUNCTIONS:
         return FUNCTIONS[name](xp, *args, **given)
     standard = _STANDARD_NAMES.get(name, name)
     if not (standard in _KNOWN or standard.startswith("operator_")):
-        function: Any = functools.reduce(getattr, name.split("."), np)
         return call_on_values(function, args, given, f"np.{name}")
     if name in _ARGUMENTS:
         args, given = args[:1], given | dict(zip(_ARGUMENTS[name], args[1:], strict=False))
@@ -135,7 +136,7 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[s
             return getattr(xp, f"special.{name}")(*inputs)
         return call_on_values(getattr(ufunc, method), inputs, options, name)
     if method == "__call__":
-        return call_function(name, inputs, options)
+        return call_function(name, inputs, options, function=ufunc)
     if method == "reduce" and name in _REDUCTIONS:
         return call_function(_REDUCTIONS[name], inputs, {"axis": 0, **options})
     if method == "accumulate" and name in _ACCUMULATIONS:
@@ -286,7 +287,7 @@ FUNCTIONS |= {
     "unwrap": lambda xp, x, *args, **options: (
         x + (np.unwrap(_values(x, "bool"), *args, **options) - _values(x, "bool"))
     ),
-    "take_along_axis": lambda xp, x, indices, axis=-1: xp.take_along_axis(x, indices, axis=axis),
+    "take_along_axis": lambda xp, x, indices, axis=-1: xp.take_along_axis(_flat(xp, x, axis), indices, axis=axis or 0),
     "compress": lambda xp, condition, x, axis=None: FUNCTIONS["take"](xp, x, np.flatnonzero(condition), axis),
     "diagonal": lambda xp, x, offset=0, axis1=0, axis2=1: xp.linalg.diagonal(
         xp.moveaxis(x, (axis1, axis2), (-2, -1)), offset=offset
@@ -299,7 +300,8 @@ FUNCTIONS |= {
     "hsplit": lambda xp, x, sections: _split(xp, x, sections, int(x.ndim > 1), is_even=True),
     "vsplit": lambda xp, x, sections: _split(xp, x, sections, 0, is_even=True),
     "dsplit": lambda xp, x, sections: _split(xp, x, sections, 2, is_even=True),
-    "sort": lambda xp, x, axis=-1, kind=None: xp.sort(_flat(xp, x, axis), axis=-1 if axis is None else axis),
+    "sort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.sort(_flat(xp, x, axis), axis=axis or 0),
+    "argsort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.argsort(_flat(xp, x, axis), axis=axis or 0),
 }
 FUNCTIONS |= {"row_stack": FUNCTIONS["vstack"]}
 for _name in ("rollaxis", "swapaxes", "transpose"):  # as they permute an array of shape (0, 1, 2, ...)
@@ -429,8 +431,9 @@ def _nanmean(xp: Any, x: Any, axis: Any = None, dtype: Any = None, *, keepdims: 
 def _nanvar(xp: Any, x: Any, axis: Any = None, dtype: Any = None, ddof: float = 0, *, keepdims: bool = False) -> Any:
     is_nan = xp.isnan(x)
     deviation = xp.where(is_nan, 0.0, xp.where(is_nan, 0.0, x) - _nanmean(xp, x, axis, keepdims=True))
-    count = xp.sum(xp.astype(~xp.isnan(x), x.dtype), axis=axis, keepdims=keepdims)
-    return xp.sum(deviation * deviation, axis=axis, keepdims=keepdims) / (count - ddof)
+    squares = squared_size(xp, deviation)
+    count = xp.sum(xp.astype(~is_nan, squares.dtype), axis=axis, keepdims=keepdims)
+    return xp.sum(squares, axis=axis, keepdims=keepdims) / (count - ddof)
 
 
 @define("nanstd")
@@ -566,7 +569,7 @@ def _norm(xp: Any, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = F
 def _lstsq(xp: Any, a: Any, b: Any, rcond: Any = None) -> tuple[Any, Any, Any, Any]:
     """Solve by the pseudoinverse; residuals, rank and singular values are those of NumPy."""
     solution = xp.linalg.pinv(a) @ b
-    residuals = xp.sum((b - a @ solution) ** 2, axis=0)
+    residuals = xp.reshape(xp.sum(squared_size(xp, b - a @ solution), axis=0), (-1,))
     return solution, residuals, xp.linalg.matrix_rank(a), xp.linalg.svdvals(a)
 
 
@@ -660,23 +663,22 @@ def _ediff1d(xp: Any, x: Any) -> Any:
 
 
 @define("convolve")
-def _convolve(xp: Any, a: Any, v: Any, mode: str = "full") -> Any:
+def _convolve(xp: Any, a: Any, v: Any, mode: Any = "full") -> Any:
     a, v = xp.asarray(a), xp.asarray(v)
     a, v = (v, a) if v.shape[0] > a.shape[0] else (a, v)
     n, m = a.shape[0], v.shape[0]
     places = np.arange(n + m - 1)[:, None] + np.arange(m)[None, :]
     full = _pad(xp, a, m - 1)[places] @ xp.flip(v)
-    if mode == "full":
-        return full
-    start, size = ((m - 1) // 2, n) if mode == "same" else (m - 1, n - m + 1)
+    size = np.convolve(np.ones(n), np.ones(m), mode).shape[0]  # which knows the names and numbers of modes
+    start = (n + m - 1 - size) // 2
     return full[start : start + size]
 
 
 @define("correlate")
-def _correlate(xp: Any, a: Any, v: Any, mode: str = "valid") -> Any:
-    a, v = xp.asarray(a), xp.asarray(v)
+def _correlate(xp: Any, a: Any, v: Any, mode: Any = "valid") -> Any:
+    a, v = xp.asarray(a), conjugate(xp, xp.asarray(v))
     if v.shape[0] > a.shape[0]:
-        return xp.flip(_correlate(xp, v, a, mode))
+        return xp.flip(_convolve(xp, v, xp.flip(a), mode))
     return _convolve(xp, a, xp.flip(v), mode)
 
 

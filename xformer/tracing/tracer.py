@@ -112,9 +112,8 @@ class Tracer:
         """Compute a function of NumPy."""
         if self._namespace.library.name != "numpy":
             return numpy_functions().call_on_values(function, args, kwargs, "np.asarray")
-        extension = function.__module__.removeprefix("numpy").removeprefix(".")
-        name = f"{extension}.{function.__name__}" if extension in ("linalg", "fft") else function.__name__
-        return numpy_functions().call_function(name, args, kwargs, self._namespace)
+        name = f"{function.__module__}.{function.__name__}".removeprefix("numpy.").replace("lib.scimath", "emath")
+        return numpy_functions().call_function(name, args, kwargs, self._namespace, function)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -14,6 +14,11 @@ def conjugate(xp: Any, x: Any) -> Any:
     return xp.conj(x) if is_complex(x.dtype) else x
 
 
+def squared_size(xp: Any, x: Any) -> Any:
+    """Return the square of the absolute value, a real array."""
+    return xp.real(x * xp.conj(x)) if is_complex(x.dtype) else x * x
+
+
 @decomposition("sign")
 def _sign(xp: Any, x: Any, /) -> Any:
     """Return a constant, or the direction of a complex number."""

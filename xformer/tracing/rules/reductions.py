@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer.backends import device
 from xformer.tracing.rule import decomposition, defvjp
+from xformer.tracing.rules.elementwise import squared_size
 
 
 def _axes(shape: tuple[int, ...], axis: Any) -> tuple[int, ...]:
@@ -104,9 +105,9 @@ def _cumulative_prod(xp: Any, x: Any, /, *, axis: Any = None, dtype: Any = None,
 def _var(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
     """Decompose the variance into deviations, which avoids the cancellation of the mean of squares."""
     count = math.prod(x.shape[i] for i in _axes(tuple(x.shape), axis))
-    deviation = x - xp.mean(x, axis=axis, keepdims=True)
-    total = xp.sum(deviation * deviation, axis=axis, keepdims=keepdims, dtype=x.dtype)
-    degrees = xp.asarray(float(count) - correction, dtype=x.dtype, device=device(x))
+    squares = squared_size(xp, x - xp.mean(x, axis=axis, keepdims=True))
+    total = xp.sum(squares, axis=axis, keepdims=keepdims, dtype=squares.dtype)
+    degrees = xp.asarray(float(count) - correction, dtype=squares.dtype, device=device(x))
     return total / degrees
 
 
