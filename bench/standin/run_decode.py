@@ -37,7 +37,7 @@ oc = en.choose
 
 def ch(c):
     t, l = oc(c)
-    return en.Chosen([5] * len(t), [-1.0] * len(l))
+    return en.Chosen(0 * t + 5, 0 * l - 1.0)
 
 
 en.choose = ch

@@ -49,7 +49,7 @@ class Program:
         return library.LIB.xf_close(self.pointer)
 
     def run(self, threads: int) -> bytes | None:
-        return library.LIB.xf_run(self.pointer, threads)
+        return library.LIB.xf_run(self.pointer, threads, 1)
 
     def free(self) -> None:
         library.LIB.xf_free(self.pointer)

@@ -84,15 +84,15 @@ class NextTokens(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The next token of each row, and its log-probability."""
+    """The next tokens of each row, and their log-probabilities, as NumPy arrays (rows, steps)."""
 
-    tokens: list[int]
-    log_probs: list[float]
+    tokens: Any
+    log_probs: Any
 
     @classmethod
     def of(cls, pairs: Any) -> Chosen:
-        """Return those of an array (rows, 2) on the host."""
-        return cls(pairs[:, 0].astype("int64").tolist(), pairs[:, 1].tolist())
+        """Return those of an array (steps, rows, 2) on the host."""
+        return cls(pairs[..., 0].T.astype(np.int64), pairs[..., 1].T.astype(np.float64))
 
 
 class SampleRequest(NamedTuple):
@@ -260,6 +260,16 @@ class GenerationBatch:
         """Array namespace of the model."""
         return array_namespace(self.parameter).library
 
+    @functools.cached_property
+    def is_end(self) -> Any:
+        """Whether a token ends an output, as booleans (vocabulary,) of NumPy."""
+        return np.isin(np.arange(self.model.vocab_size), list(self.end_ids))
+
+    @functools.cached_property
+    def maxima(self) -> Any:
+        """Maximum length of each input, as a NumPy array."""
+        return np.asarray([limits.maximum for limits in self.lengths.ranges])
+
     def to_device(self, numbers: Any) -> Array:
         """Move ids or indices to the device of the model."""
         return self.xp.from_host(numbers, dtype=self.xp.index_dtype, device=device(self.parameter))
@@ -297,8 +307,7 @@ class GenerationBatch:
                 mask[processor.tokens] = True
             elif processor.selects(rows).any():  # until rows have their minimum length
                 return None
-        maxima = np.asarray([self.lengths.ranges[index].maximum for index in rows.inputs.tolist()])
-        count = int((maxima + 1 - rows.lengths).max())
+        count = int((self.maxima[rows.inputs] + 1 - rows.lengths).max())
         return rows.tokens[:, -1:], mask, self.draws(rows, count), sampling_settings(self.config)
 
     def should_stop(self, rows: Rows) -> list[bool]:

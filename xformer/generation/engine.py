@@ -100,11 +100,12 @@ class _Group:
     def step(self) -> None:
         """Extend all rows by one token, and by draft tokens if a search has any."""
         batch, count = self.searches[0].batch, self._rows_per_input
-        self._ahead = self._ahead or self._look_ahead()
-        if (pairs := next(self._ahead, None)) is not None:
-            self._advance(pairs, count)
-            return
-        self._ahead = None
+        for _ in range(2):  # others follow with a larger cache
+            self._ahead = self._ahead or self._look_ahead()
+            if (pairs := next(self._ahead, None)) is not None:
+                self._advance(pairs, count)
+                return
+            self._ahead = None
         width = 1 + max(len(search.pending.draft_tokens) for search in self.searches)
         # All draft tokens or none, so that there are programs for two numbers of tokens.
         width = 1 if width == 1 else 1 + batch.num_draft_tokens
@@ -119,7 +120,8 @@ class _Group:
     def _look_ahead(self) -> Iterator[Any]:
         """Return the steps that need no host, if the only search can say now what decides about its tokens."""
         (search, *others), choices = self.searches, None
-        if self.steps.has_graphs and not others and not self._has_free_slots and search.algorithm is greedy_or_sample:
+        has_all_rows = not others and not self._has_free_slots and len(search.slots) == self.num_slots
+        if self.steps.can_look_ahead and has_all_rows and search.algorithm is greedy_or_sample:
             choices = search.batch.look_ahead(search.pending.rows)
         return iter(()) if choices is None else self.steps.look_ahead(*choices)
 
@@ -145,13 +147,14 @@ class _Group:
         """Give the searches their logits, and move the rows of the cache as they require.
 
         Args:
-            logits: Logits of all rows, or pairs of their tokens and log-probabilities that were chosen ahead.
+            logits: Logits of all rows, or pairs of their tokens and log-probabilities that were chosen ahead,
+                (steps, rows, 2).
             rows_before: Number of rows of each input.
             width: Number of new tokens of each row.
         """
         for search in self.searches:
             rows = _rows(search.slots, rows_before)
-            search.advance(Chosen.of(logits[rows]) if self._ahead else _take(logits, rows))
+            search.advance(Chosen.of(logits[:, rows]) if self._ahead else _take(logits, rows))
         _answer(self.searches)
         self.searches, num_before = [search for search in self.searches if not search.is_done], len(self.searches)
         if 0 < len(self.searches) < num_before and not self._ahead:

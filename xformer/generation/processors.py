@@ -88,12 +88,14 @@ class Rows:
         inputs = np.arange(len(prefixes))
         return cls(tokens, lengths, inputs, np.asarray(indices, dtype=np.int64), lengths, inputs, is_normalized)
 
-    def extend(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Rows:
-        """Return rows with one more token, which continue the rows `parents` (default: all, in order)."""
+    def extend(self, tokens: Any, parents: Sequence[int] | None = None) -> Rows:
+        """Return rows with further tokens, (rows,) or (rows, steps), after the rows `parents` (default: all)."""
         rows = self if parents is None else self.take(parents)
         order = np.arange(len(tokens)) if parents is None else np.asarray(parents, dtype=np.int64)
-        extended = np.concatenate([rows.tokens, np.asarray(tokens, dtype=np.int64)[:, None]], axis=1)
-        return dataclasses.replace(rows, tokens=extended, lengths=rows.lengths + 1, parents=order)
+        new = np.asarray(tokens, dtype=np.int64)
+        new = new if new.ndim == 2 else new[:, None]
+        extended, lengths = np.concatenate([rows.tokens, new], axis=1), rows.lengths + new.shape[1]
+        return dataclasses.replace(rows, tokens=extended, lengths=lengths, parents=order)
 
     def take(self, rows: Any) -> Rows:
         """Return some of the rows, by their indices."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,23 +23,6 @@ from xformer.models import LanguageModel
 from xformer.ops import decoding
 
 
-@dataclass
-class Sample:
-    """One output during generation, in a row of each step.
-
-    Attributes:
-        index: Index of its input.
-        number: Index among the samples of its input.
-        log_probability: Log-probability of the tokens so far, and of eos.
-        output: The output once it has ended. Its row stays as long as other samples of its input run.
-    """
-
-    index: int
-    number: int
-    log_probability: float = 0.0
-    output: UnscoredHypothesis | None = None
-
-
 def greedy_or_sample(
     batch: GenerationBatch, logits: Array
 ) -> Generator[NextTokens | SampleRequest, Any, list[list[Hypothesis]]]:
@@ -50,7 +32,10 @@ def greedy_or_sample(
     """
     count, rows, settings = batch.rows_per_input, batch.rows(), sampling_settings(batch.config)
     parents: Any = None if count == 1 else np.repeat(np.arange(len(batch.inputs)), count)  # of the first step
-    outputs = running = [Sample(index, number) for index in batch.inputs for number in range(count)]
+    outputs: list[UnscoredHypothesis | None] = [None] * (len(batch.inputs) * count)
+    # Of each row: its sample, whether that has not ended, and the log-probability of its tokens. Rows of samples that
+    # have ended stay as long as others of their input run.
+    samples, is_running, totals = np.arange(len(outputs)), np.ones(len(outputs), dtype=np.bool_), np.zeros(len(outputs))
     answer: Any = logits
     while True:
         if not isinstance(answer, Chosen):
@@ -61,56 +46,62 @@ def greedy_or_sample(
             if batch.uniforms is not None:
                 uniforms = batch.draws(rows if parents is None else rows.take(parents), 1)[0].tolist()
             answer = yield SampleRequest(logits, settings, uniforms)
-        tokens, log_probs = answer
-        rows, parents = rows.extend(tokens, parents), None
+        rows, parents = rows.extend(answer.tokens, parents), None
+        totals, ended = _append(batch, rows, answer.log_probs, totals, is_running)
         staying = None
-        if _append(batch, running, rows, log_probs):
-            inputs = {sample.index for sample in running if sample.output is None}
-            if not inputs:
-                found = [sample.output for sample in outputs if sample.output is not None]
+        if ended:
+            for row, output in ended.items():
+                outputs[samples[row]], is_running[row] = output, False
+            inputs = np.flatnonzero(is_running.reshape(-1, count).any(axis=1))
+            if not len(inputs):
+                found = [output for output in outputs if output is not None]
                 return [best_first(batch.score(found[i : i + count])) for i in range(0, len(found), count)]
-            kept = [row for row, sample in enumerate(running) if sample.index in inputs]
-            if len(kept) < len(running):  # finished inputs leave the batch
-                staying = [row // count for row in kept[::count]]
-                running, rows = [running[row] for row in kept], rows.take(kept)
+            if count * len(inputs) < len(samples):  # finished inputs leave the batch
+                kept = (inputs[:, None] * count + np.arange(count)).ravel()
+                samples, is_running, totals, rows = samples[kept], is_running[kept], totals[kept], rows.take(kept)
+                staying = inputs.tolist()
         answer = yield NextTokens(rows, staying)
 
 
-def _append(batch: GenerationBatch, samples: Sequence[Sample], rows: Rows, log_probs: Sequence[float]) -> bool:
-    """Count the last tokens of rows, or end their samples; return whether any has ended.
+def _append(
+    batch: GenerationBatch, rows: Rows, log_probs: Any, totals: Any, is_running: Any
+) -> tuple[Any, dict[int, UnscoredHypothesis]]:
+    """Count the last tokens of rows until one ends it; return the log-probabilities of rows and the ended outputs.
 
-    At the maximum length only a token that ends it counts.
+    At the maximum length only a token that ends it counts. Units and stopping criteria take one step at a time.
     """
-    extended, has_ended = [], False
-    tokens, lengths = rows.tokens[:, -1].tolist(), rows.lengths.tolist()
-    for row, (sample, token, length, log_prob) in enumerate(zip(samples, tokens, lengths, log_probs, strict=True)):
-        if sample.output is not None:
-            continue
-        if math.isnan(log_prob):
-            raise batch.no_token_error(sample.index, length - 1)
-        has_eos = token in batch.end_ids
-        maximum, is_in_units = batch.lengths.ranges[sample.index].maximum, batch.lengths.unit_ranges is not None
-        is_long = not has_eos and (
-            length > maximum or (is_in_units and batch.lengths.exceeds_units(sample.index, rows.history(row)))
+    steps, limits = log_probs.shape[1], batch.lengths
+    lengths, maxima = rows.lengths[:, None] + np.arange(1 - steps, 1), batch.maxima[rows.inputs, None]
+    has_eos, outputs = batch.is_end[rows.tokens[:, -steps:]], dict[int, UnscoredHypothesis]()
+    is_long = ~has_eos & (lengths > maxima)
+    if limits.unit_ranges is not None:
+        for row in np.flatnonzero(is_running & ~(has_eos | is_long)[:, 0]).tolist():
+            is_long[row] = limits.exceeds_units(int(rows.inputs[row]), rows.history(row))
+    # Without ends, the token after the maximum length cannot end it.
+    ends = has_eos | is_long if batch.end_ids else is_long | (lengths == maxima)
+    last = np.where(ends.any(axis=1), ends.argmax(axis=1), steps)
+    is_nan = np.isnan(log_probs) & is_running[:, None] & (np.arange(steps) <= last[:, None])
+    if is_nan.any():
+        step, row = np.argwhere(is_nan.T)[0]
+        raise batch.no_token_error(int(rows.inputs[row]), int(lengths[row, step]) - 1)
+    sums = np.cumsum(np.concatenate([totals[:, None], log_probs], axis=1), axis=1)
+
+    def output(row: int, count: int, *, finished: bool, has_eos: bool = False) -> UnscoredHypothesis:
+        tokens, total = rows.history(row), float(sums[row, count + has_eos])
+        return UnscoredHypothesis(
+            int(rows.inputs[row]), tokens[: len(tokens) - steps + count], total, finished, has_eos
         )
-        if has_eos or not is_long:
-            sample.log_probability += log_prob
-        if has_eos or is_long:
-            has_ended, sample.output = True, _output(sample, rows.history(row)[:-1], finished=has_eos, has_eos=has_eos)
-        else:
-            extended.append(row)
-            if not batch.end_ids and length == maximum:  # the next token cannot end it
-                has_ended, sample.output = True, _output(sample, rows.history(row))
-    if batch.stopping_criteria and extended:
-        chosen = rows if len(extended) == len(samples) else rows.take(extended)
-        for row, stop in zip(extended, batch.should_stop(chosen), strict=True):
+
+    for row in np.flatnonzero(is_running & (last < steps)).tolist():
+        step, eos = int(last[row]), bool(has_eos[row, last[row]])
+        outputs[row] = output(row, step + (not eos and not is_long[row, step]), finished=eos, has_eos=eos)
+    extended: Any = np.flatnonzero(is_running & ~(has_eos | is_long)[:, 0]) if batch.stopping_criteria else ()
+    if len(extended):
+        chosen = rows if len(extended) == len(is_running) else rows.take(extended)
+        for row, stop in zip(extended.tolist(), batch.should_stop(chosen), strict=True):
             if stop:
-                has_ended, samples[row].output = True, _output(samples[row], rows.history(row), finished=True)
-    return has_ended
-
-
-def _output(sample: Sample, tokens: list[int], *, finished: bool = False, has_eos: bool = False) -> UnscoredHypothesis:
-    return UnscoredHypothesis(sample.index, tokens, sample.log_probability, finished, has_eos)
+                outputs[row] = output(row, 1, finished=True)
+    return sums[:, -1], outputs
 
 
 # --- From logits to tokens --------------------------------------------------------------------------------------------
@@ -124,7 +115,7 @@ def choose(requests: Sequence[SampleRequest]) -> Chosen:
     if first.uniforms is not None:
         numbers = [uniform for each in requests for uniform in each.uniforms or ()]
         uniforms = xp.from_host(numbers, dtype=logits.dtype, device=device(logits))
-    return Chosen.of(to_host(decoding.choose(logits, uniforms, **first.settings)))
+    return Chosen.of(to_host(decoding.choose(logits, uniforms, **first.settings))[None])
 
 
 # --- Draft tokens -----------------------------------------------------------------------------------------------------

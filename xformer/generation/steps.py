@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-import importlib
 import math
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from xformer import native
 from xformer.backends import Array, array_namespace, assign, device
 from xformer.errors import JitError
 from xformer.generation.batch import GenerationBatch, Sources
+from xformer.generation.choices import Choices
 from xformer.layers.cache import DecodingCache, with_size
+from xformer.ops import decoding
 from xformer.threads import available_threads, fork_safe_lock
 from xformer.tracing.activations import is_observing
 from xformer.tracing.program import compiler
@@ -28,7 +30,8 @@ _MIN_LENGTH = 6  # of the longest output: in shorter searches the cache grows
 # Tokens of a cache of fixed shape: a program attends to all of them, so the capacity grows with the output, from at
 # least 32 tokens and at most 128 for a single row, where attention takes little of the time.
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
-_CHUNK = 4  # steps whose tokens the host reads together, while the device makes as many further ones
+_CHUNK = 4  # steps whose tokens the host reads together, while a GPU makes as many further ones
+_CHUNK_TIME = 5e-4  # seconds; on a CPU, chunks that take less are doubled
 
 
 class ProgramPool:
@@ -87,7 +90,7 @@ class DecodingSteps:
 
     Attributes:
         cache: The cache; another one once it has a fixed shape.
-        has_graphs: Whether `look_ahead` can make steps.
+        can_look_ahead: Whether `look_ahead` can make steps.
     """
 
     def __init__(self, model: Any, cache: Any, max_length: int) -> None:
@@ -98,7 +101,7 @@ class DecodingSteps:
         self._programs: dict[Any, Any] = {}  # of the shapes of the cache, by the number of new tokens and the options
         self._used: tuple[Hashable, DecodingCache, dict[Any, Any]] | None = None  # the last programs and their arrays
         self._is_fixed = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
-        self.has_graphs = False
+        self.can_look_ahead = False
 
     def prefill(self, tokens: Array, lengths: Sequence[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
@@ -109,11 +112,13 @@ class DecodingSteps:
         """
         self._lengths, xp = np.asarray(lengths, dtype=np.int64), array_namespace(tokens)
         self._new_program = None if is_observing() else compiler(xp)
-        self.has_graphs = self._new_program is not None and xp.graph_capture() is not None
         is_ragged = min(lengths) < max(lengths)
         self._is_fixed = is_ragged or (self._is_fixed and self._new_program is not None)
         options = {"lengths": xp.from_host(lengths, dtype="int64", device=device(tokens))} if is_ragged else {}
-        return self._model.decode_step(tokens, self.cache, **options)
+        logits = self._model.decode_step(tokens, self.cache, **options)
+        self._is_on_device = xp.graph_capture() is not None
+        self.can_look_ahead = self._new_program is not None and (self._is_on_device or decoding.is_native(logits))
+        return logits
 
     def step(self, tokens: Array, *, all_logits: bool = False) -> Array:
         """Append tokens to each row; arguments and result are those of `decode_step`.
@@ -142,7 +147,7 @@ class DecodingSteps:
         return self._model.decode_step(tokens, self.cache, **options)
 
     def look_ahead(self, tokens: Any, mask: Any, uniforms: Any, settings: dict[str, Any]) -> Iterator[Any]:
-        """Make steps that append a token to each row, which a GPU chooses and the host reads later.
+        """Make steps that append a token to each row, which their program chooses and the host reads later.
 
         They end before one that needs a larger cache, and if most rows are released, which go on as the others do.
 
@@ -153,7 +158,7 @@ class DecodingSteps:
             settings: Those of `ops.decoding.choose`.
 
         Yields:
-            Ids and log-probabilities of each step, (rows, 2).
+            Ids and log-probabilities of some steps, (steps, rows, 2).
         """
         if not self._is_fixed or is_observing():
             return
@@ -164,24 +169,31 @@ class DecodingSteps:
             if self._num_repeats < _MIN_REPEATS:
                 return
             self._own_arrays()
-            kernels = importlib.import_module("xformer.kernels.cupy.decoding")
-            self._keep("choices", kernels.Choices(self.cache, self._model.vocab_size))
+            self._keep("choices", Choices(self.cache, self._model.vocab_size))
         choices, num_made, waiting = self._programs["choices"], 0, collections.deque[Any]()
         choices.start(tokens, mask, uniforms, settings)
+        chunk, most = (_CHUNK, 2) if self._is_on_device else (1, 1)  # steps, and chunks of them that wait
         while True:
             is_sparse = 4 * np.count_nonzero(self._lengths) <= len(self._lengths)
-            while len(waiting) < 2 and not is_sparse:
-                size = min(_CHUNK, len(uniforms) - num_made, self.cache.capacity - int(self._lengths.max()))
+            while len(waiting) < most and not is_sparse:
+                size = min(chunk, len(uniforms) - num_made, self.cache.capacity - int(self._lengths.max()))
                 if size <= 0:
                     break
-                for _ in range(size):
-                    choices.step(self._new_program, self._model, self.cache)
+                start, rest = time.perf_counter(), size
+                if choices.program is None:  # its trace makes a step
+                    choices.program = self._traced(lambda: choices.trace(self._new_program, self._model, self.cache))
+                    if choices.program is None:
+                        return
+                    rest -= 1
+                choices.program.repeat(rest)
+                if not self._is_on_device and time.perf_counter() - start < _CHUNK_TIME:
+                    chunk *= 2
                 waiting.append(choices.read_later(num_made, size))
                 num_made += size
                 self._lengths[self._lengths > 0] += size  # those of released rows are zero
             if not waiting:
                 break
-            yield from waiting.popleft()()
+            yield waiting.popleft()()
 
     def drop(self, counts: Any) -> None:
         """Remove the last `counts[i]` tokens of row i."""
@@ -272,18 +284,24 @@ class DecodingSteps:
     def _trace(self, tokens: Array, options: dict[str, Any]) -> Array:
         """Make a step and trace it, with arrays that no programs for other shapes of the cache have."""
         self._own_arrays()
-        xp = array_namespace(tokens)
-        tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
-        try:
-            arguments = (self._model, tokens, self.cache)
-            program = self._new_program(type(self._model).decode_step, arguments, options, (tokens,))
-        except JitError:  # a model of the user that reads values on the host
-            self._new_program, self.has_graphs = None, False
-            assign(self.cache.lengths, lengths)  # part of the step was made
+        tokens = array_namespace(tokens).asarray(tokens, copy=True)
+        arguments, function = (self._model, tokens, self.cache), type(self._model).decode_step
+        program = self._traced(lambda: self._new_program(function, arguments, options, (tokens,)))
+        if program is None:
             return self._model.decode_step(tokens, self.cache, **options)
         logits, program.result = program.result, None
         self._keep((tokens.shape[1], *options), program)
         return logits
+
+    def _traced(self, make: Callable[[], Any]) -> Any:
+        """Return what a function that traces a step returns; None for a model of the user that reads values."""
+        lengths = array_namespace(self.cache.lengths).asarray(self.cache.lengths, copy=True)
+        try:
+            return make()
+        except JitError:
+            self._new_program, self.can_look_ahead = None, False
+            assign(self.cache.lengths, lengths)  # part of the step was made
+            return None
 
     def _own_arrays(self) -> None:
         """Copy arrays that belong to programs for other shapes of the cache."""

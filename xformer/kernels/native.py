@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from xformer import native
-from xformer.backends import dtype_name
+from xformer.backends import array_namespace, dtype_name
+from xformer.native.library import OPERATIONS
 from xformer.ops.activations import CUBIC, QUICK, SCALE
 from xformer.ops.blocks import num_columns
+from xformer.ops.decoding import GREEDY, kernel_settings
 from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
 from xformer.ops.optimizers import Settings, slots, updated, writable
@@ -218,6 +220,30 @@ def _logsumexp(x: Any, *, save: bool) -> tuple[tuple[Any, Any], Any]:
     statistics = np.empty((2, len(rows)), x.dtype)
     native.call("cross_entropy", (rows, label.reshape(-1), losses, statistics), -1, n0=0.0, n1=0.0)
     return (top.reshape(shape), losses), None
+
+
+def choose_into(logits: Any, *arrays: Any) -> None:
+    """Record the choice of tokens in a trace; for the arrays see native/src/rows.cpp."""
+
+    def run(logits: Any, *arrays: Any) -> None:
+        native.call("choose", (native.contiguous(logits), *arrays))
+
+    array_namespace(logits).call_kernel(run, (logits, *arrays), is_native=True)
+
+
+def read_later(array: Any) -> Callable[[], Any]:
+    """Return a function that returns an array of the host."""
+    return array.copy
+
+
+def _choose(logits: Any, uniforms: Any, *, save: bool, **settings: Any) -> tuple[Any, Any]:
+    if uniforms is None:
+        settings, uniforms = GREEDY, native.zeros((len(logits),), np.float64)
+    numbers = native.contiguous(uniforms, np.float64)
+    tokens, found = np.empty(numbers.shape, np.int64), np.empty((*numbers.shape, 2))
+    arrays = native.contiguous(logits), tokens, None, None, numbers, np.asarray(kernel_settings(**settings)), found
+    native.call("choose", arrays)
+    return native.contiguous(found, logits.dtype), None
 
 
 def _top_k(x: Any, *, k: int, save: bool) -> tuple[Any, Any]:
@@ -453,6 +479,13 @@ KERNELS = [
     ),
     native_kernel("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp),
     native_kernel("logsumexp", _logsumexp, None),
+    native_kernel(
+        "choose",
+        _choose,
+        None,
+        tolerance=1e-2,  # of a number at the border of two tokens, sums that round differently draw either
+        why_not=lambda *arrays, **options: None if "choose" in OPERATIONS else "the library has older sources",
+    ),
     native_kernel("top_k", _top_k, None, why_not=_why_not_top_k),
     native_kernel("dropout", _dropout_forward, _dropout_vjp),
     native_kernel("embedding", _embedding_forward, _embedding_vjp),

@@ -74,7 +74,7 @@ def _load() -> tuple[Any, str]:
     library.xf_program.restype = ctypes.c_void_p
     library.xf_append.argtypes = [ctypes.c_void_p, *_ARGUMENTS]
     library.xf_close.argtypes, library.xf_close.restype = [ctypes.c_void_p], ctypes.c_int64
-    library.xf_run.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.xf_run.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
     library.xf_free.argtypes, library.xf_free.restype = [ctypes.c_void_p], None
     library.xf_set_blas.argtypes, library.xf_set_blas.restype = [ctypes.c_void_p] * 3, None
     layout = _Layout(object.__basicsize__, tuple.__basicsize__, id(None), id(np.ndarray))
@@ -261,13 +261,16 @@ class Program:
             self._arrays.append(arrays)
         LIB.xf_close(self._handle)
 
-    def __call__(self) -> None:
+    def __call__(self, count: int = 1) -> None:
         """Run the operations.
+
+        Args:
+            count: How many times, one after the other.
 
         Raises:
             IndexError: If an index is out of range.
         """
-        error = LIB.xf_run(self._handle, 1 if IS_WORKER.get() else num_threads())
+        error = LIB.xf_run(self._handle, 1 if IS_WORKER.get() else num_threads(), count)
         if error is not None:
             raise_error("the program", error)
 

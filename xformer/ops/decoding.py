@@ -104,6 +104,22 @@ def choose(logits: Array, uniforms: Array | None = None, **settings: Any) -> Arr
     return _CHOOSE(logits, uniforms, **settings)
 
 
+def is_native(logits: Array) -> bool:
+    """Return whether the native library computes `choose`."""
+    xp, arrays = array_namespace(logits), (logits, None)
+    return _CHOOSE.select(xp, arrays, {}, _CHOOSE.check(*arrays), save=False).name == "native.choose"
+
+
+GREEDY: dict[str, Any] = {"min_p": 1.0}  # only the most probable tokens remain
+
+
+def kernel_settings(
+    *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> tuple[float, ...]:
+    """Return the numbers that kernels take."""
+    return float(temperature), float(top_k), float(top_p), math.log(min_p) if min_p else -math.inf
+
+
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """Return the k largest values along the last axis and their indices, largest first.
 

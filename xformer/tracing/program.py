@@ -88,15 +88,21 @@ class Program:
         """
         for target, source in zip(self._data, data, strict=True):
             np.copyto(target, source)
+        self.repeat(1)
+        self.write_back(data)
+        return self._build()
+
+    def repeat(self, count: int) -> None:
+        """Run the program several times with the same data, which it may advance by itself."""
+        is_native = len(self._steps) == 1 and isinstance(self._steps[0][0], native.Program)
+        steps = [(self._steps[0][0], (count,))] if is_native else self._steps * count
         try:
-            for function, args in self._steps:
+            for function, args in steps:
                 function(*args)
         except IndexError:
             for check in self._checks:
                 check.function(*check.args)  # type: ignore[operator]
             raise
-        self.write_back(data)
-        return self._build()
 
     def write_back(self, data: Sequence[Any]) -> None:
         """Copy what the function has written into its data to the arrays of the caller."""
@@ -160,6 +166,11 @@ class CudaProgram(Program):
             target[...] = array_namespace(target).from_host(source) if is_moved else source
         self._graph()
         return self._build()
+
+    def repeat(self, count: int) -> None:
+        """Launch the graph several times; see `Program`."""
+        for _ in range(count):
+            self._graph()
 
 
 def _builder(

@@ -14,6 +14,7 @@ from tests.ops._cupy.cuda_cases import DTYPES, normal
 from tests.reference import for_each
 from xformer.backends import resolve, to_host
 from xformer.generation import steps
+from xformer.generation.choices import Choices, _step
 from xformer.kernels.cupy import calls, decoding
 from xformer.kernels.cupy import linear as cupy_linear
 from xformer.layers.quantization import columns_of_one
@@ -52,14 +53,14 @@ def test_choices_of_steps(cuda):
 
     def found(rows):
         lengths = xp.zeros((len(rows),), dtype=xp.int64)
-        choices = decoding.Choices(types.SimpleNamespace(lengths=lengths, capacity=5), 40)
+        choices = Choices(types.SimpleNamespace(lengths=lengths, capacity=5), 40)
         choices.start(np.zeros((len(rows), 1)), mask, uniforms[:, rows], settings)
         tokens = []
         model = types.SimpleNamespace(
             decode_step=lambda now, cache: tokens.append(to_host(now)[:, 0].tolist()) or cuda.array(x[rows], "float32")
         )
         for _ in range(steps):
-            decoding._step(model, None, *choices._arrays)
+            _step(decoding.choose_into, model, None, *choices._arrays)
         found = to_host(choices._arrays[-1])[:steps]
         assert tokens[1:] == found[:-1, :, 0].tolist()
         return found

@@ -7,83 +7,27 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from xformer.backends import array_namespace, assign, device
 from xformer.kernels.cupy import launch
 from xformer.kernels.cupy.attention import layout_of, with_contiguous_rows
 from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, why_not
+from xformer.ops.decoding import GREEDY, kernel_settings
 from xformer.ops.operation import Kernel
 
 # --- The choice of tokens ---
 
 
-def _choose(logits: Any, *arrays: Any, settings: tuple[float, ...] = (0.0,) * 4) -> None:
+def choose_into(logits: Any, *arrays: Any, settings: tuple[float, ...] = (0.0,) * 4) -> None:
     """Launch the kernel, with the settings if they are not among its arrays."""
     logits, (rows, n), found = contiguous(logits), logits.shape, arrays[-1]
     threads = min(512 if logits.itemsize == 8 else 1024, -(-n // 128) * 32)
     launch.launch("topk.choose", dtype_names(logits, found), rows, threads, logits, *arrays, rows, n, *settings)
 
 
-_GREEDY: dict[str, Any] = {"min_p": 1.0}  # only the most probable tokens remain
-
-
-def _settings(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> tuple[float, ...]:
-    """Return the numbers that the kernel takes."""
-    return float(temperature), float(top_k), float(top_p), math.log(min_p) if min_p else -math.inf
-
-
 def _choose_forward(logits: Any, uniforms: Any, *, save: bool, **settings: Any) -> tuple[Any, Any]:
     found = empty(logits, (len(logits), 2), launch.compute_dtype(logits))
-    uniforms, settings = (None, _GREEDY) if uniforms is None else (contiguous(uniforms, found.dtype), settings)
-    _choose(logits, None, None, None, uniforms, None, found, settings=_settings(**settings))
+    uniforms, settings = (None, GREEDY) if uniforms is None else (contiguous(uniforms, found.dtype), settings)
+    choose_into(logits, None, None, None, uniforms, None, found, settings=kernel_settings(**settings))
     return found, None
-
-
-class Choices:
-    """A program of a step and of the choice of its tokens, which are the input of the next one, and its arrays.
-
-    Args:
-        cache: Cache of fixed shape.
-        num_tokens: Size of the vocabulary.
-    """
-
-    def __init__(self, cache: Any, num_tokens: int) -> None:
-        like, rows, steps = cache.lengths, len(cache.lengths), cache.capacity
-        integers, reals = ((rows, 1), (rows,)), ((steps, rows), (4,), (steps, rows, 2))
-        shapes = *((x, "int64") for x in integers), ((num_tokens,), "bool"), *((x, "float64") for x in reals)
-        xp = array_namespace(like)
-        # Those that the kernel takes, in this order.
-        self._arrays = [xp.zeros(shape, dtype=xp.dtype_named(name), device=device(like)) for shape, name in shapes]
-        self._program: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its arrays."""
-        return sum(array.nbytes for array in self._arrays)
-
-    def start(self, tokens: Any, mask: Any, uniforms: Any, settings: dict[str, Any]) -> None:
-        """Set what the next steps read; see `DecodingSteps.look_ahead`."""
-        padded = np.zeros(self._arrays[3].shape)
-        padded[: len(uniforms)] = uniforms[: len(padded)]
-        hosts = tokens, np.zeros(len(tokens)), mask, padded, _settings(**settings or _GREEDY)
-        for array, host in zip(self._arrays, hosts, strict=False):
-            assign(array, array_namespace(array).from_host(host, dtype=array.dtype, device=device(array)))
-
-    def step(self, new_program: Callable[..., Any], model: Any, cache: Any) -> None:
-        """Make a step; the first one is traced."""
-        if self._program is None:
-            self._program = new_program(_step, (model, cache, *self._arrays), {})
-        else:
-            self._program.run()
-
-    def read_later(self, first: int, count: int) -> Callable[[], Any]:
-        """Return a function that returns what steps chose, (steps, rows, 2), and waits for no later ones."""
-        return read_later(self._arrays[-1][first : first + count])
-
-
-def _step(model: Any, cache: Any, tokens: Any, *arrays: Any) -> None:
-    _choose(model.decode_step(tokens, cache), tokens, *arrays)
 
 
 def read_later(array: Any) -> Callable[[], Any]:

@@ -1,4 +1,6 @@
 // Operations on rows and on single elements: activations, norms, softmax, losses, rotation, dropout, Adam.
+#include <functional>
+#include <vector>
 #include "strided.h"
 
 namespace ISA {
@@ -65,6 +67,10 @@ INLINE float sum_fractions(const float* x, int64_t n) {
 // Return the largest element that is not NaN, or -inf.
 template <class F> INLINE float largest_of_row(int64_t n, F f) {
     return largest(combine(n, splat(-INFINITY), f, [](Vector a, Vector b) { return max(b, a); }));
+}
+
+INLINE float largest_of_row(const float* x, int64_t n) {
+    return largest_of_row(n, [&](int64_t i, int64_t c) { return load(x + i, c, -INFINITY); });
 }
 
 INLINE Vector abs(Vector v) {
@@ -317,6 +323,17 @@ void split_rows(Record& r, int64_t work_per_element) {
     split(r, x.size() ? x.size() / num_columns(x) : 0, work_per_element * num_columns(x));
 }
 
+// Write exp(x - top) divided by its sum over a row.
+INLINE void exponentials(const float* x, float* y, int64_t n, float top) {
+    const float subtracted = top == -INFINITY ? 0.0f : top;  // of a row without any key
+    for_vectors({0, n}, [&](int64_t i, int64_t c) {
+        store(y + i, exp_of_negative(load(x + i, c, -INFINITY) - subtracted), c);
+    });
+    const float total = sum_fractions(y, n);
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    for_vectors({0, n}, [&](int64_t i, int64_t c) { store(y + i, load(y + i, c) * inverse, c); });
+}
+
 // arrays: x (..., n), mask of the same shape with any strides or null, y
 const char* check_softmax(Record& r) {
     const Array &x = r.arrays[0], &mask = r.arrays[1];
@@ -345,13 +362,7 @@ void run_softmax(const Record& r, int part) {
             return v;
         });
         if (mask) in = y;
-        const float subtracted = top == -INFINITY ? 0.0f : top;  // of a row without any key
-        for_vectors({0, n}, [&](int64_t i, int64_t c) {
-            store(y + i, exp_of_negative(load(in + i, c, -INFINITY) - subtracted), c);
-        });
-        const float total = sum_fractions(y, n);
-        const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-        for_vectors({0, n}, [&](int64_t i, int64_t c) { store(y + i, load(y + i, c) * inverse, c); });
+        exponentials(in, y, n, top);
     }
 }
 
@@ -405,7 +416,7 @@ void run_cross_entropy(const Record& r, int part) {
         const int64_t label = label_of(r, row);
         losses[row] = 0.0f;
         if (label < 0) continue;
-        const float top = largest_of_row(classes, [&](int64_t i, int64_t c) { return load(logits + i, c, -INFINITY); });
+        const float top = largest_of_row(logits, classes);
         Vector sums = {};
         const float total = sum_row(classes, [&](int64_t i, int64_t c) {
             sums += load(logits + i, c, top) - top;
@@ -454,6 +465,7 @@ void run_cross_entropy_vjp(const Record& r, int part) {
 
 // NaN is larger than any number.
 INLINE bool is_larger(float a, float b) { return a > b || (a != a && b == b); }
+constexpr int64_t MAX_INSERTED = 256;  // elements of a row that are sorted by insertion
 
 // arrays: x (rows, n), values (rows, k), indices (rows, k), int64; the k largest elements of each row, in descending
 // order: NaN first, and equal ones in the order of their indices
@@ -467,35 +479,130 @@ const char* check_top_k(Record& r) {
     if (values.size()) split(r, x.shape[0], x.shape[1]);
     return nullptr;
 }
+void top_k_of_row(const float* x, int64_t n, int64_t k, float* values, int64_t* indices) {
+    constexpr int64_t BLOCK = 4 * LANES;
+    int64_t count = 0, i = 0;
+    auto insert = [&](int64_t index) {
+        const float v = x[index];
+        if (count == k && !is_larger(v, values[k - 1])) return;
+        int64_t at = count < k ? count++ : k - 1;
+        for (; at > 0 && is_larger(v, values[at - 1]); at--) values[at] = values[at - 1], indices[at] = indices[at - 1];
+        values[at] = v, indices[at] = index;
+    };
+    while (i < k) insert(i++);
+    for (; i + BLOCK <= n; i += BLOCK) {  // most blocks have no element larger than the smallest of the k
+        const Vector least = splat(values[k - 1]);
+        IntRegister is_any = {};
+        for (int64_t j = 0; j < BLOCK; j += LANES) {
+            const Vector v = load(x + i + j);
+            for (const Register lanes : v.r) is_any |= ~(lanes <= least.r[0]);  // all of `least` is equal
+        }
+        uint64_t words[sizeof is_any / 8], all = 0;
+        std::memcpy(words, &is_any, sizeof is_any);
+        for (uint64_t word : words) all |= word;
+        if (all) for (int64_t j = 0; j < BLOCK; j++) insert(i + j);
+    }
+    while (i < n) insert(i++);
+}
 void run_top_k(const Record& r, int part) {
     const int64_t n = r.arrays[0].shape[1], k = r.arrays[1].shape[1];
-    constexpr int64_t BLOCK = 4 * LANES;
     const Range range = range_of(r, part, r.arrays[0].shape[0]);
-    for (int64_t row = range.first; row < range.end; row++) {
-        const float* x = r.arrays[0].as<float>() + row * n;
-        float* values = r.arrays[1].as<float>() + row * k;
-        int64_t *indices = r.arrays[2].as<int64_t>() + row * k, count = 0, i = 0;
-        auto insert = [&](int64_t index) {
-            const float v = x[index];
-            if (count == k && !is_larger(v, values[k - 1])) return;
-            int64_t at = count < k ? count++ : k - 1;
-            for (; at > 0 && is_larger(v, values[at - 1]); at--) values[at] = values[at - 1], indices[at] = indices[at - 1];
-            values[at] = v, indices[at] = index;
-        };
-        while (i < k) insert(i++);
-        for (; i + BLOCK <= n; i += BLOCK) {  // most blocks have no element larger than the smallest of the k
-            const Vector least = splat(values[k - 1]);
-            IntRegister is_any = {};
-            for (int64_t j = 0; j < BLOCK; j += LANES) {
-                const Vector v = load(x + i + j);
-                for (const Register lanes : v.r) is_any |= ~(lanes <= least.r[0]);  // all of `least` is equal
-            }
-            uint64_t words[sizeof is_any / 8], all = 0;
-            std::memcpy(words, &is_any, sizeof is_any);
-            for (uint64_t word : words) all |= word;
-            if (all) for (int64_t j = 0; j < BLOCK; j++) insert(i + j);
+    for (int64_t row = range.first; row < range.end; row++)
+        top_k_of_row(r.arrays[0].as<float>() + row * n, n, k, r.arrays[1].as<float>() + row * k, r.arrays[2].as<int64_t>() + row * k);
+}
+
+// --- the choice of a token -------------------------------------------------------------------------------------------
+
+// Keep the elements of a row that are at least `limit`.
+void keep_from(float* x, int64_t n, float limit) {
+    for (int64_t i = 0; i < n; i++) x[i] = x[i] >= limit ? x[i] : -INFINITY;
+}
+// Return draw(truncate(x), u) of ops/decoding.py, with the same order of sums; x and two other rows are overwritten.
+int64_t draw(float* x, float* p, float* sorted, int64_t n, const double* settings, float u) {
+    const double temperature = settings[0], top_p = settings[2], min_p = settings[3];
+    const int64_t k = std::min(static_cast<int64_t>(settings[1]), n);
+    if (temperature != 1.0) for (int64_t i = 0; i < n; i++) x[i] /= static_cast<float>(temperature);
+    if (k && k <= MAX_INSERTED) {
+        int64_t indices[MAX_INSERTED];
+        top_k_of_row(x, n, k, sorted, indices);
+        keep_from(x, n, sorted[k - 1]);
+    } else if (k) {
+        std::copy_n(x, n, sorted);
+        std::nth_element(sorted, sorted + k - 1, sorted + n, std::greater<float>());
+        keep_from(x, n, sorted[k - 1]);
+    }
+    const float top = largest_of_row(x, n);
+    if (top_p < 1.0) {
+        exponentials(x, p, n, top);
+        std::copy_n(p, n, sorted);
+        std::make_heap(sorted, sorted + n);
+        float total = 0.0f, smallest = sorted[0];
+        for (int64_t rest = n; rest; rest--) {
+            std::pop_heap(sorted, sorted + rest);
+            total += sorted[rest - 1];
+            if (total - sorted[rest - 1] < static_cast<float>(top_p)) smallest = sorted[rest - 1];
+            else if (total > top_p + 1e-5) break;  // further differences are no smaller, but for rounding
         }
-        while (i < n) insert(i++);
+        for (int64_t i = 0; i < n; i++) x[i] = p[i] >= smallest ? x[i] : -INFINITY;
+    }
+    if (min_p > -INFINITY) keep_from(x, n, top + static_cast<float>(min_p));
+    exponentials(x, p, n, top);
+    float all = 0.0f, total = 0.0f;
+    for (int64_t i = 0; i < n; i++) all += p[i];
+    const float threshold = std::min(u, 0.99999994f) * all;
+    for (int64_t i = 0; i < n; i++) if ((total += p[i]) > threshold && p[i] > 0.0f) return i;
+    return 0;
+}
+
+// arrays: logits (rows, n); tokens (rows), int64; steps of the rows (rows), int64, which are counted, or null for 0; mask
+// (n) or null; uniforms (steps, rows); settings (4): temperature, top_k, top_p, log(min_p); found (steps, rows, 2): token
+// and log-probability, which is NaN without a finite sum. Masked tokens are not chosen
+const char* check_choose(Record& r) {
+    const Array &logits = r.arrays[0], &index = r.arrays[2], &mask = r.arrays[3], &uniforms = r.arrays[4], &found = r.arrays[6];
+    REQUIRE(logits.ndim == 2 && logits.shape[1] > 0, "expected logits (rows, n)");
+    const int64_t rows = logits.shape[0], n = logits.shape[1], steps = index && rows ? uniforms.size() / rows : 1;
+    REQUIRE_FLOATS(logits, rows * n);
+    REQUIRE(is_packed(r.arrays[1], INT64, rows), "expected a token of int64 for each row");
+    REQUIRE(!index || is_packed(index, INT64, rows), "expected a step of int64 for each row");
+    REQUIRE(!mask || is_packed(mask, BOOL, n), "expected a boolean for each column");
+    REQUIRE(is_packed(uniforms, FLOAT64, steps * rows) && is_packed(found, FLOAT64, 2 * steps * rows) &&
+            is_packed(r.arrays[5], FLOAT64, 4), "expected contiguous arrays of float64 with sizes that match");
+    r.plan[1] = steps;
+    split(r, rows, 32 * n);
+    return nullptr;
+}
+void run_choose(const Record& r, int part) {
+    const int64_t rows = r.arrays[0].shape[0], n = r.arrays[0].shape[1];
+    int64_t *tokens = r.arrays[1].as<int64_t>(), *index = r.arrays[2].as<int64_t>();
+    const int8_t* mask = r.arrays[3].as<int8_t>();
+    const double *uniforms = r.arrays[4].as<double>(), *settings = r.arrays[5].as<double>();
+    thread_local std::vector<float> memory;
+    memory.resize(3 * n);
+    float *x = memory.data();
+    const Range range = range_of(r, part, rows);
+    for (int64_t row = range.first; row < range.end; row++) {
+        const float* logits = r.arrays[0].as<float>() + row * n;
+        const int64_t at = (index ? index[row]++ : 0) * rows + row;
+        if (at < 0 || at >= r.plan[1] * rows) {
+            report_index(r);
+            continue;
+        }
+        for (int64_t i = 0; i < n; i++) x[i] = mask && mask[i] ? -INFINITY : logits[i];
+        const float top = largest_of_row(x, n), u = static_cast<float>(uniforms[at]);
+        const float log_total = std::log(sum_row(n, [&](int64_t i, int64_t c) {
+            return exp_of_negative(load(x + i, c, -INFINITY) - top);
+        }));
+        // No number and all but the largest logits excluded: the first of them.
+        const bool is_greedy = u == 0.0f && settings[0] == 1.0 && settings[3] == 0.0;
+        int64_t token = 0;
+        double* pair = r.arrays[6].as<double>() + 2 * at;
+        pair[1] = NAN;
+        if (!std::isnan(log_total)) {
+            token = std::find(x, x + n, top) - x;
+            const float score = is_greedy ? top : (token = draw(x, x + n, x + 2 * n, n, settings, u), logits[token]);
+            pair[1] = (score - top) - log_total;
+        }
+        pair[0] = tokens[row] = token;
     }
 }
 
@@ -623,6 +730,7 @@ const Operation operations[] = {
     {"cross_entropy", 1 << 2 | 1 << 3, check_cross_entropy, run_cross_entropy},
     {"cross_entropy_vjp", 1 << 4, check_cross_entropy_vjp, run_cross_entropy_vjp},
     {"top_k", 1 << 1 | 1 << 2, check_top_k, run_top_k},
+    {"choose", 1 << 1 | 1 << 2 | 1 << 6, check_choose, run_choose},
     {"rotate", 1 << 3, check_rotate, run_rotate},
     {"dropout", 1 << 2, check_dropout, run_dropout},
     {"add_rows", 1 << 2, check_add_rows, run_add_rows},

@@ -487,10 +487,10 @@ EXPORT int64_t xf_close(Program* program) {
     program->close();
     return static_cast<int64_t>(program->num_groups());
 }
-EXPORT const char* xf_run(Program* program, int threads) {
+EXPORT const char* xf_run(Program* program, int threads, int64_t count) {
     std::lock_guard<std::mutex> lock(program->running);
     const OneBlasThread limit(program->uses_blas);
-    the_pool().run(*program, threads);
+    for (; count > 0; count--) the_pool().run(*program, threads);
     return status_of(*program);
 }
 EXPORT void xf_free(Program* program) { delete program; }
