@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import math
 
 import numpy as np
 import pytest
 
 import xformer as xf
 from tests.pipelines.test_transcription import NOISE, make_whisper, write_wav
+from tests.reference import raises_line
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
 from tests.serve.test_app import Client, make_generator  # noqa: E402
+from xformer.errors import DataError  # noqa: E402
 from xformer.pipelines import pipeline_class  # noqa: E402
+from xformer.serve import audio as speech  # noqa: E402
 from xformer.serve.routes import parse_form  # noqa: E402
 
 
@@ -84,6 +88,29 @@ def test_other_formats_are_read(audio, transcriber):
     assert audio.transcriptions.create(model="whisper", file=("a.flac", file.getvalue())).text in texts
 
 
+def test_what_is_decoded_has_limits(monkeypatch, tmp_path):
+    monkeypatch.setattr(speech, "MAX_SECONDS", 3)
+    for seconds, rate, message in (
+        (4, 1000, "has 4,000 samples, 1,000 per second; expected at most 3 seconds of up to 48,000 samples$"),
+        (0, 16000, "has no samples"),
+        (2, 999, "has 999 samples per second; expected 1000 to 1000000"),
+    ):
+        with raises_line(DataError, f"^the recording {message}"):
+            speech.read_audio(write_wav(tmp_path / "a.wav", np.zeros(seconds * rate), rate).read_bytes())
+    soundfile = pytest.importorskip("soundfile")
+    for seconds, rate, options, message in (
+        (4, 1000, {"format": "FLAC"}, "has 4,000 samples, 1,000 per second; expected at most 3 seconds of"),
+        (1, 500_000, {"format": "FLAC"}, "has 500,000 samples, 500,000 per second; expected at most 3 seconds"),
+        (2, 1, {"format": "FLAC"}, "has 1 samples per second; expected 1000 to 1000000"),
+        (0, 16000, {"format": "AU"}, "has no samples"),
+        (math.nan, 16000, {"format": "AU", "subtype": "FLOAT"}, "has samples that are not finite"),
+    ):
+        file, samples = io.BytesIO(), np.zeros(int(np.nan_to_num(seconds, nan=1.0)) * rate, np.float32)
+        soundfile.write(file, samples + np.float32(0.0 * seconds), rate, **options)
+        with raises_line(DataError, f"^the recording {message}"):
+            speech.read_audio(file.getvalue())
+
+
 def test_wrong_requests_are_errors(audio, server, wav):
     for options, error, message in (
         ({"file": b"RIFF"}, openai.BadRequestError, "the recording is not a WAV file"),
@@ -108,7 +135,7 @@ def test_wrong_requests_are_errors(audio, server, wav):
 
 
 def test_forms_keep_every_byte():
-    content = bytes(range(256)) * 2 + b"\r\n--b\r--bound\n\r\n"
+    content = bytes(range(256)) * 2 + b"\r\n--b\r--bound\n\r\n--bound-1-\r\n--bound-1XYZ\r\n"
     parts = [
         (b'name="file"; filename="a; b.wav"\r\nContent-Type: audio/wav', content), (b'name="text"', "é\n".encode()),
         (b'name="list[]"', b"a"), (b'name="list[]"', b"b"), (b'name="empty"', b""),

@@ -64,18 +64,23 @@ def read_wav(path: str | os.PathLike[str] | bytes) -> Audio:
     code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", header[:16])
     if code == _EXTENSIBLE and len(header) >= 26:
         code = int.from_bytes(header[24:26], "little")
-    if (code, bits) not in _FORMATS or not channels or not _RATES[0] <= rate <= _RATES[1]:
+    if (code, bits) not in _FORMATS or not channels:
         raise DataError(
             f"{path} has format {code}, {bits} bits, {channels} channels and {rate} samples per second; expected "
-            f"integers (1) of 8, 16, 24 or 32 bits or floats (3) of 32 or 64, and {_RATES[0]} to {_RATES[1]} samples"
+            "integers (1) of 8, 16, 24 or 32 bits or floats (3) of 32 or 64"
         )
     num_samples = len(data) // (channels * bits // 8)
-    if not num_samples:
-        raise DataError(f"{path} has no samples")
     values = np.frombuffer(data[: num_samples * channels * bits // 8], _FORMATS[code, bits])
-    samples = _as_floats(values, bits, is_integer=code == _PCM).reshape(num_samples, channels).mean(axis=1)
-    if not np.isfinite(samples).all():
-        raise DataError(f"{path} has samples that are not finite")
+    samples = _as_floats(values, bits, is_integer=code == _PCM).reshape(num_samples, channels)
+    return as_audio(path, samples.mean(axis=1), rate)
+
+
+def as_audio(path: Any, samples: Any, rate: int) -> Audio:
+    """Return the samples of a file; raise DataError if there are none, or for infinite ones or another rate."""
+    if not _RATES[0] <= rate <= _RATES[1]:
+        raise DataError(f"{path} has {rate} samples per second; expected {_RATES[0]} to {_RATES[1]}")
+    if not len(samples) or not np.isfinite(samples).all():
+        raise DataError(f"{path} has {'samples that are not finite' if len(samples) else 'no samples'}")
     return Audio(samples, rate)
 
 

@@ -6,9 +6,10 @@ import io
 import itertools
 from typing import Any
 
+import numpy as np
 from starlette.responses import PlainTextResponse, Response
 
-from xformer.data.audio import Audio, read_wav
+from xformer.data.audio import Audio, as_audio, read_wav
 from xformer.errors import DataError
 from xformer.pipelines import Segment, Transcriber
 from xformer.serve import schema
@@ -17,16 +18,17 @@ from xformer.serve.models import Server
 from xformer.serve.routes import Chunks, event_bytes, route, stream
 from xformer.text.extras import require
 
+MAX_SECONDS = 3600  # of a recording
 _STREAM = '"transcript.text.segment" and "transcript.text.delta" for each segment, then "transcript.text.done", [DONE].'
 
 
-@route("POST", "/v1/audio/transcriptions", _STREAM)
+@route("POST", "/v1/audio/transcriptions", _STREAM, is_form=True)
 async def transcriptions(server: Server, request: schema.TranscriptionRequest) -> schema.Json | Response | Chunks:
     """Write the text of a recording."""
     return await _transcribe(server, request, "transcribe")
 
 
-@route("POST", "/v1/audio/translations", _STREAM)
+@route("POST", "/v1/audio/translations", _STREAM, is_form=True)
 async def translations(server: Server, request: schema.TranscriptionRequest) -> schema.Json | Response | Chunks:
     """Translate a recording into English."""
     return await _transcribe(server, request, "translate")
@@ -76,13 +78,24 @@ async def _transcribe(server: Server, request: schema.TranscriptionRequest, task
 def read_audio(content: bytes) -> Audio:
     """Return the samples of a recording, the mean of its channels; other formats than WAV need soundfile."""
     if content[:4] == b"RIFF":
-        return read_wav(content)
+        audio = read_wav(content)
+        _check_length(len(audio.samples), audio.sample_rate)
+        return audio
     soundfile = require("soundfile")
     try:
-        samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
+            _check_length(file.frames, file.samplerate)
+            blocks = [block.mean(axis=1) for block in file.blocks(2**16, dtype="float32", always_2d=True)]
+            return as_audio("the recording", np.concatenate([np.empty(0, np.float32), *blocks]), file.samplerate)
     except soundfile.LibsndfileError as error:
         raise DataError(f"the file is no recording ({error.error_string}); expected WAV, MP3, FLAC or Ogg") from error
-    return Audio(samples.mean(axis=1), rate)
+
+
+def _check_length(num_samples: int, rate: int) -> None:
+    """Refuse what is too long: a few bytes of FLAC can be hours of silence."""
+    if num_samples > MAX_SECONDS * min(rate, 48_000):
+        received = f"the recording has {num_samples:,} samples, {rate:,} per second"
+        raise DataError(f"{received}; expected at most {MAX_SECONDS:,} seconds of up to 48,000 samples")
 
 
 def _segment(number: int, segment: Segment) -> schema.Json:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import email
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ class Route(NamedTuple):
         request: Structure of the body; None for GET.
         answer: Structure of the answer, Json for an object that is not described, or Response for a text.
         events: Description of the stream of server-sent events; empty without one.
+        is_form: Whether the body is a form, whose values are texts and files, not JSON.
     """
 
     method: str
@@ -51,6 +53,7 @@ class Route(NamedTuple):
     request: Any
     answer: Any
     events: str
+    is_form: bool
 
     @property
     def summary(self) -> str:
@@ -61,13 +64,13 @@ class Route(NamedTuple):
 ROUTES: list[Route] = []
 
 
-def route(method: str, path: str, events: str = "") -> Callable[[Any], Any]:
-    """Declare a route; its schemas are the annotations of the function. `events` describes its stream."""
+def route(method: str, path: str, events: str = "", *, is_form: bool = False) -> Callable[[Any], Any]:
+    """Declare a `Route`; its schemas are the annotations of the function."""
 
     def declare(function: Any) -> Any:
         hints = get_type_hints(function)
         answer = next((each for each in get_args(hints["return"]) if each is not Chunks), hints["return"])
-        ROUTES.append(Route(method, path, function, hints.get("request"), answer, events))
+        ROUTES.append(Route(method, path, function, hints.get("request"), answer, events, is_form))
         return function
 
     return declare
@@ -81,9 +84,9 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
         if route.request is None:
             result = await route.function(server, **request.path_params)
         else:
-            is_form = schema.is_form(route.request)
-            limit = server.config.max_audio if is_form else server.config.max_body
-            body = schema.read(await read_body(request, limit, is_form=is_form), route.request)
+            limit = server.config.max_audio if route.is_form else server.config.max_body
+            content = await read_body(request, limit, is_form=route.is_form)
+            body = schema.read(content, route.request, strict=not route.is_form)
             result = await until_disconnect(route.function(server, body), request.receive)
             if ignored := server.ignored(body):
                 headers["x-xformer-ignored"] = ", ".join(ignored)
@@ -157,7 +160,8 @@ def parse_form(content_type: str, body: bytes) -> Json:
     """Return the fields of a form: files as bytes, others as texts, and a list for a name with [] at its end."""
     boundary = email.message_from_string(f"Content-Type: {content_type}\n").get_boundary("")
     fields: Json = {}
-    for part in (b"\r\n" + body).split(b"\r\n--" + boundary.encode())[1:-1]:
+    delimiter = rb"\r\n--" + re.escape(boundary.encode()) + rb"(?:--)?[ \t]*(?=\r\n|\Z)"
+    for part in re.split(delimiter, b"\r\n" + body)[1:-1]:
         head, _, content = part.partition(b"\r\n\r\n")
         header = email.message_from_bytes(head.lstrip())
         name = str(header.get_param("name", "", "content-disposition"))
@@ -293,7 +297,7 @@ def openapi(max_tokens: int) -> Json:
         success = {"description": "Success", "content": content}
         entry: Json = {"summary": route.summary, "responses": {"200": success, "default": error}}
         if route.request is not None:
-            kind = "multipart/form-data" if schema.is_form(route.request) else "application/json"
+            kind = "multipart/form-data" if route.is_form else "application/json"
             entry["requestBody"] = {"required": True, "content": _content(route.request, kind)}
         if "{model}" in route.path:
             entry["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]

@@ -786,13 +786,8 @@ class Health(Struct):
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
-def is_form(request: type[Struct]) -> bool:
-    """Return whether a request arrives as a form, whose values are texts and files."""
-    return "file" in request.__struct_fields__
-
-
-def read(body: Any, request: type[Structure]) -> Structure:
-    """Return a request; null is the default of a field.
+def read(body: Any, request: type[Structure], *, strict: bool = True) -> Structure:
+    """Return a request; null is the default of a field, and texts are converted unless `strict`.
 
     Raises:
         JobError: For unknown, missing or invalid fields.
@@ -806,7 +801,7 @@ def read(body: Any, request: type[Structure]) -> Structure:
         raise JobError(str(error), param=unknown) from error
     values = {key: value for key, value in body.items() if value is not None}
     try:
-        return msgspec.convert(values, request, strict=not is_form(request))
+        return msgspec.convert(values, request, strict=strict)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         parts, value = re.findall(r"[^.\[\]`]+", path), body
