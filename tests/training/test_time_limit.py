@@ -14,6 +14,7 @@ from tests.training.test_fit import bits, make_batches, run, squared_error
 from xformer.errors import ConfigError
 from xformer.training import End, Plan, Step, Validation, early_stopping, print_every, schedules, time_limit, validate
 from xformer.training.checkpoint import TrainingFiles
+from xformer.training.events import format_limit
 
 PEAK = 0.05
 
@@ -213,6 +214,25 @@ def test_schedules_by_fraction_follow_the_number_of_steps():
     assert len(rates[2]) == 4
     assert rates[2][-1] == pytest.approx(0.01)
     assert rates[3] == [0.03] * 3
+
+
+def test_callbacks_begin_again_with_each_run(monkeypatch):
+    losses = [0.5, 0.1, 0.9]  # of validations, so that the first run has the best one
+    scores = validate(lambda model: losses.pop() if losses else 0.05, 40)
+    callbacks, found = [scores, early_stopping(3), time_limit(5.0)], []
+    for first, step in ((1.0, 1.0), (30.0, 5.0)):
+        clock, events = Clock(monkeypatch, first=first, step=step), []
+        train(clock, None, callbacks=[lambda event, loop, events=events: events.append(event), *callbacks])
+        found.append(events)
+    plans = [event for events in found for event in events if isinstance(event, Plan)]
+    assert [event.step for event in plans] == [25, 8]
+    assert 40 < plans[1].steps <= 54
+    assert [next(event.best for event in events if isinstance(event, Validation)) for events in found] == [True, True]
+
+
+@for_each("minutes, text", [(50.0, "50 minutes"), (1.5, "1.5 minutes"), (1 / 60, "1 seconds"), (1 / 7, "8.6 seconds")])
+def test_limits_have_few_digits(minutes, text):
+    assert format_limit(minutes) == text
 
 
 def test_a_validation_is_tried_once_without_an_event(monkeypatch):

@@ -12,6 +12,7 @@ from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.console import format_duration, format_number, progress_line
 from xformer.runs.trainer import Average, Trainer
 from xformer.training import Event, Plan, Start, Step, Validation
+from xformer.training.events import format_limit
 
 _SMOOTHING = 0.9  # of the loss and the speed shown
 
@@ -90,7 +91,7 @@ class TrainingProgress:
 def describe_plan(plan: Plan) -> str:
     """Return one line about the number of steps that a time limit has fixed."""
     made_for = f"; the recipe is made for {plan.max_steps:,}" if plan.steps < (plan.max_steps or 0) else ""
-    fit = f"{plan.steps:,} steps fit into {plan.minutes:g} minutes{made_for}"
+    fit = f"{plan.steps:,} steps fit into {format_limit(plan.minutes)}{made_for}"
     return f"{fit}; without a limit, --max-steps {plan.steps} repeats the run"
 
 

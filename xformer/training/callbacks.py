@@ -16,13 +16,14 @@ from typing import Any
 
 from xformer.config import check_count
 from xformer.errors import ConfigError, describe_type
-from xformer.training.events import End, Event, Plan, Skip, Start, Step, Validation
+from xformer.training.events import End, Event, Plan, Skip, Start, Step, Validation, format_limit
 from xformer.training.fit import TrainingLoop
 from xformer.training.inputs import check_batches, rate_of
 from xformer.training.interrupt import check_stop
 from xformer.training.loss import mean_loss
 
 _LOG = logging.getLogger("xformer")
+_MANY = 10**9  # steps, more than any run or warm-up has
 
 
 def print_every(steps: int, *, unit: str = "tokens") -> Callable[[Event, TrainingLoop], None]:
@@ -41,7 +42,8 @@ def print_every(steps: int, *, unit: str = "tokens") -> Callable[[Event, Trainin
             speed = f"{event.tokens_per_second:,.0f} {unit}/s"
             print(f"step {event.step}  loss {event.loss:.4f}  learning rate {event.learning_rate:.2e}  {speed}")  # noqa: T201
         elif isinstance(event, Plan):
-            print(f"{event.steps:,} steps fit into {event.minutes:g} minutes; steps={event.steps} repeats the run")  # noqa: T201
+            limit = format_limit(event.minutes)
+            print(f"{event.steps:,} steps fit into {limit}; steps={event.steps} repeats the run")  # noqa: T201
         elif isinstance(event, Validation):
             loss = "" if event.loss is None else f"  loss {event.loss:.4f}"
             score = "" if event.score is None else f"  {event.metric} {event.score:.4f}"
@@ -106,6 +108,9 @@ class Validator:
 
     def __call__(self, event: Event, loop: TrainingLoop) -> None:
         """Validate if a validation is due, including one that was interrupted."""
+        if isinstance(event, Start):
+            self.durations = []
+            self.step, self.best = (self.step, self.best) if event.step else (0, None)
         due = isinstance(event, End) or (isinstance(event, Start | Step) and event.step % self.every == 0)
         if not due or event.step == self.step or (isinstance(event, End) and event.is_interrupted):
             return
@@ -181,6 +186,8 @@ class EarlyStopping:
 
     def __call__(self, event: Event, loop: TrainingLoop) -> str | None:
         """Count the validations since the best one; raise ConfigError if there will be none."""
+        if isinstance(event, Start) and not event.step:
+            self._stale, self._is_validated = 0, False
         self._is_validated |= type(event) is Validation or any(isinstance(each, Validator) for each in loop.callbacks)
         if isinstance(event, Start) and not self._is_validated and all(map(_is_own, loop.callbacks)):
             raise ConfigError("early_stopping needs validations; expected validate(data, every) in callbacks, too")
@@ -241,7 +248,7 @@ class TimeLimit:
             self._start(loop)
         elif isinstance(event, Step | Skip) and self.steps is None:
             self._measure(event.step, loop)
-        reason = f"the time limit ({round(self._limits[0], 3):g} min)"
+        reason = f"the time limit ({format_limit(self._limits[0], ('min', 's'))})"
         if loop.step >= loop.max_steps:
             return None if loop.max_steps == self._limits[1] else reason
         if loop.minutes < self.minutes:
@@ -253,14 +260,17 @@ class TimeLimit:
 
     def _start(self, loop: TrainingLoop) -> None:
         """Use the number that was fixed before; raise ConfigError if it is too late to fix one."""
+        self._first = None
+        if not loop.step:  # a new run
+            self.steps, self._limits = None, []
         before, self._limits = self._limits, [self.minutes, _finite(loop.max_steps)]
         falls = _follows_steps(loop, loop.step + 1)
         was_cut = self.steps and loop.step < self.steps and loop.minutes >= before[0]
         if before != self._limits and not (falls and was_cut):
             if falls and (before or not loop.step or self._limits[1] is None):
                 expected = f"max_minutes and max_steps {before}" if before else "a warm-up"
-                problem = f"the learning rate falls after step {loop.step}, too early to plan {self.minutes:g} minutes"
-                raise ConfigError(f"{problem}; expected {expected}")
+                problem = f"too early to plan {format_limit(self.minutes)}; expected {expected}"
+                raise ConfigError(f"the learning rate falls after step {loop.step}, {problem}")
             self.steps = self._limits[1] if falls else None  # falls: a run that got its limit later
         loop.max_steps = self.steps or loop.max_steps
 
@@ -281,7 +291,7 @@ class TimeLimit:
         cost += sum(each / validator.every for each, validator in zip(costs, validators, strict=True))
         cost *= 1.0 + (saving / every if every else 0.0)
         left = 0.97 * self.minutes - loop.minutes - 2.0 * sum(costs)  # the last validation, and that of an average
-        warm = step * _follows_steps(loop, 10**9)  # at most half of the steps
+        warm = step * _follows_steps(loop, _MANY)  # at most half of the steps
         fitting = max(step + int(max(0.0, left) / max(cost, 1e-9)), 2 * warm)
         loop.max_steps = self.steps = loop.communicator.all_gather(min(fitting, _finite(most) or fitting))[0]
         loop.emit(Plan(step, self.steps, _finite(most), self.minutes))
@@ -302,4 +312,4 @@ def _finite(steps: float) -> int | None:
 
 def _follows_steps(loop: TrainingLoop, step: int) -> bool:
     """Return whether the learning rate of a step depends on the number of steps."""
-    return rate_of(loop.learning_rate, step, 2 * step) != rate_of(loop.learning_rate, step, 10**9)
+    return rate_of(loop.learning_rate, step, 2 * step) != rate_of(loop.learning_rate, step, _MANY)

@@ -128,6 +128,11 @@ class Validation(Event):
     minutes: float
 
 
+def format_limit(minutes: float, units: tuple[str, str] = ("minutes", "seconds")) -> str:
+    """Return a time limit as text, below a minute in seconds."""
+    return f"{round(minutes, 1):g} {units[0]}" if minutes >= 1.0 else f"{60.0 * minutes:.2g} {units[1]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(Event):
     """A time limit has fixed the number of steps.
