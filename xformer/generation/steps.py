@@ -31,7 +31,7 @@ _MIN_LENGTH = 6  # of the longest output: in shorter searches the cache grows
 # least 32 tokens and at most 128 for a single row, where attention takes little of the time.
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 _CHUNK = 4  # steps whose tokens the host reads together, while a GPU makes as many further ones
-_CHUNK_TIME = 5e-4  # seconds; on a CPU, chunks that take less are doubled
+_CHUNK_TIME = 1e-3  # seconds; on a CPU, chunks that take less are doubled
 
 
 class ProgramPool:
