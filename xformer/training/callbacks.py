@@ -42,8 +42,7 @@ def print_every(steps: int, *, unit: str = "tokens") -> Callable[[Event, Trainin
             speed = f"{event.tokens_per_second:,.0f} {unit}/s"
             print(f"step {event.step}  loss {event.loss:.4f}  learning rate {event.learning_rate:.2e}  {speed}")  # noqa: T201
         elif isinstance(event, Plan):
-            limit = format_limit(event.minutes)
-            print(f"{event.steps:,} steps fit into {limit}; steps={event.steps} repeats the run")  # noqa: T201
+            print(f"{event.steps:,} steps fit into {format_limit(event.minutes)}; steps={event.steps} repeats the run")  # noqa: T201
         elif isinstance(event, Validation):
             loss = "" if event.loss is None else f"  loss {event.loss:.4f}"
             score = "" if event.score is None else f"  {event.metric} {event.score:.4f}"
@@ -108,9 +107,8 @@ class Validator:
 
     def __call__(self, event: Event, loop: TrainingLoop) -> None:
         """Validate if a validation is due, including one that was interrupted."""
-        if isinstance(event, Start):
-            self.durations = []
-            self.step, self.best = (self.step, self.best) if event.step else (0, None)
+        if isinstance(event, Start) and not event.step:
+            self.step, self.best, self.durations = 0, None, []
         due = isinstance(event, End) or (isinstance(event, Start | Step) and event.step % self.every == 0)
         if not due or event.step == self.step or (isinstance(event, End) and event.is_interrupted):
             return
