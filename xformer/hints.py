@@ -86,7 +86,7 @@ ARRAYS = {
     "detach": "use xformer.stop_gradient(x)",
     **dict.fromkeys(("double", "float", "half", "to", "type"), "use xp.astype(x, dtype)"),
     "einsum": "use xp.matmul, xp.tensordot and xp.permute_dims",
-    **dict.fromkeys(("flatten", "ravel", "view"), "use xp.reshape(x, shape)"),
+    **dict.fromkeys(("flat", "flatten", "ravel", "view"), "use xp.reshape(x, shape)"),
     **{name: f"use xformer.ops.{name}(x)" for name in ("gelu", "relu", "silu", "softmax")},
     "item": "use float(xformer.stop_gradient(x))",
     "log_softmax": "use xp.log(xformer.ops.softmax(x))",
@@ -94,6 +94,7 @@ ARRAYS = {
     "norm": "use xp.sqrt(xp.sum(x * x))",
     "sigmoid": "use 1 / (1 + xp.exp(-x))",
     **dict.fromkeys(("swapaxes", "transpose"), "use xp.permute_dims(x, axes)"),
+    "tolist": "use list(x)",
     "unsqueeze": "use xp.expand_dims(x, axis=0)",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -217,6 +218,14 @@ case("column_stack", M, lambda x: np.column_stack([x, x[:, 0]]))
 case("append", M, lambda x: np.append(x, x[:1], axis=0), lambda x: np.append(x, 1.0))
 case("tile", M, lambda x: np.tile(x, 2), lambda x: np.tile(x, (2, 1, 3)))
 case("repeat", M, lambda x: np.repeat(x, 2), lambda x: np.repeat(x, 3, axis=1), lambda x: x.repeat(2, axis=0))
+case("repeat", M, lambda x: np.repeat(x, [2, 0, 1], axis=1), lambda x: x.repeat(np.arange(4), 0), lambda x: x.repeat(2))
+case(
+    "block",
+    M,
+    lambda x: np.block([[x, S], [W.T @ x[:3], S[:2]]]),
+    lambda x: np.block([x[0], 2.0, x[1]]),
+    lambda x: np.block(x),
+)
 case("fliplr", M, lambda x: np.fliplr(x))
 case("roll", M, lambda x: np.roll(x, 2), lambda x: np.roll(x, 1, axis=0), lambda x: np.roll(x, (1, 2), axis=(0, 1)))
 case(
@@ -355,6 +364,18 @@ for _mode in ("wrap", "clip"):
 case("delete", M, lambda x: np.delete(x, [0, 2], axis=0), lambda x: np.delete(x, slice(1, 9, 2)))
 case("partition", M, lambda x: np.partition(x, 1)[:, 1], lambda x: np.partition(x, 3, axis=None)[3])
 case("unwrap", 9.0 * X, lambda x: np.unwrap(x) ** 2, lambda x: np.unwrap(x, period=2.0) * x)
+case(
+    "unwrap", 9.0 * T, lambda x: np.unwrap(x, axis=1), lambda x: np.unwrap(x, 4.0, 0), lambda x: np.unwrap(x, period=2)
+)
+case(
+    "lib.stride_tricks.sliding_window_view",
+    M,
+    lambda x: np.lib.stride_tricks.sliding_window_view(x, 2, axis=0),
+    lambda x: np.lib.stride_tricks.sliding_window_view(x, (2, 3)),
+)
+case("divmod", M, lambda x: divmod(x, 0.3)[1] + divmod(3.0, x)[1] + divmod(x, V)[0])
+if importlib.util.find_spec("scipy"):
+    case("i0", M, lambda x: np.i0(x))
 case("dsplit", T, lambda x: np.dsplit(x, 2)[1])
 case("rollaxis", T, *(lambda x, a=_a, s=_s: np.rollaxis(x, a, s) for _a in (0, 1, -1) for _s in (0, 1, 2, 3, -1)))
 case("atleast_3d", V, lambda x: np.atleast_3d(x), lambda x: np.atleast_3d(x[0]), lambda x: np.atleast_3d(x[None]))
@@ -451,7 +472,7 @@ def test_values_and_derivatives(name, function, x):
     np.testing.assert_allclose(np.sum(cotangent * direction), difference, rtol=1e-5, atol=1e-6)
 
 
-OF_VALUES = {"unwrap", "real_if_close", "unique", "unique_values", "where", "select", "compress", "linalg.lstsq"}
+OF_VALUES = {"real_if_close", "unique", "unique_values", "where", "select", "compress", "linalg.lstsq"}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -497,7 +518,9 @@ def test_every_function_has_a_case():
     of_values = {*("allclose", "array_equal", "array_equiv", "isclose", "digitize", "isin", "lexsort")}
     of_values |= {*("iscomplex", "isreal", "isneginf", "isposinf")}
     of_values |= {*("argmax", "argmin", "argwhere", "flatnonzero", "all", "any", "argpartition")}
-    of_values |= {*("iscomplexobj", "isrealobj", "ndim", "size", "left_shift", "right_shift", "row_stack", "trapz")}
+    of_values |= {*("iscomplexobj", "isrealobj", "ndim", "size", "left_shift", "right_shift", "row_stack", "trapz")} | {
+        "i0"
+    } - {*CASES}
     assert known - {*CASES} == of_values
 
 
@@ -543,7 +566,31 @@ def test_derivatives_of_derivatives_and_of_closures():
             lambda x: np.percentile(x, 20, method="nearest"),
             "np.quantile of a traced array has no argument method='near",
         ),
-        (lambda x: np.sum(np.asarray(x)), "a traced array was passed to a function of another library"),
+        (
+            lambda x: np.pad(x, 2, "reflect", reflect_type="odd"),
+            "np.pad of a traced array has no argument reflect_type",
+        ),
+        (
+            lambda x: np.multiply(x, X, out=np.zeros(6)),
+            "np.multiply of a traced .* no argument out; use the result, as",
+        ),
+        (lambda x: np.sum(x, out=np.zeros(())), "np.sum of a traced array has no argument out; use the result"),
+        (
+            lambda x: np.polyfit(x, X, 1),
+            "np.polyfit of a traced .*others, or see 'Derivatives of your own' in docs/how",
+        ),
+        (lambda x: f"{x[0]:.3f}", r"float\(x\) of a traced array, .* use float\(xformer.stop_gradient\(x\)\)"),
+        (lambda x: round(x[0], 2), r"float\(x\) of a traced array, .* use float\(xformer.stop_gradient\(x\)\)"),
+        (
+            lambda x: np.sum(np.asarray(x)),
+            r"another library \(np.asarray\(x\) in <lambda> of .*use x for np.asarray\(x\)",
+        ),
+        (
+            lambda x: np.sum([x[0], x[1]]),
+            r"another library \(np.sum\(\[x\[0\], x\[1\]\]\) in <lambda> of .* use .*np.stack",
+        ),
+        (lambda x: np.r_[x, x], r"another library \(np.r_\[x, x\] in <lambda> of tests"),
+        (lambda x: RANDOM.normal(x), r"another library \(RANDOM.normal\(x\) in <lambda> of tests"),
     ],
 )
 def test_what_has_no_rule_says_so_by_its_name(function, message):
@@ -559,7 +606,7 @@ def test_constants_are_arrays_for_any_function():
         return special.j0(value) - special.j1(np.asarray(value)) * (x - value)
 
     np.testing.assert_allclose(xf.grad(lambda x: np.sum(j0(x) ** 2))(X), -2.0 * special.j0(X) * special.j1(X))
-    with raises_line(DifferentiationError, "j0 of a traced array has no derivative rule; compose it of others, or use"):
+    with raises_line(DifferentiationError, "j0 of a traced array has no derivative rule; compose it of others, or see"):
         xf.grad(special.j0)(0.5)
 
 
@@ -573,3 +620,35 @@ def test_unknown_modes_are_refused_as_by_numpy():
     for function in (np.convolve, np.correlate):
         with pytest.raises(ValueError, match="'valid', 'same', or 'full'"):
             xf.grad(lambda x, f=function: np.sum(f(x, V, "all")))(X)
+
+
+def test_attributes_without_a_derivative_name_others():
+    for name, hint in {"tolist": r"list\(x\)", "flat": r"xp.reshape\(x, shape\)"}.items():
+        with raises_line(AttributeError, f"traced arrays have no method {name!r}; use {hint}"):
+            xf.grad(lambda x, n=name: getattr(x, n))(X)
+
+
+def test_constants_are_formatted_and_rounded():
+    def loss(x: Any) -> Any:
+        constant = xf.stop_gradient(x)
+        assert (f"{constant[0]:.3f}", round(constant[0], 2)) == (f"{X[0]:.3f}", round(X[0], 2))
+        assert f"{x}" == str(x)
+        return np.sum(x)
+
+    np.testing.assert_array_equal(xf.grad(loss)(X), np.ones(6))
+
+
+def test_scipy_is_told_of_its_environment_variable(monkeypatch):
+    linalg = pytest.importorskip("scipy.linalg")
+    function = xf.grad(lambda x: np.sum(linalg.expm(x[:, None] * np.eye(6))))
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")
+    with raises_line(DifferentiationError, r"another library .* in expm of scipy.* use x for np.asarray\(x\)"):
+        function(X)
+    monkeypatch.delenv("SCIPY_ARRAY_API")
+    with raises_line(DifferentiationError, "another library .* in expm of scipy.* use SciPy with .*SCIPY_ARRAY_API=1"):
+        function(X)
+
+
+def test_unwrap_of_a_batch():
+    function, x = np.unwrap, 9.0 * T
+    np.testing.assert_allclose(xf.vmap(function)(x), function(x), rtol=1e-12)

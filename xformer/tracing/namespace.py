@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import linecache
+import os
 import re
 import sys
 import weakref
@@ -256,20 +258,22 @@ class GradTrace:
         if use == WRITE:
             raise DifferentiationError(f"{WRITE} and would lose its gradient; {CREATE}")
         if use == "np.asarray" and x._index >= 0:
+            hint = "x for np.asarray(x), np.stack([x[0], x[1]]) for an array of a list"
+            if " of scipy." in (caller := _caller()) and "SCIPY_ARRAY_API" not in os.environ:
+                hint = "SciPy with the environment variable SCIPY_ARRAY_API=1"
             raise DifferentiationError(
-                f"a traced array was passed to a function of another library ({_caller()}), which would lose its "
-                "gradient; use np.stack for np.array([x[0], x[1]]), functions of array_namespace(x), or has_aux=True "
-                "for results"
+                f"a traced array was passed to a function of another library ({caller}), which would lose its "
+                f"gradient; use {hint}, functions of array_namespace(x), or has_aux=True for results"
             )
         if use != "bool" and x._index >= 0:
-            other = f"or use {use}(xformer.stop_gradient(x))"
             if use not in ("float", "int", "complex", "operator.index"):
                 raise DifferentiationError(
-                    f"{use} of a traced array has no derivative rule; compose it of others, {other}"
+                    f"{use} of a traced array has no derivative rule; compose it of others, or see 'Derivatives of "
+                    "your own' in docs/how-to/differentiate.md"
                 )
             raise DifferentiationError(
                 f"{use}(x) of a traced array, or its assignment to an element of a plain array (y[i] = x), would lose "
-                f"its gradient; {CREATE}, {other}"
+                f"its gradient; {CREATE}, or use {use}(xformer.stop_gradient(x))"
             )
         return x._value
 
@@ -434,11 +438,13 @@ class GradTrace:
 
 
 def _caller() -> str:
-    """Return the innermost function that is not of xformer, NumPy or an adapter of the standard."""
+    """Return the innermost call that is not of xformer, NumPy or an adapter of the standard, and its function."""
     frame: Any = sys._getframe(1)
     while frame.f_back and re.match(r"xformer\.|numpy|.*array_api_compat", frame.f_globals["__name__"]):
         frame = frame.f_back
-    return f"{frame.f_code.co_name} in {frame.f_globals['__name__']}"
+    line, last, start, end = [*frame.f_code.co_positions()][frame.f_lasti // 2]
+    call = linecache.getline(frame.f_code.co_filename, line)[start : end if line == last else None].strip()
+    return f"{call or 'a call'} in {frame.f_code.co_name} of {frame.f_globals['__name__']}"
 
 
 def _pull(xp: Any, g: Any, saved: Any) -> Any:

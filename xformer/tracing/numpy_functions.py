@@ -10,6 +10,7 @@ import functools
 import importlib
 import itertools
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable
@@ -59,11 +60,11 @@ _ARGUMENTS = {
     **dict.fromkeys(("fft.fft", "fft.ifft", "fft.rfft", "fft.irfft", "fft.hfft", "fft.ihfft"), ("n", "axis", "norm")),
     **dict.fromkeys(("fft.fftn", "fft.ifftn", "fft.rfftn", "fft.irfftn"), ("s", "axes", "norm")),
     **dict.fromkeys(("fft.fftshift", "fft.ifftshift"), ("axes",)),
-    "repeat": ("repeats", "axis"),
     "roll": ("shift", "axis"),
     "linalg.qr": ("mode",),
 }
 _KNOWN = {*RULES, *SEQUENCE_RULES, *OUTPUT_RULES, *DECOMPOSITIONS, *NOT_DIFFERENTIABLE, "unstack"}
+_INSTEAD = {"where": "; use np.where(condition, x, y)", "out": "; use the result, as in y = np.add(a, b)"}
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 _REDUCTIONS |= {"logical_and": "all", "logical_or": "any"}
 _ACCUMULATIONS = {"add": "cumulative_sum", "multiply": "cumulative_prod"}
@@ -89,16 +90,14 @@ def _trace_of(values: Any) -> Any:
     return max(traces, key=lambda trace: trace.trace_level, default=None)
 
 
-def call_function(
-    name: str, args: tuple[Any, ...], keywords: dict[str, Any], like: Any = None, function: Any = None
-) -> Any:
+def call_function(name: str, args: Any, keywords: dict[str, Any], like: Any = None, function: Any = None) -> Any:
     """Call a function of NumPy by its name, such as "linalg.norm"; `like` is the trace if no argument has one."""
     xp = _trace_of((*args, *keywords.values())) or like
     given = {key: value for key, value in keywords.items() if value is not np._NoValue}
     for key in ("out", "where", "initial", "casting", "subok"):
         value = given.pop(key, None)
         if not (value is None or value is True or isinstance(value, str)):
-            _refuse(name, f"{key}; use np.where(condition, x, y)" if key == "where" else key)
+            _refuse(name, key + _INSTEAD.get(key, ""))
     try:
         return _call(xp, name, args, given, function)
     except TypeError as error:
@@ -189,6 +188,7 @@ FUNCTIONS |= _FACTS
 
 FUNCTIONS |= {
     "sinc": sinc,
+    "i0": lambda xp, x: getattr(xp, "special.i0")(x),
     "deg2rad": lambda xp, x: x * (math.pi / 180.0),
     "rad2deg": lambda xp, x: x * (180.0 / math.pi),
     "exp2": lambda xp, x: 2.0**x,
@@ -282,11 +282,7 @@ FUNCTIONS |= {
         if mode == "raise"
         else _elements(xp, x, "take", _values(indices, "bool"), axis=axis, mode=mode)
     ),
-    "delete": lambda xp, x, obj, axis=None: _elements(xp, x, "delete", obj, axis=axis),
     "partition": lambda xp, x, kth, axis=-1: FUNCTIONS["sort"](xp, x, axis),
-    "unwrap": lambda xp, x, *args, **options: (
-        x + (np.unwrap(_values(x, "bool"), *args, **options) - _values(x, "bool"))
-    ),
     "take_along_axis": lambda xp, x, indices, axis=-1: xp.take_along_axis(_flat(xp, x, axis), indices, axis=axis or 0),
     "compress": lambda xp, condition, x, axis=None: FUNCTIONS["take"](xp, x, np.flatnonzero(condition), axis),
     "diagonal": lambda xp, x, offset=0, axis1=0, axis2=1: xp.linalg.diagonal(
@@ -304,6 +300,8 @@ FUNCTIONS |= {
     "argsort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.argsort(_flat(xp, x, axis), axis=axis or 0),
 }
 FUNCTIONS |= {"row_stack": FUNCTIONS["vstack"]}
+for _name in ("delete", "repeat", "lib.stride_tricks.sliding_window_view"):
+    FUNCTIONS[_name] = lambda xp, x, *args, name=_name, **options: _elements(xp, x, name, *args, **options)
 for _name in ("rollaxis", "swapaxes", "transpose"):  # as they permute an array of shape (0, 1, 2, ...)
     FUNCTIONS[_name] = lambda xp, x, *args, name=_name, **options: xp.permute_dims(
         x, getattr(np, name)(np.empty(tuple(range(x.ndim))), *args, **options).shape
@@ -316,8 +314,8 @@ def _refuse(name: str, argument: str) -> Any:
 
 def _elements(xp: Any, x: Any, name: str, *args: Any, **options: Any) -> Any:
     """Return the elements of `x` whose positions a function of NumPy selects."""
-    positions = np.arange(math.prod(x.shape)).reshape(x.shape)
-    return xp.reshape(x, (-1,))[getattr(np, name)(positions, *args, **options)]
+    positions, function = np.arange(math.prod(x.shape)).reshape(x.shape), operator.attrgetter(name)(np)
+    return xp.reshape(x, (-1,))[function(positions, *args, **options)]
 
 
 def _elements_in_order(xp: Any, x: Any, name: str, order: str, *args: Any) -> Any:
@@ -349,6 +347,21 @@ def _split(xp: Any, x: Any, sections: Any, axis: int, *, is_even: bool = False) 
     return [_along(xp, x, slice(i, j), axis) for i, j in itertools.pairwise((0, *sections, size))]
 
 
+@define("block")
+def _block(xp: Any, arrays: Any) -> Any:
+    """Return the elements of all arrays as NumPy places their positions."""
+    parts: list[Any] = []
+
+    def positions(x: Any) -> Any:
+        if isinstance(x, list):
+            return [*map(positions, x)]
+        parts.append(xp.reshape(xp.asarray(x), (-1,)))
+        return sum(part.size for part in parts[:-1]) + np.arange(parts[-1].size).reshape(np.shape(x))
+
+    places = np.block(positions(arrays))
+    return xp.concat(_arrays(xp, parts))[places]
+
+
 @define("diag")
 def _diag(xp: Any, x: Any, k: int = 0) -> Any:
     if x.ndim == 2:
@@ -367,11 +380,11 @@ def _rot90(xp: Any, x: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
 
 
 @define("pad")
-def _pad(xp: Any, x: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0, **options: Any) -> Any:
+def _pad(xp: Any, x: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Any:
     """Pad by values, or by the elements that NumPy selects."""
     widths = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)).tolist()
     values = np.broadcast_to(np.asarray(constant_values), (x.ndim, 2)).tolist()
-    if mode not in ("constant", "edge", "reflect", "symmetric", "wrap") or "reflect_type" in options:
+    if mode not in ("constant", "edge", "reflect", "symmetric", "wrap"):
         _refuse("pad", f"mode={mode!r}")
     padded: Any = np.pad
     for axis, (width, (before, after)) in enumerate(zip(widths, values, strict=True)):
@@ -655,6 +668,17 @@ def _diff(xp: Any, x: Any, n: int = 1, axis: int = -1, prepend: Any = None, appe
     ends = {key: xp.asarray(end) for key, end in (("prepend", prepend), ("append", append)) if end is not None}
     ends = {key: xp.astype(end if end.ndim else xp.broadcast_to(end, shape), x.dtype) for key, end in ends.items()}
     return xp.diff(x, axis=axis, n=n, **ends)
+
+
+@define("unwrap")
+def _unwrap(xp: Any, p: Any, discont: Any = None, axis: int = -1, *, period: float = 2.0 * math.pi) -> Any:
+    p, half = xp.moveaxis(p, axis, -1), 0.5 * period
+    step = xp.diff(p)
+    wrapped = (step + half) % period - half
+    wrapped = xp.where((wrapped == -half) & (step > 0), half, wrapped)
+    jumps = xp.where(xp.abs(step) < (half if discont is None else discont), 0.0, wrapped - step)
+    jumps = xp.concat([xp.zeros_like(p[..., :1]), xp.cumulative_sum(jumps, axis=-1)], axis=-1)
+    return xp.moveaxis(p + jumps, -1, axis)
 
 
 @define("ediff1d")

@@ -98,7 +98,7 @@ class Tracer:
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Compute a function of NumPy; of arrays of another library only operators, as in `plain * traced`."""
-        if "out" in options:
+        if "out" in options and options["out"][0] is inputs[0]:
             return self._namespace.read(self, WRITE)
         name = function.__name__
         operation = OPERATORS_OF_NUMPY.get(name) if method == "__call__" and not options else None
@@ -206,6 +206,14 @@ class Tracer:
     # --- values outside the trace: for branches, and of arrays without a derivative -----------------------------------
 
     __bool__, __int__, __float__, __complex__ = map(_read_as, (bool, int, float, complex))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(float(self), digits)
+
+    def __format__(self, form: str) -> str:
+        return format(self._namespace.read(self, "float"), form) if form else str(self)
+
+    __divmod__, __rdivmod__ = (lambda self, y: (self // y, self % y)), (lambda self, y: (y // self, y % self))
 
     def __index__(self) -> int:
         return operator.index(self._namespace.read(self, "operator.index"))
