@@ -153,7 +153,7 @@ class BatchTrace(GradTrace):
     def read(self, x: Tracer, use: str) -> Any:
         """Return the value of an array that is the same for all elements."""
         if type(x._value) is not Batch:
-            return x._value.__array__() if use == "np.asarray" else x._value
+            return super().read(x, use)
         hint = "use xp.where instead of a branch" if use == "bool" else "use functions of array_namespace(x)"
         raise DifferentiationError(f"{use} reads an array in vmap that has a value for each element; {hint}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +17,12 @@ def _function(name: str) -> Callable[..., Any]:
     return lambda *args, **options: numpy_functions().call_function(name, args, options)
 
 
-def _register_opt_einsum() -> None:
-    dispatch: Any = importlib.import_module("opt_einsum.backends.dispatch")
-    dispatch._cached_funcs |= {(name, "xformer"): _function(name) for name in ("einsum", "tensordot", "transpose")}
-
-
-def _register_einops() -> None:
+@functools.cache
+def register() -> None:
+    """Register traced arrays with those packages that are installed and have the private names used here."""
+    with contextlib.suppress(Exception):
+        dispatch: Any = importlib.import_module("opt_einsum.backends.dispatch")
+        dispatch._cached_funcs |= {(name, "xformer"): _function(name) for name in ("einsum", "tensordot", "transpose")}
     methods: dict[str, Any] = {
         "is_appropriate_type": lambda x: type(x) is Tracer,
         "is_float_type": lambda x: is_inexact(x.dtype),
@@ -31,9 +33,6 @@ def _register_einops() -> None:
         **{name: _function(name) for name in ("einsum", "reshape", "tile", "transpose")},
     }
     attributes = {"framework_name": "xformer", **{name: staticmethod(method) for name, method in methods.items()}}
-    base: Any = importlib.import_module("einops._backends").AbstractBackend
-    base.of_traced_arrays = type("Backend", (base,), attributes)  # einops asks for subclasses, and keeps none
-
-
-# By the name of a package, what to do once it is imported.
-PENDING: dict[str, Callable[[], Any]] = {"einops": _register_einops, "opt_einsum": _register_opt_einsum}
+    with contextlib.suppress(Exception):
+        base: Any = importlib.import_module("einops._backends").AbstractBackend
+        base.of_traced_arrays = type("Backend", (base,), attributes)  # einops asks for subclasses, and keeps none

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating
-from xformer.backends.arrays import check_class
+from xformer.backends.arrays import check_class, to_host
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.namespace import WRITTEN_LATER, GradTrace, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
-from xformer.tracing.tracer import PLAIN, Tracer
+from xformer.tracing.tracer import PLAIN, Tracer, value_of
 from xformer.tree import Module, flatten, is_array, items_of, map_arrays, map_items
 
 _WRITES_ARGUMENT = "the function writes into its argument, which vjp, jvp, vmap and remat need; write into a copy of it"
@@ -93,7 +93,7 @@ def value_and_grad(
         written = [
             (array, tracer._value)
             for array, tracer, given in zip(leaves, traced, inputs, strict=True)
-            if tracer._value is not given.value
+            if _is_written(tracer, given.value)
         ]
         others = flatten((args, keywords))[0] if written else ()
         for array, value in written:
@@ -182,8 +182,15 @@ def split_aux(result: Any) -> tuple[Any, Any]:
 
 def check_unwritten(traced: Sequence[Tracer], given: Sequence[Any]) -> None:
     """Raise an error if a function has written into one of its arguments, which had the given values."""
-    if any(array._value is not value for array, value in zip(traced, given, strict=True)):
+    if any(map(_is_written, traced, given)):
         raise DifferentiationError(_WRITES_ARGUMENT)
+
+
+def _is_written(traced: Tracer, given: Any) -> bool:
+    """Return whether an argument has other values than the given ones; reading a constant may have copied them."""
+    is_copied = traced._value is not given and traced._origin is PLAIN
+    values = {to_host(value_of(x)).tobytes() for x in (traced, given) if is_copied}
+    return len(values) > 1 if is_copied else traced._value is not given
 
 
 def replaced(args: tuple[Any, ...], argnums: int | Sequence[int], value: Any) -> tuple[Any, ...]:
@@ -284,7 +291,7 @@ def vjp_in(
         traced, inputs = _leaves_of(trace, values, constants)
         result = function(traced)
         for array, value, tracer, given in zip(arrays, values, traced, inputs, strict=True):
-            if tracer._value is not given.value:
+            if _is_written(tracer, given.value):
                 if array is value:
                     raise DifferentiationError(_WRITES_ARGUMENT)
                 array[...] = tracer._value

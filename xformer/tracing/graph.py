@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -29,7 +28,7 @@ from xformer.backends.arrays import check_class
 from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
-from xformer.tracing.einops import PENDING
+from xformer.tracing.einops import register
 from xformer.tracing.record import Extension, base_function
 from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, WRITES_OUTER, Tracer
 from xformer.tree import items_of, map_items, rebuild_sequence
@@ -147,8 +146,7 @@ class GraphTrace:
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
         """Record inside the block, in this thread; afterwards the arrays of the trace cannot be used."""
-        for name in PENDING.keys() & sys.modules.keys():
-            PENDING.pop(name, int)()
+        register()
         token = ACTIVE_GRAPH.set(self)
         try:
             with (

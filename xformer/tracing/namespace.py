@@ -27,7 +27,7 @@ from xformer.backends import Library, array_namespace, extra, is_inexact
 from xformer.backends.arrays import check_class
 from xformer.backends.library import NOT_PLAIN, as_arrays
 from xformer.errors import BackendError, DifferentiationError, XformerError
-from xformer.tracing.einops import PENDING
+from xformer.tracing.einops import register
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.record import (
     Extension,
@@ -86,6 +86,7 @@ class GradTrace:
         self.tape: list[Record] = []
         self.floating: set[Any] = set()  # floating dtypes seen so far; looking up their names each time is slow
         self.is_closed = False
+        self._constants: dict[int, tuple[Any, Any, Any]] = {}  # by id, what became constants, those, and their ids
         self._kept: list[Callable[[], bool]] = []  # functions that end the keeping of an array; see Library.keep
 
     def __repr__(self) -> str:
@@ -182,11 +183,31 @@ class GradTrace:
 
         Modules, whose operations take plain arrays, and arrays of other libraries or of subclasses stay as they are.
         """
+        if id(value) not in self._constants:
+            new = self._constant(value)
+            self._constants[id(value)] = value, new, _ids(new)
+        return self._constants[id(value)][1]
+
+    def _constant(self, value: Any) -> Any:
         if is_array(value):
             with contextlib.suppress(BackendError):  # of classes that no trace takes
                 return self.plain(value) if array_namespace(value).name == self.library.name else value
         is_tree = type(value) in (dict, list, tuple) or hasattr(value, "_fields")
         return map_items(self.constants, value) if is_tree and any(map(is_array, items_of(value))) else value
+
+    def end_constants(self) -> None:
+        """Repeat in the lists and dicts of the caller what the function has changed in those that it got."""
+        given = {id(new): value for value, new, _ in self._constants.values()}
+
+        def given_back(x: Any) -> Any:
+            is_own = type(x) is Tracer and x._namespace is self
+            return given.get(id(x), x._value if is_own else x)
+
+        for value, new, ids in self._constants.values():
+            if _ids(new) != ids:
+                items = map_items(given_back, new)
+                value.clear()
+                (value.update if type(value) is dict else value.extend)(items)
 
     def keep(self, value: Any) -> Any:
         """Unwrap a value that the backward pass needs, whatever is written into plain and outer arrays until then."""
@@ -265,8 +286,9 @@ class GradTrace:
                 f"a traced array was passed to a function of another library ({caller}), which would lose its "
                 f"gradient; use {hint}, functions of array_namespace(x), or has_aux=True for results"
             )
+        is_number = use in ("bool", "float", "int", "complex", "operator.index")
         if use != "bool" and x._index >= 0:
-            if use not in ("float", "int", "complex", "operator.index"):
+            if not is_number:
                 raise DifferentiationError(
                     f"{use} of a traced array has no derivative rule; compose it of others, or see 'Derivatives of "
                     "your own' in docs/how-to/differentiate.md"
@@ -275,6 +297,19 @@ class GradTrace:
                 f"{use}(x) of a traced array, or its assignment to an element of a plain array (y[i] = x), would lose "
                 f"its gradient; {CREATE}, or use {use}(xformer.stop_gradient(x))"
             )
+        return x._value if is_number else self.plain_value(x)
+
+    def plain_value(self, x: Tracer) -> Any:
+        """Return the plain array of a constant, into which others may write from now on, as into that of `plain`.
+
+        The tape may have used its values, so they get other memory, as do its views; what is traced does not.
+        """
+        owner = next(y for y in reversed(self._sources_of(x)) if y._index < 0)
+        if owner._origin is not PLAIN and self.share_memory(owner, owner):  # else nothing writes into it
+            owner._origin, views = None, list(self._views_of(owner))
+            self._replace(owner, views, Tracer(self.base.asarray(owner._value, copy=True), self, -1))
+            for y in (owner, *views):
+                y._origin = PLAIN
         return x._value
 
     def write_item(self, x: Tracer, key: Any, value: Any) -> None:
@@ -299,9 +334,7 @@ class GradTrace:
                 "an array was written that is read-only, or that vjp needs unchanged until its pullback; write into a "
                 "copy: xp.asarray(x, copy=True)"
             )
-        chain = [x]
-        while type(chain[-1]._origin) is tuple and self.share_memory(chain[-1], chain[-1]._origin[0]):
-            chain.append(chain[-1]._origin[0])
+        chain = self._sources_of(x)
         owner = chain[-1]
         if owner._origin is PLAIN:
             if new._index >= 0 or (self.base.is_trace and not isinstance(self.base, GradTrace)):
@@ -316,12 +349,23 @@ class GradTrace:
             raise DifferentiationError("an array that remat(f) returned as it was is written; let f return a copy")
         for view, parent in itertools.pairwise(chain):
             new = self._with_view(parent, view, new)
+        self._replace(owner, views, new)
+
+    def _replace(self, owner: Tracer, views: list[Tracer], new: Any) -> None:
+        """Give an array that owns memory, and its views, new values."""
         owner._value, owner._index = new._value, new._index
         for view in views:
             parent, name, args, keywords = view._origin
             is_stopped = name == "stop_gradient"
             new = parent.stopped() if is_stopped else getattr(self, name)(parent, *args, **keywords)
             view._value, view._index = new._value, new._index
+
+    def _sources_of(self, x: Tracer) -> list[Tracer]:
+        """Return an array and those that it is a view of, up to the one that owns the memory."""
+        chain = [x]
+        while type(chain[-1]._origin) is tuple and self.share_memory(chain[-1], chain[-1]._origin[0]):
+            chain.append(chain[-1]._origin[0])
+        return chain
 
     def _views_of(self, x: Tracer) -> Iterator[Tracer]:
         """Yield the arrays that share the memory of `x`, parents before their views."""
@@ -437,14 +481,19 @@ class GradTrace:
         self.__dict__.update(attributes, is_closed=True)
 
 
+def _ids(value: Any) -> Any:
+    """Return the identities of the keys and items of a list or dict; None for anything else."""
+    return [*map(id, value), *map(id, getattr(value, "values", tuple)())] if type(value) in (dict, list) else None
+
+
 def _caller() -> str:
     """Return the innermost call that is not of xformer, NumPy or an adapter of the standard, and its function."""
     frame: Any = sys._getframe(1)
-    while frame.f_back and re.match(r"xformer\.|numpy|.*array_api_compat", frame.f_globals["__name__"]):
+    while frame.f_back and re.match(r"xformer\.|numpy|.*array_api_compat", frame.f_globals.get("__name__", "<string>")):
         frame = frame.f_back
     line, last, start, end = [*frame.f_code.co_positions()][frame.f_lasti // 2]
     call = linecache.getline(frame.f_code.co_filename, line)[start : end if line == last else None].strip()
-    return f"{call or 'a call'} in {frame.f_code.co_name} of {frame.f_globals['__name__']}"
+    return f"{call or 'a call'} in {frame.f_code.co_name} of {frame.f_globals.get('__name__', '<string>')}"
 
 
 def _pull(xp: Any, g: Any, saved: Any) -> Any:
@@ -464,8 +513,7 @@ def _pull(xp: Any, g: Any, saved: Any) -> Any:
 def tracing(base: Any, new: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Open a trace that computes in `base` and is the innermost trace of this thread until the block ends."""
     namespace = (new or GradTrace)(base)
-    for name in PENDING.keys() & sys.modules.keys():
-        PENDING.pop(name, int)()
+    register()
     try:
         with active(namespace):
             yield namespace
@@ -479,6 +527,7 @@ def tracing(base: Any, new: Callable[[Any], Any] | None = None) -> Iterator[Any]
             raise error.__cause__.with_traceback(error.__traceback__) from None
         raise
     finally:
+        namespace.end_constants()
         namespace.close()
 
 

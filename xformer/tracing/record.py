@@ -95,7 +95,7 @@ def as_view(source: Any, result: Any, name: str, args: tuple[Any, ...], keywords
     if type(result) is not Tracer:
         return result
     value, given = result._value, source._value if type(source) is Tracer else source
-    if value is not given and getattr(value, "base", value) is None:
+    if value is not given and type(value) is not Tracer and getattr(value, "base", value) is None:
         return result  # NumPy says that it owns its memory
     if type(source) is not Tracer:
         result._origin = PLAIN if is_array(source) else None

@@ -23,8 +23,6 @@ WRITE = "an assignment to a NumPy array (y += x) got a traced array"
 CREATE = "create y with xp.zeros, where xp = array_namespace(x)"
 WRITES_OUTER = "an array of an enclosing function was written in a differentiated one; return the new values instead"
 WITHOUT_ARRAYS = frozenset({bool, int, float, str, type(None), type(...)})  # classes of most static arguments
-# Of NumPy's attributes, those that show or write memory.
-_OF_MEMORY = frozenset({"base", "data", "fill", "flags", "partition", "put", "resize", "setfield", "sort"})
 PLAIN = object()  # the origin of arrays whose memory belongs to a plain array
 NUMBER = object()  # the origin of immutable numbers, such as numpy.float64, whose value is stored as an array
 
@@ -78,9 +76,12 @@ class Tracer:
             method = numpy_functions().method_of(self, name)
             if method is not None:
                 return method
-        if self._index < 0 and (name == "__jax_array__" or (name not in _OF_MEMORY and not name.startswith("_"))):
-            value = self._value if self._origin is PLAIN else self._namespace.base.asarray(self._value, copy=True)
-            return (lambda: value) if name == "__jax_array__" else getattr(value, name)
+        if self._index < 0 and name == "__jax_array__":
+            return lambda: self._value
+        if self._index < 0 and not name.startswith("_"):
+            found = getattr(self._value, name)  # raises before memory is copied
+            is_fact = type(found) in WITHOUT_ARRAYS or type(found) is tuple
+            return found if is_fact else getattr(self._namespace.plain_value(self), name)
         if name in hints.ARRAYS:
             hint = f"method {name!r}; {hints.ARRAYS[name]}{_WITH_XP if 'xp.' in hints.ARRAYS[name] else ''}"
         elif not name.startswith("_") and callable(getattr(self._namespace.library, name, None)):
@@ -94,7 +95,8 @@ class Tracer:
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         value = self._namespace.read(self, "np.asarray")
-        return np.array(value if isinstance(value, np.ndarray | Tracer) else self._namespace.library.to_host(value))
+        host = np.asarray(value if isinstance(value, np.ndarray | Tracer) else self._namespace.library.to_host(value))
+        return np.array(host) if kwargs.get("copy") else host
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Compute a function of NumPy; of arrays of another library only operators, as in `plain * traced`."""
@@ -143,7 +145,7 @@ class Tracer:
     ) -> Any:
         options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
         options = {name: option for name, option in options.items() if option is not None}
-        return self.__array__() if self._index >= 0 else self._value.__dlpack__(**options)
+        return self.__array__() if self._index >= 0 else self._namespace.plain_value(self).__dlpack__(**options)
 
     # --- attributes of the value -----------------------------------------------------------------------------------
 
@@ -261,10 +263,10 @@ def _depends(value: Any) -> bool:
 
 
 def _constant(value: Any) -> Any:
-    """Return the value of a constant, also in tuples and lists."""
+    """Return the plain array of a constant, also in tuples and lists."""
     if isinstance(value, tuple | list):
         return type(value)(map(_constant, value))
-    return value._value if type(value) is Tracer else value
+    return value._namespace.plain_value(value) if type(value) is Tracer else value
 
 
 def _binary(name: str) -> tuple[Any, Any]:
