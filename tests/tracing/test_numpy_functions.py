@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import inspect
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -232,7 +236,7 @@ case(
     "take", M, lambda x: np.take(x, [3, 0, 5]), lambda x: np.take(x, [0, -1], axis=1), lambda x: x.take([2, 2], axis=0)
 )
 case("take_along_axis", M, lambda x: np.take_along_axis(x, np.argsort(M, axis=0), axis=0))
-case("compress", M, lambda x: np.compress([True, False, True], x, axis=1))
+case("compress", M, lambda x: np.compress([True, False, True], x, axis=1), lambda x: x.compress([0, 1]))
 case(
     "diag", M, lambda x: np.diag(x), lambda x: np.diag(x[0]), lambda x: np.diag(x[0], -1), lambda x: np.diag(x[:, 0], 2)
 )
@@ -275,7 +279,8 @@ case(
     lambda x: np.cov(x[0], x[1]),
     lambda x: np.cov(x[0]),
 )
-case("corrcoef", M, lambda x: np.corrcoef(x))
+case("corrcoef", M, lambda x: np.corrcoef(x), lambda x: np.corrcoef(x[0]))
+case("cov", S, lambda x: np.cov(x, x[::-1] ** 2, rowvar=False), lambda x: np.cov(S**2, x[1], rowvar=False))
 # Products.
 case(
     "dot",
@@ -513,6 +518,119 @@ def test_functions_of_complex_arrays(function, x):
     np.testing.assert_allclose(xf.jvp(function, (x,), (direction,))[1], slope, rtol=1e-5, atol=1e-6)
 
 
+# Inputs at which formulas fail, and values of the options that functions have, by name.
+NAN, INF = np.nan, np.inf
+SPECIAL = [
+    [[1.5, NAN, -2.0], [0.0, 3.0, 0.5], [2.5, -0.5, 4.0]],
+    [[INF, -INF, 1.0], [0.5, INF, -0.0], [-1.0, 2.0, INF]],
+]
+SPECIAL += [[[NAN, NAN], [1.0, NAN]], [0.0, -0.0, 1.0], [1.0, -INF, NAN, 0.25], [], 2.5, NAN, [[3.0, 1.0, 2.0]], [2.0]]
+SPECIAL += [np.zeros((0, 3)), np.zeros((3, 0)), np.arange(24.0).reshape(2, 3, 4) * 7 % 25]
+SECOND = [
+    0.5,
+    np.asarray([1.0, NAN, 0.0]),
+    np.asarray([INF, 2.0, -1.0]),
+    -2.0,
+    np.asarray([*SPECIAL[0][1:], [1.0] * 3]),
+]
+OPTIONS: dict[str, list[Any]] = {
+    "axis": [0, -1, None, (0, 1), ()], "keepdims": [True], "dtype": [np.float32], "ddof": [1], "rowvar": [False],
+    "bias": [True], "deg": [True], "decimals": [1, -1], "n": [2, 0], "k": [1, -1], "offset": [1], "axis1": [1],
+    "axis2": [0], "axisa": [0], "axisb": [0], "axisc": [0], "retstep": [True], "endpoint": [False], "num": [0, 1, 3],
+    "method": ["lower"], "returned": [True], "period": [2.0], "order": ["F"], "shift": [1], "kind": ["stable"],
+    "weights": [V], "fweights": [[1, 2, 1]], "aweights": [V], "mode": ["same", "full"], "nan": [1.0], "dx": [0.5],
+    "posinf": [5.0], "neginf": [-5.0], "equal_nan": [True], "return_counts": [True], "stable": [True],
+    "edge_order": [2], "increasing": [True], "to_end": [3.0], "right": [-1.0], "side": ["right"], "to_begin": [1.0],
+}  # fmt: skip
+ARGUMENTS = {
+    "take": [[0, -1]],
+    "repeat": [2],
+    "roll": [1],
+    "reshape": [-1],
+    "tile": [2],
+    "array_split": [2],
+    "delete": [0],
+}
+ARGUMENTS |= {"quantile": [0.3, [0.0, 0.4]], "percentile": [30, [0.0, 40.0]], "full_like": [2.0], "expand_dims": [0]}
+# They read values, raise errors of their own, or differ at infinite differences or without elements.
+OTHERS = {
+    *("unwrap", "var", "std", "vander", "compress", "partition", "float_power", "argpartition", "take", "polyval")
+}
+OTHERS |= {
+    *(
+        "i0",
+        "block",
+        "repeat",
+        "quantile",
+        "percentile",
+        "take_along_axis",
+        "select",
+        "einsum",
+        "nextafter",
+        "asarray",
+        "array",
+        "astype",
+    )
+}
+KNOWN = sorted({*numpy_functions.FUNCTIONS, *numpy_functions._STANDARD_NAMES, *CASES} - OTHERS)
+
+
+def special_calls(name: str, f: Any) -> Any:
+    """Return functions of an array: NumPy's with each further argument, and with each value of each option."""
+    parameters = () if isinstance(f, np.ufunc) else inspect.signature(f).parameters.values()
+    count = f.nin if isinstance(f, np.ufunc) else sum(p.default is p.empty and p.kind < 2 for p in parameters)
+    options = [(p.name, v) for p in parameters if p.default is not p.empty for v in OPTIONS.get(p.name, ())]
+    for more in [(second,) for second in ARGUMENTS.get(name, SECOND)] if count == 2 else [()]:
+        for option in [(), *options, *([("dtype", np.float32), ("order", "F")] if isinstance(f, np.ufunc) else ())]:
+            yield functools.partial(
+                lambda x, more, given: f(x, *more, **given), more=more, given=dict([option] * bool(option))
+            )
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
+@for_each("name", [name for name in KNOWN if hasattr(np, name)])
+def test_special_inputs_and_options_have_the_values_of_numpy_or_are_refused(name):
+    for function, x in itertools.product(special_calls(name, getattr(np, name)), map(np.asarray, SPECIAL)):
+        try:
+            expected = function(x)
+        except (TypeError, ValueError, IndexError, RuntimeError, ZeroDivisionError):
+            continue  # NumPy refuses it
+        with contextlib.suppress(DifferentiationError):
+            value = traced_value(function, x)
+            assert same(value, expected), (x, function.keywords, value, expected)
+
+
+@for_each("x", [np.asarray(x) for x in (*SPECIAL[:1], *SPECIAL[2:5], *SPECIAL[6:])])
+def test_quantiles_of_nan_are_nan(x):
+    for axis in range(-1, x.ndim):
+        if not math.prod(x.shape[axis : axis + 1] if axis >= 0 else x.shape):
+            continue
+        for q in (0.0, 0.3, [0.5, 1.0]):
+            function = functools.partial(np.quantile, q=q, axis=axis if axis >= 0 else None)
+            finite = np.nan_to_num(x, neginf=-9.0) if np.isinf(x).any() else x
+            assert same(traced_value(function, finite), function(finite))
+
+
+def traced_value(function: Any, x: Any) -> Any:
+    values: list[Any] = []
+    xf.vjp(lambda x: values.append(numpy_functions._values(function(x), "bool")) or x, x)
+    return values[0]
+
+
+def same(value: Any, expected: Any) -> bool:
+    if isinstance(expected, tuple | list):
+        return len(value) == len(expected) and all(map(same, value, expected))
+    value, expected = np.asarray(value), np.asarray(expected)
+    is_close = np.shape(value) == expected.shape and np.allclose(value, expected, rtol=1e-6, equal_nan=True)
+    return is_close and value.dtype == expected.dtype
+
+
+@for_each("x, derivative", [(0.0, INF), (8.0, 1 / 12), (-8.0, 1 / 12), (INF, 0.0)])
+def test_derivative_of_cbrt(x, derivative):
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(xf.grad(np.cbrt)(x), derivative, rtol=1e-6)
+
+
 def test_every_function_has_a_case():
     known = {*numpy_functions.FUNCTIONS, *numpy_functions._STANDARD_NAMES, *numpy_functions._ARGUMENTS}
     of_values = {*("allclose", "array_equal", "array_equiv", "isclose", "digitize", "isin", "lexsort")}
@@ -591,6 +709,7 @@ def test_derivatives_of_derivatives_and_of_closures():
         ),
         (lambda x: np.r_[x, x], r"another library \(np.r_\[x, x\] in <lambda> of tests"),
         (lambda x: RANDOM.normal(x), r"another library \(RANDOM.normal\(x\) in <lambda> of tests"),
+        (lambda x: np.linalg.lstsq(S, x[:4], rcond=0.1)[0], "np.linalg.lstsq of a traced array has no argument rcond"),
     ],
 )
 def test_what_has_no_rule_says_so_by_its_name(function, message):

@@ -43,9 +43,8 @@ _STANDARD_NAMES = {
     "amax": "max",
     "amin": "min",
     "mod": "operator_mod",
-    "float_power": "operator_pow",
+    "float_power": "pow",
     "invert": "bitwise_invert",
-    "unique": "unique_values",
     "array": "asarray",
     **{f"linalg.{name}": name for name in IN_BOTH},
 }
@@ -108,6 +107,8 @@ def call_function(name: str, args: Any, keywords: dict[str, Any], like: Any = No
 
 
 def _call(xp: Any, name: str, args: tuple[Any, ...], given: dict[str, Any], function: Any) -> Any:
+    if given.get("dtype") is not None and name != "linspace":  # in which NumPy computes
+        args = tuple(_cast(xp, x, given["dtype"]) if type(x) is Tracer else x for x in args)
     if name in FUNCTIONS:
         return FUNCTIONS[name](xp, *args, **given)
     standard = _STANDARD_NAMES.get(name, name)
@@ -121,7 +122,7 @@ def _call(xp: Any, name: str, args: tuple[Any, ...], given: dict[str, Any], func
     given = {key: tuple(axis) if key == "axis" and isinstance(axis, list) else value for key, value in given.items()}
     given = {key: value for key, value in given.items() if value is not None and key != "kind"}
     result = functools.reduce(getattr, standard.split("."), xp)(*args, **given)
-    return result if dtype is None else xp.astype(result, np.dtype(dtype))
+    return _cast(xp, result, dtype)
 
 
 def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -135,6 +136,7 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[s
             return getattr(xp, f"special.{name}")(*inputs)
         return call_on_values(getattr(ufunc, method), inputs, options, name)
     if method == "__call__":
+        options = {key: value for key, value in options.items() if key != "order"}
         return call_function(name, inputs, options, function=ufunc)
     if method == "reduce" and name in _REDUCTIONS:
         return call_function(_REDUCTIONS[name], inputs, {"axis": 0, **options})
@@ -174,7 +176,7 @@ for _name in (
 _FACTS: dict[str, Function] = {
     "shape": lambda xp, x: tuple(x.shape),
     "ndim": lambda xp, x: x.ndim,
-    "size": lambda xp, x, axis=None: math.prod(x.shape) if axis is None else x.shape[axis],
+    "size": lambda xp, x, axis=None: math.prod(x.shape if axis is None else [x.shape[i] for i in _tuple(axis)]),
     "real_if_close": lambda xp, x, tol=100: (
         xp.real(x) if np.isrealobj(np.real_if_close(_values(x, "bool"), tol)) else x
     ),
@@ -192,24 +194,33 @@ FUNCTIONS |= {
     "deg2rad": lambda xp, x: x * (math.pi / 180.0),
     "rad2deg": lambda xp, x: x * (180.0 / math.pi),
     "exp2": lambda xp, x: 2.0**x,
-    "cbrt": lambda xp, x: xp.sign(x) * xp.abs(x) ** (1.0 / 3.0),
+    "cbrt": lambda xp, x: _signed(xp, x, xp.where(x < 0, -x, x) ** (1.0 / 3.0)),
     "logaddexp2": lambda xp, a, b: xp.logaddexp(a * math.log(2.0), b * math.log(2.0)) / math.log(2.0),
-    "fmax": lambda xp, a, b: xp.where(
-        xp.isnan(xp.asarray(b)), a, xp.where(xp.isnan(xp.asarray(a)), b, xp.maximum(a, b))
-    ),
-    "fmin": lambda xp, a, b: xp.where(
-        xp.isnan(xp.asarray(b)), a, xp.where(xp.isnan(xp.asarray(a)), b, xp.minimum(a, b))
-    ),
-    "fmod": lambda xp, a, b: a - xp.trunc(a / b) * b,
+    "fmax": lambda xp, a, b: xp.maximum(*_numbers(xp, a, b)),
+    "fmin": lambda xp, a, b: xp.minimum(*_numbers(xp, a, b)),
+    "fmod": lambda xp, a, b: _signed(xp, a, xp.remainder(xp.where(xp.asarray(a) < 0, -a, a), xp.abs(xp.asarray(b)))),
     "divmod": lambda xp, a, b: (a // b, a % b),
-    "heaviside": lambda xp, a, b: xp.where(xp.asarray(a) == 0, b, xp.astype(xp.asarray(a) > 0, xp.float64)),
+    "heaviside": lambda xp, a, b: xp.where(xp.asarray(a) == 0, b, 0.5 * xp.sign(xp.asarray(a)) + 0.5),
     "clip": lambda xp, x, a_min=None, a_max=None, min=None, max=None: xp.clip(
         x, min if a_min is None else a_min, max if a_max is None else a_max
+    ),
+    "select": lambda xp, conditions, choices, default=0.0: functools.reduce(
+        lambda y, pair: _where(xp, *pair, y), reversed(list(zip(conditions, choices, strict=True))), default
     ),
     "around": lambda xp, x, decimals=0: xp.round(x * 10.0**decimals) / 10.0**decimals if decimals else xp.round(x),
     "angle": lambda xp, x, deg=False: xp.atan2(xp.imag(x), xp.real(x)) * (180.0 / math.pi if deg else 1.0),
 }
 FUNCTIONS |= {"round": FUNCTIONS["around"], "radians": FUNCTIONS["deg2rad"], "degrees": FUNCTIONS["rad2deg"]}
+
+
+def _numbers(xp: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """Return two arrays, each with the other's elements where its own are NaN."""
+    a, b = xp.asarray(a), xp.asarray(b)
+    return xp.where(xp.isnan(a), b, a), xp.where(xp.isnan(b), a, b)
+
+
+def _signed(xp: Any, x: Any, size: Any) -> Any:
+    return xp.where(xp.asarray(x) < 0, -size, size)
 
 
 @define("bincount")
@@ -226,14 +237,6 @@ def _where(xp: Any, condition: Any, *branches: Any) -> Any:
     if not isinstance(condition, Tracer | np.ndarray):
         condition = xp.asarray(condition)
     return xp.where(condition != 0, *branches)
-
-
-@define("select")
-def _select(xp: Any, conditions: Any, choices: Any, default: Any = 0.0) -> Any:
-    result = default
-    for condition, choice in reversed(list(zip(conditions, choices, strict=True))):
-        result = _where(xp, condition, choice, result)
-    return result
 
 
 @define("nan_to_num")
@@ -269,11 +272,12 @@ FUNCTIONS |= {
     ),
     "dstack": lambda xp, arrays: xp.concat([FUNCTIONS["atleast_3d"](xp, x) for x in _arrays(xp, arrays)], axis=2),
     "column_stack": lambda xp, arrays: xp.concat(
-        [x[:, None] if x.ndim < 2 else x for x in _arrays(xp, arrays)], axis=1
+        [xp.reshape(x, (-1, 1)) if x.ndim < 2 else x for x in _arrays(xp, arrays)], axis=1
     ),
     "append": lambda xp, x, values, axis=None: xp.concat(
         [xp.reshape(y, (-1,)) if axis is None else y for y in _arrays(xp, (x, values))], axis=axis or 0
     ),
+    "ediff1d": lambda xp, x: xp.diff(xp.reshape(x, (-1,))),
     "tile": lambda xp, x, reps: xp.tile(x, _tuple(reps)),
     "fliplr": lambda xp, x: xp.flip(x, axis=1),
     "flipud": lambda xp, x: xp.flip(x, axis=0),
@@ -298,6 +302,7 @@ FUNCTIONS |= {
     "dsplit": lambda xp, x, sections: _split(xp, x, sections, 2, is_even=True),
     "sort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.sort(_flat(xp, x, axis), axis=axis or 0),
     "argsort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.argsort(_flat(xp, x, axis), axis=axis or 0),
+    "unique": lambda xp, x: _flat(xp, x, None)[np.unique(_values(x, "bool"), return_index=True)[1]],
 }
 FUNCTIONS |= {"row_stack": FUNCTIONS["vstack"]}
 for _name in ("delete", "repeat", "lib.stride_tricks.sliding_window_view"):
@@ -320,6 +325,10 @@ def _elements(xp: Any, x: Any, name: str, *args: Any, **options: Any) -> Any:
 
 def _elements_in_order(xp: Any, x: Any, name: str, order: str, *args: Any) -> Any:
     return _elements(xp, x, name, *args, order=order) if order == "F" else _refuse(name, f"order={order!r}")
+
+
+def _cast(xp: Any, x: Any, dtype: Any) -> Any:
+    return x if dtype is None else xp.astype(x, np.dtype(dtype))
 
 
 def _tuple(value: Any) -> tuple[int, ...]:
@@ -404,28 +413,25 @@ def _without_nan(name: str, neutral: float) -> Function:
     """Return a reduction that leaves NaN out, by a neutral number in its place."""
 
     def reduce(xp: Any, x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
-        return getattr(xp, name)(xp.where(xp.isnan(x), neutral, x), axis=axis, keepdims=keepdims)
+        result = getattr(xp, name)(xp.where(xp.isnan(x), neutral, x), axis=axis, keepdims=keepdims)
+        if math.isfinite(neutral):
+            return result
+        return xp.where(xp.all(xp.isnan(x), axis=axis, keepdims=keepdims), math.nan, result)
 
     return reduce
 
 
 FUNCTIONS |= {
     "nansum": _without_nan("sum", 0.0),
+    "nanstd": lambda xp, x, *args, **options: xp.sqrt(_nanvar(xp, x, *args, **options)),
     "nanprod": _without_nan("prod", 1.0),
     "nanmax": _without_nan("max", -math.inf),
     "nanmin": _without_nan("min", math.inf),
-    "ptp": lambda xp, x, axis=None, *, keepdims=False: (
-        xp.max(x, axis=axis, keepdims=keepdims) - xp.min(x, axis=axis, keepdims=keepdims)
-    ),
+    "ptp": lambda xp, x, axis=None, **kept: xp.max(x, axis=axis, **kept) - xp.min(x, axis=axis, **kept),
     "cumsum": lambda xp, x, axis=None, dtype=None: xp.cumulative_sum(_flat(xp, x, axis), axis=axis or 0, dtype=dtype),
     "cumprod": lambda xp, x, axis=None, dtype=None: xp.cumulative_prod(_flat(xp, x, axis), axis=axis or 0, dtype=dtype),
-    "median": lambda xp, x, axis=None, overwrite_input=False, keepdims=False: _quantile(xp, x, 0.5, axis, keepdims),
-    "quantile": lambda xp, x, q, axis=None, *, method="linear", keepdims=False: _quantile(
-        xp, x, q, axis, keepdims, method
-    ),
-    "percentile": lambda xp, x, q, axis=None, *, method="linear", keepdims=False: _quantile(
-        xp, x, np.asarray(q) / 100.0, axis, keepdims, method
-    ),
+    "median": lambda xp, x, axis=None, **options: _quantile(xp, x, 0.5, axis, **options),
+    "percentile": lambda xp, x, q, *args, **options: _quantile(xp, x, np.asarray(q) / 100.0, *args, **options),
 }
 
 
@@ -445,28 +451,26 @@ def _nanvar(xp: Any, x: Any, axis: Any = None, dtype: Any = None, ddof: float = 
     is_nan = xp.isnan(x)
     deviation = xp.where(is_nan, 0.0, xp.where(is_nan, 0.0, x) - _nanmean(xp, x, axis, keepdims=True))
     squares = squared_size(xp, deviation)
-    count = xp.sum(xp.astype(~is_nan, squares.dtype), axis=axis, keepdims=keepdims)
-    return xp.sum(squares, axis=axis, keepdims=keepdims) / (count - ddof)
+    count = xp.sum(xp.astype(~is_nan, squares.dtype), axis=axis, keepdims=keepdims) - ddof
+    return xp.sum(squares, axis=axis, keepdims=keepdims) / xp.where(count > 0, count, math.nan)
 
 
-@define("nanstd")
-def _nanstd(xp: Any, x: Any, *args: Any, **options: Any) -> Any:
-    return xp.sqrt(_nanvar(xp, x, *args, **options))
-
-
-def _quantile(xp: Any, x: Any, q: Any, axis: Any, keepdims: bool, method: str = "linear") -> Any:
+@define("quantile")
+def _quantile(xp: Any, x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Any:
     """Interpolate between the elements in order; q is a number or an array, whose axes come first."""
     if method != "linear":
         _refuse("quantile", f"method={method!r}")
     axes = tuple(range(x.ndim)) if axis is None else tuple(i % x.ndim for i in _tuple(axis))
     rest = [i for i in range(x.ndim) if i not in axes]
     kept = tuple(1 if i in axes else size for i, size in enumerate(x.shape))
-    rows = xp.reshape(xp.permute_dims(x, (*rest, *axes)), (*(x.shape[i] for i in rest), -1))
-    rows, q = xp.sort(rows, axis=-1), np.asarray(q, np.float64)
+    shape = (*(x.shape[i] for i in rest), math.prod(x.shape[i] for i in axes))
+    rows, q = xp.sort(xp.reshape(xp.permute_dims(x, (*rest, *axes)), shape), axis=-1), np.asarray(q, np.float64)
+    rows = rows if shape[-1] else xp.full((*shape[:-1], 1), math.nan, dtype=x.dtype)
     place = q * (rows.shape[-1] - 1)
-    low = np.floor(place).astype(np.int64)
-    high, weight = np.minimum(low + 1, rows.shape[-1] - 1), (place - low).astype(x.dtype)
-    values = rows[..., low] + (rows[..., high] - rows[..., low]) * weight
+    low, high = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+    weight = np.where(low == high, 0.5, place - low).astype(x.dtype)  # zero times infinity would be NaN
+    values = rows[..., low] * (1 - weight) + rows[..., high] * weight
+    values = xp.where(xp.isnan(rows[..., np.full(q.shape, -1)]), math.nan, values)  # NaN is the last in order
     values = xp.moveaxis(values, tuple(range(-q.ndim, 0)), tuple(range(q.ndim))) if q.ndim else values
     return xp.reshape(values, (*q.shape, *kept)) if keepdims else values
 
@@ -475,8 +479,7 @@ def _quantile(xp: Any, x: Any, q: Any, axis: Any, keepdims: bool, method: str = 
 def _average(
     xp: Any, x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
 ) -> Any:
-    if weights is None:
-        return xp.mean(x, axis=axis, keepdims=keepdims)
+    weights = 1.0 if weights is None else weights
     if axis is not None and np.ndim(weights) == 1 and x.ndim > 1:
         weights = xp.reshape(xp.asarray(weights), tuple(-1 if i == axis % x.ndim else 1 for i in range(x.ndim)))
     weights = xp.astype(xp.asarray(weights), xp.result_type(x))
@@ -487,32 +490,30 @@ def _average(
 
 @define("cov")
 def _cov(
-    xp: Any,
-    m: Any,
-    y: Any = None,
-    rowvar: bool = True,
-    bias: bool = False,
-    ddof: Any = None,
-    fweights: Any = None,
+    xp: Any, m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None, fweights: Any = None,
     aweights: Any = None,
-) -> Any:
-    rows = m if m.ndim == 2 else m[None, :]
-    rows = rows if rowvar or m.ndim < 2 else xp.matrix_transpose(rows)
+) -> Any:  # fmt: skip
+    rows = FUNCTIONS["atleast_2d"](xp, xp.asarray(m))
+    rows = rows if rowvar or np.ndim(m) < 2 else xp.matrix_transpose(rows)
     if y is not None:
-        rows = xp.concat([rows, y if np.ndim(y) == 2 else y[None, :]], axis=0)
+        y = FUNCTIONS["atleast_2d"](xp, xp.asarray(y))
+        rows = xp.concat([rows, y if rowvar or y.shape[0] == 1 else xp.matrix_transpose(y)], axis=0)
     weights = np.ones(rows.shape[1])
     for each in (fweights, aweights):
         weights = weights if each is None else xp.asarray(each) * weights
     total, ddof = xp.sum(weights), (0 if bias else 1) if ddof is None else ddof
     total = total - (ddof if aweights is None else ddof * xp.sum(weights * aweights) / total)
+    total = xp.where(total > 0, total, 0.0)
     rows = rows - _average(xp, rows, 1, weights, keepdims=True)
     product = xp.astype(rows * weights, rows.dtype) @ xp.conj(xp.matrix_transpose(rows)) / total
-    return product if product.shape[0] > 1 else product[0, 0]
+    return product if product.shape[0] != 1 else product[0, 0]
 
 
 @define("corrcoef")
 def _corrcoef(xp: Any, x: Any, y: Any = None, rowvar: bool = True) -> Any:
     c = _cov(xp, x, y, rowvar)
+    if c.ndim == 0:
+        return c / c
     size = xp.sqrt(xp.linalg.diagonal(c))
     return c / size[:, None] / size[None, :]
 
@@ -541,17 +542,24 @@ FUNCTIONS |= {
         xp.asarray(a), xp.asarray(b), axes=axes if isinstance(axes, int) else tuple(_tuple(each) for each in axes)
     ),
     "kron": lambda xp, a, b: _kron(xp, xp.asarray(a), xp.asarray(b)),
-    "cross": lambda xp, a, b, axisa=-1, axisb=-1, axisc=-1, axis=None: xp.linalg.cross(
-        *xp.broadcast_arrays(a, b), axis=axisa if axis is None else axis
-    ),
     "linalg.multi_dot": lambda xp, arrays: functools.reduce(lambda a, b: _dot(xp, a, b), arrays),
-    "linalg.svd": lambda xp, x, full_matrices=True, compute_uv=True, hermitian=False: (
+    "linalg.svd": lambda xp, x, full_matrices=True, compute_uv=True: (
         xp.linalg.svd(x, full_matrices=full_matrices) if compute_uv else xp.linalg.svdvals(x)
     ),
-    "linalg.cond": lambda xp, x, p=None: (
-        _norm(xp, x, 2 if p is None else p, (-2, -1)) * _norm(xp, xp.linalg.inv(x), 2 if p is None else p, (-2, -1))
-    ),
+    "linalg.cond": lambda xp, x, p=2: _norm(xp, x, p or 2, (-2, -1)) * _norm(xp, xp.linalg.inv(x), p or 2, (-2, -1)),
 }
+
+
+FUNCTIONS["linalg.tensordot"] = FUNCTIONS["tensordot"]
+
+
+@define("cross")
+def _cross(xp: Any, a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None) -> Any:
+    axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis, axis, axis)
+    a, b = xp.moveaxis(xp.asarray(a), axisa, -1), xp.moveaxis(xp.asarray(b), axisb, -1)
+    if (a.shape[-1], b.shape[-1]) != (3, 3):
+        _refuse("cross", "with vectors of two elements")
+    return xp.moveaxis(xp.linalg.cross(*xp.broadcast_arrays(a, b)), -1, axisc)
 
 
 def _kron(xp: Any, a: Any, b: Any) -> Any:
@@ -571,18 +579,19 @@ def _norm(xp: Any, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = F
     if len(axes) == 1 or ord is None:
         return xp.linalg.vector_norm(x, axis=axes, ord=2 if ord is None else ord, keepdims=keepdims)
     norm = xp.linalg.matrix_norm(xp.moveaxis(x, axes, (-2, -1)), ord=ord)
-    return (
-        functools.reduce(lambda y, i: xp.expand_dims(y, axis=i), sorted(i % x.ndim for i in axes), norm)
-        if keepdims
-        else norm
-    )
+    kept = sorted(i % x.ndim for i in axes) if keepdims else ()
+    return functools.reduce(lambda y, i: xp.expand_dims(y, axis=i), kept, norm)
 
 
 @define("linalg.lstsq")
 def _lstsq(xp: Any, a: Any, b: Any, rcond: Any = None) -> tuple[Any, Any, Any, Any]:
     """Solve by the pseudoinverse; residuals, rank and singular values are those of NumPy."""
+    if rcond is not None:
+        _refuse("linalg.lstsq", "rcond")
     solution = xp.linalg.pinv(a) @ b
-    residuals = xp.reshape(xp.sum(squared_size(xp, b - a @ solution), axis=0), (-1,))
+    residuals = xp.reshape(xp.sum(squared_size(xp, b - a @ solution), axis=0), (-1,))[
+        : None if a.shape[0] > a.shape[1] else 0
+    ]
     return solution, residuals, xp.linalg.matrix_rank(a), xp.linalg.svdvals(a)
 
 
@@ -681,18 +690,13 @@ def _unwrap(xp: Any, p: Any, discont: Any = None, axis: int = -1, *, period: flo
     return xp.moveaxis(p + jumps, -1, axis)
 
 
-@define("ediff1d")
-def _ediff1d(xp: Any, x: Any) -> Any:
-    return xp.diff(xp.reshape(x, (-1,)))
-
-
 @define("convolve")
 def _convolve(xp: Any, a: Any, v: Any, mode: Any = "full") -> Any:
-    a, v = xp.asarray(a), xp.asarray(v)
+    a, v = (FUNCTIONS["atleast_1d"](xp, xp.asarray(x)) for x in (a, v))
     a, v = (v, a) if v.shape[0] > a.shape[0] else (a, v)
     n, m = a.shape[0], v.shape[0]
-    places = np.arange(n + m - 1)[:, None] + np.arange(m)[None, :]
-    full = _pad(xp, a, m - 1)[places] @ xp.flip(v)
+    products = xp.reshape(_pad(xp, v[:, None] * a, ((0, 0), (0, m))), (-1,))
+    full = xp.sum(xp.reshape(products[:-m], (m, n + m - 1)), axis=0)  # of rows, each moved by one to the right
     size = np.convolve(np.ones(n), np.ones(m), mode).shape[0]  # which knows the names and numbers of modes
     start = (n + m - 1 - size) // 2
     return full[start : start + size]
@@ -700,7 +704,7 @@ def _convolve(xp: Any, a: Any, v: Any, mode: Any = "full") -> Any:
 
 @define("correlate")
 def _correlate(xp: Any, a: Any, v: Any, mode: Any = "valid") -> Any:
-    a, v = xp.asarray(a), conjugate(xp, xp.asarray(v))
+    a, v = (FUNCTIONS["atleast_1d"](xp, xp.asarray(x)) for x in (a, conjugate(xp, xp.asarray(v))))
     if v.shape[0] > a.shape[0]:
         return xp.flip(_convolve(xp, v, xp.flip(a), mode))
     return _convolve(xp, a, xp.flip(v), mode)
@@ -738,19 +742,21 @@ def _gradient(xp: Any, f: Any, *spacings: Any, axis: Any = None, edge_order: int
     slopes = []
     for each, spacing in zip(axes, spacings, strict=True):
         y = xp.moveaxis(f, each, -1)
-        steps = xp.diff(xp.asarray(spacing)) if np.ndim(spacing) else spacing * np.ones(y.shape[-1] - 1, dtype=y.dtype)
+        steps = xp.diff(xp.asarray(spacing)) if np.ndim(spacing) else spacing
         ends = (y[..., 1:] - y[..., :-1]) / steps  # of the intervals
-        before, after = steps[:-1], steps[1:]
-        inner = (ends[..., 1:] * before + ends[..., :-1] * after) / (before + after)
+        if np.ndim(spacing):
+            inner = (ends[..., 1:] * steps[:-1] + ends[..., :-1] * steps[1:]) / (steps[:-1] + steps[1:])
+        else:
+            inner = 0.5 * (y[..., 2:] - y[..., :-2]) / steps
         slopes.append(xp.moveaxis(xp.concat([ends[..., :1], inner, ends[..., -1:]], axis=-1), -1, each))
-    return slopes if len(slopes) > 1 else slopes[0]
+    return tuple(slopes) if len(slopes) != 1 else slopes[0]
 
 
 @define("polyval")
 def _polyval(xp: Any, p: Any, x: Any) -> Any:
-    p, value = xp.asarray(p), None
-    for coefficient in xp.unstack(p):
-        value = coefficient + 0.0 * x if value is None else value * x + coefficient
+    value = 0.0 * xp.asarray(x)
+    for coefficient in xp.unstack(xp.asarray(p)):
+        value = value * x + coefficient
     return value
 
 
@@ -761,17 +767,22 @@ def _vander(xp: Any, x: Any, N: Any = None, increasing: bool = False) -> Any:
 
 
 @define("linspace")
-def _linspace(xp: Any, start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:
-    steps = np.arange(num) / max(num - endpoint, 1)
-    start, stop = xp.asarray(start), xp.asarray(stop)
-    return start + np.reshape(steps, (-1, *(1,) * max(start.ndim, stop.ndim))) * (stop - start)
+def _linspace(
+    xp: Any, start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: Any = None,
+    axis: int = 0,
+) -> Any:  # fmt: skip
+    start, stop = 1.0 * xp.asarray(start), 1.0 * xp.asarray(stop)
+    delta = stop - start
+    places = np.arange(num, dtype=delta.dtype).reshape(-1, *(1,) * delta.ndim) / max(num - endpoint, 1)
+    values = _cast(xp, xp.moveaxis(xp.where(places == 1.0, stop, start + places * delta), 0, axis), dtype)
+    return (values, delta / (num - endpoint or math.nan)) if retstep else values
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 _METHODS = (
     "sum prod mean std var max min argmax argmin argsort all any cumsum cumprod ravel swapaxes squeeze dot copy clip "
-    "round trace diagonal repeat take ptp conjugate nonzero searchsorted compress"
+    "round trace diagonal repeat take ptp conjugate nonzero searchsorted"
 )
 
 
@@ -790,6 +801,7 @@ def _sizes(sizes: tuple[Any, ...]) -> Any:
 
 _OTHER_METHODS: dict[str, Function] = {
     "conj": lambda x: lambda: x._namespace.conj(x),
+    "compress": lambda x: lambda condition, axis=None: call_function("compress", (condition, x, axis), {}),
     "reshape": lambda x: lambda *shape, order="C": call_function("reshape", (x, _sizes(shape), order), {}),
     "transpose": lambda x: lambda *axes: call_function("transpose", (x, _sizes(axes) if axes else None), {}),
     "flatten": lambda x: lambda order="C": x._namespace.asarray(call_function("ravel", (x, order), {}), copy=True),
@@ -821,7 +833,6 @@ def _sigmoid(xp: Any, x: Any) -> Any:
 
 def _solve(xp: Any, a: Any, b: Any) -> Any:
     """Solve for matrices, or for a stack of vectors, as torch takes arrays of one dimension less."""
-    a, b = xp.asarray(a), xp.asarray(b)
     is_stack = b.ndim > 1 and b.shape == a.shape[:-1]
     return xp.linalg.solve(a, b[..., None])[..., 0] if is_stack else xp.linalg.solve(a, b)
 
