@@ -79,12 +79,14 @@ def _append(
             is_long[row] = limits.exceeds_units(int(rows.inputs[row]), rows.history(row))
     # Without ends, the token after the maximum length cannot end it.
     ends = has_eos | is_long if batch.end_ids else is_long | (lengths == maxima)
+    sums = np.cumsum(np.concatenate([totals[:, None], log_probs], axis=1), axis=1)
+    if not (ends.any() or batch.stopping_criteria or np.isnan(sums[:, -1]).any()):  # most steps
+        return sums[:, -1], outputs
     last = np.where(ends.any(axis=1), ends.argmax(axis=1), steps)
     is_nan = np.isnan(log_probs) & is_running[:, None] & (np.arange(steps) <= last[:, None])
     if is_nan.any():
         step, row = np.argwhere(is_nan.T)[0]
         raise batch.no_token_error(int(rows.inputs[row]), int(lengths[row, step]) - 1)
-    sums = np.cumsum(np.concatenate([totals[:, None], log_probs], axis=1), axis=1)
 
     def output(row: int, count: int, *, finished: bool, has_eos: bool = False) -> UnscoredHypothesis:
         tokens, total = rows.history(row), float(sums[row, count + has_eos])
