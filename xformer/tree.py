@@ -284,7 +284,7 @@ def flatten(
 
     Returns:
         The arrays in a fixed order, and a function that builds the same tree from other arrays. With
-        `rebuild(arrays, keep=False)` the arrays that are not parameters become None, as in gradients.
+        `rebuild(arrays, keep=False)` numbers and arrays that are not parameters become None, as in gradients.
 
     Raises:
         ConfigError: If the keys of a dict cannot be sorted.
@@ -362,7 +362,7 @@ def flatten(
                 children = built[: -count - 1 : -1] if count else []
                 del built[len(built) - count :]
                 value = rebuild_sequence(value, children)
-            elif kind == _CONSTANT and not keep:
+            elif not keep and (kind == _CONSTANT or isinstance(value, int | float | complex)):
                 value = None
             built.append(value)
         return built[0]

@@ -81,6 +81,8 @@ COMPLEX = {
     "elementwise": lambda xp, x, y: xp.abs(xp.exp(1j * x) * y + xp.conj(xp.sqrt(x + 2j))) + xp.imag(x * y / (x + 1j)),
     "powers": lambda xp, x, y: (x + 1j) ** 3 + (y + 1j) ** x + 2.0 ** (x * 1j),
     "products": lambda xp, x, y: xp.vecdot(x + 1j * y, y * (2 - 1j) * x),
+    "scalars": lambda xp, x, y: 2j**x + (1 - 2j) ** (x + 1j * y) + (x + 1j) ** (0.5 - 1j) + xp.asinh(x * x + 1j * y),
+    "variances": lambda xp, x, y: xp.var(x + 1j * x * x, axis=0) + xp.std(x * y - 2j * y, correction=1),
     "parts": lambda xp, x, y: xp.real(xp.conj(x + 1j * y) * (x - 2j)) * xp.imag((y + 1j) ** 2),
     "matrices": lambda xp, x, y: xp.linalg.inv(xp.matmul(xp.matrix_transpose(x), y + 1j * x)) * xp.linalg.det(x.T @ x),
 }
@@ -172,6 +174,38 @@ def test_a_vector_of_zeros_has_the_derivative_zero():
     for order in (1, 2, 3, INF):
         norm = lambda x, order=order: array_namespace(x).linalg.vector_norm(x, ord=order)  # noqa: E731
         assert not xf.grad(norm)(np.zeros(3)).any()
+
+
+@for_each(
+    "name, matrix",
+    [
+        *((name, np.eye(3)) for name in ("eigvalsh", "svdvals", "nuc", "det")),
+        *((name, np.diag([2.0, 1.0, 1.0])) for name in ("first", "largest", "vector")),
+        *((name, np.diag([3.0, 0.0, 0.0, 1.0])[:, :columns]) for name in ("largest", "left") for columns in (3, 4)),
+        ("largest", np.diag([3.0, 0.0, 0.0, 1.0])[:3]),
+        *(
+            ("det", matrix)
+            for matrix in (np.arange(9.0).reshape(3, 3), np.zeros((2, 2)), np.stack([np.ones((2, 2))] * 2))
+        ),
+        ("det", np.ones((2, 2)) + 0j),
+    ],
+)
+def test_what_has_a_derivative_at_equal_values_and_singular_matrices(name, matrix):
+    linalg = {
+        "eigvalsh": lambda xp, x: xp.sum(xp.linalg.eigvalsh(x)),
+        "svdvals": lambda xp, x: xp.sum(xp.linalg.svdvals(x)),
+        "nuc": lambda xp, x: xp.linalg.matrix_norm(x, ord="nuc"),
+        "det": lambda xp, x: xp.sum(xp.real(xp.linalg.det(x))),
+        "first": lambda xp, x: xp.linalg.eigh(x)[0][2],
+        "largest": lambda xp, x: xp.linalg.matrix_norm(x, ord=2),
+        "vector": lambda xp, x: xp.linalg.eigh(x)[1][0, 2] + xp.sum(xp.linalg.eigh(x)[1][:, 2] ** 3),
+        "left": lambda xp, x: xp.sum(xp.linalg.svd(x, full_matrices=False)[0][:, 0] ** 3),
+    }[name]
+    step = 1e-5 * np.random.default_rng(0).standard_normal(matrix.shape)
+    step = step + np.swapaxes(step, -1, -2) if name in ("eigvalsh", "first", "vector") else step
+    expected = linalg(np, matrix + step) - linalg(np, matrix - step)
+    gradient = xf.grad(lambda x: linalg(array_namespace(x), x))(matrix)
+    np.testing.assert_allclose(2.0 * np.real(np.sum(gradient * step)), expected, rtol=1e-7, atol=1e-12)
 
 
 def test_every_function_of_the_extensions_has_a_case():

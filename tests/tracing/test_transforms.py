@@ -18,7 +18,7 @@ from xformer import ops
 from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError
 from xformer.ops import Operation
-from xformer.tracing import grad, remat, stop_gradient, value_and_grad, vjp
+from xformer.tracing import grad, jvp, remat, stop_gradient, value_and_grad, vjp
 from xformer.tree import Module, flatten
 
 
@@ -113,6 +113,15 @@ def test_other_than_floating_arrays_are_constants_without_a_gradient():
     cotangent, none = pullback(np.ones(2))
     close(cotangent, [1.0, 2.0])
     assert none is None
+
+
+def test_numbers_that_are_not_differentiated_have_the_gradient_none():
+    tree = {"x": X, "n": 3, "pair": (2.0, True), "name": "x", "z": 1j}
+    gradient = grad(lambda p: total(p["x"] * p["pair"][0]) * p["n"])(tree)
+    assert (gradient["n"], gradient["pair"][1], gradient["name"], gradient["z"]) == (None, None, "x", None)
+    close(gradient["pair"][0], 3.0 * X.sum())
+    assert vjp(lambda x, n: x * n, X, 3)[1](X)[1] is None
+    assert jvp(lambda x: (x, 3, 0.5), (X,), (X,))[1][1:] == (None, None)
 
 
 def test_the_same_array_may_be_two_leaves():

@@ -93,7 +93,7 @@ class JvpTrace(GradTrace):
 
         tangents: list[Any] = [None] * len(outputs)
         if places:
-            _, push = vjp_in(self.base, pulled, [self.base.zeros_like(outputs[i]) for i in places])
+            _, push = vjp_in(self.base, pulled, [self.base.ones_like(outputs[i]) for i in places])
             for place, tangent in zip(places, push(used), strict=True):
                 tangents[place] = tangent
         return [Tracer(y, self, -1 if t is None else _Tangent.of(t)) for y, t in zip(outputs, tangents, strict=True)]
@@ -143,7 +143,8 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         check_unwritten(traced, values)
         result, aux = split_aux(result) if has_aux else (result, None)
         output, aux = map_arrays(trace.unwrap, (result, aux))
-        tangent = map_arrays(trace.tangent, result)
+        results, rebuild = flatten(result)
+        tangent = rebuild(list(map(trace.tangent, results)), keep=False)
     return (output, tangent, aux) if has_aux else (output, tangent)
 
 

@@ -62,7 +62,7 @@ def value_and_grad(
 
     Returns:
         A function with the same arguments that returns (value, gradient), or ((value, auxiliary output), gradient). The
-        gradient has the structure, shapes and dtypes of the argument, with None for integer, boolean and frozen arrays.
+        gradient has the structure, shapes and dtypes of the argument, with None for frozen arrays and integers.
         Its arrays may share memory, so do not write into them.
 
     Raises:
@@ -102,7 +102,7 @@ def value_and_grad(
                     "the function writes into an argument that shares memory with another one; pass a copy of one"
                 )
             array[...] = value
-        return unwrapped, rebuild(gradient)
+        return unwrapped, rebuild(gradient, keep=False)
 
     return differentiated
 
@@ -260,7 +260,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         for seed in seeds:
             check_class(seed)
         pending.clear()
-        return rebuild(pull(seeds))
+        return rebuild(pull(seeds), keep=False)
 
     return output, pullback
 

@@ -54,7 +54,7 @@ defvjp("atan", lambda g, x: g / (1.0 + x * x))
 defvjp("sinh", lambda xp, g, x: g * xp.cosh(x))
 defvjp("cosh", lambda xp, g, x: g * xp.sinh(x))
 defvjp("tanh", lambda g, y: g * (1.0 - y * y))
-defvjp("asinh", lambda xp, g, x: g / xp.hypot(x, 1.0))
+defvjp("asinh", lambda xp, g, x: g / (xp.sqrt(x * x + 1.0) if is_complex(x.dtype) else xp.hypot(x, 1.0)))
 defvjp("acosh", lambda xp, g, x: g / (xp.sqrt(x - 1.0) * xp.sqrt(x + 1.0)))
 defvjp("atanh", lambda g, x: g / ((1.0 - x) * (1.0 + x)))
 defvjp("erf", lambda xp, g, x: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-x * x))
@@ -70,7 +70,9 @@ defvjp("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor_divide(a, b))
 
 def array_like(xp: Any, value: Any, like: Any) -> Any:
     """Convert a Python scalar to an array, since some functions take arrays only."""
-    return xp.asarray(value, dtype=like.dtype, device=device(like)) if isinstance(value, bool | int | float) else value
+    return (
+        xp.asarray(value, dtype=like.dtype, device=device(like)) if isinstance(value, int | float | complex) else value
+    )
 
 
 def _unit(xp: Any, g: Any, a: Any, b: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ from xformer.backends import device, is_complex
 from xformer.backends.portable import tensordot
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import decomposition, defvjp, defvjp_outputs, not_differentiable
-from xformer.tracing.rules.elementwise import conjugate
+from xformer.tracing.rules.elementwise import conjugate, squared_size
 
 
 def _rows(xp: Any, x: Any) -> Any:
@@ -78,7 +79,18 @@ def _solve_second(xp: Any, g: Any, a: Any) -> Any:
 
 defvjp("linalg.inv", lambda xp, g, y: -(_t(xp, y) @ g @ _t(xp, y)))
 defvjp("linalg.solve", lambda xp, g, a, y: _times_transposed(xp, _solve_second(xp, g, a), y), _solve_second)
-defvjp("linalg.det", lambda xp, g, x, y: (g * y)[..., None, None] * _t(xp, xp.linalg.inv(x)))
+
+
+@functools.partial(defvjp, "linalg.det")
+def _det(xp: Any, g: Any, x: Any, y: Any) -> Any:
+    """Return the cofactors: those of the inverse, or, if that does not exist, those of the singular values."""
+    try:
+        return (g * y)[..., None, None] * _t(xp, xp.linalg.inv(x))
+    except (ValueError, RuntimeError):  # the LinAlgError of NumPy, and that of torch
+        u, s, vh = xp.linalg.svd(x)
+        others = xp.where(xp.eye(x.shape[-1], dtype=xp.bool, device=device(x)), 1.0, xp.expand_dims(s, axis=-2))
+        g = g * xp.linalg.det(u) * xp.linalg.det(vh)
+        return g[..., None, None] * (conjugate(xp, u) * xp.prod(others, axis=-1)[..., None, :]) @ conjugate(xp, vh)
 
 
 @defvjp_outputs("linalg.slogdet")
@@ -119,13 +131,24 @@ def _qr(xp: Any, g: Any, x: Any, outputs: Any, *, mode: str = "reduced") -> Any:
     return _t(xp, xp.linalg.solve(r, _t(xp, g_q + q @ symmetric)))
 
 
+def _divisor(xp: Any, x: Any, is_used: Any) -> Any:
+    """Return x, or one where it is zero for vectors without a cotangent, of which only the values need a derivative."""
+    return xp.where(is_used | (x != 0), x, 1.0)
+
+
+def _over_gaps(xp: Any, x: Any, values: Any, g_vectors: Any) -> Any:
+    """Divide the elements of x by the differences of two values; the diagonal becomes zero."""
+    eye = xp.eye(values.shape[-1], dtype=x.dtype, device=device(x))
+    is_used = xp.any(g_vectors != 0, axis=-2)
+    gaps = xp.expand_dims(values, axis=-2) - xp.expand_dims(values, axis=-1) + eye
+    return x / _divisor(xp, gaps, is_used[..., None, :] | is_used[..., :, None]) * (1.0 - eye)
+
+
 @defvjp_outputs("linalg.eigh")
 def _eigh(xp: Any, g: Any, x: Any, outputs: Any) -> Any:
     _real("eigh", x)
     (values, vectors), (g_values, g_vectors) = outputs, g
-    eye = xp.eye(values.shape[-1], dtype=x.dtype, device=device(x))
-    gaps = xp.expand_dims(values, axis=-2) - xp.expand_dims(values, axis=-1) + eye
-    inner = _t(xp, vectors) @ g_vectors / gaps * (1.0 - eye) + _diagonals(xp, g_values)
+    inner = _over_gaps(xp, _t(xp, vectors) @ g_vectors, values, g_vectors) + _diagonals(xp, g_values)
     total = vectors @ inner @ _t(xp, vectors)
     return 0.5 * (total + _t(xp, total))
 
@@ -137,20 +160,20 @@ def _svd(xp: Any, g: Any, x: Any, outputs: Any, *, full_matrices: bool = True) -
     if full_matrices and rows != columns:
         raise DifferentiationError("linalg.svd has a derivative rule with full_matrices=False, or for square matrices")
     v, g_v = _t(xp, vh), _t(xp, g_vh)
-    eye = xp.eye(s.shape[-1], dtype=x.dtype, device=device(x))
-    squares = s * s
-    gaps = xp.expand_dims(squares, axis=-2) - xp.expand_dims(squares, axis=-1) + eye
 
     def rotated(of: Any, cotangent: Any) -> Any:
         product = _t(xp, of) @ cotangent
-        return (product - _t(xp, product)) / gaps * (1.0 - eye)
+        return _over_gaps(xp, product - _t(xp, product), s * s, cotangent)
+
+    def divisor(cotangent: Any) -> Any:
+        return _divisor(xp, s, xp.any(cotangent != 0, axis=-2))[..., None, :]
 
     inner = rotated(u, g_u) * s[..., None, :] + s[..., :, None] * rotated(v, g_v) + _diagonals(xp, g_s)
     total = u @ inner @ vh
     if rows > columns:
-        total = total + (g_u - u @ (_t(xp, u) @ g_u)) / s[..., None, :] @ vh
+        total = total + (g_u - u @ (_t(xp, u) @ g_u)) / divisor(g_u) @ vh
     if columns > rows:
-        total = total + u / s[..., None, :] @ (g_vh - g_vh @ v @ vh)
+        total = total + u / divisor(g_v) @ (g_vh - g_vh @ v @ vh)
     return total
 
 
@@ -210,8 +233,8 @@ def _vector_norm(xp: Any, x: Any, /, *, axis: Any = None, keepdims: bool = False
     size = xp.abs(x)
     if math.isinf(ord) or ord == 1:
         return (xp.sum if ord == 1 else xp.max if ord > 0 else xp.min)(size, **options)
-    if ord == 2:  # not by the absolute value, which has the derivative zero at zero and none of second order
-        powers = xp.real(x) ** 2 + xp.imag(x) ** 2 if is_complex(x.dtype) else x * x
+    if ord == 2:
+        powers = squared_size(xp, x)
     else:
         is_zero = size == 0
         powers = xp.where(is_zero, 0.0 if ord > 0 else math.inf, xp.where(is_zero, 1.0, size) ** ord)
