@@ -84,9 +84,20 @@ def test_take_along_axis_is_composed():
     assert array_namespace(x) is STRICT
 
 
-def test_unknown_groups_are_refused():
-    with raises_line(ConfigError, "group is 'speed'; expected one of forward, gradients, training"):
-        check_backend("numpy", groups=["speed"])
+@pytest.mark.parametrize(
+    ("xp", "options", "message"),
+    [
+        ("numpy", {"groups": ["speed"]}, "group is 'speed'; expected one of forward, gradients, training"),
+        ("numpy", {"groups": "speed"}, "group is 'speed'; expected one of forward, gradients, training"),
+        ("numpy", {"groups": []}, "group is None; expected one of forward, gradients, training"),
+        ("numpy", {"skip_dtypes": ["half"]}, "skipped dtype is 'half'; expected one of float16, bfloat16, float64"),
+        ("numpy", {"time_limit": -1.0}, "time_limit is -1; expected a number above 0"),
+        ("numpy.linalg", {}, "xp is the module numpy.linalg; expected numpy"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(xp, options, message):
+    with pytest.raises((ConfigError, BackendError), match=message):
+        check_backend(xp, **options)
 
 
 def test_a_check_that_takes_too_long_fails(monkeypatch):
@@ -204,6 +215,11 @@ def test_the_plugin_adds_checks_to_paths_and_does_nothing_without_a_library(tmp_
     assert code == 2
     assert "it lacks abs, arange" in output
     assert "Traceback" not in output
+
+
+def test_the_plugin_refuses_a_report_that_cannot_be_written(tmp_path):
+    done = run_pytest(tmp_path, "--xformer-library", "array_api_strict", "--xformer-report", "none/r.md")
+    assert "--xformer-report is none/r.md; expected a file in a directory that exists" in done[1]
 
 
 def test_the_plugin_imports_no_array_library():

@@ -29,6 +29,8 @@ def pytest_addoption(parser: Any) -> None:
 def pytest_configure(config: Any) -> None:
     """Collect the checks, instead of the tests of the project unless paths are given."""
     if config.option.xformer_library:
+        if (report := config.option.xformer_report) and (report.is_dir() or not report.parent.is_dir()):
+            raise pytest.UsageError(f"--xformer-report is {report}; expected a file in a directory that exists")
         config.args = [*(config.args if config.args_source is config.ArgsSource.ARGS else ()), __file__]
 
 

@@ -33,6 +33,7 @@ _PACKAGE = Path(__file__).parent
 _SIZES: dict[str, Any] = {"d_model": 32, "num_heads": 4, "d_ff": 64}
 _VOCAB_SIZE = 13
 _STEPS = 20
+_DTYPES = {"float16": 0.02, "bfloat16": 0.1, "float64": 1e-12}  # with the tolerance of each
 _CAUSES = {  # patterns of the status and the detail of a check
     "Missing functions": r"fails: (AttributeError: (module|the namespace)|NotImplementedError)",
     "Not finished": "fails: not finished",
@@ -147,7 +148,7 @@ def check_backend(
 
     Raises:
         BackendError: If the library cannot be used at all: the message names the functions that it lacks.
-        ConfigError: For an unknown group.
+        ConfigError: For an unknown group or dtype, without a group, or for a time limit that is not above 0.
 
     Examples:
         >>> report = check_backend("numpy", groups=["forward"])
@@ -166,9 +167,13 @@ def checks_of(
     xp: Any, groups: Sequence[str], time_limit: float | None, skip_dtypes: Sequence[str] = ()
 ) -> list[tuple[str, str, Callable[[], Check]]]:
     """Return the group, the name and the function of each check; the arguments are those of `check_backend`."""
-    for group in groups:
-        if group not in GROUPS:
-            raise ConfigError(f"group is {group!r}; expected one of {', '.join(GROUPS)}")
+    groups, skip_dtypes = ((each,) if isinstance(each, str) else tuple(each) for each in (groups, skip_dtypes))
+    if time_limit is not None and not time_limit > 0:
+        raise ConfigError(f"time_limit is {time_limit:g}; expected a number above 0")
+    for kind, given, known in (("group", groups or (None,), GROUPS), ("skipped dtype", skip_dtypes, _DTYPES)):
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"the {kind} is {name!r}; expected one of {', '.join(known)}")
     library = _Library(resolve(xp))
     return [
         (group, name, functools.partial(_run, library, group, name, functools.partial(function, library), time_limit))
@@ -356,7 +361,7 @@ def _checks() -> Iterator[tuple[str, str, Callable[[_Library], Any]]]:
     yield "files", "save and load", _save_and_load
     yield "files", "to NumPy and back", _to_numpy_and_back
     yield "files", "load_pretrained", _load_pretrained
-    for dtype, tolerance in (("float16", 0.02), ("bfloat16", 0.1), ("float64", 1e-12)):
+    for dtype, tolerance in _DTYPES.items():
         yield "dtypes", dtype, functools.partial(_dtype, dtype=dtype, tolerance=tolerance)
     for precision in ("float16", "bfloat16"):
         yield "dtypes", f"fit(precision={precision!r})", functools.partial(_precision, precision=precision)

@@ -84,6 +84,7 @@ def test_rows_from_python(monkeypatch):
         (("norm",), {"batch": 0}, "batch is 0; expected an integer of at least 1"),
         (("norm",), {"rounds": 0}, "rounds is 0; expected an integer of at least 1"),
         (("norm",), {"length": (8, 2.0)}, "length is 2.0; expected an integer of at least 1"),
+        (("norm", []), {}, "the number of backends is 0; expected an integer of at least 1"),
         (("norm",), {"peers": ["torch"]}, "the peer is 'torch'; expected one of torch.nn, textbook NumPy"),
     ],
 )

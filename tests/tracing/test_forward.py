@@ -113,17 +113,20 @@ def write(x: Any) -> Any:
 
 
 @for_each("primals, tangents, message", [
-    (X, V, "got primals of type ndarray; expected a tuple"),
-    ((X,), V, "got tangents of type ndarray; expected a tuple"),
-    ((X,), (V[:2],), r"got the tangents \['float64 \(2,\)'\]; expected the shapes of the floating primals, \[\(3,\)\]"),
-    ((X,), (V * 1j,), "got the tangents"),
-    ((X,), (), "got the tangents"),
-    ((X,), (V.astype(int),), "got the tangents"),
-    ((np.asarray(3),), (np.asarray(1.0),), "got the tangents"),
-    ((3,), (1.0,), "got the tangents"),
+    (X, V, "jvp got primals of type ndarray; expected a tuple"),
+    ((X,), V, "jvp got tangents of type ndarray; expected a tuple"),
+    ((X,), (V[:2],), r"\['float64 \(2,\)'\]; expected floating arrays of the shapes of the primals, \[\(3,\)\]"),
+    ((X,), (np.arange(3),), r"tangents are \['int64 \(3,\)'\]; expected floating arrays"),
+    ((2.0,), (1,), r"tangents are \['an int'\]; expected floating arrays"),
+    ((object(),), (V,), "jvp got an object; expected a floating array"),
+    ((X,), (V * 1j,), "the tangents are"),
+    ((X,), (), "the tangents are"),
+    ((X,), (V.astype(int),), "the tangents are"),
+    ((np.asarray(3),), (np.asarray(1.0),), "the tangents are"),
+    ((3,), (1.0,), "jvp got an int; expected a floating array"),
 ])  # fmt: skip
 def test_wrong_tangents_are_refused(primals, tangents, message):
-    with raises_line(ShapeError, f"jvp {message}"):
+    with raises_line(ShapeError, message):
         xf.jvp(cube, primals, tangents)
 
 
@@ -132,6 +135,10 @@ def test_wrong_functions_are_refused():
         xf.jvp(3, (X,), (V,))
     with raises_line(ConfigError, "hvp got 3; expected a function"):
         xf.hvp(3, (X,), (V,))
+    with raises_line(ConfigError, "grad got 3; expected a function"):
+        xf.grad(3)
+    with raises_line(ShapeError, "hvp got primals of type ndarray; expected a tuple"):
+        xf.hvp(cube, X, V)
     with raises_line(DifferentiationError, "the function writes into its argument"):
         xf.jvp(write, (X.copy(),), (V,))
     with raises_line(ShapeError, "expected .value, auxiliary output."):

@@ -100,6 +100,8 @@ def test_numbers_of_steps_modules_and_training():
         ((lambda c, x: (c, x), 0.0, np.ones(2), 3), "length=3"),
         ((lambda c, x: (c, x), 0.0, None, 2.5), "length=2.5"),
         ((lambda c, x: (c, x), 0.0, np.asarray(2.0)), r"shapes \[\(\)\]"),
+        ((lambda c, x: c, 0.0, np.ones(2)), r"a ndarray; expected a pair, \(carry, y\)"),
+        ((lambda c, x: (c, x, x), 0.0, np.ones(2)), r"a tuple; expected a pair"),
         ((lambda c, x: (np.stack([c, c]), x), 0.0, np.ones(2)), r"\(2,\), 'float64'.*expected \[\(\(\), 'float64'"),
     ],
 )

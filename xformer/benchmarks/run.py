@@ -45,6 +45,7 @@ def benchmark(
         BackendError: If the first library cannot be used.
     """
     names = (backends,) if isinstance(backends, str) else tuple(backends)
+    check_count("the number of backends", len(names))
     for kind, given, known in (("part", (part,), parts.NAMES), ("peer", peers, tuple(parts.PEERS)),
                                ("setting", tuple(settings), tuple(parts.DEFAULTS))):  # fmt: skip
         for name in given:

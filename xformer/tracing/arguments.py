@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import array_namespace, dtype_name
+from xformer.backends import array_namespace, dtype_name, is_floating
 from xformer.backends.arrays import check_class, is_of_numpy
 from xformer.errors import ConfigError, JitError, describe_type
 from xformer.random import Rng
-from xformer.tree import Module, first_array, flatten, is_array, items_of, rebuild_sequence
+from xformer.tree import Module, first_array, flatten, is_array, items_of, map_items, rebuild_sequence
 
 
 class Known(NamedTuple):
@@ -122,6 +122,14 @@ def check_function(name: str, function: Any) -> None:
     """Raise ConfigError unless the first argument of a transformation is a function."""
     if not callable(function):
         raise ConfigError(f"{name} got {function!r}; expected a function")
+
+
+def with_arrays(tree: Any, like: Any) -> Any:
+    """Return a tree with arrays in place of numbers; floats get the dtype of `like`."""
+    if type(tree) in (bool, int, float, complex):
+        dtype = like.dtype if type(tree) is float and is_floating(like.dtype) else None
+        return array_namespace(like).asarray(tree, dtype=dtype)
+    return map_items(lambda item: with_arrays(item, like), tree)
 
 
 def check_hashable(value: Any) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.backends import dtype_name, is_complex, is_inexact
-from xformer.errors import ShapeError
+from xformer.errors import ShapeError, describe_type
 from xformer.tracing.arguments import check_function
-from xformer.tracing.grad import as_argument, check_unwritten, grad, split_aux, unbroadcast, vjp_in
+from xformer.tracing.grad import as_argument, check_unwritten, flatten_arguments, grad, split_aux, unbroadcast, vjp_in
 from xformer.tracing.namespace import GradTrace, base_for, tracing
 from xformer.tracing.rule import RULES, Pull
 from xformer.tracing.rules.elementwise import ELEMENTWISE
@@ -121,18 +121,15 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         (np.float64(9.0), np.float64(6.0))
     """
     check_function("jvp", function)
-    for name, value in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(value, tuple | list):
-            raise ShapeError(
-                f"jvp got {name} of type {type(value).__name__}; expected a tuple, as in jvp(f, (x,), (v,))"
-            )
-    leaves, rebuild = flatten(tuple(map(as_argument, primals)))
+    _check_tuples("jvp", primals, tangents)
+    leaves, rebuild = flatten_arguments("jvp", primals)
     expected = [x for x in leaves if is_inexact(x.dtype)]
-    seeds = [x for x in flatten(tuple(map(as_argument, tangents)))[0] if is_inexact(x.dtype)]
-    shapes, given = ([tuple(x.shape) for x in arrays] for arrays in (expected, seeds))
-    if not shapes or shapes != given or any(map(_is_more_complex, seeds, expected)):
-        found = [f"{dtype_name(v.dtype)} {tuple(v.shape)}" for v in seeds]
-        raise ShapeError(f"jvp got the tangents {found}; expected the shapes of the floating primals, {shapes}")
+    given = flatten(tuple(map(as_argument, tangents)))[0]
+    seeds = [v for v in given if is_inexact(v.dtype)]
+    shapes = [tuple(x.shape) for x in expected]
+    if not shapes or shapes != [tuple(v.shape) for v in seeds] or any(map(_is_more_complex, seeds, expected)):
+        found = [f"{dtype_name(v.dtype)} {tuple(v.shape)}" for v in given] or [*map(describe_type, tangents)]
+        raise ShapeError(f"the tangents are {found}; expected floating arrays of the shapes of the primals, {shapes}")
     with tracing(base_for([*leaves, *seeds]), JvpTrace) as trace:
         remaining = iter(trace.unwrap([trace.base.astype(v, x.dtype) for v, x in zip(seeds, expected, strict=True)]))
         traced = [
@@ -146,6 +143,12 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         results, rebuild = flatten(result)
         tangent = rebuild(list(map(trace.tangent, results)), keep=False)
     return (output, tangent, aux) if has_aux else (output, tangent)
+
+
+def _check_tuples(function: str, primals: Any, tangents: Any) -> None:
+    for name, value in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(value, tuple | list):
+            raise ShapeError(f"{function} got {name} of type {type(value).__name__}; expected a tuple, as in (x,)")
 
 
 def _is_more_complex(tangent: Any, primal: Any) -> bool:
@@ -170,5 +173,6 @@ def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         np.float64(12.0)
     """
     check_function("hvp", function)
+    _check_tuples("hvp", primals, tangents)
     argnums = 0 if len(primals) == 1 else range(len(primals))
     return jvp(grad(function, argnums), primals, tangents)[1]

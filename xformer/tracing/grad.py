@@ -16,7 +16,7 @@ import numpy as np
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating
 from xformer.backends.arrays import check_class, to_host
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
-from xformer.tracing.arguments import check_function
+from xformer.tracing.arguments import check_function, with_arrays
 from xformer.tracing.namespace import WRITTEN_LATER, GradTrace, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
@@ -24,7 +24,6 @@ from xformer.tracing.tracer import PLAIN, Tracer, value_of
 from xformer.tree import Module, flatten, is_array, items_of, map_arrays, map_items
 
 _WRITES_ARGUMENT = "the function writes into its argument, which vjp, jvp, vmap and remat need; write into a copy of it"
-_WITHOUT_ARRAYS = {bool, complex, dict, float, int, list, str, tuple, type(None)}  # classes that hold no array, or may
 
 
 class _Input(NamedTuple):
@@ -128,7 +127,7 @@ def selected_arguments(args: tuple[Any, ...], argnums: int | Sequence[int]) -> A
     try:
         if isinstance(argnums, int):
             value = args[argnums]
-            return as_argument(value, argnums) if type(value) in _WITHOUT_ARRAYS else value
+            return value if isinstance(value, Module) else as_argument(value, argnums)
         positions = [range(len(args))[position] for position in argnums]
     except (IndexError, TypeError):
         raise ConfigError(
@@ -167,10 +166,20 @@ def as_argument(value: Any, position: int | None = None) -> Any:
     return changed
 
 
+def flatten_arguments(name: str, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., Any]]:
+    """Flatten all arguments of a function, of which floats become arrays."""
+    leaves, rebuild = flatten(tuple(map(as_argument, primals)))
+    if not leaves:
+        types = ", ".join(map(describe_type, primals)) or "no primals"
+        raise ShapeError(f"{name} got {types}; expected a floating array, a float, a list of floats, or a tree of them")
+    return leaves, rebuild
+
+
 def _numbers(value: Any, make: Callable[[Any], Any]) -> Any:
     if type(value) is float or (type(value) is list and value and {*map(type, items_of(value))} <= {int, float}):
         return make(value)
-    return map_items(lambda item: _numbers(item, make), value) if type(value) in (tuple, list, dict) else value
+    is_tree = isinstance(value, tuple) or type(value) in (list, dict)
+    return map_items(lambda item: _numbers(item, make), value) if is_tree else value
 
 
 def split_aux(result: Any) -> tuple[Any, Any]:
@@ -214,6 +223,7 @@ def grad(
         argnums: Position of the argument, or several positions.
         has_aux: Whether `function` returns auxiliary output; then the result is (gradient, auxiliary output).
     """
+    check_function("grad", function)
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
     @functools.wraps(function)
@@ -241,7 +251,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         ShapeError: If the primals have no floating array.
     """
     check_function("vjp", function)
-    leaves, rebuild = flatten(tuple(map(as_argument, primals)))
+    leaves, rebuild = flatten_arguments("vjp", primals)
     output, pull = vjp_in(base_for(leaves), lambda arrays: function(*rebuild(arrays)), leaves, is_public=True)
     pending = [(flatten(output)[0], pull)]
 
@@ -249,7 +259,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         if not pending:
             raise DifferentiationError("this pullback was called before; call vjp again for another cotangent")
         outputs, pull = pending[0]
-        seeds = flatten(cotangent)[0]
+        seeds = flatten(with_arrays(cotangent, outputs[0]) if outputs else cotangent)[0]
         shapes, expected = ([tuple(array.shape) for array in arrays] for arrays in (seeds, outputs))
         if shapes != expected:
             raise ShapeError(f"the cotangent has shapes {shapes}; expected those of the output, {expected}")
@@ -432,7 +442,7 @@ def _leaves_of(trace: GradTrace, arrays: list[Any], frozen: Collection[int] = ()
         raise ConfigError("all arrays are frozen; expected at least one parameter: use xformer.unfreeze")
     if not trace.tape:
         dtypes = ", ".join(sorted({dtype_name(array.dtype) for array in arrays}))
-        raise ShapeError(f"there are only arrays of {dtypes} to differentiate; expected at least one floating array")
+        raise ShapeError(f"there are only arrays of {dtypes} to differentiate; expected floats of 16, 32 or 64 bits")
     return traced, [_Input(tracer._index, tracer._value) for tracer in traced]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import array_namespace, dtype_name, is_floating
-from xformer.errors import ShapeError
-from xformer.tracing.arguments import check_function
+from xformer.errors import ShapeError, describe_type
+from xformer.tracing.arguments import check_function, with_arrays
 from xformer.tracing.jit import jit_repeated
-from xformer.tree import flatten, map_items
+from xformer.tree import flatten
 
 
 def scan(
@@ -56,13 +56,15 @@ def scan(
     if namespaces and all(xp.name == "jax" and not xp.is_trace for xp in namespaces):
         return importlib.import_module("jax").lax.scan(function, init, xs, size, reverse=reverse)
     like = next((array for array in arrays if is_floating(array.dtype)), arrays[0] if arrays else np.asarray(0.0))
-    carry, rebuild_carry = flatten(_with_arrays(init, like))
+    carry, rebuild_carry = flatten(with_arrays(init, like))
     expected, ys = _kinds(carry), []
     structures: list[Callable[..., Any]] = []
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:  # arrays, so that a Module is no constant
-        result = _with_arrays(tuple(function(rebuild_carry(carry), rebuild(x))), like)
-        (arrays, structure), (y, rebuild_y) = map(flatten, result)
+        result = function(rebuild_carry(carry), rebuild(x))
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise ShapeError(f"the function of scan returned {describe_type(result)}; expected a pair, (carry, y)")
+        (arrays, structure), (y, rebuild_y) = map(flatten, with_arrays(tuple(result), like))
         if _kinds(arrays) != expected:
             raise ShapeError(f"the function of scan returned a carry of {_kinds(arrays)}; expected {expected}")
         structures[:] = structure, rebuild_y
@@ -75,14 +77,6 @@ def scan(
     columns = zip(*ys[:: -1 if reverse else 1], strict=True)
     stacked = [array_namespace(*column).stack(list(column)) for column in columns]
     return structures[0](carry), structures[1](stacked)
-
-
-def _with_arrays(tree: Any, like: Any) -> Any:
-    """Return a tree with arrays in place of numbers; floats get the dtype of `like`."""
-    if type(tree) in (bool, int, float, complex):
-        dtype = like.dtype if type(tree) is float and is_floating(like.dtype) else None
-        return array_namespace(like).asarray(tree, dtype=dtype)
-    return map_items(lambda item: _with_arrays(item, like), tree)
 
 
 def _kinds(arrays: list[Any]) -> list[tuple[tuple[int, ...], str]]:

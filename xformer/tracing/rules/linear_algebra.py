@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -81,7 +80,6 @@ defvjp("linalg.inv", lambda xp, g, y: -(_t(xp, y) @ g @ _t(xp, y)))
 defvjp("linalg.solve", lambda xp, g, a, y: _times_transposed(xp, _solve_second(xp, g, a), y), _solve_second)
 
 
-@functools.partial(defvjp, "linalg.det")
 def _det(xp: Any, g: Any, x: Any, y: Any) -> Any:
     """Return the cofactors: those of the inverse, or, if that does not exist, those of the singular values."""
     try:
@@ -116,6 +114,7 @@ def _pinv(xp: Any, g: Any, x: Any, y: Any, *, rtol: Any = None) -> Any:
 
 
 defvjp("linalg.cholesky", _cholesky)
+defvjp("linalg.det", _det)
 defvjp("linalg.pinv", _pinv)
 
 
@@ -165,15 +164,12 @@ def _svd(xp: Any, g: Any, x: Any, outputs: Any, *, full_matrices: bool = True) -
         product = _t(xp, of) @ cotangent
         return _over_gaps(xp, product - _t(xp, product), s * s, cotangent)
 
-    def divisor(cotangent: Any) -> Any:
-        return _divisor(xp, s, xp.any(cotangent != 0, axis=-2))[..., None, :]
-
     inner = rotated(u, g_u) * s[..., None, :] + s[..., :, None] * rotated(v, g_v) + _diagonals(xp, g_s)
     total = u @ inner @ vh
     if rows > columns:
-        total = total + (g_u - u @ (_t(xp, u) @ g_u)) / divisor(g_u) @ vh
+        total = total + (g_u - u @ (_t(xp, u) @ g_u)) / _divisor(xp, s, xp.any(g_u != 0, axis=-2))[..., None, :] @ vh
     if columns > rows:
-        total = total + u / divisor(g_v) @ (g_vh - g_vh @ v @ vh)
+        total = total + u / _divisor(xp, s, xp.any(g_v != 0, axis=-2))[..., None, :] @ (g_vh - g_vh @ v @ vh)
     return total
 
 
