@@ -216,7 +216,7 @@ def test_reading_values_is_an_error(function):
 
 
 FOREIGN = {
-    "method": (lambda x: x.tolist(), AttributeError, "traced arrays have no attribute 'tolist'"),
+    "method": (lambda x: x.tolist(), AttributeError, "traced arrays have no method 'tolist'"),
     "function": (np.histogram, JitError, "np.histogram reads values of a traced array"),
 }
 

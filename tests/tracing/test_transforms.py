@@ -675,7 +675,7 @@ REFUSED: list[tuple[Any, Any, type[Exception], str]] = [
     (lambda x: x, None, ShapeError, "argument 0 is None; expected a floating array"),
     (lambda x: x, [1, 2], ShapeError, "there are only arrays of int64 to"),
     (lambda x: x, {"a": np.asarray(3), "b": np.asarray(True)}, ShapeError, "there are only arrays of bool, int64 to"),
-    (lambda x: x.tolist(), X, AttributeError, f"^{MISSING}attribute 'tolist'"),
+    (lambda x: x.tolist(), X, AttributeError, f"^{MISSING}method 'tolist'; use list"),
     (lambda x: x.shepe, X, AttributeError, f"^{MISSING}attribute 'shepe'"),
     (lambda x: x.backward(), X, AttributeError, rf"^{MISSING}method 'backward'; use xformer\.value_and_grad\("),
 ]  # fmt: skip

@@ -272,6 +272,10 @@ class Library(ModuleType):
         """
         return self.asarray(array, copy=True), None
 
+    def joins_maps(self) -> bool:
+        """Return whether two linear maps of one input are faster as one operation."""
+        return False
+
     def persist(self, array: Array, tree: Any, flatten: Callable[[Any], Any]) -> Any:
         """Return a tree of arrays like `array`; those of Dask are computed, which else happens at each use."""
         if not hasattr(array, "__dask_graph__"):

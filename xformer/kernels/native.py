@@ -15,7 +15,6 @@ import numpy as np
 
 from xformer import native
 from xformer.backends import array_namespace, dtype_name
-from xformer.native.library import OPERATIONS
 from xformer.ops.activations import CUBIC, QUICK, SCALE
 from xformer.ops.blocks import num_columns
 from xformer.ops.decoding import GREEDY, kernel_settings
@@ -484,7 +483,6 @@ KERNELS = [
         _choose,
         None,
         tolerance=1e-2,  # of a number at the border of two tokens, sums that round differently draw either
-        why_not=lambda *arrays, **options: None if "choose" in OPERATIONS else "the library has older sources",
     ),
     native_kernel("top_k", _top_k, None, why_not=_why_not_top_k),
     native_kernel("dropout", _dropout_forward, _dropout_vjp),

@@ -106,13 +106,11 @@ class GatedFeedForward(FeedForward):
         return gated(*self._gate_and_up(x), self.activation)
 
     def _gate_and_up(self, x: Array) -> tuple[Array, Array]:
-        """Return both maps of the input, as one operation, which reads it once."""
-        maps = self.gate, self.up
-        if any(type(each) is not Linear for each in maps):
+        """Return both maps of the input, as one operation where a library gains by it."""
+        maps, xp = (self.gate, self.up), array_namespace(x)
+        if not xp.library.joins_maps() or any(type(each) is not Linear for each in maps):
             return self.gate(x), self.up(x)
-        x = as_dtype_of(x, self.gate.weight)
-        xp = array_namespace(x)
-        rows = x if x.ndim == 3 else xp.reshape(x, (1, math.prod(x.shape[:-1]), *x.shape[-1:]))
+        rows = xp.reshape(as_dtype_of(x, self.gate.weight), (1, math.prod(x.shape[:-1]), x.shape[-1]))
         gate, up = project_heads(rows, *((each.weight, each.bias, 1) for each in maps))
         shape = *x.shape[:-1], gate.shape[-1]
         return xp.reshape(gate, shape), xp.reshape(up, shape)
