@@ -73,7 +73,7 @@ def test_steps_are_timed(monkeypatch, repeats, waits):
         now[0] += 2.0
 
     computation = Mock(step=step, wait=wait if waits else None)
-    assert worker._seconds(computation, 3, repeats) == (3.0 * repeats + 2.0 * waits) / repeats
+    assert worker.duration(computation, 3, repeats) == (3.0 * repeats + 2.0 * waits) / repeats
 
 
 def test_each_round_starts_with_another_implementation(monkeypatch):

@@ -321,7 +321,7 @@ def test_minutes_end_a_run_and_count_over_resumed_runs(tmp_path):
     trainer = make(tmp_path, config)
     trainer.run()
     assert trainer.loop.minutes > 0
-    assert run_again(tmp_path, config) == ("the time limit (0.01 min)", [])
+    assert run_again(tmp_path, config) == ("the time limit (0.6 s)", [])
 
 
 def test_validations_checkpoints_and_the_average_follow_the_steps_that_fit(tmp_path, monkeypatch):

@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(256)
     values = head_of(values, layout.value, row, shared) + from;
     new_keys = head_of(new_keys, layout.new_key, row, shared) + from;
     new_values = head_of(new_values, layout.new_value, row, shared) + from;
-    int head[M], place[M];  // of the queries
+    int head[M] = {}, place[M] = {};  // of the queries
     const auto edits = [&](int m) { return Edits<T>(layout, mask, bias, nullptr, row, head[m]); };
     W q[M][V], top[M], sum[M], total[M][V];
 #pragma unroll
