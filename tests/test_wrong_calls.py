@@ -96,7 +96,7 @@ CASES = {
     "register got None; expected a Kernel": lambda: register(None),
     "np.histogram of a traced array": lambda: xf.grad(lambda x: np.histogram(x)[0][0])(ONES),
     "np.histogram reads values of a traced array": lambda: xf.jit(lambda x: np.histogram(x)[0])(ONES),
-    "value_and_grad got None; expected a function": lambda: xf.grad(None),
+    "grad got None; expected a function": lambda: xf.grad(None),
     "jit got 3; expected a function": lambda: xf.jit(3),
     "remat got None; expected a function": lambda: xf.remat(None),
     "vjp got None; expected a function": lambda: xf.vjp(None, ONES),

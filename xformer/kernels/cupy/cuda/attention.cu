@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(256)
            const T* new_values, const long long* starts, T* output, double scale, long long num_new, long long lanes)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value, U = M == 1 ? 4 : 2;
+    const int V = VectorSize<T>::value, U = M == 1 && sizeof(T) > 2 ? 4 : 2;  // more keys at once would spill
     const int per_head = layout.heads / layout.shared_heads, all = per_head * layout.queries, chunks = (all + M - 1) / M;
     const long long row = blockIdx.x / chunks / layout.shared_heads;
     const int shared = blockIdx.x / chunks % layout.shared_heads, first_query = blockIdx.x % chunks * M;
@@ -327,8 +327,7 @@ __global__ void __launch_bounds__(256)
     values = head_of(values, layout.value, row, shared) + from;
     new_keys = head_of(new_keys, layout.new_key, row, shared) + from;
     new_values = head_of(new_values, layout.new_value, row, shared) + from;
-    int head[M] = {}, place[M] = {};  // of the queries
-    const auto edits = [&](int m) { return Edits<T>(layout, mask, bias, nullptr, row, head[m]); };
+    int head[M], place[M];  // of the queries
     W q[M][V], top[M], sum[M], total[M][V];
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -340,6 +339,7 @@ __global__ void __launch_bounds__(256)
         sum[m] = 0;
         for (int k = 0; k < V; ++k) total[m][k] = 0;
     }
+    const auto edits = [&](int m) { return Edits<T>(layout, mask, bias, nullptr, row, head[m]); };
     for (int begin = group; begin - group < layout.keys; begin += groups * U) {  // a warp's threads get on together
         Vector<T, V> key[U], value[U];
         unsigned seen[U];
