@@ -247,9 +247,9 @@ def test_functions_of_numpy_take_what_has_no_gradient():
 
 
 def test_a_traced_array_as_an_option_of_a_numpy_function_is_refused():
-    with pytest.raises(XformerError, match=r"an assignment to a NumPy array|no argument out; use the result"):
+    with pytest.raises(XformerError, match="no argument out; use the result"):
         xf.jit(lambda x: np.exp(np.ones(3), out=x))(ONES)
-    with pytest.raises(XformerError, match=r"an assignment to a NumPy array|no argument out; use the result"):
+    with pytest.raises(XformerError, match="no argument out; use the result"):
         xf.grad(lambda x: np.add(np.zeros(3), x, out=np.zeros(3))[0])(ONES)
 
 

@@ -725,7 +725,9 @@ def test_constants_are_arrays_for_any_function():
         return special.j0(value) - special.j1(np.asarray(value)) * (x - value)
 
     np.testing.assert_allclose(xf.grad(lambda x: np.sum(j0(x) ** 2))(X), -2.0 * special.j0(X) * special.j1(X))
-    with raises_line(DifferentiationError, r"j0 (of a traced array )?has no derivative rule"):
+    is_ufunc = isinstance(special.j0, np.ufunc)  # not with SCIPY_ARRAY_API=1
+    message = "j0 of a traced array has no derivative rule; compose it of others, or see"
+    with raises_line(DifferentiationError, message if is_ufunc else "special.j0 has no derivative rule; define one"):
         xf.grad(special.j0)(0.5)
 
 

@@ -83,7 +83,6 @@ def test_ufuncs_of_scipy_take_traced_arrays(name):
     np.testing.assert_array_equal(gradient, expected)
 
 
-@pytest.mark.filterwarnings("ignore:'where' used without 'out'")
 def test_ufuncs_of_others_and_options_are_refused_by_name():
     gamma = np.frompyfunc(lambda x: 3.0 * x, 1, 1)
     other = type("Ufunc", (), {"__name__": "gamma", "__call__": lambda self, x: gamma(x)})()

@@ -337,7 +337,8 @@ class GradTrace:
         chain = self._sources_of(x)
         owner = chain[-1]
         if owner._origin is PLAIN:
-            if new._index >= 0 or (self.base.is_trace and not isinstance(self.base, GradTrace)):
+            is_in_program = self.base.is_trace and not isinstance(self.base, GradTrace)
+            if new._index >= 0 or (is_in_program and type(x._value) is not Tracer):  # an array that is not its argument
                 raise DifferentiationError(
                     "traced values were written into the memory of a plain array; write into a copy: "
                     "xp.asarray(x, copy=True)"

@@ -23,7 +23,7 @@ from xformer.tracing.record import IN_BOTH
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES
 from xformer.tracing.rules.elementwise import ELEMENTWISE, conjugate, squared_size
 from xformer.tracing.rules.special import sinc
-from xformer.tracing.tracer import OPERATORS_OF_NUMPY, Tracer
+from xformer.tracing.tracer import OPERATORS_OF_NUMPY, Batch, Tracer
 from xformer.tree import map_items
 
 Function = Callable[..., Any]
@@ -149,6 +149,13 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[s
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _unique(xp: Any, x: Any) -> Any:
+    """Return each value once, NaN too; in vmap, which reads no values, as the standard does."""
+    if type(x) is Tracer and type(x._value) is Batch:
+        return xp.unique_values(x)
+    return x[np.unique(_values(x, "bool"), return_index=True)[1]]
 
 
 def _values(value: Any, use: str) -> Any:
@@ -302,7 +309,7 @@ FUNCTIONS |= {
     "dsplit": lambda xp, x, sections: _split(xp, x, sections, 2, is_even=True),
     "sort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.sort(_flat(xp, x, axis), axis=axis or 0),
     "argsort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.argsort(_flat(xp, x, axis), axis=axis or 0),
-    "unique": lambda xp, x: _flat(xp, x, None)[np.unique(_values(x, "bool"), return_index=True)[1]],
+    "unique": lambda xp, x: _unique(xp, _flat(xp, x, None)),
 }
 FUNCTIONS |= {"row_stack": FUNCTIONS["vstack"]}
 for _name in ("delete", "repeat", "lib.stride_tricks.sliding_window_view"):

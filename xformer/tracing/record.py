@@ -207,13 +207,25 @@ IN_BOTH = {"matmul", "matrix_transpose", "tensordot", "vecdot"}  # the main name
 _PYTHON_OPERATORS: dict[str, Function] = {f"operator_{name}": getattr(operator, f"__{name}__") for name in OPERATORS}
 
 
+def _special(base: Any, name: str) -> Function:
+    """Return a function of scipy.special that takes no options of ufuncs, such as `where`."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        if options:
+            raise DifferentiationError(f"special.{name} of a traced array has no argument {next(iter(options))}")
+        return function(*args)
+
+    function = special_function(base, name)
+    return call
+
+
 def base_function(base: Any, name: str) -> Any:
     """Return the function called `name` in the base namespace of a trace; an enclosing trace knows all names itself."""
     if base.is_trace:
         return getattr(base, name)
     if "." in name:
         extension, _, name = name.partition(".")
-        return special_function(base, name) if extension == "special" else getattr(getattr(base, extension), name)
+        return _special(base, name) if extension == "special" else getattr(getattr(base, extension), name)
     if name == "special" and importlib.util.find_spec("scipy"):
         return importlib.import_module("scipy.special")  # which has the names
     if name in _PYTHON_OPERATORS:
