@@ -52,7 +52,6 @@ class Arguments:
         self.numbers: list[int] = []
         self.modules: list[Module] = []
         self.known: dict[int | str, Known] = {}
-        self._may_change = False
         self.signature: Hashable = (
             *(self._signature(index, arg, index in donated, known.get(index)) for index, arg in enumerate(args)),
             *((name, self._signature(name, keywords[name], False, known.get(name))) for name in sorted(keywords)),
@@ -60,9 +59,8 @@ class Arguments:
 
     def _signature(self, key: int | str, value: Any, donated: bool, known: Known | None) -> Hashable:
         if known is None or known.value is not value:
-            num_data, num_modules, self._may_change = len(self.data), len(self.modules), False
-            signature = self._scan(value, donated)
-            if self._may_change or len(self.data) > num_data:
+            num_modules, signature = len(self.modules), self._scan(value, donated)
+            if not _is_settled(value, donated):
                 return signature
             known = Known(value, signature, tuple(self.modules[num_modules:]))
         else:
@@ -76,7 +74,6 @@ class Arguments:
             self.modules.append(value)
             return id(value)  # frozen: the same arrays
         if holds_arrays(value):
-            self._may_change = True
             return (id(value), *map(id, value.arrays()))
         if is_array(value):
             check_class(value)
@@ -88,7 +85,6 @@ class Arguments:
             return tuple(value.shape), dtype_name(value.dtype), getattr(value, "strides", None), is_number
         if isinstance(value, Rng):
             return value.key, None if value.counter is None else self._scan(value.counter, donated)
-        self._may_change = self._may_change or isinstance(value, dict | list)
         if isinstance(value, dict):
             return (dict, *((key, self._scan(item, donated)) for key, item in value.items()))
         if isinstance(value, tuple | list):
@@ -96,8 +92,6 @@ class Arguments:
         if isinstance(value, float):
             return float, value.hex()  # -0.0 equals 0.0, and NaN differs from itself
         check_hashable(value)
-        is_plain = not {*getattr(value, "__dict__", ())} - {"__wrapped__"} and isinstance(value, FunctionType | None)
-        self._may_change = self._may_change or (has_identity_hash(value) and not is_plain)  # by an attribute
         return type(value), value
 
     def replace_data(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
@@ -116,6 +110,20 @@ class Arguments:
 
         args = tuple(visit(arg, index in self._donated) for index, arg in enumerate(self.args))
         return args, {name: visit(value, False) for name, value in sorted(self.keywords.items())}, data
+
+
+def _is_settled(value: Any, donated: bool) -> bool:
+    """Return whether an argument has the same signature in each call, and no data."""
+    if isinstance(value, tuple):
+        return all(_is_settled(item, donated) for item in value)
+    if isinstance(value, dict | list) or holds_arrays(value):
+        return False
+    if is_array(value):
+        return donated
+    if isinstance(value, Rng):
+        return value.counter is None
+    is_function = isinstance(value, FunctionType) and not {*value.__dict__} - {"__wrapped__"}
+    return value is None or isinstance(value, Module) or is_function or not has_identity_hash(value)
 
 
 def check_function(name: str, function: Any) -> None:

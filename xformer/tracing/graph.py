@@ -441,7 +441,7 @@ class GraphTrace:
         for root in map(root_of, outputs):
             if root.flags.owndata and root.flags.forc:  # else its memory is that of others
                 self._written[id(root)] = weakref.ref(root)
-        args, outputs = map_arrays(self._place, args), tuple(map(self._place, outputs))
+        args, outputs = map_places(self._place, args), tuple(map(self._place, outputs))
         self.calls.append(Call(function, args, outputs, is_check))
 
     def _place(self, array: Any) -> Any:
@@ -529,10 +529,10 @@ def _item_of(function: Callable[..., Any], index: int) -> Callable[..., Any]:
     return call
 
 
-def map_arrays(function: Callable[[Any], Any], value: Any) -> Any:
+def map_places(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to the arrays, and to each `Place`, in nested tuples, lists and dicts."""
     is_array = isinstance(value, np.ndarray | Place)
-    return function(value) if is_array else map_items(functools.partial(map_arrays, function), value)
+    return function(value) if is_array else map_items(functools.partial(map_places, function), value)
 
 
 def root_of(array: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from xformer import native
 from xformer.errors import JitError
-from xformer.tracing.graph import WRITES_CONSTANT, Call, Constant, Place, map_arrays, root_of
+from xformer.tracing.graph import WRITES_CONSTANT, Call, Constant, Place, map_places, root_of
 
 
 def place_constants(calls: Sequence[Call], constants: dict[int, Constant], *, are_kept: bool) -> list[Call]:
@@ -56,7 +56,7 @@ def place_constants(calls: Sequence[Call], constants: dict[int, Constant], *, ar
         offset = array.ctypes.data - copy.ctypes.data
         return np.ndarray(array.shape, array.dtype, sources[id(copy)], offset, array.strides)
 
-    moved = [call._replace(args=map_arrays(move, call.args)) for call in calls] if sources else calls
+    moved = [call._replace(args=map_places(move, call.args)) for call in calls] if sources else calls
     return [*refreshes, *moved]
 
 
@@ -83,7 +83,7 @@ def share_memory(calls: Sequence[Call], kept: Iterable[Any]) -> tuple[list[Call]
             return _place(array).array_in(memory, offset)
         return array.array_in(_bytes_of(array.root())) if type(array) is Place else array
 
-    return [call._replace(args=map_arrays(move, call.args)) for call in calls], size
+    return [call._replace(args=map_places(move, call.args)) for call in calls], size
 
 
 def _reference(array: Any) -> weakref.ref[Any]:
@@ -104,7 +104,7 @@ def _lifetimes(calls: Sequence[Call], roots: Mapping[int, Any]) -> dict[int, lis
             if (key := id(_reference(array))) in roots:
                 lifetimes.setdefault(key, [index, index])[1] = index
 
-        map_arrays(visit, call.args)
+        map_places(visit, call.args)
     return lifetimes
 
 
