@@ -18,7 +18,6 @@ from xformer.errors import BackendError
 
 SETTINGS = {**parts.DEFAULTS, "batch": 2, "length": 64}
 LIBRARIES = ["numpy", "torch", "jax", "mlx", "cupy", "dpnp", "array_api_strict"]
-FORWARD_ONLY = ("train-step", "decode")
 
 
 def fingerprint(computation: Any) -> Any:
@@ -26,9 +25,7 @@ def fingerprint(computation: Any) -> Any:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize(
-    "part", [*parts.NAMES, *(f"{name}, backward" for name in parts.NAMES if name not in FORWARD_ONLY)]
-)
+@pytest.mark.parametrize("part", parts.VARIANTS)
 def test_part(benchmark: Any, part: str, library: str) -> None:
     name, _, backward = part.partition(", ")
     settings = {**SETTINGS, "part": name, "backward": bool(backward)}

@@ -11,8 +11,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from xformer.benchmarks.worker import reset_peak_memory, resident_memory
 
 SEQ2SEQ = {"source_vocab_size": 8000, "target_vocab_size": 8000, "share_embeddings": True, "dropout": 0.1}
 SMALL = {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3, "num_decoder_layers": 3}
@@ -35,25 +36,13 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
 COLUMNS = ("torch", "eager", "jit", "eager, rematerialize", "jit, rematerialize")
 
 
-def memory(name: str) -> float:
-    """Return VmRSS or VmHWM, its peak, in MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
-
-
-def start() -> float:
-    """Return the memory with which the libraries begin, and forget the peak."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return memory("VmRSS")
-
-
 def xformer_steps(kind: str, sizes: dict[str, Any], rows: int, length: int, column: str) -> Callable[[], float]:
     import numpy as np
 
     import xformer as xf
     from xformer.training.fit import TrainingLoop
 
-    before = start()
+    before = reset_peak_memory()
     width = length - 1 if kind == "seq2seq" else length + 1  # the batch has `length` columns
     ids = np.random.default_rng(0).integers(4, 8000, (rows, width)).tolist()
     sizes = {**sizes, "rematerialize": "rematerialize" in column}
@@ -96,7 +85,7 @@ def torch_steps(kind: str, sizes: dict[str, Any], rows: int, length: int, column
     else:
         from peft import LoraConfig, get_peft_model
         from transformers import LlamaConfig, LlamaForCausalLM
-    before = start()
+    before = reset_peak_memory()
     ids = torch.randint(4, 8000, (rows, length))
     if kind == "seq2seq":
         model: Any = Translator(xf.Transformer(xf.TransformerConfig(**sizes), xp="numpy", seed=0))
@@ -149,6 +138,6 @@ if __name__ == "__main__":
         _, _, case, column = sys.argv
         steps = (torch_steps if column == "torch" else xformer_steps)(*CASES[case], column)
         before = steps()
-        print(memory("VmHWM") - before)
+        print((resident_memory("VmHWM") - before) / 2**20)
     else:
         main(sys.argv[1:])

@@ -23,9 +23,9 @@ import numpy as np
 
 import xformer as xf
 from xformer.backends import array_namespace, dtype_name, from_host, resolve, to_host
-from xformer.benchmarks.parts import DEFAULTS, NAMES, build
+from xformer.benchmarks.parts import DEFAULTS, VARIANTS, build
 from xformer.benchmarks.worker import duration
-from xformer.errors import BackendError, ConfigError, DataError
+from xformer.errors import BackendError, ConfigError, DataError, check_choice
 from xformer.ops.cross_entropy import cross_entropy
 from xformer.tracing.rule import RULES, SEQUENCE_RULES
 
@@ -172,8 +172,7 @@ def checks_of(
         raise ConfigError(f"time_limit is {time_limit:g}; expected a number above 0")
     for kind, given, known in (("group", groups or (None,), GROUPS), ("skipped dtype", skip_dtypes, _DTYPES)):
         for name in given:
-            if name not in known:
-                raise ConfigError(f"the {kind} is {name!r}; expected one of {', '.join(known)}")
+            check_choice(f"the {kind}", name, known)
     library = _Library(resolve(xp))
     return [
         (group, name, functools.partial(_run, library, group, name, functools.partial(function, library), time_limit))
@@ -341,11 +340,8 @@ def _checks() -> Iterator[tuple[str, str, Callable[[_Library], Any]]]:
     for kind in _MODELS:
         yield "forward", kind, functools.partial(_forward, kind=kind)
     for positions in ("sinusoidal", "learned", "alibi", "relative"):
-        yield (
-            "forward",
-            f"{positions} positions",
-            functools.partial(_forward, kind="language model", positions=positions),
-        )
+        forward = functools.partial(_forward, kind="language model", positions=positions)
+        yield "forward", f"{positions} positions", forward
     for kind in _MODELS:
         yield "gradients", kind, functools.partial(_gradients, kind=kind)
     yield "gradients", "second derivative", _second_derivative
@@ -371,7 +367,7 @@ def _checks() -> Iterator[tuple[str, str, Callable[[_Library], Any]]]:
         yield "functions", call, functools.partial(_function, call, False)
     for call in _CALLS[0]:
         yield "derivatives", call, functools.partial(_function, call, True)
-    for name in (*NAMES, *(f"{name}, backward" for name in NAMES if name not in ("train-step", "decode"))):
+    for name in VARIANTS:
         yield "parts", name, functools.partial(_part, name)
 
 

@@ -173,6 +173,8 @@ PARTS = {
     "decode": Part(_decode, lambda s: 0, has_backward=False),
 }
 NAMES = ("attention", "layer", *PARTS)
+FORWARD_ONLY = tuple(name for name, part in PARTS.items() if not part.has_backward)
+VARIANTS = (*NAMES, *(f"{name}, backward" for name in NAMES if name not in FORWARD_ONLY))
 AXES = ("batch", "length", "heads", "head_dim", "layers", "vocabulary")
 DEFAULTS: Settings = {
     "batch": 8,

@@ -9,7 +9,7 @@ from xformer.backends import resolve
 from xformer.benchmarks import parts
 from xformer.benchmarks.interleaved import Workload, interleaved_benchmark
 from xformer.config import check_count
-from xformer.errors import BackendError, ConfigError
+from xformer.errors import BackendError, check_choice
 
 
 def benchmark(
@@ -49,8 +49,7 @@ def benchmark(
     for kind, given, known in (("part", (part,), parts.NAMES), ("peer", peers, tuple(parts.PEERS)),
                                ("setting", tuple(settings), tuple(parts.DEFAULTS))):  # fmt: skip
         for name in given:
-            if name not in known:
-                raise ConfigError(f"the {kind} is {name!r}; expected one of {', '.join(known)}")
+            check_choice(f"the {kind}", name, known)
     for setting, value in (("rounds", rounds), *((name, settings[name]) for name in settings if name in parts.AXES)):
         for size in value if isinstance(value, tuple | list) else (value,):
             check_count(setting, size)

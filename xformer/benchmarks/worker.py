@@ -42,7 +42,7 @@ def main() -> None:
     computation: Computation = getattr(importlib.import_module(module), function)(request["settings"])
     fingerprint: list[Any] = []
     with computation.context():
-        start_bytes = _reset_peak_memory()
+        start_bytes = reset_peak_memory()
         with warnings.catch_warnings(record=True) as caught:
             kernels = explain(lambda: fingerprint.extend(computation.fingerprint(computation.step(0))))
             times = [duration(computation, index, 1) for index in range(request["warmup_steps"])]
@@ -56,7 +56,7 @@ def main() -> None:
         for line in sys.stdin:
             seconds = duration(computation, int(line), max(1, repeats))
             synchronous = duration(computation, int(line), 1) if computation.wait else None
-            peak_bytes = _memory("VmHWM")
+            peak_bytes = resident_memory("VmHWM")
             grown = None if peak_bytes is None or start_bytes is None else peak_bytes - start_bytes
             reply((seconds, synchronous, grown))
 
@@ -86,15 +86,15 @@ def _limit_cores(threads: int) -> None:
             os.sched_setaffinity(0, cores[:threads])
 
 
-def _reset_peak_memory() -> int | None:
+def reset_peak_memory() -> int | None:
     """Reset the peak of resident memory; return the bytes in use, or None if the system does not report them."""
     with contextlib.suppress(OSError):
         _CLEAR_REFS.write_text("5", encoding="ascii")
-        return _memory("VmRSS")
+        return resident_memory("VmRSS")
     return None
 
 
-def _memory(name: str) -> int | None:
+def resident_memory(name: str) -> int | None:
     """Return the resident memory in bytes (VmRSS now, VmHWM peak), or None if the system does not report it."""
     try:
         match = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)

@@ -51,7 +51,7 @@ from xformer.cli._io import check_writable
 from xformer.cli._options import config_options, option_name, value_option
 from xformer.cli._plots import check_plot, draw_bars, draw_growth
 from xformer.config import Config, check_count, field_names, option
-from xformer.errors import BackendError, ConfigError
+from xformer.errors import BackendError, ConfigError, check_choice
 from xformer.io import write_json
 from xformer.runs.console import progress_bar
 from xformer.text.extras import require
@@ -154,8 +154,7 @@ def _check_suite(
     name: str, backends: Sequence[str], peers: Sequence[str], sizes: dict[str, Any], threads: int | None, *, quick: bool
 ) -> Suite:
     """Return the suite after checking its settings, the backends and the number of threads."""
-    if name not in SUITES:
-        raise ConfigError(f"the suite is {name!r}; expected one of {', '.join(SUITES)}")
+    check_choice("the suite", name, SUITES)
     for peer in peers:
         if peer not in PEERS:
             raise ConfigError(f"--peer is {peer!r}; expected {' or '.join(PEERS)}")

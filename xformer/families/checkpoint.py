@@ -51,7 +51,7 @@ from xformer.models.config import GATED
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.weights import QUANTIZED_DTYPES, quantized_dtype
 from xformer.threads import parallel_map, run_serially
-from xformer.tree import flatten, replace, with_fields
+from xformer.tree import first_array, replace, with_fields
 
 Progress = Callable[[int, int], None]
 _POSITION_TOLERANCE = 1e-2  # above the error of bfloat16, far below that of other positions
@@ -359,7 +359,7 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
             tensors[name] = tensors[other]
     if not has_output:
         tensors = {name.removeprefix(family.prefix): x for name, x in tensors.items()}
-    values = {**values, "dtype": dtype_name(flatten(model)[0][0].dtype)}
+    values = {**values, "dtype": dtype_name(first_array(model).dtype)}
     with atomic_write(directory / "config.json") as file:  # which replaces the old one right after the weights
         file.write(to_json(values))
         file.flush()

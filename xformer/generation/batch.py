@@ -299,14 +299,17 @@ class GenerationBatch:
         """Return the arguments of `DecodingSteps.look_ahead`; None if the history of a row decides about its tokens."""
         if self.stopping_criteria or self.lengths.unit_ranges is not None:
             return None
-        mask = np.zeros((self.model.vocab_size,), dtype=np.bool_)
+        suppressed: list[Any] = []
         for processor in self.logits_processors:
             if type(processor) is not SuppressTokens:
                 return None
             if processor.selects is None:
-                mask[processor.tokens] = True
+                suppressed.append(processor.tokens)
             elif processor.selects(rows).any():  # until rows have their minimum length
                 return None
+        mask = np.zeros((self.model.vocab_size,), dtype=np.bool_)
+        for tokens in suppressed:
+            mask[tokens] = True
         count = int((self.maxima[rows.inputs] + 1 - rows.lengths).max())
         return rows.tokens[:, -1:], mask, self.draws(rows, count), sampling_settings(self.config)
 

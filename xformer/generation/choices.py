@@ -37,8 +37,8 @@ class Choices:
 
     @property
     def nbytes(self) -> int:
-        """Size of its arrays."""
-        return sum(array.nbytes for array in self._arrays)
+        """Size of its arrays, and of the memory of its program."""
+        return sum(each.nbytes for each in (*self._arrays, self.program) if each is not None)
 
     def start(self, tokens: Any, mask: Any, uniforms: Any, settings: dict[str, Any]) -> None:
         """Set what the next steps read; see `DecodingSteps.look_ahead`."""

@@ -100,12 +100,14 @@ class _Group:
     def step(self) -> None:
         """Extend all rows by one token, and by draft tokens if a search has any."""
         batch, count = self.searches[0].batch, self._rows_per_input
-        for _ in range(2):  # others follow with a larger cache
-            self._ahead = self._ahead or self._look_ahead()
-            if (pairs := next(self._ahead, None)) is not None:
-                self._advance(pairs, count)
-                return
-            self._ahead = None
+        pairs = next(self._ahead or iter(()), None)
+        if pairs is None:  # others may follow with a larger cache
+            self._ahead = self._look_ahead()
+            pairs = next(self._ahead, None)
+        if pairs is not None:
+            self._advance(pairs, count)
+            return
+        self._ahead = None
         width = 1 + max(len(search.pending.draft_tokens) for search in self.searches)
         # All draft tokens or none, so that there are programs for two numbers of tokens.
         width = 1 if width == 1 else 1 + batch.num_draft_tokens

@@ -128,7 +128,7 @@ def _scores(query: Array, key: Array, bias: Any, scale: float, softcap: Any = No
 
 
 def attention_functions(product: Callable[..., Any]) -> tuple[Forward, Vjp]:
-    """Return the forward and the vjp of attention, given products of stacks of matrices.
+    """Return the forward and the vjp of attention, also of grouped heads, given products of stacks of matrices.
 
     Args:
         product: (a, b, scale=None, wide=False) -> a @ b, times the scale if there is one. If `wide`, products of 16
@@ -165,10 +165,7 @@ def attention_functions(product: Callable[..., Any]) -> tuple[Forward, Vjp]:
             dkey = product(xp.matrix_transpose(dscores), query, scale) if needs[1] else None
         return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
 
-    return forward, vjp
-
-
-_forward, _vjp = attention_functions(_product)
+    return with_repeated_heads(forward, vjp)
 
 
 def with_repeated_heads(forward: Forward, vjp: Vjp) -> tuple[Forward, Vjp]:
@@ -197,13 +194,15 @@ def with_repeated_heads(forward: Forward, vjp: Vjp) -> tuple[Forward, Vjp]:
     return grouped_forward, grouped_vjp
 
 
+_forward, _vjp = attention_functions(_product)
 _operation = Operation(
     "attention",
     "query: (batch, heads, queries, head_dim) float, key: (batch, kv_heads, keys, head_dim) float, "
     "value: (batch, kv_heads, keys, value_dim) float, mask?: ~(batch, heads, queries, keys) bool, "
     "bias?: ~(batch, heads, queries, keys) float, dropout_mask?: ~(batch, heads, queries, keys) bool "
     "-> (batch, heads, queries, value_dim)",
-    *with_repeated_heads(_forward, _vjp),
+    _forward,
+    _vjp,
     compute_in_float32=True,
     conditions={
         "heads to be a multiple of kv_heads": lambda sizes: (
@@ -219,17 +218,8 @@ def _cached_forward(*arrays: Any, scale: float, save: bool) -> tuple[Array, Any]
     slots = cache_slots(starts, keys, key.shape[2])
     for old, new in ((keys, key), (values, value)):
         write_slots(old, new, slots)
-    return _forward(
-        query,
-        *(repeat_kv(x, query) for x in (keys, values)),
-        mask,
-        bias,
-        None,
-        causal=False,
-        scale=scale,
-        keep_probability=1.0,
-        save=save,
-    )
+    options = {"causal": False, "scale": scale, "keep_probability": 1.0, "save": save}
+    return _forward(query, keys, values, mask, bias, None, **options)
 
 
 cached_attention = Operation(

@@ -201,6 +201,7 @@ class Transcriber(Pipeline):
             for start, samples in zip(itertools.accumulate(map(len, parts), initial=0), parts, strict=False):
                 windows.append(_Window(index, len(windows), start, samples, prefix, has_spaces[index]))
         segments: list[list[Segment]] = [[] for _ in signals]
+        texts = [""] * len(signals)
         done, total = 0, sum(map(len, signals))
         while windows:
             following = []
@@ -208,10 +209,11 @@ class Transcriber(Pipeline):
             results = itertools.chain.from_iterable(self._run_batches(run, batches))
             for window, (found, end) in zip(windows, results, strict=True):
                 for segment in found:
-                    separator = " " if segments[window.audio] and has_spaces[window.audio] else ""
+                    added = (" " if segments[window.audio] and has_spaces[window.audio] else "") + segment.text
                     segments[window.audio].append(segment)
+                    texts[window.audio] += added
                     if on_segment is not None:
-                        on_segment(segment, separator + segment.text)
+                        on_segment(segment, added)
                 done += end - window.start
                 if progress is not None:
                     progress(done / SAMPLE_RATE, total / SAMPLE_RATE)
@@ -221,10 +223,6 @@ class Transcriber(Pipeline):
             windows = following
         if progress is not None and done < total:  # a rest that is shorter than a position is not read
             progress(total / SAMPLE_RATE, total / SAMPLE_RATE)
-        texts = [
-            (" " if spaced else "").join(segment.text for segment in found)
-            for spaced, found in zip(has_spaces, segments, strict=True)
-        ]
         outputs: list[Any] = texts
         if timestamps is not None:
             outputs = [Transcription(*each) for each in zip(texts, languages, map(tuple, segments), strict=True)]

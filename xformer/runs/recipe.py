@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.config import Config, check_keys, field_names
-from xformer.errors import ConfigError, describe_type
+from xformer.errors import ConfigError, check_choice, describe_type
 from xformer.families.checkpoint import check_exists, is_public
 from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, sha256
@@ -138,8 +138,7 @@ class Recipe:
         """
         tables = dict(tables)
         task = tables.pop("task", "translation")
-        if task not in TASKS:
-            raise ConfigError(f"task in {name} is {task!r}; expected one of {', '.join(TASKS)}")
+        check_choice(f"task in {name}", task, TASKS)
         spec = TASKS[task]
         for key, table in tables.items():
             _check_table(key, table, spec, name)

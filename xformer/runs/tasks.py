@@ -30,7 +30,7 @@ from xformer.text.corpus import TextPart
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from xformer.training.loggers import Rows
 from xformer.training.loss import language_model_loss
-from xformer.tree import flatten
+from xformer.tree import first_array
 
 MAX_SHOWN = 30  # tokens of a plot of attention, for loggers
 NUM_SAMPLED, _PROMPT_LENGTH = 100, 32  # tokens of samples, for loggers
@@ -143,7 +143,7 @@ class Task(ABC):
     @property
     def _array_options(self) -> dict[str, Any]:
         """The namespace and the device of the arrays of batches."""
-        weight = flatten(self.model)[0][0]
+        weight = first_array(self.model)
         return {"xp": array_namespace(weight), "device": device(weight)}
 
     def config(self, data: dict[str, Any]) -> dict[str, Any]:

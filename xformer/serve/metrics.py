@@ -40,7 +40,8 @@ class Metrics:
             root = re.sub("_(bucket|sum|count)$", "", name)
             if root != last:
                 kind = "histogram" if root != name else "counter" if name.endswith("_total") else "gauge"
-                lines, last = [*lines, f"# TYPE {root} {kind}"], root
+                lines.append(f"# TYPE {root} {kind}")
+                last = root
             shown = ",".join(f"{key}={json.dumps(text, ensure_ascii=False)}" for key, text in labels)
             lines.append(f"{name}{{{shown}}} {value:.10g}")
         return "\n".join([*lines, ""])

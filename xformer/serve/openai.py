@@ -385,13 +385,13 @@ class _ChatAnswer(_Answer):
 
     def _prompt_ids(self) -> list[list[int]]:
         request, tokenizer = self.request, self.model.pipeline.target_tokenizer
-        form = self.request.response_format
+        form = request.response_format
         if self.must_call:
             functions = {}
             for tool in self.tools:
-                field = f"tools[{self.request.tools.index(tool)}].function.parameters"
+                field = f"tools[{request.tools.index(tool)}].function.parameters"
                 functions[tool.function.name] = _checked(field, tool.function.parameters, tool.function.strict)
-            calls = chat.tool_call_grammar(self.model.pipeline.target_tokenizer, functions, is_single=self.is_single)
+            calls = chat.tool_call_grammar(tokenizer, functions, is_single=self.is_single)
             self._add_grammar(lark=calls)
         elif form is not None and form.type != "text":
             described: Any = {"schema": {"type": "object"}} if form.type == "json_object" else form.json_schema or {}

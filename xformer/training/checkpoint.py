@@ -22,6 +22,7 @@ from xformer.io import (
     atomic_write,
     check_path,
     check_savable,
+    file_errors,
     load_arrays,
     lock_directory,
     read_log,
@@ -48,12 +49,10 @@ class TrainingFiles:
         Raises:
             CheckpointError: If it cannot be created or written, or another process trains in it.
         """
-        try:
+        with file_errors(f"cannot write to {self.directory}"):
             self.directory.mkdir(parents=True, exist_ok=True)
             with self.log.open("a", encoding="utf-8"):
                 pass
-        except OSError as error:
-            raise CheckpointError(f"cannot write to {self.directory}: {error.strerror or error}") from error
         with lock_directory(self.directory):
             yield
 
@@ -101,11 +100,8 @@ class TrainingFiles:
 
     def append_log(self, *events: dict[str, Any]) -> None:
         """Append lines to the log."""
-        try:
-            with self.log.open("a", encoding="utf-8") as file:
-                file.writelines(to_json(event) + "\n" for event in events)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self.log}: {error.strerror or error}") from error
+        with file_errors(f"cannot write {self.log}"), self.log.open("a", encoding="utf-8") as file:
+            file.writelines(to_json(event) + "\n" for event in events)
 
     def read_log(self) -> list[dict[str, Any]]:
         """Return all events of the log."""

@@ -16,7 +16,7 @@ from xformer.backends import accumulation_dtype, array_namespace
 from xformer.kernels.cupy import launch
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.launch import FLOATS, contiguous, empty, why_not
-from xformer.ops.attention import attention_functions, with_repeated_heads
+from xformer.ops.attention import attention_functions
 from xformer.ops.operation import Kernel
 
 
@@ -25,7 +25,7 @@ def _product(a: Array, b: Array, scale: float | None = None, *, wide: bool = Fal
     return batched_product(a, b, alpha=1.0 if scale is None else scale, dtype=dtype)
 
 
-forward, vjp = with_repeated_heads(*attention_functions(_product))
+forward, vjp = attention_functions(_product)
 
 
 def recomputed_vjp(g: Array, inputs: Any, needs: Any, **options: Any) -> Any:
