@@ -23,7 +23,7 @@ def closed_schema(schema: Any, *, strict: bool = False) -> Any:
 
     Args:
         schema: The schema.
-        strict: Also limit what has no limit of its own: strings to 1,000 characters and arrays to 100 items more
+        strict: Also limit what the schema does not: strings to 1,000 characters and arrays to 100 items more
             than their minimum, integers to 18 digits, and numbers to 15 digits and 10 decimals.
 
     Examples:

@@ -113,7 +113,7 @@ _SOFTMAX_VECTORS = 2  # loads per thread of rows that a warp cannot load at once
 def _strided(mask: Any, shape: tuple[int, ...]) -> tuple[Any, int, int, tuple[int, ...]]:
     """View a mask broadcast to `shape` with the axes (outer, middle, inner, last).
 
-    The mask is copied only if more axes have strides of their own.
+    The mask is copied only if more axes have other strides.
 
     Returns:
         The mask, the sizes `middle` and `inner`, and the strides of all four axes.
