@@ -111,13 +111,12 @@ _QWEN2 = _QWEN3.variant(
     fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
     columns=(_EXPERTS, _DENSE_LAYERS, windows(_qwen2_types, default=4096, has_flag=True)),
 )
-_GPT_OSS = Decoder(
-    model_type="gpt_oss",
-    architecture="GptOss",
+_GPT_OSS = _MIXTRAL.variant(
+    "gpt_oss",
+    "GptOss",
     keys={
-        **sizes("rms_norm_eps", 1e-5, 2048),
+        **_MIXTRAL.keys,
         **heads(8, 64),
-        "d_ff": Key("intermediate_size", write=_expert_d_ff),
         "num_experts": Key("num_local_experts num_experts", 128),
         "num_experts_per_token": Key("num_experts_per_tok experts_per_token", 4),
         "attention_bias": Key("attention_bias", True),
