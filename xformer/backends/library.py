@@ -433,7 +433,7 @@ def resolve(xp: Any) -> Namespace:
         xp = _import_other(xp)
     name = getattr(xp, "__name__", "").removeprefix("array_api_compat.")
     root = name.split(".")[0]
-    if _is_known(root) and name not in (root, f"{root}.numpy", f"{root}.core", known_backends()[root]):
+    if name not in (root, f"{root}.numpy", f"{root}.core") and _is_known(root) and name != known_backends()[root]:
         raise BackendError(f"xp is the module {name}; expected {root}, which has the functions of the standard")
     return _load(root) if _is_known(root) else complete(xp)
 
