@@ -1,4 +1,4 @@
-"""The translator of number words in part 1 of the tutorial: train and export it, and, as a hook of MkDocs, embed it.
+"""The translator of number words on the first page: train and export it, and, as a hook of MkDocs, embed it.
 
     python docs/translator.py [RUN]
 
@@ -46,9 +46,10 @@ def runtime() -> dict[str, Path] | None:
 
 def on_page_markdown(markdown: str, *, page: Any, **arguments: Any) -> str:
     """Add the program that replaces the picture: a hook of MkDocs."""
-    if page.file.src_uri != "tutorial/1-attention.md" or runtime() is None:
+    if '<div class="translator"' not in markdown or runtime() is None:
         return markdown
-    return f'{markdown}\n\n<script type="module" src="../{FOLDER}/embed.js"></script>\n'
+    address = "../" * page.file.src_uri.count("/") + f"{FOLDER}/embed.js"
+    return f'{markdown}\n\n<script type="module" src="{address}"></script>\n'
 
 
 def on_post_build(config: Any) -> None:

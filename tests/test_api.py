@@ -21,7 +21,9 @@ from xformer.config import Config, options_of
 
 FILE = Path(__file__).parent / "public_api.txt"
 REFERENCE = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
-MODULES = sorted({name for page in REFERENCE for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)})
+MODULES = sorted(
+    {"xformer", *(name for page in REFERENCE for name in re.findall(r"<!-- reference: (\S+) -->", page.read_text()))}
+)
 
 
 def signature(value: Any) -> str:

@@ -1,12 +1,14 @@
 """The examples of the documentation run, and its pages show them, the newest results, and name files that exist.
 
-python tests/test_docs.py  # copies changed examples, what code prints, and tables of results to the pages
+python tests/test_docs.py  # copies changed examples, what code prints, and tables of results and names to the pages
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
+import inspect
 import io
 import os
 import re
@@ -14,8 +16,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
 
 from xformer import native
 
@@ -97,6 +102,62 @@ def test_pages_name_files_that_exist(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
+# What only the site's Markdown understands, as it would stand in the text of another view of the repository.
+LEFTOVERS = re.compile(
+    r"""^(===|!!!|\?\?\?\+?)\ +["\w] | ^::: | --8<-- | ^\[TOC\] | \]\[  # tabs, boxes, and what is inserted
+    | \{:?\ *([.\#][\w-]+|\w+=) | \{[{%] | \#only-(light|dark)""",
+    re.MULTILINE | re.VERBOSE,
+)
+FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
+
+
+def leftovers(page: str) -> list[str]:
+    """Return what a page would show raw in a view that knows CommonMark, tables and formulas, and nothing else."""
+    parser = MarkdownIt("commonmark").enable("table")
+    page = re.sub(r"\A---\n.*?\n---\n", "", page, flags=re.DOTALL)  # metadata, which such views show as a table
+    found = []
+    for token in parser.parse(page):
+        if token.type == "code_block":  # indented, as the text of a tab or a box; code has fences
+            found.append(token.content)
+        elif token.type == "fence" and re.search(r"\bsource=\W?none", token.info):
+            found.append(token.info)  # code that the site hides
+        elif token.type in ("inline", "html_block"):
+            nodes = [node for node in token.children or [token] if node.type != "code_inline"]
+            shown = ["\n" if node.type == "softbreak" else node.content for node in nodes]
+            addresses = [str(value) for node in nodes for value in node.attrs.values()]
+            found += [line for line in [*"".join(shown).splitlines(), *addresses] if LEFTOVERS.search(line)]
+            source = re.sub(r"`[^`]*`", "", token.content)
+            found += re.findall(r"\[\^.*?\]", source)  # footnotes
+            found += [each for each in FORMULA.findall(source) if parser.renderInline(each) != escapeHtml(each)]
+    return found
+
+
+@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_need_nothing_but_commonmark(page: Path) -> None:
+    assert leftovers(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '=== "NumPy"\n\n    ```python\n    1\n    ```',
+        "!!! note\n    A note.",
+        '??? "More"\n    Text.',
+        "Text.\n{ .lead }",
+        '![A picture](a.png){ width="10" }',
+        "![A picture](a.png#only-dark)",
+        "::: xformer.layers",
+        "See [`fit`][xformer.fit].",
+        "A note.[^1]\n\n[^1]: Here.",
+        '```python source="none"\n1\n```',
+        "$a\\_b$",
+        "$a *b* c$",
+    ],
+)
+def test_pages_that_need_more_are_refused(text: str) -> None:
+    assert leftovers(f"# Title\n\nText, `{{.code}}` and $a_1$.\n\n{text}\n\nEnd.\n") != []
+
+
 def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
@@ -113,6 +174,39 @@ def test_tables_of_libraries_are_those_of_the_reports() -> None:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert tables.with_tables(page) == page, f"run: python docs/library_tables.py, which changes {name}"
         assert re.search(r"^\|( ?---[ |])+", page, re.MULTILINE)
+
+
+def with_summaries(page: str) -> str:
+    """Return a page of the API reference with all public names in its tables, and the present summaries."""
+    tables = load("reference_pages")
+    for name in {match[1] for match in tables.TABLE.finditer(page)}:
+        module = importlib.import_module(name)
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == name]
+        public = getattr(module, "__all__", [key for key in own if not key.startswith("_")])
+        known = {
+            key for match in tables.TABLE.finditer(page) if match[1] == name for key in tables.NAME.findall(match[2])
+        }
+        missing = [f"| `{key}` | |\n" for key in public if key not in known]
+        *_, last = (match for match in tables.TABLE.finditer(page) if match[1] == name)
+        page = page[: last.end()] + "".join(missing) + page[last.end() :]
+
+        def row(match: re.Match[str], module: ModuleType = module, public: list[str] = public) -> str:
+            value = getattr(module, match[1], None)
+            documented = isinstance(value, ModuleType) or getattr(value, "__module__", "").startswith("xformer")
+            lines = (inspect.getdoc(value) or "").split("\n\n")[0].splitlines() if documented else [match[2]]
+            return f"| `{match[1]}` | {' '.join(lines)} |\n" * (match[1] in public)
+
+        def table(match: re.Match[str], name: str = name, row: Any = row) -> str:
+            return re.sub(r"^\| `(\w+)` \| ?(.*?) ?\|\n", row, match[0], flags=re.M) if match[1] == name else match[0]
+
+        page = tables.TABLE.sub(table, page)
+    return page
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda path: path.stem)
+def test_reference_lists_all_public_names(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert with_summaries(text) == text, "run python tests/test_docs.py, and move new names to their topics"
 
 
 @pytest.fixture
@@ -158,5 +252,5 @@ def test_the_logo_is_the_icon_of_the_explorer() -> None:
 
 if __name__ == "__main__":
     for path in PAGES:
-        shown = with_files(path.read_text(encoding="utf-8"))
+        shown = with_summaries(with_files(path.read_text(encoding="utf-8")))
         path.write_text(with_printed(shown) if path in PRINTING else shown, encoding="utf-8", newline="\n")
