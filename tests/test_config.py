@@ -45,6 +45,11 @@ def test_values_are_kept():
     assert dataclasses.replace(config, size=5).size == 5
     assert copy.deepcopy(config) == config
     assert pickle.loads(pickle.dumps(config)) == config
+    assert len({config, copy.copy(config), Derived(depth=2)}) == 2
+    assert repr(config) == "Derived(size=3, rate=0.1, mode='a', limit=7, flag=False, depth=2)"
+    assert config != Base(limit=7)
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'size'"):
+        config.size = 4
 
 
 @pytest.mark.parametrize(

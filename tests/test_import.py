@@ -35,12 +35,17 @@ OPTIONAL = {
             "xformer.cli.generate",
             OPTIONAL - {"typer", "rich"} | {"xformer.cli.translate", "xformer.benchmarks"},
         ),
+        (
+            "from xformer.cli.main import exit_code; exit_code(['generate', '--model', '/nowhere', '--top-k', '3'])",
+            "xformer.cli.generate",
+            OPTIONAL - {"typer"} | {"pydantic", "rich.console"},
+        ),
     ],
 )
 def test_a_fresh_interpreter_imports_no_more_than_it_needs(statement, loaded, not_loaded):
     program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    modules = json.loads(done.stderr)
+    modules = json.loads(done.stderr.splitlines()[-1])
     assert loaded in modules
     assert not_loaded.intersection(modules) == set()
 

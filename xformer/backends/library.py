@@ -501,7 +501,8 @@ def _import(name: str) -> ModuleType:
     """Import the functions of a known library and what xformer knows about it."""
     try:
         if name == "numpy":
-            _defer("numpy.f2py", "numpy.testing")  # array_api_compat imports them, which takes longer than NumPy itself
+            # array_api_compat imports them, which takes longer than NumPy itself.
+            _defer("numpy.f2py", "numpy.testing", "numpy.ma", "numpy.polynomial", "numpy.random")
         module = importlib.import_module(_STANDARD_MODULES.get(name) or known_backends()[name])
         if name in _STANDARD_MODULES:
             importlib.import_module(f"xformer.backends.{name}")

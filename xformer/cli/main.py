@@ -32,11 +32,16 @@ and examples of a command.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 _REQUIRED = ("typer", "rich")
@@ -76,6 +81,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Command-line arguments; default those of the process.
     """
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")  # 2^22 cycles: idle threads of NumPy would spin for 2^26
+    gc.disable()
     try:
         _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
@@ -86,6 +93,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = 130
     exec("")  # forget a KeyboardInterrupt inside exec, as of dataclasses: Python would end by the signal instead
+    gc.freeze()  # Python would look for garbage before it ends
     sys.exit(code)
 
 
@@ -131,7 +139,11 @@ def exit_code(arguments: Sequence[str]) -> int:
         return _fail(f"the command xformer needs {' and '.join(missing)}; {how_to_install(missing[0])}")
     try:
         arguments = list(arguments) or ["--help"]
-        code = _load_app(arguments)(arguments, prog_name="xformer", standalone_mode=False)
+        app = _load_app(arguments)
+        if not gc.isenabled():  # in a process of its own; nothing that has been imported becomes garbage
+            gc.freeze()
+            gc.enable()
+        code = app(arguments, prog_name="xformer", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:  # the reader has closed the pipe; flushing at exit must not raise again
@@ -167,6 +179,7 @@ def _load_app(arguments: Sequence[str]) -> Any:
 def _make_app(arguments: Sequence[str]) -> Any:
     """Return the typer application, which parses the arguments and runs a command; only that command is imported."""
     import typer
+    from typer import core
 
     import xformer
 
@@ -180,6 +193,9 @@ def _make_app(arguments: Sequence[str]) -> Any:
     def root(version: bool = version) -> None:
         pass
 
+    parameter: Any = getattr(core, "_TyperParameter", None)
+    if hasattr(parameter, "get_runtime_param"):  # in newer versions
+        parameter.get_runtime_param = lambda self: SimpleNamespace(coerce=partial(_read, self.type_descriptor))
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
         help=_help(__doc__),
@@ -197,6 +213,21 @@ def _make_app(arguments: Sequence[str]) -> Any:
             command, description = getattr(module, function), _help(module.__doc__)
         app.command(name, help=description)(command)
     return app
+
+
+_READERS: dict[Any, Any] = {str: str, int: int, float: float, Path: Path, list[str]: list}
+
+
+def _read(descriptor: Any, value: Any, param: Any, ctx: Any) -> Any:
+    """Return the value of an option as typer does, which imports pydantic for it: that takes longer than NumPy."""
+    if value is None:
+        return () if param.multiple or param.nargs == -1 else None
+    with contextlib.suppress(ValueError):
+        if descriptor.annotation in _READERS and not descriptor.is_ranged:
+            return _READERS[descriptor.annotation](value)
+    from typer._coercion import build_runtime_param
+
+    return build_runtime_param(descriptor).coerce(value, param, ctx)
 
 
 def _help(docstring: str | None) -> str:

@@ -88,7 +88,7 @@ def read_gguf(path: Path) -> PretrainedTokenizer:
     settings = {f"{role}_token": tokenizer.id_to_token(i) for role, i in roles.items() if i is not None}
     if "tokenizer.chat_template" in metadata:
         settings["chat_template"] = metadata["tokenizer.chat_template"]
-    return PretrainedTokenizer(tokenizer, settings, path, eos_ids=eos_ids)
+    return PretrainedTokenizer(tokenizer, settings, path, eos_ids=eos_ids, vocab_size=len(values["tokens"]))
 
 
 def _byte_level(values: dict[str, Any]) -> Any:

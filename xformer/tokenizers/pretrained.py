@@ -60,6 +60,7 @@ class PretrainedTokenizer(BaseTokenizer):
             `x [eos] [language]`, "target" puts the token of the target language before the source.
         target: Tokenizer of target texts if it is another one.
         eos_ids: Ids that end a text or a turn; empty if generation_config.json has them.
+        vocab_size: Highest id plus 1, if it is known.
 
     Attributes:
         cleans_up_spaces: Whether `decode` removes spaces before punctuation and contractions.
@@ -83,6 +84,7 @@ class PretrainedTokenizer(BaseTokenizer):
         language_position: str = "before",
         target: PretrainedTokenizer | None = None,
         eos_ids: tuple[int, ...] = (),
+        vocab_size: int | None = None,
     ) -> None:
         # A tokenizer.json that truncates texts says from which side, too.
         side = settings.get("truncation_side") or (inner.truncation or {}).get("direction", "right")
@@ -97,6 +99,7 @@ class PretrainedTokenizer(BaseTokenizer):
         key = "clean_up_tokenization_spaces" + ("_for_bpe_even_though_it_will_corrupt_output" if is_bpe else "")
         self.cleans_up_spaces: bool = bool(settings.get("clean_up_tokenization_spaces") and settings.get(key))
         self._settings, self.directory, self._vocab, self.eos_ids = settings, directory, vocab, eos_ids
+        self._vocab_size = vocab_size
         self._tokens = None if vocab is None else {index: token for token, index in vocab.items()}
         self._special = {name: token for name in ROLES if isinstance(token := settings.get(f"{name}_token"), str)}
         named = {*self._special.values(), *additional_tokens(settings)}
@@ -114,6 +117,8 @@ class PretrainedTokenizer(BaseTokenizer):
     @property
     def vocab_size(self) -> int:
         """Highest id plus 1. The embedding of the model may have more rows."""
+        if self._vocab_size is not None:
+            return self._vocab_size
         ids = self._inner.get_vocab().values() if self._vocab is None else self._vocab.values()
         return 1 + max(ids, default=-1)
 
