@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,12 @@ FILES = sorted(path for path in (ROOT / "docs" / "examples").rglob("*") if path.
 EXAMPLES = [path for path in FILES if path.parent.name == "examples"]  # tests/cli runs those in folders
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 EXAMPLE_ON_PAGE = re.compile(r'^(```\w+ title="(docs/examples/[^"]*)"\n).*?^(```)$', flags=re.DOTALL | re.MULTILINE)
+# An example on a page, and what it prints.
+LINES = r"(?:(?!```).*\n)*"
+OUTPUT_ON_PAGE = re.compile(
+    rf'^(```python title="(?P<name>docs/examples/[^"]*)"\n{LINES}```\n)(?:\n```text\n(?P<text>{LINES})```\n)?',
+    re.MULTILINE,
+)
 RESULTS_ON_PAGE = re.compile(
     r"^(<!-- table of the newest (bench/results/\*-[\w-]+\.md) -->\n\n).*?(\n<!-- end of the table -->)$",
     flags=re.DOTALL | re.MULTILINE,
@@ -39,16 +46,49 @@ PRINTING = [page for page in PAGES if any(match["text"] for match in PRINTED.fin
 NEEDS_FUSED_PRODUCTS = "use_reproducible_algorithms("
 
 
+def run_example(example: Path, folder: Path) -> str:
+    """Return what an example prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", str(example)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def kinds_of_lines(text: str) -> set[str]:
+    """Return the lines of a text without numbers and addresses of files, which depend on the machine."""
+    lines = [line for line in text.splitlines() if not line.startswith("step ")]  # appear by the clock
+    return {re.sub(r"-?\d[\d.,:]*(e[-+]?\d+)?|\s+", " ", re.sub(r"/\w+/\S+", "/", line)) for line in lines}
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(example: Path) -> None:
+def test_example_runs(example: Path, tmp_path: Path) -> None:
     for use, package in (("xf.tensorboard(", "tensorboardX"), ("import sklearn", "sklearn")):
         if use in example.read_text(encoding="utf-8"):
             pytest.importorskip(package)
     if NEEDS_FUSED_PRODUCTS in example.read_text(encoding="utf-8") and not native.has_fused_products():
         pytest.skip("needs the library for AVX2, AVX-512 or NEON")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    name, texts = example.relative_to(ROOT).as_posix(), [page.read_text(encoding="utf-8") for page in PAGES]
+    (shown,) = [each["text"] or "" for text in texts for each in OUTPUT_ON_PAGE.finditer(text) if each["name"] == name]
+    printed = kinds_of_lines(run_example(example, tmp_path))
+    # Without a library, there are fewer lines.
+    assert printed <= kinds_of_lines(shown), (
+        f"{name} prints other lines than on its page; run python tests/test_docs.py"
+    )
+    assert bool(printed) == bool(shown)
+
+
+def with_output(page: str, old: str) -> str:
+    """Return the text of a page with what examples print that were changed, or have no output there."""
+
+    def replace(match: re.Match[str]) -> str:
+        if (match["text"] and match[0] in old) or ROOT / match["name"] not in EXAMPLES:
+            return match[0]
+        with tempfile.TemporaryDirectory() as folder:
+            printed = re.sub(r"/tmp/\w+", "/tmp/run", run_example(ROOT / match["name"], Path(folder)))
+        return f"{match[1]}\n```text\n{printed}```\n" if printed else match[1]
+
+    return OUTPUT_ON_PAGE.sub(replace, page)
 
 
 def with_files(page: str) -> str:
@@ -85,7 +125,8 @@ def with_printed(page: str) -> str:
         text = f"\n\n```text\n{printed.getvalue()}```" if printed.getvalue() else ""
         return f"```python\n{match['code']}```{text}"
 
-    return PRINTED.sub(run, page)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return PRINTED.sub(run, page)
 
 
 @pytest.mark.parametrize("page", PRINTING, ids=lambda path: path.stem)
@@ -252,5 +293,6 @@ def test_the_logo_is_the_icon_of_the_explorer() -> None:
 
 if __name__ == "__main__":
     for path in PAGES:
-        shown = with_summaries(with_files(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        shown = with_output(with_summaries(with_files(text)), text)
         path.write_text(with_printed(shown) if path in PRINTING else shown, encoding="utf-8", newline="\n")

@@ -91,6 +91,13 @@ def test_solutions_are_checked(page: Path) -> None:
     assert len(exercises) == len(solutions) == len(checked)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.id != "index"])
+def test_pages_end_with_what_was_learned_and_a_question(page: Path) -> None:
+    _, learned = page.read_text(encoding="utf-8").split("\n## What you learned\n")
+    assert re.search(r"\n\*\*A question for the explorer\.\*\*.*\n<summary>Answer</summary>\n", learned, re.DOTALL)
+    assert "\n#" not in learned
+
+
 def test_autodiff_takes_300_lines() -> None:
     cells = load("execution").CELL.findall((TUTORIAL / "appendix-autodiff.md").read_text(encoding="utf-8"))
     assert sum(len(cell.splitlines()) for _, cell in cells) <= 300
