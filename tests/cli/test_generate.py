@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -47,6 +48,18 @@ def test_prompts_on_the_command_line(xformer, run, generator):
         options = [*options[:6], "--max-new-tokens", 30, "--seed", seed, *others]
         again = xformer("generate", "--context", "slide", "--model", run, *options)
         assert (again.out == done.out) == is_equal
+
+
+def test_verbose_reports_the_speed_in_a_line(xformer, run, generator):
+    options = ["--model", run, "--max-new-tokens", 9, "--seed", 4, "--context", "slide", "--verbose"]
+    done = xformer("generate", *options, *[word for prompt in PROMPTS for word in ("--prompt", prompt)])
+    assert done.out == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=9, seed=4))
+    assert re.fullmatch(
+        r"[\d.]+ tokens/s, [\d.]+ GB/s of weights and cache, \d+% of a copy \([\d.]+ GB/s\)\n", done.err
+    )
+    numbers = [float(number) for number in re.findall(r"[\d.]+", done.err)]
+    assert numbers[0] > 0
+    assert numbers[3] > 0
 
 
 def test_a_draft_model_changes_no_text(xformer, run, generator, tmp_path, monkeypatch):

@@ -38,8 +38,13 @@ import itertools
 import json
 import os
 import sys
+import time
+import timeit
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
+
+import numpy as np
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
@@ -48,9 +53,11 @@ from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_opt
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError, XformerError
 from xformer.generation import GenerationConfig
+from xformer.generation.engine import run_steps
 from xformer.pipelines import ChunkOutput, Output, Prompt, TextGenerator
 from xformer.pipelines.options import SearchOptions
 from xformer.runs.console import make_console
+from xformer.threads import num_threads, parallel_map
 
 _NO_PROMPT = "--chat needs a prompt; add --prompt or --input, or write to standard input"
 _SEPARATOR = "-" * 15
@@ -66,6 +73,7 @@ class InputOptions(Config):
     json: bool = option(
         "Write one JSON object per text: line, prompt, rank, log_probability, text (the continuation).", default=False
     )
+    verbose: bool = option("Report how fast tokens follow the first one, and how fast weights are read.", default=False)
 
 
 @config_options(
@@ -116,14 +124,14 @@ def generate(
     elif "num_draft_tokens" in settings:
         raise ConfigError("--num-draft-tokens is given without --draft-model; expected both")
     arguments: dict[str, Any] = {"generation": settings, "options": options}
-    arguments |= {"chat": inputs.chat, "system": inputs.system, "as_json": inputs.json}
+    arguments |= {"chat": inputs.chat, "system": inputs.system, "as_json": inputs.json, "verbose": inputs.verbose}
     if corpus.corpus_out is not None:
         process_file(process_chunk, TextGenerator, model, source, output, corpus, loading, arguments)
         return
     pipeline = load_pipeline(TextGenerator, model, **loading)
     config = pipeline.resolve_config(**settings)
     single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
-    if single and shows_text:
+    if single and shows_text and not inputs.verbose:
         options.pop("batch_tokens", None)
         if is_conversation:
             _converse(pipeline, config, options, inputs.system)
@@ -155,14 +163,42 @@ def process_chunk(
     chat: bool,
     system: str | None,
     as_json: bool,
+    verbose: bool,
 ) -> ChunkOutput:
     """Return the texts for consecutive prompts; of a large file, each worker calls it for its chunks."""
     prompts = [_to_prompt(line, chat, system) for line in lines]
-    results = pipeline.outputs(prompts, first_index=first_index, **options, **generation)
+    make_outputs = partial(_measured_outputs, pipeline) if verbose else pipeline.outputs
+    results = make_outputs(prompts, first_index=first_index, **options, **generation)
     written: list[str] = []
     for number, (line, outputs) in enumerate(zip(lines, results, strict=True), start=first_index):
         written += _json_lines(number, line, outputs) if as_json else _texts(number, "" if chat else line, outputs)
     return ChunkOutput("".join(f"{line}\n" for line in written).encode())
+
+
+def _measured_outputs(
+    pipeline: Any, prompts: list[Prompt], *, first_index: int, batch_tokens: int = 0, **options: Any
+) -> list[list[Output]]:
+    """Return the outputs of one prompt after the other, and report the speed of the steps after their first tokens."""
+    model, c, results = pipeline.model, pipeline.model.config, list[list[Output]]()
+    seconds, count, nbytes = 1e-9, 0, 0.0
+    per_token = 8 * c.num_layers * (c.num_key_value_heads or c.num_heads) * c.features_per_head
+    sizes = [array.nbytes for _, array in model.named_arrays()]
+    per_step = sum(sizes) if c.tie_output else sum(sizes[1:])  # only a row of an embedding is read
+
+    def steps(number: int, prompt: Prompt) -> Iterator[None]:
+        results.extend((yield from run_steps(pipeline.search_task([prompt], first_index=number, **options))))
+
+    for number, prompt in enumerate(prompts, start=first_index):
+        times = [time.perf_counter() for _ in steps(number, prompt)]
+        lengths, start = [len(output.tokens) for output in results[-1]], len(pipeline.input_ids(prompt))
+        seconds, count = seconds + times[-1] - times[0], count + sum(lengths)
+        nbytes += max(lengths) * per_step + sum(lengths) * (start + max(lengths) / 2) * per_token
+    parts = [np.ones((2, 2**22 // num_threads())) for _ in range(num_threads())]
+    copy = timeit.Timer(lambda: parallel_map(lambda part: np.copyto(*part), parts)).repeat(5, 1)
+    copied = 2**26 / min(copy)  # bytes read and written
+    report = f"{count / seconds:.1f} tokens/s, {nbytes / seconds / 1e9:.1f} GB/s of weights and cache"
+    sys.stderr.write(f"{report}, {nbytes / seconds / copied:.0%} of a copy ({copied / 1e9:.1f} GB/s)\n")
+    return results
 
 
 def _to_prompt(text: str, chat: bool, system: str | None) -> Prompt:
