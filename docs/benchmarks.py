@@ -1,4 +1,4 @@
-"""The page of benchmarks, as a hook of MkDocs: the marked tables of bench/results/, each with a figure.
+"""The pages of benchmarks, as a hook of MkDocs: the marked tables of bench/results/, each with a figure.
 
 A line `<!-- benchmarks: TOPIC | TITLE -->` marks the text from there to the next heading or comment, which contains one
 table. Of several with the same topic and title, the page shows the one whose file has the last name. Columns named
@@ -145,6 +145,6 @@ def draw_ratios(ratios: list[tuple[str, str, str]]) -> None:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **arguments: Any) -> str:
-    """Fill the page of benchmarks: a hook of MkDocs."""
-    is_page = page.file.src_uri == "benchmarks.md"
+    """Fill the pages of benchmarks: a hook of MkDocs."""
+    is_page = page.file.src_uri.startswith("benchmarks/")
     return MARK.sub(lambda match: section(match[1]), markdown) if is_page else markdown

@@ -257,8 +257,8 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_every_topic_of_the_benchmarks_has_a_table_with_ratios(benchmarks: ModuleType) -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    topics = [match[1] for match in benchmarks.MARK.finditer(page)]
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "benchmarks").glob("*.md")]
+    topics = [match[1] for page in pages for match in benchmarks.MARK.finditer(page)]
     tables = benchmarks.measurements()
     assert {table.topic for table in tables} == {*topics}
     for table in tables:
