@@ -380,7 +380,7 @@ def test_the_best_model_is_kept(tmp_path, monkeypatch, metric_for_best, scores, 
 
     trainer = make(tmp_path, config, bleu=bleu)
     trainer.run()
-    assert trainer.progress.best_step == best
+    assert trainer.loop.best_step == best
     model = Transformer.load(tmp_path / "model.safetensors", xp=np)
     assert model.source_embedding.weight.tobytes() == weights[best]
 

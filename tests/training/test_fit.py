@@ -318,6 +318,55 @@ def test_early_stopping_counts_the_validations_of_other_callbacks(caplog):
     assert caplog.messages == ["early_stopping got no validation; expected validate(data, every) in callbacks, too"]
 
 
+@pytest.mark.parametrize("as_directory", [True, False])
+def test_the_best_model_is_returned_also_after_resuming(tmp_path, as_directory):
+    seen = {}
+
+    def callbacks(*more):
+        def score(model):
+            seen.setdefault(len(seen), bits(model))
+            return -abs(len(seen) - 2)  # the second validation is best
+
+        return [*more, validate(score, 2)]
+
+    options = {"run_dir": tmp_path / "run"} if as_directory else {}
+    model, history = run(callbacks=callbacks(), keep_best=True, steps=8, **options)
+    assert (len(history), bits(model)) == (8, seen[1])
+    last, _ = run(callbacks=[validate(make_batches(1), 2)], steps=8)
+    assert bits(last) == seen[3]  # the default without early stopping
+    if as_directory:
+        more, history = run(callbacks=callbacks(), keep_best=True, steps=10, **options)
+        assert (len(history), bits(more)) == (2, seen[1])
+        assert bits(load_parameters(more, tmp_path / "run")) == seen[1]
+        with raises_line(CheckpointError, "has keep_best=True; pass keep_best=True, as before"):
+            run(callbacks=callbacks(), keep_best=False, steps=12, **options)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_early_stopping_restores_the_best_model(jit):
+    for keep_best, index in ((True, 1), (False, 3)):
+        scores, seen = iter([1.0, 2.0, 1.5, 1.7]), []
+        callbacks = [validate(lambda model: seen.append(bits(model)) or next(scores), 2), early_stopping(2)]  # noqa: B023
+        model, _ = run(callbacks=callbacks, steps=100, keep_best=keep_best, jit=jit)
+        assert bits(model) == seen[index]
+
+
+def test_the_best_model_by_loss_and_without_a_validation():
+    batches = make_batches(1)
+    callbacks = [validate(batches, 1)]
+    model, _ = run(callbacks=callbacks, keep_best=True, steps=6, learning_rate=-0.01)  # it gets worse
+    first, _ = run(callbacks=[], steps=1, learning_rate=-0.01)
+    assert bits(model) == bits(first)
+    for callbacks, message in (
+        ([], "keep_best needs validations; expected validate"),
+        ([validate(batches, 1), validate(batches, 2)], "keep_best got 2 callbacks validate"),
+    ):
+        with raises_line(ConfigError, message):
+            run(callbacks=callbacks, keep_best=True)
+    stopped, _ = run(callbacks=[kill_at(1), validate(batches, 2)], keep_best=True, steps=6, learning_rate=-0.01)
+    assert bits(stopped) == bits(first)
+
+
 class Samples:
     """A batch with an attribute `split` that is no method."""
 

@@ -115,7 +115,7 @@ def summarize(trainer: Trainer, reason: str) -> Iterator[str]:
         yield f"the model is in {path}; it has not been validated"
         return
     averaged = progress.averaged_score
-    name = f"the best model (step {progress.best_step:,})" if averaged is None else "the averaged model"
+    name = f"the best model (step {trainer.loop.best_step:,})" if averaged is None else "the averaged model"
     value = best[0] if averaged is None else averaged
     by_score = trainer.config.metric_for_best == "score"
     score = f"{trainer.task.metric} {value:.2f}" if by_score else f"loss {format_number(-value, 4)}"

@@ -63,13 +63,11 @@ class Progress:
     """The state of a `Trainer` in addition to that of the loop and the validator.
 
     Attributes:
-        best_step: Step of the best model.
         checkpoints: [step, score] of each model that is kept; the score of a model that was not validated is None.
         averaged_step: Step of the last average.
         averaged_score: Score of the average, if it became the best model.
     """
 
-    best_step: int = 0
     checkpoints: list[list[Any]] = field(default_factory=list)
     averaged_step: int = 0
     averaged_score: float | None = None
@@ -135,11 +133,14 @@ class Trainer:
             learning_rate=config.make_schedule(model.config.d_model),
             steps=config.max_steps or math.inf,
             callbacks=[*callbacks, self.validator, *limits, self],
+            keep_best=True,
             run_dir=directory.path,
             communicator=self.communicator,
             jit=isinstance(model, LanguageModel) or None,  # the shapes of pairs repeat if they are padded for it
             **{name: getattr(config, name) for name in field_names(FitConfig)},
         )
+
+        self.loop.save_best = self._save_best
 
     @property
     def model(self) -> Any:
@@ -188,9 +189,6 @@ class Trainer:
             self.directory.restore_best()  # discard the average of an earlier end: the run continues
             self.progress.averaged_step, self.progress.averaged_score = 0, None
         elif type(event) is Validation:
-            if event.best:
-                self.progress.best_step = event.step
-                self._save_best(loop.model)
             self._keep_checkpoint(self.validator.rank(event)[0])
         elif isinstance(event, Step) and event.step != self.validator.step:
             self._keep_checkpoint(None)

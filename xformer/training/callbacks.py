@@ -90,6 +90,8 @@ class Validator:
         best: The values by which the best model so far was compared, larger being better; None before there is one.
     """
 
+    validates = True
+
     def __init__(
         self,
         every: int,
@@ -170,7 +172,7 @@ class Validator:
 def early_stopping(patience: int) -> EarlyStopping:
     """Return a callback that ends training after `patience` validations without a better model.
 
-    The callback `validate` makes the validations.
+    The callback `validate` makes the validations. With `keep_best=True`, `fit` returns the best model.
     """
     check_count("patience", patience)
     return EarlyStopping(patience)
@@ -179,18 +181,15 @@ def early_stopping(patience: int) -> EarlyStopping:
 class EarlyStopping:
     """The callback that `early_stopping` returns."""
 
+    stops_early = True
+
     def __init__(self, patience: int) -> None:
-        self.patience, self._stale, self._is_validated = patience, 0, False
+        self.patience, self._stale = patience, 0
 
     def __call__(self, event: Event, loop: TrainingLoop) -> str | None:
-        """Count the validations since the best one; raise ConfigError if there will be none."""
+        """Count the validations since the best one."""
         if isinstance(event, Start) and not event.step:
-            self._stale, self._is_validated = 0, False
-        self._is_validated |= type(event) is Validation or any(isinstance(each, Validator) for each in loop.callbacks)
-        if isinstance(event, Start) and not self._is_validated and all(map(_is_own, loop.callbacks)):
-            raise ConfigError("early_stopping needs validations; expected validate(data, every) in callbacks, too")
-        if isinstance(event, End) and not self._is_validated:
-            _LOG.warning("early_stopping got no validation; expected validate(data, every) in callbacks, too")
+            self._stale = 0
         if type(event) is Validation:  # not the average of checkpoints
             self._stale = 0 if event.best else self._stale + 1
         if self._stale < self.patience:
@@ -204,11 +203,6 @@ class EarlyStopping:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
         self._stale = state["stale"]
-
-
-def _is_own(callback: Any) -> bool:
-    """Return whether xformer defines a callback; any other one may call that of `validate`."""
-    return str(getattr(callback, "__module__", None)).startswith("xformer.")
 
 
 def time_limit(minutes: float) -> TimeLimit:

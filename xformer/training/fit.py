@@ -18,17 +18,33 @@ from typing import Any, Protocol
 import numpy as np
 
 from xformer.backends import array_namespace, device, to_host_together
-from xformer.config import check_count, with_fields, with_parameters_of
+from xformer.config import check_bool, check_count, with_fields, with_parameters_of
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, TrainingError, check_arguments, out_of_memory
 from xformer.native import is_reproducible, use_reproducible_on
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
-from xformer.training.checkpoint import TrainingFiles, nonfinite_parameter, restore_states, save_parameters, states_of
+from xformer.training.checkpoint import (
+    TrainingFiles,
+    load_parameters,
+    nonfinite_parameter,
+    restore_states,
+    save_parameters,
+    states_of,
+)
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
-from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
-from xformer.training.inputs import Batches, BatchStream, FitConfig, check_inputs, rate_of, steps_of_one_pass, tokens_of
+from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
+from xformer.training.inputs import (
+    Batches,
+    BatchStream,
+    FitConfig,
+    check_inputs,
+    check_validations,
+    rate_of,
+    steps_of_one_pass,
+    tokens_of,
+)
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.jitted_step import JittedStep
 from xformer.training.optimizers import Optimizer
@@ -77,6 +93,8 @@ class TrainingLoop:
         num_tokens: Number of tokens seen.
         history: The `Step` events since the loop was made or resumed.
         saved_step: Step of the last saved state, or None.
+        best_step: Step of the best validated model, or None if it is not kept, or there is none yet.
+        save_best: Writes the best model to `run_dir`.
         is_incomplete: A signal, or the end of the batches, ended training before its last step.
     """
 
@@ -90,6 +108,7 @@ class TrainingLoop:
         learning_rate: float | Schedule,
         steps: float | None = None,
         callbacks: Sequence[Callback] = (),
+        keep_best: bool = False,
         run_dir: Any = None,
         communicator: Communicator | None = None,
         num_tokens: Callable[[Any], int] | None = None,
@@ -115,12 +134,20 @@ class TrainingLoop:
             check_count("steps", self.max_steps)
         elif self.learning_rate is learning_rate and not any(hasattr(each, "fixes_steps") for each in callbacks):
             raise ConfigError("learning_rate follows steps, which is inf; pass steps, total_steps or a time_limit")
+        stops_early = any(hasattr(each, "stops_early") for each in callbacks)
+        self.keep_best = check_bool("keep_best", keep_best)
+        self._validates = "keep_best" if self.keep_best else "early_stopping" if stops_early else None
+        self._is_validated = self._validates is None or check_validations(self._validates, callbacks)
         self.communicator = communicator or SingleProcess()
+        self._best: Any = None  # without `run_dir`, which has it otherwise
+        self._has_directory = run_dir is not None
         self.files = TrainingFiles(run_dir) if run_dir is not None and self.communicator.rank == 0 else None
         self.num_workers = config.data_parallel or default_num_workers(model, communicator)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
         self.history = History()
         self.saved_step: int | None = None
+        self.best_step: int | None = None
+        self.save_best: Callable[[Any], None] = self._save_parameters
         self.is_incomplete = False
         self._model, self._is_shared = model, True  # by the caller: the first step must not overwrite it
         self._copy: Any = None  # of the model
@@ -180,6 +207,10 @@ class TrainingLoop:
                 self._is_shared = True
                 self.emit(End(self.step, reason))
                 self.save()
+                if not self._is_validated:
+                    _LOG.warning(
+                        "%s got no validation; expected validate(data, every) in callbacks, too", self._validates
+                    )
             except Stopped as stopped:
                 reason, self.is_incomplete, self._is_shared = str(stopped), True, True
                 self.save()
@@ -221,11 +252,13 @@ class TrainingLoop:
         try:
             self.step, self.epoch, self.num_tokens = (progress[name] for name in ("step", "epoch", "num_tokens"))
             scaler, self._minutes = GradScaler(**progress["grad_scaler"]), progress["minutes"]
-            callbacks = progress["callbacks"]
+            callbacks, self.best_step = progress["callbacks"], progress.get("best_step")
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{progress['path']} was written by another version of xformer ({error})") from error
         if (was := progress.get("reproducible", False)) != is_reproducible():
             raise CheckpointError(f"{progress['path']} has reproducible={was}; call use_reproducible_algorithms({was})")
+        if (was := progress.get("keep_best", self.keep_best)) != self.keep_best:
+            raise CheckpointError(f"{progress['path']} has keep_best={was}; pass keep_best={was}, as before")
         if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
             self._scaler = scaler
         self.saved_step, self._start_time = self.step, time.monotonic() - 60.0 * self._minutes
@@ -250,6 +283,8 @@ class TrainingLoop:
             "minutes": self.minutes,
             "grad_scaler": asdict(self._scaler),
             "reproducible": is_reproducible(),
+            "keep_best": self.keep_best,
+            "best_step": self.best_step,
             "callbacks": states_of(self.callbacks),
         }
         self.files.save_state(self._model, state, self._optimizer_name, progress)
@@ -261,11 +296,36 @@ class TrainingLoop:
         is_due = not isinstance(event, Step) or event.step == 1 or event.step % LOG_EVERY == 0
         if self.files is not None and event.is_logged and is_due:
             self.files.append_log(event.to_dict())
+        if type(event) is Validation:  # not the average of checkpoints
+            self._is_validated = True
+            if event.best and self.keep_best:
+                self._keep_best(event.step)
         for callback in self.callbacks:
             outcome = callback(event, self)
             if outcome:
                 name = getattr(callback, "__name__", type(callback).__name__)
                 self._stop_reason = outcome if isinstance(outcome, str) else f"stopped by {name}"
+
+    def _keep_best(self, step: int) -> None:
+        self.best_step = step
+        if self.files is not None:
+            self.save_best(self.model)
+        elif not self._has_directory:
+            self._best = self.model
+
+    def _save_parameters(self, model: Any) -> None:
+        if self.files is not None:
+            save_parameters(model, self.files.directory / "model.safetensors")
+
+    def result(self) -> Any:
+        """Return the best model, if it was kept, else the current one, which `run_dir` then gets."""
+        if self.best_step is None:
+            self._save_parameters(self.model)
+            return self.model
+        if not self._has_directory:
+            return self._best
+        model = self.model if self.files is None else load_parameters(self.model, self.files.directory)
+        return broadcast(self.communicator, model)
 
     def stop_reason(self) -> str | None:
         """Return the reason why training is complete, or None."""
@@ -418,9 +478,12 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
         steps: Number of steps, including those before it was resumed; math.inf is no limit. Default one pass over
             `batches`, which must have a length, like a list or a DataLoader of torch.
         callbacks: Called in this order with every event; each may end training (see `Callback`).
+        keep_best: Whether to return the best of the models that the callback `validate` has evaluated, in place of the
+            last one: that of the smallest loss, or of the largest score. Before the first validation, as after Ctrl-C,
+            it is the last one, too.
         run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
             of an earlier run, training resumes from there and matches an uninterrupted run exactly. The model must have
-            the same settings, such as its activation.
+            the same settings, such as its activation. Its model.safetensors is the model that `fit` returns.
         seed: Seed of dropout.
         grad_accumulation: Number of batches per step, computed one after the other.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
@@ -439,11 +502,12 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
         save_every_minutes: Minutes between saves of the state.
 
     Returns:
-        The trained model, and the `Step` events of this call, a list that notebooks show as a curve and a table.
+        The trained model (see `keep_best`), and the `Step` events of this call, a list that notebooks show as a curve
+        and a table.
 
     Raises:
-        ConfigError: If an argument is invalid, `batches` has no length and `steps` is None, or `run_dir` cannot hold
-            the model, the optimizer's state or that of a callback.
+        ConfigError: If an argument is invalid, `batches` has no length and `steps` is None, `keep_best` has no
+            validation, or `run_dir` cannot hold the model, the optimizer's state or that of a callback.
         TrainingError: If the loss or the gradient is not finite. The last state saved stays in `run_dir`.
         OutOfMemoryError: If memory runs out.
         CheckpointError: If `run_dir` cannot be written, or holds the state of another model or optimizer.
@@ -455,12 +519,11 @@ def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[An
     loop = TrainingLoop(model, loss_fn, batches, **options)
     with loop.jitted_step.warnings(loop.model, loop.history) if loop.jitted_step else contextlib.nullcontext():
         reason = loop.run()
-    if loop.files is not None:
-        save_parameters(loop.model, loop.files.directory / "model.safetensors")
+    model = loop.result()
     if loop.is_incomplete:
         limit = "" if loop.max_steps == math.inf else f" of {loop.max_steps}"
         _LOG.warning("training ended after step %d%s: %s", loop.step, limit, reason)
     elif loop.files is not None and not loop.history and loop.step >= loop.max_steps:
         message = "the training in %s had already ended after step %d; pass a larger number of steps to continue it"
         _LOG.warning(message, loop.files.directory, loop.step)
-    return loop.model, loop.history
+    return model, loop.history

@@ -180,6 +180,16 @@ def _check_model(model: Any) -> None:
         raise ConfigError("the model is packed for inference; train model.unpack()")
 
 
+def check_validations(name: str, callbacks: Sequence[Any]) -> bool:
+    """Return whether a callback validates; raise ConfigError if none can, or several do. Those of users may do so."""
+    count = sum(hasattr(each, "validates") for each in callbacks)
+    if not count and all(str(getattr(each, "__module__", None)).startswith("xformer.") for each in callbacks):
+        raise ConfigError(f"{name} needs validations; expected validate(data, every) in callbacks, too")
+    if count > 1 and name == "keep_best":
+        raise ConfigError(f"{name} got {count} callbacks validate(data, every); expected one, which says what is best")
+    return count > 0
+
+
 def check_batches(name: str, batches: Any, argument: str) -> None:
     """Raise ConfigError unless an argument is an iterable of batches, rather than one batch, or a function."""
     if isinstance(batches, str | bytes | bytearray | Mapping):
