@@ -69,6 +69,7 @@ from xformer.random import Rng as Rng
 from xformer.runs.launch import TrainedRun as TrainedRun
 from xformer.runs.launch import resume as resume
 from xformer.runs.launch import train as train
+from xformer.runs.launch import train_classifier as train_classifier
 from xformer.runs.launch import train_lm as train_lm
 from xformer.threads import num_threads as num_threads
 from xformer.threads import set_num_threads as set_num_threads

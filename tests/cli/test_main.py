@@ -17,7 +17,7 @@ from xformer.errors import DataError
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ["demo", "train", "train-lm", "resume", "translate", "summarize", "generate", "score", "inspect", "bench"]
-COMMANDS += ["transcribe", "embed", "rerank", "export", "check-backend", "verify"]
+COMMANDS += ["classify", "transcribe", "embed", "rerank", "export", "check-backend", "verify"]
 
 
 def test_run_ends_the_process_with_the_exit_code():

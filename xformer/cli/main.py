@@ -1,6 +1,6 @@
 r"""The `xformer` command: parse the arguments, run one command, report errors as one line.
 
-Run public checkpoints, and train translators, summarizers and language models, on any array library.
+Run public checkpoints, and train translators, summarizers, classifiers and language models, on any array library.
 
 \b
 Chat               xformer generate --model SmolLM2.gguf --chat --prompt "Hello"
@@ -18,6 +18,8 @@ Translate          xformer translate --model run --input test.de
 Summarize          xformer summarize --model run --input documents
 Language model     xformer train-lm --text input.txt --out run
 Generate           xformer generate --model run --prompt "ROMEO:"
+Classifier         xformer classify --train train.tsv --init bert-base-uncased --out run
+Classify           xformer classify --model run --input texts
 Score              xformer score --reference test.en --hypothesis out.en
 Inspect a run      xformer inspect run
 Export a run       xformer export run checkpoint
@@ -50,6 +52,7 @@ COMMANDS = {
     "demo": "Train a small translator on made-up text, in a minute.",
     "train": "Train a translator or summarizer on parallel text.",
     "train-lm": "Train a language model on plain text or chats.",
+    "classify": "Train a classifier of texts, and classify texts.",
     "resume": "Continue a training run, or train a finished one longer.",
     "translate": "Translate text, line by line.",
     "summarize": "Summarize documents, one per line.",
@@ -70,7 +73,7 @@ COMMANDS = {
 _OTHER_COMMANDS = {
     "chat": "generate --chat",
     "convert": "export",
-    "finetune": "train --init or train-lm --init",
+    "finetune": "train --init, train-lm --init or classify --init",
 }
 EPILOG = "Exit codes: 0 success; 2 invalid input, reported in one line on stderr; 130 interrupted by Ctrl-C."
 
@@ -250,7 +253,7 @@ def _message(error: Exception) -> str | None:
         option = getattr(error, "option_name", None)
         if option == "--task" and command.endswith("demo"):
             hint = "; programs for other tasks are in docs/examples/"
-        elif option and command.endswith(("train", "train-lm")):
+        elif option and command.endswith(("train", "train-lm", "classify")):
             from xformer.runs.recipe import setting
 
             hint = f"; use --set {name}=VALUE" if (name := setting(command.split()[-1], option)) else hint

@@ -65,8 +65,8 @@ class EncoderTable(Table):
             reader.require("pad_token_id", self.pad_id)
         return {
             **_FIXED,
-            "pooler": self.pooler[0] if has_tensor(reader, self.pooler[1:]) else "none",
-            "masked_lm": has_tensor(reader, self.masked_lm),
+            "pooler": self.pooler[0] if reader.classes or has_tensor(reader, self.pooler[1:]) else "none",
+            "masked_lm": not reader.classes and has_tensor(reader, self.masked_lm),
             **read_special_ids(reader, pad_id=self.default_pad_id if self.pad_id is None else self.pad_id),
         }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 
 from xformer import native
 from xformer.backends import Array, Device, DType, dtype_name, resolve, to_host
-from xformer.config import check_bool
+from xformer.config import check_bool, check_count
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
@@ -33,6 +34,7 @@ from xformer.io import (
     to_json,
     write_json,
 )
+from xformer.layers import Initializer
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
@@ -47,12 +49,14 @@ from xformer.models import (
     load,
 )
 from xformer.models.base import BaseModel
-from xformer.models.config import GATED
+from xformer.models.config import GATED, PROBLEM_TYPES
 from xformer.ops.blocks import BlockWeight
 from xformer.ops.weights import QUANTIZED_DTYPES, quantized_dtype
+from xformer.text.normalize import check_texts
 from xformer.threads import parallel_map, run_serially
 from xformer.tree import first_array, replace, with_fields
 
+_LOG = logging.getLogger("xformer")
 Progress = Callable[[int, int], None]
 _POSITION_TOLERANCE = 1e-2  # above the error of bfloat16, far below that of other positions
 _EXPERTS_HINT = (
@@ -113,17 +117,24 @@ class Checkpoint(NamedTuple):
         tensors: The tensors of the files.
         config_path: The file with the configuration.
         tied: Names in `Family.tied` whose tensors are absent or equal the other one.
+        is_new_head: Whether the model has a classifier in place of the heads of the files.
     """
 
     family: Family
-    model: BaseModel
+    model: Any
     tensors: TensorFiles
     config_path: Path
     tied: frozenset[str]
+    is_new_head: bool = False
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the configuration of a public checkpoint and the names of its tensors; raises as `load_pretrained` does."""
+def open_checkpoint(path: Path, classes: dict[str, Any] | None = None) -> Checkpoint:
+    """Read the configuration of a public checkpoint and the names of its tensors; raises as `load_pretrained` does.
+
+    Args:
+        path: Directory or file.
+        classes: Fields of a classifier that replaces the heads.
+    """
     gguf = find_gguf(path)
     if gguf is not None:
         file = GGUFFile(gguf)
@@ -139,13 +150,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
         tensors = TensorFiles(path) if gguf is None else file
         tied = _tied_names(family, tensors)
         reader = ConfigReader(values, config_path, list(tensors), tied)
+        reader.classes = classes
         if gguf is None and (generation := path / "generation_config.json").exists():
             reader.generation = ConfigReader(read_json(generation, "generation settings"), generation, (), ())
         config = family.read_config(reader)
+        if classes and not getattr(config, "num_labels", 0):
+            raise ConfigError(
+                f"models of type {reader.model_type} have no classifier; num_labels and labels expect an encoder "
+                "such as BERT, RoBERTa or ModernBERT"
+            )
         reader.skip("quantization_config")  # the tensors show it
         reader.finish()
         model = with_fields(family.model(config, seed=None), model_type=reader.model_type)
-        return Checkpoint(family, model, tensors, config_path, tied)
+        return Checkpoint(family, model, tensors, config_path, tied, classes is not None)
     except CheckpointError as error:  # may quote a huge value
         raise CheckpointError(str(error)) from error
     except ConfigError as error:
@@ -162,6 +179,9 @@ def load_pretrained(
     quantize: str | None = None,
     pack: bool = False,
     progress: Progress | None = None,
+    num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
+    problem_type: str | None = None,
 ) -> BaseModel:
     """Load a model: a public checkpoint in the Hugging Face format, a GGUF file of llama.cpp, or a run of xformer.
 
@@ -183,6 +203,12 @@ def load_pretrained(
             and must not change.
         progress: Called after each tensor with the number of values read so far and their total. On NumPy, calls may
             come from several threads, but never at the same time.
+        num_labels: Number of classes, to fine-tune an encoder as a classifier. It replaces other heads. Its parameters
+            that the checkpoint has not are new, and a message names them; with the same number of classes, its
+            classifier is kept. Default: the number of labels; without both, the model has the heads of the checkpoint.
+        labels: Names of the classes.
+        problem_type: "single_label_classification", "multi_label_classification" or "regression", the default of a
+            single label.
 
     Returns:
         A `LanguageModel`, `Transformer`, `SpeechTransformer`, `Encoder`, `ImageEncoder` or `ImageTextEncoder`.
@@ -200,11 +226,16 @@ def load_pretrained(
     pack = check_bool("pack", pack)
     if quantize is not None and quantize not in QUANTIZED_DTYPES:
         raise ConfigError(f"quantize is {quantize!r}; expected 'int8' or 'bfloat16'")
-    path = Path(directory)
+    path, classes = Path(directory), _classes(num_labels, labels, problem_type)
     if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
         file = path if path.is_file() else path / "model.safetensors"
+        if classes:
+            raise ConfigError(f"{path} is a model of xformer; num_labels and labels expect a public checkpoint")
         return for_inference(load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
     checkpoint = open_checkpoint(path)
+    if classes:
+        _stored_names(path, checkpoint)
+        checkpoint = open_checkpoint(path, classes)
     xp, requested = resolve(xp), dtype
     dtype = xp.default_float(restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
     converters: dict[str, Callable[[Array], Any]] = {}
@@ -223,6 +254,21 @@ def load_pretrained(
     except (ConfigError, ShapeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     return model if converters else for_inference(model, quantize, pack)
+
+
+def _classes(num_labels: int | None, labels: Sequence[str] | None, problem_type: str | None) -> dict[str, Any] | None:
+    """Return the fields of the classifier that arguments of `load_pretrained` describe; None for no new one."""
+    if num_labels is None and labels is None and problem_type is None:
+        return None
+    if labels is not None:
+        check_texts(sorted(labels) if isinstance(labels, set) else labels, "labels")
+        labels = tuple(labels)
+    count: Any = len(labels or ()) if num_labels is None else num_labels
+    check_count("num_labels", count)
+    if labels is not None and not len(labels) == len({*labels}) == count:
+        raise ConfigError(f"labels is {labels!r:.100}; expected num_labels, {count}, different names")
+    problem_type = PROBLEM_TYPES[-(count == 1)] if problem_type is None else problem_type
+    return {"num_labels": count, "labels": labels, "problem_type": problem_type}
 
 
 def for_inference(model: BaseModel, quantize: str | None, pack: bool) -> BaseModel:
@@ -245,12 +291,17 @@ def _read_parameters(
     """Read all tensors, and return the parameters by name; arguments and errors are those of `load_pretrained`.
 
     The converters of `inference_weights_of` are applied to the parameters that they name, except, with `keep_blocks`,
-    to those that the file has in quantized blocks.
+    to those that the file has in quantized blocks. Those of a head that the file lacks are initial ones.
     """
-    family, model, tensors, config_path, tied = checkpoint
+    model, tensors, config_path = checkpoint.model, checkpoint.tensors, checkpoint.config_path
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
-    layouts = family.layouts_of(model)
-    stored_names = _stored_names(path, family, tensors, layouts, tied)
+    layouts = checkpoint.family.layouts_of(model)
+    stored_names = _stored_names(path, checkpoint)
+    lacking = [each for name, (_, parameters) in layouts.items() if name not in stored_names for each in parameters]
+    init = Initializer()
+    new = {each: _initial(init, each, shapes[each]) for each in lacking}
+    if new:
+        _LOG.warning("%s lacks %s; they are new: train the model before use", path, ", ".join(sorted(new)))
     _check_positions(path, model.config, tensors)
     arrays: dict[str, Any] = {}
     num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
@@ -259,9 +310,13 @@ def _read_parameters(
     def read(name: str) -> None:
         nonlocal num_read
         layout, parameters = layouts[name]
-        stored, expected = stored_names[name], [shapes[parameter] for parameter in parameters]
-        blocks = tensors.read_blocks(stored) if keep_blocks and converters.keys() >= {*parameters} else None
-        x = tensors.read(stored, keep=keep) if blocks is None else blocks
+        stored, expected = stored_names.get(name, ""), [shapes[parameter] for parameter in parameters]
+        can_keep = stored and keep_blocks and converters.keys() >= {*parameters}
+        blocks = tensors.read_blocks(stored) if can_keep else None
+        if blocks is None:
+            x = tensors.read(stored, keep=keep) if stored else layout.join([new[each] for each in parameters])
+        else:
+            x = blocks
         for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
             weight = values if blocks is None else BlockWeight.of(values, shape)
             if tuple(weight.shape) != shape:
@@ -284,6 +339,11 @@ def _read_parameters(
     with contextlib.nullcontext() if xp.name == "numpy" else run_serially():
         parallel_map(read, layouts)
     return arrays
+
+
+def _initial(init: Initializer, name: str, shape: tuple[int, ...]) -> Any:
+    """Return the first value of a parameter of a linear map or of a norm."""
+    return init.xavier_uniform(shape) if len(shape) == 2 else init.full(shape, float(name.endswith("norm.weight")))
 
 
 def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
@@ -328,6 +388,8 @@ def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> No
     family = family_of(values.get("model_type"), config_path)
     for key in ("torch_dtype", "quantization_config"):  # of the tensors that the model replaces
         values.pop(key, None)
+    if getattr(model.config, "num_labels", 0) and family.write_config is not None:
+        values |= family.write_config(model.config, values["model_type"])
     _write(model, family, values, directory)
 
 
@@ -537,14 +599,16 @@ def _check_positions(path: Path, config: Any, tensors: TensorFiles) -> None:
             raise CheckpointError(f"{path}: {name} has values other than sinusoidal positions, which xformer computes")
 
 
-def _stored_names(
-    path: Path, family: Family, tensors: TensorFiles, expected: Collection[str], tied: Collection[str]
-) -> dict[str, str]:
+def _stored_names(path: Path, checkpoint: Checkpoint) -> dict[str, str]:
     """Return {name in the family's table: name in the files}; tensors of `tied` need not be used.
+
+    With a new classifier, only those that the model uses; its own may be missing, or belong to other classes.
 
     Raises:
         CheckpointError: If a tensor is missing, or the model does not use a tensor of the files.
     """
+    family, model, tensors, tied = checkpoint.family, checkpoint.model, checkpoint.tensors, checkpoint.tied
+    expected = family.layouts_of(model)
     known = {*expected, *family.tied}
     names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
     if twice := set(tensors) - set(names.values()):
@@ -555,6 +619,13 @@ def _stored_names(
     for name, other in family.tied.items():  # some files have the shared tensor only under the name of its copy
         if name in names and other in expected:
             names.setdefault(other, names[name])
+    if checkpoint.is_new_head:
+        count = model.config.num_labels
+        return {
+            name: names[name]
+            for name, (_, parameters) in expected.items()
+            if name in names and ("classifier" not in parameters[0] or tensors.entries[names[name]].shape[0] == count)
+        }
     if missing := sorted(set(expected) - names.keys()):
         raise CheckpointError(
             f"{path} lacks the tensor {missing[0]} ({len(missing)} of {len(expected)} are missing); "

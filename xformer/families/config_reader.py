@@ -52,6 +52,7 @@ class ConfigReader:
 
     Attributes:
         generation: Reader of generation_config.json; the same as this one if there is no such file.
+        classes: Fields of a classifier that the model gets in place of the heads of the checkpoint; None to keep them.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ConfigReader:
         self.model_type = str(values.get("model_type"))
         self.values = dict(values)
         self.generation = self
+        self.classes: dict[str, Any] | None = None
         self._prefix = prefix
         # Dropout changes the training only; loaded models have none.
         self._unread = {key for key in values if "drop" not in key} - set(_HARMLESS.split())

@@ -17,7 +17,7 @@ from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
 COMMANDS = {"translation": "translate", "summarization": "summarize"}
-COMMANDS |= dict.fromkeys(("language_modeling", "chat"), "generate")
+COMMANDS |= {"language_modeling": "generate", "chat": "generate", "classification": "classify"}
 
 FORMAT = 2  # of config.json
 

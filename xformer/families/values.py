@@ -384,6 +384,8 @@ def read_labels(reader: ConfigReader) -> dict[str, Any]:
 
     Raises CheckpointError for a classifier of tokens, whose tensors have the same names.
     """
+    if reader.classes is not None:
+        return reader.classes
     architectures = reader.values.get("architectures")
     for name in architectures if isinstance(architectures, list) else []:
         if str(name).endswith("ForTokenClassification"):
@@ -408,7 +410,8 @@ def write_labels(config: EncoderConfig | ImageEncoderConfig) -> dict[str, Any]:
     if not labels:
         return {}
     problem_type = {} if config.problem_type == PROBLEM_TYPES[0] else {"problem_type": config.problem_type}
-    return {"id2label": {str(i): label for i, label in enumerate(labels)}, **problem_type}
+    numbers = {label: i for i, label in enumerate(labels)}
+    return {"id2label": {str(i): label for label, i in numbers.items()}, "label2id": numbers, **problem_type}
 
 
 LABELS = Column(lambda reader, fields: read_labels(reader), write_labels)

@@ -70,7 +70,7 @@ def _layers(name: str, norms: str, network: dict[str, Layout]) -> dict[str, Layo
 
 
 def _read_pooler(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"pooler": "tanh" if has_tensor(reader, "pooler.dense.weight") else "none"}
+    return {"pooler": "tanh" if not reader.classes and has_tensor(reader, "pooler.dense.weight") else "none"}
 
 
 def _check_pooler(config: ImageEncoderConfig) -> dict[str, Any]:

@@ -92,6 +92,11 @@ class BaseModel(Module):
         if hasattr(cls, "config_class"):  # others are bases of models
             _MODELS[cls.__name__] = cls
 
+    def __repr__(self) -> str:
+        rate = getattr(self.config, "dropout", None)
+        note = "" if rate is None else f"  # dropout {rate:g}; model.with_config(dropout=0.1) sets another rate"
+        return f"{super().__repr__()}{note}"
+
     @property
     def _parameter(self) -> Array:
         """A parameter of the library, floating dtype and device of the model."""

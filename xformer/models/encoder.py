@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import Array, array_namespace, device, dtype_name, to_library_of
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import (
@@ -24,11 +26,11 @@ from xformer.layers.transformer import Residual, final
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import EncoderConfig, ImageEncoderConfig
-from xformer.models.token_ids import as_token_ids, ids_of, padding_mask, positions_of
+from xformer.models.token_ids import as_token_ids, ids_of, pad, padding_mask, positions_of
 from xformer.ops import activation
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named
-from xformer.tree import Module
+from xformer.tree import Module, is_array
 
 
 class Pooler(Module):
@@ -277,6 +279,37 @@ class Encoder(EncoderBase, init=False):
         x = self.input(x, positions, rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
         return self._encode(x, mask, layer_rngs, causal=self.config.causal, at=positions)
+
+    def class_logits(self, inputs: Any, *, token_types: Any = None, mask: Any = None, rng: Rng | None = None) -> Array:
+        """Compute the logits of the classes of each text, (batch, num_labels).
+
+        Args:
+            inputs: Token ids of each text, special tokens included: lists of any lengths, or as for a call. Or the
+                result of a call, (batch, length, d_model).
+            token_types: As for a call.
+            mask: Boolean, True = token, (batch, length) or (batch, 1, 1, length). Default: all ids of lists, and of
+                these and arrays those other than pad_id. For states, only models with mean pooling need it.
+            rng: As for a call.
+
+        Raises:
+            ConfigError: If the model has no classifier, or its mean pooling of states needs a mask.
+            DataError: For ids out of range.
+            ShapeError: For other ranks, or a mask of another shape or dtype.
+        """
+        is_result = is_array(inputs) and tuple(inputs.shape[2:]) == (self.config.d_model,)
+        if is_result or self.classifier is None:
+            return super().class_logits(inputs, mask=mask)
+        pad_id = self.config.padding_id
+        if isinstance(inputs, list | tuple) and all(isinstance(row, list | tuple | np.ndarray) for row in inputs):
+            rows = [np.asarray(row).tolist() for row in inputs]
+            if mask is None and pad_id is None:
+                mask = np.asarray(pad([[True] * len(row) for row in rows], False))
+            inputs = pad(rows, pad_id)
+        tokens = as_token_ids(inputs, "token", self.config.vocab_size, self._parameter)
+        if mask is not None:
+            mask = array_namespace(tokens).expand_dims(as_token_mask(mask, tokens), axis=(1, 2))
+        states = self(tokens, token_types=token_types, mask=mask, rng=rng)
+        return super().class_logits(states, mask=padding_mask(ids_of(tokens), pad_id) if mask is None else mask)
 
     def masked_lm_logits(self, states: Array) -> Array:
         """Compute the logits of the token at each position, (batch, length, vocab_size).

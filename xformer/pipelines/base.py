@@ -43,6 +43,8 @@ class Pipeline:
     task: ClassVar[str]
     model_classes: ClassVar[tuple[type[BaseModel], ...]]
     """Classes of models that the pipeline takes; the first one is that of training runs."""
+    head_options: ClassVar[tuple[str, ...]] = ()
+    """Options of `from_pretrained` that `load_pretrained` gets."""
     generates_text: ClassVar[bool] = False
     """True if outputs are texts that the model generates token by token."""
     has_source: ClassVar[bool] = False
@@ -84,19 +86,22 @@ class Pipeline:
             quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`. They are also
                 packed (`layers.pack`): to train the model, use `model.unpack()`.
             progress: As for `load_pretrained`.
-            **options: `source_language` and `target_language`, for public translation checkpoints.
+            **options: `source_language` and `target_language`, for public translation checkpoints; `num_labels`,
+                `labels` and `problem_type` for `Classifier`, as for `load_pretrained`.
 
         Raises:
             CheckpointError: If a file is missing, damaged or from another run, or the model is of another class.
             ConfigError: If the run is of another task, or for unknown options.
         """
+        head = {name: options.pop(name) for name in cls.head_options if name in options}
         known = [*inspect.signature(cls._from_checkpoint).parameters][2:]  # after model and directory
         for name in options.keys() - known:
             loaders = (inspect.signature(each.from_pretrained).parameters for each in (cls, Pipeline))
             names = {*known, *itertools.chain(*loaders)} - {"directory", "options"}
             raise ConfigError(f"unknown argument {name!r}; {nearest_hint(name, names)}")
         if is_public(directory):
-            model = load_pretrained(directory, quantize=quantize, pack=True, xp=xp, dtype=dtype, progress=progress)
+            options_of_model = {"quantize": quantize, "xp": xp, "dtype": dtype, "progress": progress, **head}
+            model = load_pretrained(directory, pack=True, **options_of_model)
             if type(model) not in cls.model_classes:
                 name, pipelines = _MODELS[type(model).__name__]
                 expected = " or ".join(_MODELS[each.__name__][0] for each in cls.model_classes)
@@ -105,8 +110,10 @@ class Pipeline:
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
         pretrained = run.pretrained_files()
-        if options and pretrained is None:
-            raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
+        if head or (options and pretrained is None):
+            raise ConfigError(
+                f"{next(iter(head | options))} applies to public checkpoints; omit it for a run of xformer"
+            )
         trained = for_inference(cls.model_classes[0].load(run.model, xp=xp, dtype=dtype), quantize, pack=True)
         if pretrained is None:
             return cls._from_run(trained, run, config)

@@ -15,8 +15,9 @@ from xformer.data.token_rows import fill_batches
 from xformer.errors import ConfigError, DataError, check_arguments, check_choice, nearest_hint
 from xformer.models import BaseModel, Encoder, EncoderConfig, ImageEncoderConfig, LanguageModel
 from xformer.models.encoder import last_token_mask, mean_of_tokens, normalized
-from xformer.models.token_ids import check_tokens, pad
+from xformer.models.token_ids import check_one_each, check_tokens, pad
 from xformer.pipelines.base import Pipeline, check_class
+from xformer.pipelines.class_scores import ClassScores, class_scores, class_targets
 from xformer.pipelines.sentence_transformers import MIN_LENGTH, POOLINGS, SCORES, Dense, read_embedder, read_reranker
 from xformer.text.normalize import check_texts
 from xformer.tokenizers import PretrainedTokenizer
@@ -59,6 +60,13 @@ class EncoderPipeline(Pipeline):
             DataError: For a single text, or an iterator, instead of a list.
         """
         return self.tokenizer.encode_truncated(texts, self.max_length)
+
+    def encoded(self, rows: Sequence[str | list[int]], prompt: str = "") -> list[list[int]]:
+        """Return the token ids of texts, each after a prompt; token ids stay as they are. All are truncated."""
+        texts = iter(self.token_ids([prompt + row for row in rows if isinstance(row, str)]))
+        size = self.model.config.vocab_size
+        ids = [next(texts) if isinstance(row, str) else check_tokens("a text", row, size) for row in rows]
+        return [each[: self.max_length] for each in ids]
 
     def _run(
         self,
@@ -211,13 +219,6 @@ class Embedder(EncoderPipeline):
 
     encode = __call__
 
-    def encoded(self, rows: Sequence[str | list[int]], prompt: str = "") -> list[list[int]]:
-        """Return the token ids of texts, each after a prompt; token ids stay as they are. All are truncated."""
-        texts = iter(self.token_ids([prompt + row for row in rows if isinstance(row, str)]))
-        size = self.model.config.vocab_size
-        ids = [next(texts) if isinstance(row, str) else check_tokens("a text", row, size) for row in rows]
-        return [each[: self.max_length] for each in ids]
-
     def truncate(self, vectors: Any, truncate_dim: int) -> Any:
         """Return the first features of vectors (texts, features), a NumPy array; normalized if the embedder does so.
 
@@ -336,6 +337,9 @@ class Classifier(EncoderPipeline):
     Probabilities are the softmax over the classes. If the problem type of the model is "multi_label_classification", or
     if it has a single class, each probability is a sigmoid; for "regression" the outputs are returned as they are.
 
+    `from_pretrained(directory, labels=["bad", "good"])` adds a new classifier to a checkpoint without one, see
+    `load_pretrained`.
+
     Args:
         model: A model with a classifier.
         tokenizer: Its tokenizer.
@@ -347,6 +351,7 @@ class Classifier(EncoderPipeline):
     """
 
     task = "classification"
+    head_options = ("num_labels", "labels", "problem_type")
 
     def __init__(
         self,
@@ -372,8 +377,34 @@ class Classifier(EncoderPipeline):
         check_texts(texts)
         if not len(texts):
             return []
-        logits = self._run(self.token_ids(texts), self.model.class_logits, batch_tokens)
+        logits = self.class_logits(texts, batch_tokens=batch_tokens)
         return class_predictions(logits, self.labels, self.model.config.problem_type)
+
+    def class_logits(self, texts: Sequence[str | list[int]], *, batch_tokens: int = 4096) -> Any:
+        """Return the logits of texts, a NumPy array (texts, num_labels).
+
+        Args:
+            texts: Texts, or lists of token ids.
+            batch_tokens: As for `Embedder`.
+        """
+        return self._run(self.encoded(texts), self.model.class_logits, batch_tokens)
+
+    def evaluate(self, texts: Sequence[str], labels: Sequence[Any], *, batch_tokens: int = 4096) -> ClassScores:
+        """Return scores of the predictions for texts whose labels are known: accuracy, macro F1, ...
+
+        Args:
+            texts: Texts.
+            labels: The label of each text, by name; a list of names if there may be several, or values.
+            batch_tokens: As for `Embedder`.
+
+        Raises:
+            DataError: For an unknown label, or another number of labels.
+        """
+        check_texts(texts)
+        problem_type = self.model.config.problem_type
+        check_one_each("labels", labels, len(texts))
+        targets = class_targets(labels, self.labels, problem_type, "labels[{}]".format)
+        return class_scores(self.class_logits(texts, batch_tokens=batch_tokens), targets, self.labels, problem_type)
 
 
 class Ranked(NamedTuple):

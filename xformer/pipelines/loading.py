@@ -17,7 +17,7 @@ from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.text_generation import TextGenerator
 from xformer.pipelines.transcription import Transcriber
 
-_TASKS: dict[str, type[Pipeline]] = {each.task: each for each in (Translator, Summarizer, TextGenerator)}
+_TASKS: dict[str, type[Pipeline]] = {each.task: each for each in (Translator, Summarizer, TextGenerator, Classifier)}
 _TASKS["chat"] = TextGenerator
 _PUBLIC_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "vocab.txt", "merges.txt", "*_*/config.json")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer.config import Config, option
 from xformer.errors import ConfigError
+from xformer.models.config import PROBLEM_TYPES
 from xformer.training.inputs import FitConfig
 from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 from xformer.training.schedules import Schedule, constant, cosine, inverse_square_root, linear
@@ -186,7 +187,7 @@ class BaseTrainingConfig(FitConfig):
 
     def _check_schedule(self) -> None:
         falls = self.schedule in _FALLING
-        if falls and self.max_steps is None and self.max_minutes is None:
+        if falls and self.max_steps is None and self.max_minutes is None and not hasattr(self, "epochs"):
             raise ConfigError(f"schedule {self.schedule!r} needs max_steps or max_minutes, which say when it ends")
         if self.min_learning_rate and not falls:
             raise ConfigError(
@@ -260,6 +261,26 @@ class TrainingConfig(BaseTrainingConfig):
         at_least=0.0,
         panel="Loss",
     )
+
+
+class ClassTrainingConfig(BaseTrainingConfig):
+    """Training of a classifier of texts."""
+
+    problem_type: str = option(
+        "What the labels mean: one of the classes, any number of them with commas between, or numbers.",
+        default=PROBLEM_TYPES[0],
+        choices=PROBLEM_TYPES,
+        panel="Data",
+    )
+    labels: tuple[str, ...] | None = option(
+        "Name of a class; repeat it to fix their order. Default: the labels of the training set, sorted.", default=None
+    )
+    batch_tokens: int = option("Largest number of tokens in a batch, padding included.", default=2048, at_least=1)
+    max_length: int = option("Tokens of a text, special ones included; longer texts are cut.", default=256, at_least=2)
+    valid_share: float = option(
+        "Share of the texts that is kept for validation, drawn at random.", default=0.1, above=0.0, below=1.0
+    )
+    epochs: float = option("Passes over the training set, unless max_steps is given.", default=3.0, above=0.0)
 
 
 class LanguageModelTrainingConfig(BaseTrainingConfig):

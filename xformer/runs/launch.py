@@ -21,6 +21,7 @@ from xformer.native import is_reproducible, use_reproducible_algorithms
 from xformer.pipelines import pipeline_class
 from xformer.runs.backend import open_backend
 from xformer.runs.chats import ChatTask, as_json_lines
+from xformer.runs.classes import ClassTask, as_lines
 from xformer.runs.console import make_console, plural
 from xformer.runs.inputs import Text, file_digest, open_texts
 from xformer.runs.pairs import PairsTask
@@ -34,7 +35,7 @@ from xformer.training.data_parallel import check_shards, default_num_workers
 from xformer.training.precision import check_precision
 
 LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
-_TASKS: Sequence[type[Task]] = (PairsTask, TextTask, ChatTask)
+_TASKS: Sequence[type[Task]] = (PairsTask, TextTask, ChatTask, ClassTask)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class TrainedRun:
 
     @functools.cached_property
     def pipeline(self) -> Any:
-        """The best model as a `Translator`, `Summarizer` or `TextGenerator`, loaded when it is first used."""
+        """The best model as a `Translator`, `Summarizer`, `TextGenerator` or `Classifier`, loaded at its first use."""
         return pipeline_class(self.directory).from_pretrained(self.directory, xp=self.xp)
 
     @property
@@ -167,6 +168,53 @@ def train_lm(
             raise ConfigError(f"{name} and valid_share are both given; expected only one of them")
     task_type = TextTask if "text" in texts else ChatTask
     return _start(task_type, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
+
+
+def train_classifier(
+    recipe: RecipeSource = None,
+    *,
+    train: Any,
+    train_labels: Any = None,
+    valid: Any = None,
+    valid_labels: Any = None,
+    out: str | os.PathLike[str],
+    xp: Any = "numpy",
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str] = (),
+    distributed: str | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> TrainedRun:
+    """Fine-tune an encoder as a classifier of texts, as `xformer classify` does.
+
+    Args:
+        recipe: TOML file, dictionary of its tables, or `Recipe`.
+        train: The path of a file with a text, a tab and its label in each line (a first line may name the columns
+            "text" and "label"), or an iterable of pairs (text, label). With `train_labels`, texts, as for `train`.
+        train_labels: Labels of the texts: the path of a file with one per line, or an iterable.
+        valid: Texts for validation. Default: a random part of the training set (`valid_share`).
+        valid_labels: Their labels.
+        out: As for `train`.
+        xp: As for `train`.
+        callbacks: As for `train`.
+        loggers: As for `train`.
+        distributed: As for `train`.
+        progress: As for `train`.
+        **settings: As for `train`, e.g. `init="bert-base-uncased"`, `epochs=3`, `patience=2`.
+
+    Returns:
+        The run, whose `pipeline` is a `Classifier`.
+
+    Raises:
+        XformerError: As `train`.
+    """
+    values = {"train": train, "train_labels": train_labels, "valid": valid, "valid_labels": valid_labels}
+    texts = {name: as_lines(value) for name, value in values.items() if value is not None}
+    if "valid_labels" in texts and "valid" not in texts:
+        raise ConfigError("valid_labels is given without valid; expected both, or neither")
+    if "valid" in texts and "valid_share" in settings:
+        raise ConfigError("valid and valid_share are both given; expected only one of them")
+    return _start(ClassTask, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
 
 
 def resume(
@@ -291,6 +339,9 @@ def _train(
         reason = f"nothing left to do: {reason}"
     for line in summarize(trainer, reason):
         console.print(line)
+    if ranks.rank == 0 and run.model.exists():
+        for line in task.report(run.model):
+            console.print(line)
     return TrainedRun(run.path, reason, task.xp, ranks.rank)
 
 

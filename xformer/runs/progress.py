@@ -98,12 +98,14 @@ def describe_plan(plan: Plan) -> str:
 def describe_validation(validation: Validation) -> str:
     """Return one line about a validation."""
     score = "" if validation.score is None else f"  {validation.metric} {validation.score:.2f}"
+    is_of_words = validation.metric in (None, "BLEU", "ROUGE")
+    perplexity = f"  perplexity {format_number(validation.perplexity)}" if is_of_words else ""
     best = "  (best so far)" if validation.best else ""
     averaged = f"average of {len(validation.steps)} checkpoints: " if isinstance(validation, Average) else ""
     return (
         f"{averaged}validation after step {validation.step:,}  epoch {validation.epoch + 1}  "
-        f"{format_duration(60.0 * validation.minutes)}  loss {format_number(validation.loss, 4)}  "
-        f"perplexity {format_number(validation.perplexity)}{score}{best}"
+        f"{format_duration(60.0 * validation.minutes)}  loss {format_number(validation.loss, 4)}"
+        f"{perplexity}{score}{best}"
     )
 
 

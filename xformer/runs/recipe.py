@@ -16,10 +16,11 @@ from xformer.errors import ConfigError, check_choice, describe_type
 from xformer.families.checkpoint import check_exists, is_public
 from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, sha256
-from xformer.models import LanguageModelConfig, TransformerConfig
+from xformer.models import EncoderConfig, LanguageModelConfig, TransformerConfig
 from xformer.runs.config import (
     BaseTrainingConfig,
     ChatTrainingConfig,
+    ClassTrainingConfig,
     InitConfig,
     LanguageModelTrainingConfig,
     TextTokenizerConfig,
@@ -43,7 +44,7 @@ class TaskSpec:
         model: Configuration of the model, whose fields [model] sets.
         model_defaults: Defaults of [model]: a model that a CPU trains in half an hour. (The defaults of the
             configuration itself are those of the paper's base model.)
-        from_tokenizer: Fields of the model's configuration that the tokenizers determine, which [model] cannot set.
+        from_tokenizer: Fields of the model's configuration that tokenizers or labels determine, not [model].
         tokenizer: Configuration of [tokenizer].
         training: Configuration of [training].
         defaults: Defaults of other tables where they differ from those of the configurations.
@@ -102,6 +103,16 @@ TASKS = {
     ),
     "language_modeling": TaskSpec(**_LANGUAGE_MODEL, training=LanguageModelTrainingConfig, unit="character"),
     "chat": TaskSpec(**_LANGUAGE_MODEL, training=ChatTrainingConfig, unit="conversation"),
+    "classification": TaskSpec(
+        **{**_LANGUAGE_MODEL, "model": EncoderConfig, "metric": "accuracy", "train_command": "classify"}
+        | {"from_tokenizer": _SPECIAL_TOKENS | {"vocab_size", "num_labels", "labels", "problem_type"}},
+        training=ClassTrainingConfig,
+        unit="text",
+        defaults={
+            "model": {"dropout": 0.1},
+            "training": {"schedule": "linear", "label_smoothing": 0.0, "validate_every": 200},
+        },
+    ),
 }
 
 
@@ -110,11 +121,12 @@ class Recipe:
     """A task, and the tables [model], [tokenizer] and [training].
 
     Attributes:
-        task: A key of `TASKS`: "translation", "summarization", "language_modeling" or "chat".
+        task: A key of `TASKS`: "translation", "summarization", "language_modeling", "chat" or "classification".
         model: Fields of the model's configuration. Those left out have the `model_defaults` of the task: a small
             model. Vocabulary sizes and special tokens come from the tokenizer.
         tokenizer: A `TokenizerConfig`, or a `TextTokenizerConfig` for language models.
-        training: A `TrainingConfig`, or a `LanguageModelTrainingConfig` or `ChatTrainingConfig` for language models.
+        training: A `TrainingConfig`; a `LanguageModelTrainingConfig` or `ChatTrainingConfig` for language models, a
+            `ClassTrainingConfig` for classifiers.
         init: The model to start from. With one, model has only the settings that change it, and tokenizer is None
             if the tokenizer is one of a public checkpoint.
     """
@@ -164,7 +176,7 @@ class Recipe:
     def _of_initial_model(cls, task: str, init: InitConfig, tables: dict[str, Any], name: str) -> Recipe:
         """Return the recipe of a run that starts from a model, whose configuration is not known here."""
         spec = TASKS[task]
-        model = tables.get("model", {})
+        model = {**spec.defaults.get("model", {}), **tables.get("model", {})}
         check_keys(model, set(field_names(spec.model)) - spec.from_tokenizer, f"[model] of {name}")
         tokenizer = tables.get("tokenizer")
         if tokenizer:
@@ -296,7 +308,8 @@ def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequen
             tables[table] = {**values, **tables.get(table, {})}
     changed = " with the options given" if overrides and source is not None else ""
     recipe = Recipe.from_dict({**tables, "task": task}, f"{name}{changed}")
-    if recipe.training.max_minutes is None and recipe.training.max_steps is None:
+    made = recipe.training
+    if made.max_minutes is None and made.max_steps is None and not hasattr(made, "epochs"):
         recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
     return recipe
 
@@ -315,7 +328,8 @@ def _by_table(settings: Mapping[str, Any], spec: TaskSpec) -> dict[str, dict[str
     """Return settings by table; raise ConfigError for a key that is in no table."""
     configs = {**spec.tables, "init": InitConfig}
     places = {key: table for table, config in configs.items() for key in field_names(config)}
-    places = {key: table for key, table in places.items() if key not in spec.from_tokenizer | {"path"}}
+    own = spec.from_tokenizer | {"path"}
+    places = {key: table for key, table in places.items() if table == "training" or key not in own}
     places |= dict.fromkeys(set(field_names(spec.tokenizer)) & spec.from_tokenizer, "tokenizer")
     tables: dict[str, dict[str, Any]] = {}
     nested = {}
@@ -387,7 +401,7 @@ def check_training(config: Any, training: BaseTrainingConfig) -> None:
         raise ConfigError(f"r_drop is {r_drop} and all dropout rates are 0; set dropout, or leave r_drop out")
     name = "context_length" if hasattr(training, "context_length") else "max_length"
     length = getattr(training, name)
-    limit = config.max_positions - (name == "max_length")
+    limit = config.max_positions - isinstance(training, TrainingConfig)  # for eos
     if config.positions == "learned" and length > limit:
         raise ConfigError(
             f"{name} is {length}; expected at most {limit}, since positions are learned up to max_positions "

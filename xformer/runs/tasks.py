@@ -17,6 +17,7 @@ from xformer.data.token_rows import TokenWriter
 from xformer.distributed import Communicator
 from xformer.errors import CheckpointError, DataError
 from xformer.families import load_pretrained
+from xformer.families.checkpoint import is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.layers import lora
 from xformer.models import BaseModel, LanguageModel, LanguageModelConfig
@@ -109,6 +110,10 @@ class Task(ABC):
         """
         raise NotImplementedError
 
+    def report(self, path: Path) -> Iterator[str]:
+        """Yield lines about the best model, in a file, at the end."""
+        yield from ()
+
     @abstractmethod
     def samples(self, model: Any) -> Rows:
         """Return outputs of the model for validation text, for loggers."""
@@ -170,6 +175,7 @@ class Task(ABC):
             yield f"start: the parameters and the tokenizer of {self.recipe.init.path}"
             peak = "" if settings.learning_rate is None else f" at most {settings.learning_rate:g},"
             yield f"learning rate:{peak} {plural(settings.warmup_steps, 'step')} of warm-up"
+            yield f"dropout: {self.model.config.dropout:g} (--set model.dropout=0.1 sets it to 0.1)"
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
         vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
         mixed = settings.precision != "float32"
@@ -290,10 +296,13 @@ def language_model(recipe: Recipe, tokenizer: BaseTokenizer, xp: Any) -> Languag
     return model
 
 
-def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -> Any:
-    """Return the model that a run starts from; raise an error if it is of another class, or does not fit the recipe."""
+def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any, **classes: Any) -> Any:
+    """Return the model that a run starts from; raise an error if it is of another class, or does not fit the recipe.
+
+    Public checkpoints get a classifier of `classes`, arguments of `load_pretrained`.
+    """
     path = Path(str(recipe.init.path))
-    model = load_pretrained(path, xp=xp, dtype=recipe.training.dtype)
+    model = load_pretrained(path, xp=xp, dtype=recipe.training.dtype, **(classes if is_public(path) else {}))
     if type(model) is not model_class:
         raise CheckpointError(
             f"the model of {path} is of class {type(model).__name__}; expected {model_class.__name__}"

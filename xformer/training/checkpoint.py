@@ -98,6 +98,14 @@ class TrainingFiles:
         check_settings(self.state, model, progress.get("settings", {}))
         return model, state, progress
 
+    def save_model(self, model: Any) -> None:
+        """Write the model that `fit` returns."""
+        save_parameters(model, self.directory / "model.safetensors")
+
+    def load_model(self, model: Any) -> Any:
+        """Return a model with the parameters that `save_model` wrote."""
+        return load_parameters(model, self.directory)
+
     def append_log(self, *events: dict[str, Any]) -> None:
         """Append lines to the log."""
         with file_errors(f"cannot write {self.log}"), self.log.open("a", encoding="utf-8") as file:

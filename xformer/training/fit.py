@@ -18,33 +18,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from xformer.backends import array_namespace, device, to_host_together
-from xformer.config import check_bool, check_count, with_fields, with_parameters_of
+from xformer.config import check_count, with_fields, with_parameters_of
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, TrainingError, check_arguments, out_of_memory
 from xformer.native import is_reproducible, use_reproducible_on
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
-from xformer.training.checkpoint import (
-    TrainingFiles,
-    load_parameters,
-    nonfinite_parameter,
-    restore_states,
-    save_parameters,
-    states_of,
-)
+from xformer.training.checkpoint import TrainingFiles, nonfinite_parameter, restore_states, states_of
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
-from xformer.training.inputs import (
-    Batches,
-    BatchStream,
-    FitConfig,
-    check_inputs,
-    check_validations,
-    rate_of,
-    steps_of_one_pass,
-    tokens_of,
-)
+from xformer.training.inputs import Batches, BatchStream, FitConfig, check_inputs, rate_of, steps_of_one_pass, tokens_of
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.jitted_step import JittedStep
 from xformer.training.optimizers import Optimizer
@@ -115,7 +99,8 @@ class TrainingLoop:
         jit: bool | None = None,
         **options: Any,
     ) -> None:
-        check_inputs(model, loss_fn, batches, optimizer, learning_rate, callbacks, num_tokens, run_dir)
+        arguments = (model, loss_fn, batches, optimizer, learning_rate, callbacks, num_tokens, run_dir)
+        self._is_validated = check_inputs(*arguments, keep_best)
         self.config = config = FitConfig(**options)
         check_precision(config.precision, model)
         if config.reproducible:
@@ -134,20 +119,16 @@ class TrainingLoop:
             check_count("steps", self.max_steps)
         elif self.learning_rate is learning_rate and not any(hasattr(each, "fixes_steps") for each in callbacks):
             raise ConfigError("learning_rate follows steps, which is inf; pass steps, total_steps or a time_limit")
-        stops_early = any(hasattr(each, "stops_early") for each in callbacks)
-        self.keep_best = check_bool("keep_best", keep_best)
-        self._validates = "keep_best" if self.keep_best else "early_stopping" if stops_early else None
-        self._is_validated = self._validates is None or check_validations(self._validates, callbacks)
         self.communicator = communicator or SingleProcess()
-        self._best: Any = None  # without `run_dir`, which has it otherwise
-        self._has_directory = run_dir is not None
+        self.keep_best, self._has_directory = keep_best, run_dir is not None
         self.files = TrainingFiles(run_dir) if run_dir is not None and self.communicator.rank == 0 else None
         self.num_workers = config.data_parallel or default_num_workers(model, communicator)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
         self.history = History()
         self.saved_step: int | None = None
         self.best_step: int | None = None
-        self.save_best: Callable[[Any], None] = self._save_parameters
+        self._best: Any = None  # without `run_dir`, which has it otherwise
+        self.save_best: Callable[[Any], None] = self.files.save_model if self.files is not None else lambda model: None
         self.is_incomplete = False
         self._model, self._is_shared = model, True  # by the caller: the first step must not overwrite it
         self._copy: Any = None  # of the model
@@ -208,9 +189,8 @@ class TrainingLoop:
                 self.emit(End(self.step, reason))
                 self.save()
                 if not self._is_validated:
-                    _LOG.warning(
-                        "%s got no validation; expected validate(data, every) in callbacks, too", self._validates
-                    )
+                    name = "keep_best" if self.keep_best else "early_stopping"
+                    _LOG.warning("%s got no validation; expected validate(data, every) in callbacks, too", name)
             except Stopped as stopped:
                 reason, self.is_incomplete, self._is_shared = str(stopped), True, True
                 self.save()
@@ -299,33 +279,22 @@ class TrainingLoop:
         if type(event) is Validation:  # not the average of checkpoints
             self._is_validated = True
             if event.best and self.keep_best:
-                self._keep_best(event.step)
+                self.best_step, self._best = event.step, None if self._has_directory else self.model
+                self.save_best(self.model)
         for callback in self.callbacks:
             outcome = callback(event, self)
             if outcome:
                 name = getattr(callback, "__name__", type(callback).__name__)
                 self._stop_reason = outcome if isinstance(outcome, str) else f"stopped by {name}"
 
-    def _keep_best(self, step: int) -> None:
-        self.best_step = step
-        if self.files is not None:
-            self.save_best(self.model)
-        elif not self._has_directory:
-            self._best = self.model
-
-    def _save_parameters(self, model: Any) -> None:
-        if self.files is not None:
-            save_parameters(model, self.files.directory / "model.safetensors")
-
     def result(self) -> Any:
         """Return the best model, if it was kept, else the current one, which `run_dir` then gets."""
         if self.best_step is None:
-            self._save_parameters(self.model)
-            return self.model
-        if not self._has_directory:
-            return self._best
-        model = self.model if self.files is None else load_parameters(self.model, self.files.directory)
-        return broadcast(self.communicator, model)
+            self.save_best(self.model)
+        elif self._has_directory:
+            best = self.model if self.files is None else self.files.load_model(self.model)
+            return broadcast(self.communicator, best)
+        return self.model if self._best is None else self._best
 
     def stop_reason(self) -> str | None:
         """Return the reason why training is complete, or None."""

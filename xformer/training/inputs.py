@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from xformer.backends import is_floating
-from xformer.config import Config, option
+from xformer.config import Config, check_bool, option
 from xformer.errors import ConfigError, DataError, describe_type
 from xformer.layers.quantization import is_packed
 from xformer.ops.weights import inference_weights, quantized_dtype
@@ -133,8 +133,13 @@ def check_inputs(
     callbacks: Any,
     num_tokens: Any,
     run_dir: Any,
-) -> None:
-    """Raise ConfigError for arguments of `fit` that are not what they should be."""
+    keep_best: Any,
+) -> bool:
+    """Raise ConfigError for arguments of `fit` that are not what they should be.
+
+    Returns:
+        False if validations are needed, and only a callback of the user may make them.
+    """
     _check_model(model)
     if not callable(loss_fn):
         raise ConfigError(f"loss_fn is {loss_fn!r}; expected a function (model, batch, rng)")
@@ -161,6 +166,18 @@ def check_inputs(
         raise ConfigError(f"run_dir is {run_dir!r}; expected the path of a directory")
     if run_dir is not None and not isinstance(model, Module):
         raise ConfigError(f"model is {describe_type(model)}; run_dir requires a Module")
+    count = sum(hasattr(each, "validates") for each in callbacks)
+    stops_early = any(hasattr(each, "stops_early") for each in callbacks)
+    if check_bool("keep_best", keep_best) and count > 1:
+        raise ConfigError(
+            f"keep_best got {count} callbacks validate(data, every); expected one, which says what is best"
+        )
+    if not keep_best and not stops_early:
+        return True
+    if not count and all(str(getattr(each, "__module__", None)).startswith("xformer.") for each in callbacks):
+        name = "keep_best" if keep_best else "early_stopping"
+        raise ConfigError(f"{name} needs validations; expected validate(data, every) in callbacks, too")
+    return count > 0
 
 
 def _check_model(model: Any) -> None:
@@ -178,16 +195,6 @@ def _check_model(model: Any) -> None:
         raise ConfigError(f"all arrays of the model {problem}; expected at least one parameter, a floating array")
     if is_packed(model):
         raise ConfigError("the model is packed for inference; train model.unpack()")
-
-
-def check_validations(name: str, callbacks: Sequence[Any]) -> bool:
-    """Return whether a callback validates; raise ConfigError if none can, or several do. Those of users may do so."""
-    count = sum(hasattr(each, "validates") for each in callbacks)
-    if not count and all(str(getattr(each, "__module__", None)).startswith("xformer.") for each in callbacks):
-        raise ConfigError(f"{name} needs validations; expected validate(data, every) in callbacks, too")
-    if count > 1 and name == "keep_best":
-        raise ConfigError(f"{name} got {count} callbacks validate(data, every); expected one, which says what is best")
-    return count > 0
 
 
 def check_batches(name: str, batches: Any, argument: str) -> None:

@@ -15,7 +15,7 @@ from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
 from xformer.errors import ConfigError, DataError, ShapeError, describe_type
 from xformer.layers import RecordedRouting, load_balancing_loss, record_routing
-from xformer.models import LanguageModel, Transformer
+from xformer.models import Encoder, LanguageModel, Transformer
 from xformer.ops import cross_entropy, softmax
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads, parallel_map
@@ -94,6 +94,32 @@ def language_model_loss(
     with _recorded(model, load_balancing) as routing:
         losses = _label_losses(model, batch, rng, label_smoothing=label_smoothing, z_loss=z_loss)
     return _balanced(losses, batch, routing, load_balancing)
+
+
+def classification_loss(
+    model: Encoder, batch: Batch, rng: Rng | None = None, *, label_smoothing: float = 0.0, **options: Any
+) -> Array:
+    """Return the sum of the losses of all labels, of the kind that the problem type of the model says.
+
+    They are cross-entropies; for several labels a text binary cross-entropies; for regression squared errors.
+
+    Args:
+        model: A model with a classifier.
+        batch: The texts are its sources. Its labels are numbers of classes, (batch, 1), or for several labels and for
+            regression floating numbers (batch, num_labels).
+        rng: Source of dropout masks; None for no dropout.
+        label_smoothing: As in `translation_loss`, for one label.
+        **options: Those of other losses have no effect.
+    """
+    _check_batch(batch, "source", "labels")
+    logits = model.class_logits(batch.source, rng=rng)
+    xp, labels, problem_type = array_namespace(logits), batch.labels, model.config.problem_type
+    if problem_type == "single_label_classification":
+        return xp.sum(cross_entropy(logits, labels[:, 0], label_smoothing=label_smoothing))
+    labels = to_library_of(labels, logits, "labels are", dtype=logits.dtype)
+    if problem_type == "regression":
+        return xp.sum((logits - labels) ** 2)
+    return xp.sum(xp.logaddexp(xp.zeros_like(logits), logits) - labels * logits)
 
 
 def sequence_log_probs(model: LanguageModel, batch: TextChunks | PackedBatch, rng: Rng | None = None) -> Array:
