@@ -28,13 +28,12 @@ from xformer.runs.inputs import paths_of
 from xformer.runs.recipe import FINE_TUNING_WARMUP, Recipe
 from xformer.runs.tasks import MAX_SHOWN, Task, initial_tokenizer, load_initial_model
 from xformer.text import read_lines
-from xformer.training.loggers import Rows
 from xformer.training.loss import classification_loss
 
 _EXPECTED = "a text, a tab and its label in each line"
 _COLUMNS = {"text": 0, "sentence": 0, "label": 1, "labels": 1}  # names in the first line, and what they are
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r"), " ")
-_MANY, _NUM_SAMPLES = 20, 5
+_MANY = 20
 
 
 class Examples(NamedTuple):
@@ -180,19 +179,9 @@ class ClassTask(Task):
         """Yield the scores of the best model on the validation set."""
         yield from str(self._scores(Encoder.load(path, **self._array_options))).splitlines()
 
-    def samples(self, model: Encoder) -> Rows:
-        """Return the predictions for the first validation texts."""
-        texts, labels, _ = (column[:_NUM_SAMPLES] for column in self.valid_text)
-        found = Classifier(model, self.tokenizer)(texts)
-        return [{"text": x, "output": y.label, "reference": z} for x, y, z in zip(texts, found, labels, strict=True)]
-
     def attention(self, model: Encoder) -> Attention:
         """Return the attention of the model for the shortest validation text."""
         return show_attention(Classifier(model, self.tokenizer), min(self.valid.source, key=len)[:MAX_SHOWN])
-
-    def example(self) -> str:
-        """Return the shortest validation text."""
-        return min(self.valid_text.texts, key=len)
 
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""

@@ -114,17 +114,17 @@ class Task(ABC):
         """Yield lines about the best model, in a file, at the end."""
         yield from ()
 
-    @abstractmethod
     def samples(self, model: Any) -> Rows:
         """Return outputs of the model for validation text, for loggers."""
+        return []
 
     @abstractmethod
     def attention(self, model: Any) -> Attention:
         """Return the attention of the model for one validation text, for loggers."""
 
-    @abstractmethod
     def example(self) -> str:
         """Return a short text of the validation data to try the model with; empty without one."""
+        return ""
 
     @abstractmethod
     def describe_data(self) -> Iterator[str]:
@@ -175,7 +175,7 @@ class Task(ABC):
             yield f"start: the parameters and the tokenizer of {self.recipe.init.path}"
             peak = "" if settings.learning_rate is None else f" at most {settings.learning_rate:g},"
             yield f"learning rate:{peak} {plural(settings.warmup_steps, 'step')} of warm-up"
-            yield f"dropout: {self.model.config.dropout:g} (--set model.dropout=0.1 sets it to 0.1)"
+            yield f"dropout: {self.model.config.dropout:g} (--set model.dropout=RATE sets another rate)"
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
         vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
         mixed = settings.precision != "float32"
