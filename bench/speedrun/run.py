@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "recipes"
 ENTRIES = {
-    "shakespeare": ("train-lm", "tinyshakespeare.toml", {"text": "input.txt"}, "loss"),
+    "shakespeare": ("train-lm", "tinyshakespeare-speedrun.toml", {"text": "input.txt"}, "loss"),
     "multi30k": (
         "train",
         "multi30k-de-en.toml",
