@@ -20,7 +20,7 @@ from xformer.generation.choices import Choices
 from xformer.layers.cache import DecodingCache, with_size
 from xformer.ops import decoding
 from xformer.threads import available_threads, fork_safe_lock
-from xformer.tracing.activations import is_observing
+from xformer.tracing.activations import is_observing, open_blocks
 from xformer.tracing.program import compiler
 from xformer.tree import flatten
 
@@ -79,7 +79,7 @@ class DecodingSteps:
     """The model and the cache of a search; close it after the last step.
 
     On NumPy and CuPy, a step with the same rows is traced and then runs as a program, without the Python code of the
-    model (see `xformer.jit`). Programs are kept for later searches with the same shapes, whose inputs are copied into
+    model (see `xformer.jit`). On NumPy, a program calls the blocks of `record` and `intervene`. Programs are kept for later searches with the same shapes, whose inputs are copied into
     their arrays. Which steps run as programs does not change the results: from the second step on, the cache of all has
     a fixed shape.
 
@@ -101,7 +101,8 @@ class DecodingSteps:
         self._programs: dict[Any, Any] = {}  # of the shapes of the cache, by the number of new tokens and the options
         self._used: tuple[Hashable, DecodingCache, dict[Any, Any]] | None = None  # the last programs and their arrays
         self._is_fixed = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
-        self.can_look_ahead = False
+        self._blocks: Hashable = ()  # of `record` and `intervene`, that the last step has seen
+        self.can_look_ahead = self._is_on_device = False
 
     def prefill(self, tokens: Array, lengths: Sequence[int]) -> Array:
         """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
@@ -111,12 +112,12 @@ class DecodingSteps:
             lengths: Number of tokens of each row.
         """
         self._lengths, xp = np.asarray(lengths, dtype=np.int64), array_namespace(tokens)
-        self._new_program = None if is_observing() else compiler(xp)
+        self._blocks, self._is_on_device = open_blocks(), xp.graph_capture() is not None
+        self._new_program = None if self._needs_python else compiler(xp)
         is_ragged = min(lengths) < max(lengths)
         self._is_fixed = is_ragged or (self._is_fixed and self._new_program is not None)
         options = {"lengths": xp.from_host(lengths, dtype="int64", device=device(tokens))} if is_ragged else {}
         logits = self._model.decode_step(tokens, self.cache, **options)
-        self._is_on_device = xp.graph_capture() is not None
         self.can_look_ahead = self._new_program is not None and (self._is_on_device or decoding.is_native(logits))
         return logits
 
@@ -131,12 +132,13 @@ class DecodingSteps:
             Logits (rows, vocabulary), or with all_logits (rows, new tokens, vocabulary).
         """
         num_tokens, options = tokens.shape[1], {"all_logits": True} if all_logits else {}
+        self._follow_blocks()
         self._num_repeats += 1
         self._is_fixed |= num_tokens > 1
         if self._is_fixed:
             self._fit(num_tokens)
         self._lengths += num_tokens
-        if not self._is_fixed or is_observing():
+        if not self._is_fixed or self._needs_python:
             return self._model.decode_step(tokens, self.cache, **options)
         if not self._programs:
             self._reuse()
@@ -160,7 +162,9 @@ class DecodingSteps:
         Yields:
             Ids and log-probabilities of some steps, (steps, rows, 2).
         """
-        if not self._is_fixed or is_observing():
+        self._follow_blocks()
+        # Steps of several rows go on with those that have ended, which blocks must not see.
+        if not self._is_fixed or self._needs_python or (self._blocks and len(self._lengths) > 1):
             return
         self._fit(1)
         if not self._programs:
@@ -186,7 +190,7 @@ class DecodingSteps:
                         return
                     rest -= 1
                 choices.program.repeat(rest)
-                if not self._is_on_device and time.perf_counter() - start < _CHUNK_TIME:
+                if not self._is_on_device and not self._blocks and time.perf_counter() - start < _CHUNK_TIME:
                     chunk *= 2
                 waiting.append(choices.read_later(num_made, size))
                 num_made += size
@@ -194,6 +198,8 @@ class DecodingSteps:
             if not waiting:
                 break
             yield waiting.popleft()()
+            if open_blocks() != self._blocks:
+                return
 
     def drop(self, counts: Any) -> None:
         """Remove the last `counts[i]` tokens of row i."""
@@ -240,6 +246,17 @@ class DecodingSteps:
             _pool.release(self._model, *self._used)
         self._used = None
 
+    def _follow_blocks(self) -> None:
+        """Use no program of other blocks of `record` and `intervene` than those that are open."""
+        if open_blocks() != self._blocks:
+            self._blocks = open_blocks()
+            self._forget()
+
+    @property
+    def _needs_python(self) -> bool:
+        """Whether blocks are open, into which a CUDA graph does not call."""
+        return self._is_on_device and is_observing()
+
     def _forget(self) -> None:
         """Use no program until a step has been made with the new shapes."""
         self._programs, self._num_repeats = {}, 0
@@ -278,7 +295,7 @@ class DecodingSteps:
     def _key(self) -> Hashable:
         """Return a key that searches with the same programs share."""
         parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
-        settings = type(self._model).decode_step, available_threads(), native.is_reproducible()
+        settings = type(self._model).decode_step, available_threads(), native.is_reproducible(), self._blocks
         return *settings, *parameters, *self._shapes()
 
     def _trace(self, tokens: Array, options: dict[str, Any]) -> Array:

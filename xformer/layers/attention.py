@@ -10,6 +10,7 @@ from typing import Any, Never
 
 from xformer import hints, masks
 from xformer.backends import Array, array_namespace, device
+from xformer.backends.arrays import is_of_numpy
 from xformer.config import check_bool, check_heads
 from xformer.errors import ConfigError, ShapeError, check_arguments, unknown_argument
 from xformer.layers.cache import KVCache
@@ -19,10 +20,10 @@ from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
 from xformer.ops import project_heads
-from xformer.ops.attention import attention, attention_weights, cached_attention, fuses_cache
+from xformer.ops.attention import Edit, attention, attention_weights, cached_attention, fuses_cache
 from xformer.ops.linear import merge_heads
 from xformer.random import Rng
-from xformer.tracing.activations import OPEN_BLOCKS, is_observed, named
+from xformer.tracing.activations import OPEN_BLOCKS, call_on_host, named, observers
 from xformer.tree import Module
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -166,7 +167,8 @@ class MultiHeadAttention(Module):
         if OPEN_BLOCKS:
             q, k, v = named(self, "queries", q), named(self, "keys", k), named(self, "values", v)
         new: tuple[Array, ...] = ()
-        if cache is not None and rng is None and self._fuses(cache, q, k, v):
+        edits = observers(self, "scores", "weights")
+        if cache is not None and rng is None and not edits and self._fuses(cache, q, k, v):
             new, k, v = (k, v), cache.key, cache.value  # type: ignore[assignment]
         elif cache is not None:  # decoding: earlier keys come first, so that the last query stays aligned with the last
             k, v = cache.append(k, v)
@@ -179,13 +181,14 @@ class MultiHeadAttention(Module):
         if cache is not None and new:
             heads = cached_attention(q, *new, k, v, cache.index, mask, bias, scale=self._scale_of(q))
         else:
-            heads = self._attend(q, k, v, mask, bias, rng, **options)
-        y = self.output(merge_heads(heads))
+            index = None if cache is None else cache.index
+            heads = self._heads(q, k, v, mask, bias, rng, edits, index, **options)
+        y = self.output(merge_heads(named(self, "heads", heads)))
         return named(self, "output", y) if OPEN_BLOCKS else y
 
     def _fuses(self, cache: KVCache, q: Array, k: Array, v: Array) -> bool:
         """Return whether a kernel attends to a cache of fixed shape and appends to it."""
-        is_plain = cache.index is not None and type(self)._attend is MultiHeadAttention._attend and not OPEN_BLOCKS
+        is_plain = cache.index is not None and type(self)._attend is MultiHeadAttention._attend
         return is_plain and fuses_cache(q, k, v, cache.key, cache.value, cache.index, scale=self._scale_of(q))
 
     def _scale_of(self, q: Array) -> float:
@@ -219,7 +222,8 @@ class MultiHeadAttention(Module):
         # To attention, the queries of neighboring rows are simply more queries of one input.
         grouped = xp.reshape(query, (inputs, rows // max(1, inputs) * queries, d_model))
         (q,) = self._project(query=grouped)
-        merged = merge_heads(self._attend(named(self, "queries", q), key, cache.value, mask, None, None))
+        q, edits = named(self, "queries", q), observers(self, "scores", "weights")
+        merged = merge_heads(named(self, "heads", self._heads(q, key, cache.value, mask, None, None, edits)))
         return named(self, "output", self.output(xp.reshape(merged, (rows, queries, merged.shape[-1]))))
 
     def weights(
@@ -294,20 +298,57 @@ class MultiHeadAttention(Module):
         lengths, options = (q.shape[2], k.shape[2]), {"xp": array_namespace(q), "device": device(q)}
         return masks.combine(mask, masks.sliding_window(*lengths, size=size, start=start, **options))
 
+    def _heads(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None,
+        bias: Array | None,
+        rng: Rng | None,
+        edits: dict[str, Edit],
+        index: Array | None = None,
+        **options: Any,
+    ) -> Array:
+        """Return the result of `_attend`; if scores or weights are seen, it is computed explicitly."""
+        if not edits or rng is not None:
+            return self._attend(q, k, v, mask, bias, rng, edits=edits, **options)
+        return call_on_host(partial(_attend_explicitly, edits=edits, **options), self, q, k, v, mask, bias, index)
+
     def _attend(
-        self, q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None, rng: Rng | None, **options: Any
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None,
+        bias: Array | None,
+        rng: Rng | None,
+        *,
+        edits: dict[str, Edit],
+        **options: Any,
     ) -> Array:
         """Return the values (batch, heads, queries, head_dim) that each query finds, weighted by the softmax."""
         options["scale"] = self.scale
         if rng is not None:
             draw = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
             options["dropout_mask"], options["keep_probability"] = draw
-        if not OPEN_BLOCKS:
-            return attention(q, k, v, mask, bias, **options)
-        if is_observed(self, "scores", "weights"):
-            options |= {f"edit_{name}": partial(self._named, name) for name in ("scores", "weights")}
-        return named(self, "heads", attention(q, k, v, mask, bias, **options))
+        options |= {f"edit_{name}": edit for name, edit in edits.items()}
+        return attention(q, k, v, mask, bias, **options)
 
-    def _named(self, name: str, x: Array) -> Array:
-        """Name the scores or the weights, (batch, heads, queries, keys)."""
-        return named(self, name, x)
+
+def _attend_explicitly(
+    layer: MultiHeadAttention,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    bias: Array | None,
+    index: Array | None,
+    **options: Any,
+) -> Array:
+    """Return the result of `_attend`, of a cache of fixed shape on NumPy without the slots after the longest row."""
+    if index is not None and is_of_numpy(index):
+        size = int(index.max()) + q.shape[2]
+        k, v = k[:, :, :size], v[:, :, :size]
+        mask, bias = (x if x is None or x.shape[-1] == 1 else x[..., :size] for x in (mask, bias))
+    return layer._attend(q, k, v, mask, bias, None, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from xformer.backends import Array, array_namespace, device, extra
@@ -12,10 +13,9 @@ from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
-from xformer.ops.attention import visible
+from xformer.ops.attention import Edit, visible
 from xformer.ops.linear import merge_heads, split_heads
 from xformer.random import Rng
-from xformer.tracing.activations import named
 
 
 class FamilyAttention(MultiHeadAttention):
@@ -64,24 +64,29 @@ class FamilyAttention(MultiHeadAttention):
         return split_heads(rows, (batch, length), heads)
 
     def _attend(
-        self, q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None, rng: Rng | None, **options: Any
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None,
+        bias: Array | None,
+        rng: Rng | None,
+        *,
+        edits: dict[str, Edit],
+        **options: Any,
     ) -> Array:
         if self.sinks is not None:
+            edits = {name: partial(_without_sinks, edit) for name, edit in edits.items()}
             if window := options.pop("window", 0):  # within which the sinks are not
                 mask = visible(q, k, mask, False, window)
             k, v, mask, bias = self._with_sinks(k, v, mask, bias)
-        return super()._attend(q, k, v, mask, bias, rng, softcap=self.softcap, **options)
+        return super()._attend(q, k, v, mask, bias, rng, edits=edits, softcap=self.softcap, **options)
 
     def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
         if self.sinks is None:
             return super()._weights(q, k, mask, bias, softcap=self.softcap, **options)
         k, _, mask, bias = self._with_sinks(k, k, mask, bias)
         return super()._weights(q, k, mask, bias, softcap=self.softcap, **options)[..., 1:]
-
-    def _named(self, name: str, x: Array) -> Array:
-        if self.sinks is None:
-            return named(self, name, x)
-        return array_namespace(x).concat([x[..., :1], named(self, name, x[..., 1:])], axis=-1)  # without the sinks
 
     def _with_sinks(
         self, k: Array, v: Array, mask: Array | None, bias: Array | None
@@ -98,6 +103,11 @@ class FamilyAttention(MultiHeadAttention):
             mask = xp.broadcast_to(mask, (*mask.shape[:-1], num_keys))
             mask = xp.concat([xp.ones((*mask.shape[:-1], 1), dtype=mask.dtype, device=device(mask)), mask], axis=-1)
         return k, v, mask, bias
+
+
+def _without_sinks(edit: Edit, x: Array) -> Array:
+    """Edit scores or weights after those of the sinks."""
+    return array_namespace(x).concat([x[..., :1], edit(x[..., 1:])], axis=-1)
 
 
 class DisentangledAttention(FamilyAttention, init=False):

@@ -1,7 +1,8 @@
 """Named activations: `record` returns those of a model, `intervene` changes them.
 
 A layer names an activation in one line, `x = named(self, "hidden", x)`, and lists the names in `__activations__`.
-Outside of blocks of `record` and `intervene`, `named` returns its argument.
+Outside of blocks of `record` and `intervene`, `named` returns its argument. In the trace of a program it appends a call
+to the graph, in which each run passes the activation to the block that is open then.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import difflib
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
+from functools import partial, reduce
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.errors import BackendError, ConfigError, ShapeError, describe_type
+from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.namespace import innermost_trace
 from xformer.tracing.tracer import Batch, Tracer
 from xformer.tree import Module, is_array
@@ -27,6 +32,7 @@ OPEN_BLOCKS: list[None] = []
 """One item for each open block of any thread: while it is empty, there is nothing to do."""
 
 _BLOCKS: ContextVar[tuple[_Block, ...]] = ContextVar("activation_blocks", default=())
+_ORIGINALS: WeakKeyDictionary[Module, Module] = WeakKeyDictionary()  # of copies with the arrays of a program's trace
 
 
 class Activations(dict[str, Any]):
@@ -146,14 +152,55 @@ def named(module: Module, name: str, x: Array) -> Array:
         x: The activation.
     """
     if OPEN_BLOCKS:
-        for block in _BLOCKS.get():
-            x = block.see(module, name, x)
+        for observe in _observers(module, name):
+            x = observe(x)
     return x
 
 
-def is_observed(module: Module, *names: str) -> bool:
-    """Return whether an open block records or changes one of these activations of a layer."""
-    return bool(OPEN_BLOCKS) and any(block.selects(module, name) for block in _BLOCKS.get() for name in names)
+def observers(module: Module, *names: str) -> dict[str, Callable[[Array], Array]]:
+    """Return functions of those activations of the last call of a layer that an open block sees, by name.
+
+    Each returns the activation to use. Programs may call them in later runs.
+    """
+    found = {name: [*_observers(module, name)] for name in names} if OPEN_BLOCKS else {}
+    return {name: partial(reduce, lambda x, observe: observe(x), each) for name, each in found.items() if each}
+
+
+def _observers(module: Module, name: str) -> Iterator[Callable[[Array], Array]]:
+    module = _ORIGINALS.get(module, module)
+    for index, block in enumerate(_BLOCKS.get()):
+        full_name = block.select(module, name)
+        if full_name is not None:
+            yield partial(_see, index, full_name)
+
+
+def _see(index: int, name: str, x: Array) -> Array:
+    """Return an activation, or a new one in its place, from a block of this thread."""
+    block, graph = _BLOCKS.get()[index], ACTIVE_GRAPH.get()
+    if graph is None or graph is block.graph:
+        return block.apply(name, x)
+    new = graph.call_on_host(lambda x: _BLOCKS.get()[index].apply_in_run(name, x), x)
+    return x if new is None else new
+
+
+def call_on_host(function: Callable[..., Any], module: Module, *args: Any) -> Any:
+    """Call a function of a layer and arrays; in a program whose blocks are outside of it, with plain ones in each run."""
+    graph = ACTIVE_GRAPH.get()
+    if graph is None or any(block.graph is graph for block in _BLOCKS.get()):
+        return function(module, *args)
+    return graph.call_on_host(partial(function, _ORIGINALS.get(module, module)), *args)
+
+
+def open_blocks() -> Hashable:
+    """Return a value that is equal for blocks in this thread that programs need not tell apart."""
+    return tuple(block.key for block in _BLOCKS.get()) if OPEN_BLOCKS else ()
+
+
+def note_copy(module: Module, copied: Module) -> None:
+    """Let blocks see a copy of a module, whose arrays are traced, as the module."""
+    if OPEN_BLOCKS:
+        for (_, original), (_, each) in zip(module.named_modules(), copied.named_modules(), strict=True):
+            _ORIGINALS[each] = original
 
 
 def is_observing() -> bool:
@@ -179,6 +226,8 @@ class _Block:
         self._matches = {pattern: _matching(pattern, known, model) for pattern in _as_patterns(patterns)}
         self._selected = {name for names in self._matches.values() for name in names}
         self._model, self._of_thread = model, threading.local()
+        self.key = type(self), id(model), frozenset(self._selected)
+        self.graph = ACTIVE_GRAPH.get()  # of the function that opens the block
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -191,12 +240,8 @@ class _Block:
             OPEN_BLOCKS.pop()
             _BLOCKS.reset(token)
 
-    def selects(self, module: Module, name: str) -> bool:
-        """Return whether the block records or changes the next activation of a layer with this name."""
-        return self._full_name(module, name) in self._selected
-
-    def see(self, module: Module, name: str, x: Array) -> Array:
-        """Return an activation of a layer, or a new one in its place."""
+    def select(self, module: Module, name: str) -> str | None:
+        """Return the full name of an activation that a layer is about to give, if the block sees it."""
         prefixes = [prefix for prefix, each in self._models if module is each or _is_traced_copy(module, each)]
         if len(prefixes) > 1:
             raise ConfigError(
@@ -208,9 +253,14 @@ class _Block:
         if module in self._layers and name == module.__activations__[0]:  # a call begins
             self._layers[module].rotate(-1)
         full_name = self._full_name(module, name)
-        return self._apply(full_name, x) if full_name in self._selected else x
+        return full_name if full_name in self._selected else None
 
-    def _apply(self, name: str, x: Array) -> Array:
+    def apply(self, name: str, x: Array) -> Array:
+        """Return an activation, or a new one in its place."""
+        raise NotImplementedError
+
+    def apply_in_run(self, name: str, x: Array) -> Array | None:
+        """Return a new array in place of an activation of a program, whose memory others will use, or None."""
         raise NotImplementedError
 
     @property
@@ -247,7 +297,7 @@ class _Recording(_Block):
         self._every_call = every_call
         self._level = getattr(innermost_trace(), "trace_level", 0)
 
-    def _apply(self, name: str, x: Array) -> Array:
+    def apply(self, name: str, x: Array) -> Array:
         value = x
         # The trace ends before the block; in vmap, the values of all elements are recorded.
         while isinstance(value, Batch) or (type(value) is Tracer and value._namespace.trace_level > self._level):
@@ -257,6 +307,9 @@ class _Recording(_Block):
         else:
             self.activations[name] = value
         return x
+
+    def apply_in_run(self, name: str, x: Array) -> None:
+        self.apply(name, np.array(x))
 
 
 class _Intervention(_Block):
@@ -268,13 +321,16 @@ class _Intervention(_Block):
             for name in self._matches[pattern]:
                 self._changes.setdefault(name, []).append(change)
 
-    def _apply(self, name: str, x: Array) -> Array:
+    def apply(self, name: str, x: Array) -> Array:
         self.has_changed = True
         for change in self._changes[name]:
             new = change if is_array(change) else change(array_namespace(x).asarray(x, copy=True))
             _check_same_kind(name, x, new)
             x = array_namespace(x, new).asarray(new)  # a constant of the trace, if it is a plain array
         return x
+
+    def apply_in_run(self, name: str, x: Array) -> Array:
+        return np.array(self.apply(name, x))
 
 
 def _is_traced_copy(module: Any, model: Any) -> bool:

@@ -381,7 +381,12 @@ class GraphTrace:
     def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of plain arrays, which returns arrays or None, now and in each run."""
         args = tuple(map(self.unwrap, args))
-        result = function(*args)
+        token = ACTIVE_GRAPH.set(None)  # what the function computes is not a part of the graph
+        try:
+            with native.record(None):
+                result = function(*args)
+        finally:
+            ACTIVE_GRAPH.reset(token)
         if result is None:
             self._append(function, args, ())
             return None

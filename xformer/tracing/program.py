@@ -19,6 +19,7 @@ import numpy as np
 from xformer import native
 from xformer.backends import array_namespace
 from xformer.backends.arrays import check_class, is_of_numpy
+from xformer.tracing.activations import note_copy
 from xformer.tracing.arguments import arrays_of
 from xformer.tracing.graph import Call, GraphTrace, root_of
 from xformer.tracing.memory import place_constants, share_memory
@@ -281,7 +282,10 @@ def _map_arrays(function: Callable[[Any], Any], value: Any, copies: dict[int, An
     if isinstance(value, Module):
         leaves, rebuild = flatten(value)
         mapped = [function(leaf) for leaf in leaves]
-        return value if all(map(operator.is_, mapped, leaves)) else rebuild(mapped)
+        if all(map(operator.is_, mapped, leaves)):
+            return value
+        note_copy(value, copied := rebuild(mapped))
+        return copied
     if isinstance(value, tuple | list):
         return rebuild_sequence(value, (_map_arrays(function, item, copies) for item in value))
     if isinstance(value, dict):
