@@ -12,7 +12,7 @@ import pytest
 
 from tests.generation.definitions import SOURCES, padded, varied_model
 from tests.reference import for_each, small_language_model
-from xformer import Rng, stream
+from xformer import Rng, intervene, record, stream
 from xformer.backends.numpy import NumpyLibrary
 from xformer.generation import GenerationConfig, generate, steps
 from xformer.generation.steps import ProgramPool
@@ -224,3 +224,112 @@ def test_the_number_and_size_of_programs_are_limited_and_they_end_with_the_model
     del model
     gc.collect()
     assert released() is None
+
+
+BLOCK_MODELS = {
+    "gpt2": {"positions": "learned", "max_positions": 64},
+    "gqa": {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_heads": 4, "num_key_value_heads": 2},
+    "sinks": {"positions": "rotary", "attention_sinks": True, "window": 4},
+    "softcap": {"positions": "alibi", "attention_softcap": 9.0, "dtype": "float32"},
+}
+
+
+def add_half(x):
+    return x + x.dtype.type(0.5)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("kind", BLOCK_MODELS)
+def test_programs_pass_blocks_the_values_of_the_python_code(monkeypatch, kind, config):
+    model, runs = small_language_model(**BLOCK_MODELS[kind]), []
+    for name in ("run", "repeat"):
+        function = getattr(Program, name)
+        monkeypatch.setattr(Program, name, lambda *args, f=function: runs.append(1) or f(*args))
+
+    def call(names, prompts):
+        changes = {"layers.0.residual_mid": add_half, "layers.1.*.heads": lambda x: x * 0.5}
+        with record(model, names, every_call=True) as seen, intervene(model, changes), record(model, "logits") as last:
+            found = generate(model, prompts, config, rng=Rng(0))
+        return found, [(name, *each) for name, each in seen.items()], last["logits"]
+
+    for names in ("*", ["*residual*", "layers.1.*.weights"], ["logits", "layers.0.*.keys"]):
+        for prompts in ([[5, 4, 7]], [[5, 4, 7], [3, 2]]):
+            runs.clear()
+            found, seen, last = call(names, prompts)
+            assert len(runs) > 3
+            with monkeypatch.context() as patch:
+                patch.setattr(steps, "compiler", lambda xp: None)
+                expected, python, expected_last = call(names, prompts)
+            assert_equal_outputs(expected, found, rel=0.0)
+            for (name, *arrays), (expected_name, *others) in zip(seen, python, strict=True):
+                assert name == expected_name
+                for x, y in zip(arrays, others, strict=True):
+                    np.testing.assert_array_equal(x, y)
+            np.testing.assert_array_equal(last, expected_last)
+
+
+def test_functions_of_interventions_are_called_in_each_step(monkeypatch):
+    """They may have state, and read values and recorded activations; an error ends the search."""
+    model, name, seen, state = small_language_model(positions="rotary"), "layers.0.residual_out", [], {}
+
+    def change(x):
+        state["calls"] += 1
+        if state["calls"] == state["last"]:
+            raise ZeroDivisionError
+        seen.append(float(x.max()))
+        return x + state["shift"] * (state["calls"] % 3) * np.sign(state["recorded"][name][0, -1, 0])
+
+    def call(last=None):
+        state.update(calls=0, last=last, shift=np.zeros(8))
+        seen.clear()
+        with record(model, name) as state["recorded"], intervene(model, {"layers.1.residual_in": change}):
+            for tokens in stream(model, [[5, 4, 7]], max_new_tokens=30):
+                state["shift"] = state["shift"] + 0.1  # another array
+                seen.extend(tokens[0])
+        return list(seen)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "compiler", lambda xp: None)
+        expected = call()
+    assert call() == expected  # the order of calls and tokens, too
+    assert call() == expected  # by kept programs
+    with pytest.raises(ZeroDivisionError):
+        call(last=20)
+    assert call() == expected
+
+
+def test_blocks_open_and_end_at_any_step():
+    model = small_language_model(positions="rotary")
+    plain = [token for new in stream(model, [[5, 4, 7]], max_new_tokens=30) for token in new[0]]
+    updates, found = stream(model, [[5, 4, 7]], max_new_tokens=30), []
+    for _ in range(3):
+        found += [next(updates)[0][0] for _ in range(4)]
+        with record(model, "logits", every_call=True) as recorded:
+            found += [next(updates)[0][0] for _ in range(6)]
+        tokens = [int(each[0, 0].argmax()) for each in recorded["logits"]]  # some were chosen before
+        assert tokens
+        assert tokens == found[len(found) - len(tokens) :]
+    assert [*found, *(token for new in updates for token in new[0])] == plain
+
+
+def test_a_block_of_a_model_does_not_see_a_draft_model_of_equal_configuration():
+    model, draft = small_language_model(positions="rotary"), small_language_model(positions="rotary", seed=1)
+    with record(model, "logits", every_call=True) as recorded, record(draft, "logits", every_call=True) as drafted:
+        generate(model, [[5, 4, 7]], max_new_tokens=30, draft_model=draft)
+    with record(model, "logits") as again:
+        model([[5, 4, 7]])
+    np.testing.assert_allclose(recorded["logits"][0][0, -1], again["logits"][0, -1], rtol=1e-9)
+    assert {each.shape[1] for each in recorded["logits"][1:]} != {each.shape[1] for each in drafted["logits"][1:]}
+
+
+def test_threads_with_different_blocks_share_a_model():
+    model = small_language_model(positions="rotary")
+
+    def call(scale):
+        with intervene(model, {"layers.0.residual_out": lambda x: x * scale}), record(model, "states") as recorded:
+            tokens = [each.tokens for each in generate(model, [[5, 4, 7]], max_new_tokens=30)[0]]
+        return tokens, recorded["states"].tolist()
+
+    expected = [call(scale) for scale in (1.0, -1.0, 3.0, 0.5)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(call, (1.0, -1.0, 3.0, 0.5))) == expected

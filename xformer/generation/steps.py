@@ -79,9 +79,9 @@ class DecodingSteps:
     """The model and the cache of a search; close it after the last step.
 
     On NumPy and CuPy, a step with the same rows is traced and then runs as a program, without the Python code of the
-    model (see `xformer.jit`). On NumPy, a program calls the blocks of `record` and `intervene`. Programs are kept for later searches with the same shapes, whose inputs are copied into
-    their arrays. Which steps run as programs does not change the results: from the second step on, the cache of all has
-    a fixed shape.
+    model (see `xformer.jit`). On NumPy, programs call the open blocks of `record` and `intervene`. Programs are kept
+    for later searches with the same shapes, whose inputs are copied into their arrays. Which steps run as programs does
+    not change the results: from the second step on, the cache of all has a fixed shape.
 
     Args:
         model: Object with `decode_step(tokens, cache)`.

@@ -23,7 +23,7 @@ from xformer.ops import project_heads
 from xformer.ops.attention import Edit, attention, attention_weights, cached_attention, fuses_cache
 from xformer.ops.linear import merge_heads
 from xformer.random import Rng
-from xformer.tracing.activations import OPEN_BLOCKS, call_on_host, named, observers
+from xformer.tracing.activations import OPEN_BLOCKS, call_on_host, is_observing, named, observers
 from xformer.tree import Module
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -310,10 +310,10 @@ class MultiHeadAttention(Module):
         index: Array | None = None,
         **options: Any,
     ) -> Array:
-        """Return the result of `_attend`; if scores or weights are seen, it is computed explicitly."""
-        if not edits or rng is not None:
+        """Return the result of `_attend`; blocks see the same bits with a cache that grows and one of fixed shape."""
+        if rng is not None or not (edits or (index is not None and is_observing())):
             return self._attend(q, k, v, mask, bias, rng, edits=edits, **options)
-        return call_on_host(partial(_attend_explicitly, edits=edits, **options), self, q, k, v, mask, bias, index)
+        return call_on_host(partial(_attend_to_tokens, edits=edits, **options), self, q, k, v, mask, bias, index)
 
     def _attend(
         self,
@@ -336,14 +336,14 @@ class MultiHeadAttention(Module):
         return attention(q, k, v, mask, bias, **options)
 
 
-def _attend_explicitly(
+def _attend_to_tokens(
     layer: MultiHeadAttention,
     q: Array,
     k: Array,
     v: Array,
     mask: Array | None,
     bias: Array | None,
-    index: Array | None,
+    index: Any,
     **options: Any,
 ) -> Array:
     """Return the result of `_attend`, of a cache of fixed shape on NumPy without the slots after the longest row."""

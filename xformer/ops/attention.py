@@ -103,14 +103,16 @@ def attention_weights(
     _operation.check(*four_axes, mask, bias, None)
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     _operation.check_options({"scale": scale})
-    causal = check_bool("causal", causal)
-    scores = _scores(*four_axes[:2], bias, scale, softcap)
-    scores = scores if edit_scores is None else edit_scores(scores)
-    weights = softmax(scores, visible(*four_axes[:2], mask, causal, 0))
-    weights = extra.cast_like(weights, query)
+    weights = _weights(*four_axes[:2], mask, bias, check_bool("causal", causal), scale, softcap, edit_scores)
     if len(query.shape) == 4:
         return weights
     return array_namespace(weights).reshape(weights, (*query.shape[:-1], key.shape[-2]))
+
+
+def _weights(q: Array, k: Array, mask: Any, bias: Any, causal: bool, scale: float, softcap: Any, edit: Any) -> Array:
+    scores = _scores(q, k, bias, scale, softcap)
+    scores = scores if edit is None else edit(scores)
+    return extra.cast_like(softmax(scores, visible(q, k, mask, causal, 0)), q)
 
 
 def _product(a: Array, b: Array, scale: float | None = None, *, wide: bool = False) -> Array:
@@ -331,8 +333,8 @@ def attention(
         if softcap is not None or is_edited or q.shape[2] == 1 or not array_namespace(q).library.has_windows:
             mask, window = visible(q, k, mask, False, window), None
     if is_edited:
-        options: dict[str, Any] = {"causal": causal, "scale": scale, "softcap": softcap, "edit_scores": edit_scores}
-        weights = attention_weights(q, k, mask, bias, **options)
+        _operation.check_options({"scale": scale})
+        weights = _weights(q, k, mask, bias, causal, scale, softcap, edit_scores)
         weights = weights if edit_weights is None else edit_weights(weights)
         dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
         y = array_namespace(dropped, value).matmul(dropped, repeat_kv(v, q))
@@ -341,7 +343,7 @@ def attention(
             _operation.check_options({"scale": scale})
             bias = _scores(q, k, bias, scale, softcap)
             q, k = (array_namespace(x).zeros_like(x[..., :1]) for x in (q, k))
-        options = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+        options: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
         if window is not None:
             options["window"] = window
         heads, kv_heads = q.shape[1], k.shape[1]

@@ -50,8 +50,9 @@ def record(model: Module, names: str | Iterable[str] = "*", *, every_call: bool 
 
     The block records calls of this model, not of other models or copies, in its own thread and in parallel loops. In a
     function that is differentiated or compiled, it also records traced models of the same class and configuration, as
-    `value_and_grad` makes them. While a block is open, functions of `xf.jit` run their Python code, and layers whose
-    attention scores or weights are recorded compute them explicitly. With `jax.jit`, open the block inside the function
+    `value_and_grad` makes them. While a block is open, generation on NumPy runs as compiled programs that call it,
+    functions of `xf.jit` run their Python code, and layers whose attention scores or weights are recorded compute them
+    explicitly. With `jax.jit`, open the block inside the function
     and return the arrays; around the function, it records nothing, or JAX reports leaked tracers.
 
     Activations recorded by a block inside a differentiated function can be differentiated; a block around
@@ -174,17 +175,23 @@ def _observers(module: Module, name: str) -> Iterator[Callable[[Array], Array]]:
             yield partial(_see, index, full_name)
 
 
-def _see(index: int, name: str, x: Array) -> Array:
+def _see(index: int, name: str, x: Any) -> Array:
     """Return an activation, or a new one in its place, from a block of this thread."""
     block, graph = _BLOCKS.get()[index], ACTIVE_GRAPH.get()
     if graph is None or graph is block.graph:
         return block.apply(name, x)
-    new = graph.call_on_host(lambda x: _BLOCKS.get()[index].apply_in_run(name, x), x)
-    return x if new is None else new
+
+    def run(x: Array) -> Array:
+        return _BLOCKS.get()[index].apply(name, np.array(x))  # the program overwrites x
+
+    if not block.is_last:
+        return graph.call_on_host(lambda x: np.array(run(x)), x)
+    graph.pass_later(run, x)  # blocks are called as rarely as possible
+    return x
 
 
 def call_on_host(function: Callable[..., Any], module: Module, *args: Any) -> Any:
-    """Call a function of a layer and arrays; in a program whose blocks are outside of it, with plain ones in each run."""
+    """Call a function of a layer and arrays; in a program for blocks outside of it, with plain ones in each run."""
     graph = ACTIVE_GRAPH.get()
     if graph is None or any(block.graph is graph for block in _BLOCKS.get()):
         return function(module, *args)
@@ -259,10 +266,6 @@ class _Block:
         """Return an activation, or a new one in its place."""
         raise NotImplementedError
 
-    def apply_in_run(self, name: str, x: Array) -> Array | None:
-        """Return a new array in place of an activation of a program, whose memory others will use, or None."""
-        raise NotImplementedError
-
     @property
     def _layers(self) -> WeakKeyDictionary[Module, deque[str]]:
         """Names of each layer, several if it is applied several times: first that of its last call in this thread."""
@@ -308,9 +311,6 @@ class _Recording(_Block):
             self.activations[name] = value
         return x
 
-    def apply_in_run(self, name: str, x: Array) -> None:
-        self.apply(name, np.array(x))
-
 
 class _Intervention(_Block):
     def __init__(self, function: str, model: Module, interventions: Mapping[str, Any]) -> None:
@@ -328,9 +328,6 @@ class _Intervention(_Block):
             _check_same_kind(name, x, new)
             x = array_namespace(x, new).asarray(new)  # a constant of the trace, if it is a plain array
         return x
-
-    def apply_in_run(self, name: str, x: Array) -> Array:
-        return np.array(self.apply(name, x))
 
 
 def _is_traced_copy(module: Any, model: Any) -> bool:

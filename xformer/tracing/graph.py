@@ -138,6 +138,7 @@ class GraphTrace:
         self.are_kept = True
         self._copies: set[int] = set()  # ids of the copies of constants
         self._ends: list[Callable[[], bool]] = []
+        self._waiting: list[tuple[Callable[[Any], Any], Tracer]] = []
         self._written: dict[int, weakref.ref[Any]] = {}  # arrays that own memory which calls write, by id
 
     def __repr__(self) -> str:
@@ -380,6 +381,7 @@ class GraphTrace:
 
     def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of plain arrays, which returns arrays or None, now and in each run."""
+        self.pass_arrays()
         args = tuple(map(self.unwrap, args))
         token = ACTIVE_GRAPH.set(None)  # what the function computes is not a part of the graph
         try:
@@ -391,6 +393,22 @@ class GraphTrace:
             self._append(function, args, ())
             return None
         return self.append_result("", result, function, args, {})
+
+    def pass_later(self, function: Callable[[Any], Any], x: Tracer) -> None:
+        """Call a function of a plain array now and in each run, before the next call on the host or at the end."""
+        self._waiting.append((function, self.asarray(x, copy=True)))
+
+    def pass_arrays(self) -> None:
+        """Call the functions that wait for it."""
+        if self._waiting:
+            functions, arrays = zip(*self._waiting, strict=True)
+            self._waiting.clear()
+
+            def run(*args: Any) -> None:
+                for function, x in zip(functions, args, strict=True):
+                    function(x)
+
+            self.call_on_host(run, *arrays)
 
     def check_range(self, x: Tracer, size: int, check: Callable[[Any], None]) -> None:
         """Let `check(x)` raise an error now and in each run, unless all values are in [0, size)."""

@@ -64,6 +64,7 @@ class Program:
                 lambda array: trace.wrap(array, is_number=id(array) in immutable), (tuple(args), keywords), {}
             )
             result = _map_arrays(trace.unwrap_result, function(*traced_args, **traced_keywords), {})
+            trace.pass_arrays()
         arguments = (*args, *keywords.values())
         constants = trace.constants
         calls = place_constants(trace.take_calls(), constants, are_kept=trace.are_kept)
