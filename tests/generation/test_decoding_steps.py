@@ -234,6 +234,11 @@ BLOCK_MODELS = {
 }
 
 
+def without_programs(patch):
+    patch.setattr(steps, "compiler", lambda xp: None)
+    patch.setattr(steps, "_pool", ProgramPool(0, 0))
+
+
 def add_half(x):
     return x + x.dtype.type(0.5)
 
@@ -258,7 +263,7 @@ def test_programs_pass_blocks_the_values_of_the_python_code(monkeypatch, kind, c
             found, seen, last = call(names, prompts)
             assert len(runs) > 3
             with monkeypatch.context() as patch:
-                patch.setattr(steps, "compiler", lambda xp: None)
+                without_programs(patch)
                 expected, python, expected_last = call(names, prompts)
             assert_equal_outputs(expected, found, rel=0.0)
             for (name, *arrays), (expected_name, *others) in zip(seen, python, strict=True):
@@ -289,7 +294,7 @@ def test_functions_of_interventions_are_called_in_each_step(monkeypatch):
         return list(seen)
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "compiler", lambda xp: None)
+        without_programs(patch)
         expected = call()
     assert call() == expected  # the order of calls and tokens, too
     assert call() == expected  # by kept programs
