@@ -158,6 +158,13 @@ def llama_functions(path: str) -> Functions:
     threads = int(os.environ["OMP_NUM_THREADS"])
     library.llama_set_n_threads(context, threads, threads)
     vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
+    if adapter := os.environ.get("ADAPTER"):
+        library.llama_adapter_lora_init.restype = ctypes.c_void_p
+        library.llama_adapter_lora_init.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        library.llama_set_adapters_lora.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        loaded = (ctypes.c_void_p * 1)(library.llama_adapter_lora_init(model, adapter.encode()))
+        assert loaded[0]
+        assert library.llama_set_adapters_lora(context, loaded, 1, (ctypes.c_float * 1)(1.0)) == 0
     batch = library.llama_batch_init(settings.n_batch, 0, 1)
 
     def decode(ids: Any, lengths: list[int], position: int = 0) -> Any:
@@ -189,6 +196,7 @@ def llama_functions(path: str) -> Functions:
         if "=" in part
     ]
     forward.keep = silent  # the library calls it
+    forward.model = model
     return forward, one_by_one, f"llama.cpp with ggml {library.ggml_version().decode()} ({', '.join(features)})"
 
 

@@ -1,6 +1,7 @@
 """`xformer export`, and `xformer inspect` of the checkpoint that it writes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import xformer as xf
+from tests.checkpoints import checkpoint
+from xformer.families import gguf_file
 from xformer.pipelines import Translator
 from xformer.tokenizers import load_tokenizer
 
@@ -39,7 +43,7 @@ def test_sources_end_with_eos(exported, trained):
 
 def test_nothing_is_overwritten(refused, trained, exported):
     assert "is not an empty directory" in refused("export", trained, exported, untouched=exported)
-    assert "expected one of huggingface, peft, onnx, ctranslate2" in refused(
+    assert "expected one of huggingface, peft, gguf, gguf-lora, onnx, ctranslate2" in refused(
         "export", trained, exported.parent / "new", "--format", "pickle", untouched=exported
     )
 
@@ -94,3 +98,90 @@ def test_ctranslate2_translates_without_xformer(xformer, refused, trained, text,
     actual, expected = output.splitlines(), (tmp_path / "expected").read_text().splitlines()
     assert len(actual) == len(expected) == 10
     assert sum(map(str.__ne__, actual, expected)) <= 1
+
+
+# --- GGUF -------------------------------------------------------------------------------------------------------------
+
+
+def make_llama(directory):
+    """Write a tiny random Llama of transformers with a byte-level BPE tokenizer and a chat template."""
+    tokenizers, torch = pytest.importorskip("tokenizers"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    steps = tokenizers.pre_tokenizers
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer, inner.decoder = steps.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>", "<|im_end|>"],
+        initial_alphabet=sorted(steps.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(["a man sleeps on a bench", "the dog runs, isn't it?"] * 3, trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        bos_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        chat_template="{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}",
+    )
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def answers(path, prompt="the man's dog 12 é"):
+    """Return the greedy answers to a prompt and a chat."""
+    generator = xf.TextGenerator.from_pretrained(path)
+    return generator([prompt, [{"role": "user", "content": "a dog"}]], max_new_tokens=8, do_sample=False)
+
+
+def test_a_checkpoint_becomes_a_gguf_file_that_answers_the_same(xformer, refused, tmp_path):
+    source = make_llama(tmp_path / "llama")
+    result = xformer("export", source, tmp_path / "model.gguf", "--format", "gguf")
+    assert f"the model is in {tmp_path / 'model.gguf'}, tensors: 16 in BF16; 5 in F32" in result.out.replace("\n", " ")
+    assert answers(tmp_path / "model.gguf") == answers(source)
+    arguments = ("export", tmp_path / "model.gguf", tmp_path / "small.gguf", "--format", "gguf", "--quantization")
+    words = xformer(*arguments, "Q4_K").out.split()
+    assert " ".join(words).endswith("16 in Q5_0, as their rows do not fit Q4_K; 5 in F32")
+    assert (tmp_path / "small.gguf").stat().st_size < (tmp_path / "model.gguf").stat().st_size
+    assert "quantization is 'Q9'; expected one of F32, F16" in refused(*arguments, "Q9", untouched=tmp_path)
+    for arguments, message in [
+        ([tmp_path / "model.gguf", tmp_path / "model.gguf", "--format", "gguf"], "the output .* would replace"),
+        ([source, tmp_path / "out", "--format", "gguf"], "expected the path of a file that ends in .gguf"),
+        ([source, tmp_path / "out.gguf", "--format", "gguf-lora"], "expected the directory of a run"),
+        ([source, tmp_path / "out.gguf", "--format", "gguf", "--runtime", "."], "the format gguf expects none"),
+    ]:
+        assert re.search(message, " ".join(refused("export", *arguments, untouched=tmp_path).split()))
+
+
+def test_what_is_no_language_model_with_such_a_tokenizer_is_refused(refused, trained, tmp_path):
+    arguments = (tmp_path / "out.gguf", "--format", "gguf")
+    assert "GGUF files expect a LanguageModel" in refused("export", trained, *arguments, untouched=tmp_path)
+    words = checkpoint(tmp_path, "llama", tokenizer_config={"unk_token": "<unk>"})
+    assert "GGUF files expect byte-level BPE" in refused("export", words, *arguments, untouched=tmp_path)
+
+
+def test_a_run_with_adapters_becomes_a_gguf_file_or_adapters(xformer, tmp_path):
+    source = make_llama(tmp_path / "llama")
+    base = tmp_path / "base.gguf"
+    xformer("export", source, base, "--format", "gguf", "--quantization", "Q8_0")
+    (tmp_path / "text").write_text("a man sleeps on a bench\nthe dog runs\n" * 9)
+    text = ("--text", tmp_path / "text", "--valid-text", tmp_path / "text", "--set", "training.context_length=16")
+    steps = ("--max-steps", 2, "--set", "training.validate_every=2", "--set", "training.warmup_steps=1")
+    rate = ("--set", "training.learning_rate=0.05")
+    assert xformer("train-lm", *text, "--init", base, "--lora", 2, *steps, *rate, "--out", tmp_path / "run").code == 0
+    xformer("export", tmp_path / "run", tmp_path / "merged.gguf", "--format", "gguf")
+    xformer("export", tmp_path / "run", tmp_path / "exact.gguf", "--format", "gguf", "--quantization", "F32")
+    assert answers(tmp_path / "exact.gguf") == answers(tmp_path / "run")
+    before, after = (gguf_file.read_header(path)[1] for path in (base, tmp_path / "merged.gguf"))
+    assert {key: entry.code for key, entry in before.items()} == {key: entry.code for key, entry in after.items()}
+    changed = {key for key, entry in before.items() if not np.array_equal(entry.read(), after[key].read())}
+    assert "blk.1.ffn_down.weight" in changed
+    assert "token_embd.weight" not in changed
+    xformer("export", tmp_path / "run", tmp_path / "lora.gguf", "--format", "gguf-lora")
+    adapters = gguf_file.read_header(tmp_path / "lora.gguf")[1]
+    assert {key.removesuffix(".lora_a") for key in adapters if key.endswith("a")} == changed

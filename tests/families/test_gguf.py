@@ -206,13 +206,15 @@ def random_blocks(kind, shape, rng):
     """Return random quantized data, whose scales are finite."""
     num_values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (shape[0], shape[1] // num_values, num_bytes), dtype=np.uint8)
-    scales = {TYPE.Q4_K: slice(0, 4), TYPE.Q5_K: slice(0, 4), TYPE.Q6_K: slice(208, 210)}[kind]
+    scales = {
+        TYPE.Q4_K: slice(0, 4), TYPE.Q5_K: slice(0, 4), TYPE.Q6_K: slice(208, 210), TYPE.IQ4_NL: slice(0, 2),
+    }[kind]  # fmt: skip
     blocks[..., scales] = np.frombuffer(np.float16(0.01).tobytes() * 2, np.uint8)[: scales.stop - scales.start]
     return blocks.reshape(shape[0], -1)
 
 
 @pytest.mark.parametrize("has_library", [True, False])
-@pytest.mark.parametrize("name", ["F16", "BF16", *gguf_file.QUANTIZED])
+@pytest.mark.parametrize("name", ["F16", "BF16", *gguf_file.QUANTIZED, "IQ4_NL"])
 def test_every_type_has_the_values_that_the_package_gguf_computes(name, has_library, tmp_path, monkeypatch):
     if not has_library:
         monkeypatch.setenv("XFORMER_KERNELS", "no-native")
@@ -230,7 +232,7 @@ def test_every_type_has_the_values_that_the_package_gguf_computes(name, has_libr
             tensors[f"{layer}{matrix}.bias"] = (256,)
     tensors |= {f"{layer}mlp.{matrix}_proj.weight": (256, 256) for matrix in ("gate", "up", "down")}
     tensors |= {f"{layer}{norm}_layernorm.weight": (256,) for norm in ("input", "post_attention")}
-    is_random = name in ("Q4_K", "Q5_K", "Q6_K")  # the package cannot quantize to them
+    is_random = name in ("Q4_K", "Q5_K", "Q6_K", "IQ4_NL")  # the package cannot quantize to them
     tensors = {
         key: random_blocks(kind, shape, rng) if is_random and len(shape) == 2 else rng.normal(size=shape).astype("f4")
         for key, shape in tensors.items()
@@ -245,6 +247,8 @@ def test_every_type_has_the_values_that_the_package_gguf_computes(name, has_libr
     }.items():
         stored = tensors[key] if is_random else gguf.quantize(tensors[key], kind)
         np.testing.assert_array_equal(parameter, gguf.dequantize(stored, kind))
+    packed = dict(load_pretrained(tmp_path, pack=True).unpack().named_parameters())
+    np.testing.assert_array_equal(packed["embedding.weight"], parameters["embedding.weight"])
 
 
 @pytest.mark.skipif(not native.is_available(), reason="weights are packed by the native library")

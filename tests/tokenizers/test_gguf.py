@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from xformer.errors import CheckpointError
+from tests.reference import raises_line
+from xformer.errors import CheckpointError, ConfigError
 from xformer.tokenizers import load_tokenizer
+from xformer.tokenizers.gguf import tokenizer_metadata
 
 gguf = pytest.importorskip("gguf")
 tokenizers = pytest.importorskip("tokenizers")
@@ -169,3 +171,94 @@ def test_a_saved_tokenizer_loads_in_the_hugging_face_format(tmp_path):
 def test_tokenizers_that_cannot_be_built_are_refused(options, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         load_tokenizer(write(tmp_path / "model.gguf", **{"tokens": ["a", "b"], **options}))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+PRE_TOKENIZERS = ["gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "deepseek-r1-qwen", "gpt-4o", "tekken"]
+
+
+def write_again(tokenizer, directory, architecture="llama"):
+    """Save a tokenizer in the Hugging Face format, and write it as a GGUF file again; return both."""
+    (directory / "saved").mkdir()
+    tokenizer.save(directory / "saved")
+    saved = load_tokenizer(directory / "saved")
+    metadata = tokenizer_metadata(saved, saved.vocab_size + 3, architecture)
+    values = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    writer = gguf.GGUFWriter(directory / "again.gguf", values.pop("general.architecture"))
+    writer.add_tokenizer_model(values.pop("model"))
+    writer.add_token_list(values.pop("tokens"))
+    writer.add_token_types(values.pop("token_type"))
+    writer.add_token_scores(values.pop("scores"))
+    writer.add_token_merges(values.pop("merges"))
+    for key, value in values.items():
+        if key == "tokenizer.chat_template":
+            writer.add_chat_template(value)
+        elif isinstance(value, bool):
+            writer.add_bool(f"tokenizer.ggml.{key}", value)
+        elif isinstance(value, int):
+            writer.add_uint32(f"tokenizer.ggml.{key}", value)
+        else:
+            writer.add_string(f"tokenizer.ggml.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return metadata, saved, load_tokenizer(directory / "again.gguf")
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_byte_level_bpe_of_other_files_is_written_with_its_pre_tokenizer(pre, trained, tmp_path):
+    tokens = [trained.id_to_token(i) for i in range(trained.get_vocab_size())]
+    merges = [" ".join(merge) for merge in json.loads(trained.to_str())["model"]["merges"]]
+    types = [CONTROL] * 3 + [NORMAL] * (len(tokens) - 4) + [USER_DEFINED]
+    options = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "chat_template": "{{ messages }}"}
+    path = write(tmp_path / "a.gguf", "gpt2", tokens, pre=pre, merges=merges, types=types, **options)
+    original = load_tokenizer(path)
+    metadata, saved, again = write_again(original, tmp_path)
+    assert metadata["tokenizer.ggml.pre"] == {"deepseek-r1-qwen": "megrez", "smaug-bpe": "llama-bpe"}.get(pre, pre)
+    assert metadata["tokenizer.ggml.tokens"] == [*tokens, *(f"[PAD{len(tokens) + i}]" for i in range(3))]
+    assert metadata["tokenizer.ggml.token_type"] == [*types, 5, 5, 5]
+    assert metadata["tokenizer.ggml.merges"] == merges
+    assert (again.bos_id, again.eos_id, again.pad_id) == (1, 2, 2)
+    assert again.chat_templates == original.chat_templates
+    for text in [*TEXTS, "<|im_start|>user\nIt's 2024<|im_end|>", "CamelCase'LL e\u0301"]:
+        assert again.encode(text) == saved.encode(text) == original.encode(text)
+        assert again.decode(again.encode(text)) == saved.decode(saved.encode(text))
+
+
+@pytest.mark.parametrize("options", [{}, {"add_space_prefix": False}, {"add_bos_token": False, "add_eos_token": True}])
+def test_sentencepiece_of_other_files_is_written_with_scores_by_the_order_of_merges(options, tmp_path):
+    original = sentencepiece(tmp_path / "model.gguf", **options)
+    metadata, saved, again = write_again(original, tmp_path)
+    assert metadata["tokenizer.ggml.model"] == "llama"
+    assert metadata["tokenizer.ggml.token_type"][3:259] == [BYTE] * 256
+    for text in [*TEXTS, "ab abc  b", "a[x]b</s>", "é  a"]:
+        assert again.encode(text) == saved.encode(text) == original.encode(text)
+
+
+def bpe(**options):
+    """Return a BPE tokenizer of the library, of bytes unless the options say otherwise."""
+    vocab = {token: i for i, token in enumerate(["<unk>", *byte_alphabet(), "ab"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b")], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = options.get("pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.decoder = options.get("decoder", tokenizers.decoders.ByteLevel())
+    tokenizer.normalizer = options.get("normalizer")
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"pre_tokenizer": tokenizers.pre_tokenizers.ByteLevel()},
+            "divides texts in another way than those of GGUF files",
+        ),
+        ({"normalizer": tokenizers.normalizers.Lowercase()}, "divides texts in another way than those of GGUF files"),
+        ({"decoder": tokenizers.decoders.Fuse()}, "is BPE of 258 tokens; GGUF files expect byte-level BPE, or"),
+        ({"rows": 257}, "is byte-level BPE of 258 tokens; .* of at most 257 tokens"),
+    ],
+)
+def test_tokenizers_that_llama_cpp_does_not_have_are_refused(options, message, tmp_path):
+    bpe(**options).save(str(tmp_path / "tokenizer.json"))
+    with raises_line(ConfigError, message):
+        tokenizer_metadata(load_tokenizer(tmp_path), options.get("rows", 300), "llama")

@@ -10,6 +10,9 @@ Write the best model of a run, and its tokenizer, in the format of another libra
   xformer export run ct2 --format ctranslate2 --quantization int8
   xformer export run page --format web
   xformer export SmolLM2-135M-Instruct.gguf checkpoint
+  xformer export run model.gguf --format gguf
+  xformer export SmolLM2-135M-Instruct small.gguf --format gguf --quantization Q4_K
+  xformer export run adapter.gguf --format gguf-lora
 
 huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or
 Marian models with post-norm; language models become Llama, GPT-NeoX or GPT-2 models. If no family computes the
@@ -18,6 +21,11 @@ public checkpoint (--init) is written in the format of that checkpoint. RUN may 
 generates text, such as a GGUF file.
 
 peft: the adapters of a run with --lora, as adapter_config.json and adapter_model.safetensors for peft.PeftModel.
+
+gguf: a file for llama.cpp, with the tokenizer and the chat template. The matrices are in F32, F16, BF16, Q8_0, Q4_0,
+Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K; by default in the types of the GGUF file that the run started from, or of the
+checkpoint. Adapters are merged. RUN may also be a public checkpoint, such as a GGUF file. gguf-lora: the adapters of a
+run with --lora, for llama-cli --lora. docs/how-to/export-gguf.md has examples.
 
 onnx: encoder.onnx, decoder.onnx and step.onnx, or model.onnx and step.onnx for language models, for onnxruntime and
 the browser. RUN may also be a public checkpoint. Needs the extra "onnx". docs/how-to/export-onnx.md has a decoding
@@ -39,12 +47,13 @@ from typing import Annotated
 
 import typer
 
+from xformer.cli._console import percent_progress
 from xformer.cli._options import value_option
 from xformer.errors import check_choice
 from xformer.pipelines.export import FORMATS, export_run
 from xformer.runs.console import make_console
 
-_TYPE_HELP = "Type of the weights: float32 or int8 for onnx and web (default int8); ctranslate2 has more types."
+_TYPE_HELP = "Type of the weights: float32 or int8 for onnx and web (default int8); others for ctranslate2 and gguf."
 _RUNTIME_HELP = "Directory in which the npm packages of web are installed; default the current one."
 
 
@@ -53,7 +62,7 @@ def export(
         Path, typer.Argument(metavar="RUN", help="Directory of the run, or a public checkpoint.", show_default=False)
     ],
     output: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Directory to write; new or empty.", show_default=False)
+        Path, typer.Argument(metavar="OUT", help="New directory to write; a file for gguf.", show_default=False)
     ],
     target: Annotated[str, value_option("--format", "NAME", f"Format: {', '.join(FORMATS)}.", None)] = "huggingface",
     quantization: Annotated[str | None, value_option("--quantization", "TYPE", _TYPE_HELP, None)] = None,
@@ -61,5 +70,6 @@ def export(
 ) -> None:
     """Export the model of a run."""
     check_choice("--format", target, FORMATS)
-    result = export_run(directory, output, target, quantization=quantization, runtime=runtime)
+    with percent_progress("writing") as progress:
+        result = export_run(directory, output, target, quantization=quantization, runtime=runtime, progress=progress)
     make_console().print(f"the model is in {output}, {result}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
+from xformer.families.layouts import Layout
 from xformer.families.tensor_files import TensorFiles, remove_shards
 from xformer.io import (
     atomic_write,
@@ -363,19 +365,24 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
             names the field.
         CheckpointError: If the directory cannot be written.
     """
-    if not isinstance(model, BaseModel):
-        raise ConfigError(f"model is {describe_type(model)}; expected a model, e.g. a LanguageModel")
-    check_no_adapters(model)
-    if dtype := quantized_dtype(model):
-        raise ConfigError(f"the model is quantized to {dtype}; expected floating weights, or use model.save(path)")
-    model = with_separate_halves(model.unpack())
-    family, values = _writable_family(model, model_type)
+    model = with_separate_halves(writable_model(model))
+    family, values = writable_family(model, model_type)
     _write(model, family, values, Path(directory))
     path = Path(directory) / "generation_config.json"
     if isinstance(model, LanguageModel | Transformer):
         write_json(path, generation_config(model))
     else:
         path.unlink(missing_ok=True)  # of the model that was there before
+
+
+def writable_model(model: Any) -> BaseModel:
+    """Return a model as its floating weights; raise ConfigError if it has none, or adapters."""
+    if not isinstance(model, BaseModel):
+        raise ConfigError(f"model is {describe_type(model)}; expected a model, e.g. a LanguageModel")
+    check_no_adapters(model)
+    if dtype := quantized_dtype(model):
+        raise ConfigError(f"the model is quantized to {dtype}; expected floating weights, or use model.save(path)")
+    return model.unpack()
 
 
 def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> None:
@@ -401,20 +408,15 @@ def write_configs(gguf: Path, directory: Path) -> None:
         ConfigError: If no family computes the same.
     """
     model = open_checkpoint(gguf).model
-    write_json(directory / "config.json", _writable_family(model, None)[1])
+    write_json(directory / "config.json", writable_family(model, None)[1])
     write_json(directory / "generation_config.json", generation_config(model))
 
 
 def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: Path) -> None:
     """Write config.json and the tensors of a model."""
     model = model.unpack()
-    parameters, has_output = dict(model.named_parameters()), getattr(model.config, "has_output", True)
-    tensors: dict[str, Any] = {}
-    for name, (layout, names) in family.layouts_of(model).items():
-        x: Any = np.asarray(layout.join([to_host(parameters[parameter]) for parameter in names]), order="C")
-        if dtype_name(parameters[names[0]].dtype) == "bfloat16":
-            x = x.astype(resolve("numpy").dtype_named("bfloat16"))
-        tensors[name] = x
+    has_output = getattr(model.config, "has_output", True)
+    tensors = {name: read() for name, read in tensors_of(model, family).items()}
     for name, other in family.tied.items():  # config.json may say that a tied model is not: write both tensors
         is_copied = has_output and values.get("tie_word_embeddings") is False
         if is_copied and name not in tensors and other in tensors:
@@ -429,6 +431,18 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
         remove_shards(directory)
 
 
+def tensors_of(model: BaseModel, family: Family) -> dict[str, Callable[[], Any]]:
+    """Return functions that return the tensors of a model, by name."""
+    parameters = dict(model.named_parameters())
+
+    def read(layout: Layout, names: tuple[str, ...]) -> Any:
+        x: Any = np.asarray(layout.join([to_host(parameters[parameter]) for parameter in names]), order="C")
+        is_bfloat16 = dtype_name(parameters[names[0]].dtype) == "bfloat16"
+        return x.astype(resolve("numpy").dtype_named("bfloat16")) if is_bfloat16 else x
+
+    return {name: functools.partial(read, *each) for name, each in family.layouts_of(model).items()}
+
+
 def generation_config(model: BaseModel) -> dict[str, Any]:
     """Return the values of generation_config.json: special tokens and suppressed ones."""
     c = model.config
@@ -438,8 +452,17 @@ def generation_config(model: BaseModel) -> dict[str, Any]:
     return {**start, "eos_token_id": c.eos_id, "pad_token_id": c.pad_id, **suppressed}
 
 
-def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, dict[str, Any]]:
-    """Return the family to write, and the values of config.json."""
+def writable_family(model: BaseModel, model_type: str | None, gguf: Any = None) -> tuple[Family, dict[str, Any]]:
+    """Return the family to write, and the values of config.json.
+
+    Args:
+        model: The model.
+        model_type: As for `save_pretrained`.
+        gguf: For GGUF files, {model type: function of the values that returns those that a reader gets}.
+
+    Raises:
+        ConfigError: If no family computes the same.
+    """
     requested = model.model_type if model_type is None else model_type
     has_experts = bool(getattr(model.config, "num_experts", None))
     families = [] if requested is None else [family_of(requested, "the argument")]
@@ -451,9 +474,10 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
             continue
         if model_type is None and has_experts and not family.has_experts(model):
             continue
-        for name in family.model_types if model_type is None else (model_type,):
+        names = family.model_types if model_type is None else (model_type,)
+        for name in (name for name in names if gguf is None or name in gguf):
             try:
-                values, fields = _written(family, name, model)
+                values, fields = _written(family, name, model, gguf[name] if gguf else dict)
             except (CheckpointError, ConfigError) as error:
                 # A combination that the family names says more than a list of many fields.
                 count = _MAX_SHOWN if isinstance(error, ConfigError) and family.write_config is not None else _MANY
@@ -469,10 +493,10 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
         details = _EXPERTS_HINT
     else:
         details = f"{'the nearest family is ' if model_type is None else ''}{min(misfits, key=itemgetter(0))[1]}"
-    raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
+    raise ConfigError(f"the model cannot be written in the {'GGUF' if gguf else 'Hugging Face'} format: {details}")
 
 
-def _written(family: Family, model_type: str, model: BaseModel) -> tuple[dict[str, Any], list[str]]:
+def _written(family: Family, model_type: str, model: BaseModel, stored: Any) -> tuple[dict[str, Any], list[str]]:
     """Return the values of config.json for a type, and the fields that reading it gives another value, in words.
 
     Raises:
@@ -494,7 +518,7 @@ def _written(family: Family, model_type: str, model: BaseModel) -> tuple[dict[st
     tensors = [*family.layouts_of(model, is_complete=False), *tied]
     if not getattr(config, "has_output", True):
         tensors = [name.removeprefix(family.prefix) for name in tensors if name not in tied]
-    reader = ConfigReader(values, Path("config.json"), tensors, tied)
+    reader = ConfigReader(stored(values), Path("config.json"), tensors, tied)
     read, own = _effective_fields(family.read_config(reader)), _effective_fields(config)
     names = [
         name for name, value in own.items() if read.get(name, value) != value and not (fields and name == "activation")

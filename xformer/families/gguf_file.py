@@ -24,16 +24,17 @@ from xformer.io import check_no_lfs_pointer
 from xformer.ops.blocks import dequantize
 
 # {number of a type: its name, and the values and bytes of a block}.
-_TYPES = {
+TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 8: ("Q8_0", 32, 34), 2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
+    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18),
 }  # fmt: skip
-QUANTIZED = tuple(name for name, num_values, _ in _TYPES.values() if num_values > 1)
+QUANTIZED = tuple(name for name, num_values, _ in TYPES.values() if num_values > 1)[:-1]  # without IQ4_NL
 _UNSUPPORTED = {
-    10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
-    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
+    23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
+_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], "i1").view("u1")
 _SIZE = struct.Struct("<Q")
 
 # {type of a metadata value: code of the struct module}; strings are type 8 and arrays type 9.
@@ -52,7 +53,7 @@ class Architecture:
         interleaved: Tensors whose rows are permuted so that rotary positions rotate adjacent features.
         transposed: Matrices that are stored transposed.
         has_norms_plus_one: Whether the weights of norms are stored plus one.
-        model_type: Model type of the family; default the name of the architecture.
+        model_type: Model type of the family; default the name.
         defaults: Function of the values of config.json that returns values of keys that the file may omit.
     """
 
@@ -122,6 +123,13 @@ _KEYS = {
     "attention.causal": "is_causal",
     "rope.freq_base": "rope_theta",
 }
+_GPT2_KEYS = {
+    "context_length": "n_positions", "embedding_length": "n_embd", "feed_forward_length": "n_inner",
+    "block_count": "n_layer", "attention.head_count": "n_head", "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "attention.causal": "is_causal",
+}  # fmt: skip
+# Of linear and yarn scaling
+ROPE_KEYS = {f"rope.scaling.{key}": key.removeprefix("yarn_") for key in ("factor", "yarn_beta_fast", "yarn_beta_slow")}
 _GEMMA_KEYS = {
     **_KEYS,
     "attention.sliding_window": "sliding_window",
@@ -138,7 +146,7 @@ def _gemma_scale(config: dict[str, Any], num_layers_27b: int) -> dict[str, Any]:
     return {"query_pre_attn_scalar": config.get("head_dim")}
 
 
-# By name, which is usually the model type of the family. Mixtral has the name of Llama.
+# By name. Mixtral has the name of Llama.
 ARCHITECTURES = {
     "gemma2": Architecture(
         tensors=_GEMMA_TENSORS,
@@ -162,7 +170,7 @@ ARCHITECTURES = {
     "qwen3": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
     "mixtral": Architecture(
         tensors=_with_experts("block_sparse_moe", "w1", "w3", "w2"),
-        keys={**_KEYS, **_EXPERT_KEYS},
+        keys={**_KEYS, **_EXPERT_KEYS, "expert_count": "num_local_experts"},
         interleaved=("attn_q", "attn_k"),
     ),
     "qwen3moe": Architecture(
@@ -172,7 +180,8 @@ ARCHITECTURES = {
         defaults=lambda config: {"norm_topk_prob": True},
     ),
     "olmoe": Architecture(
-        tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"), keys={**_KEYS, **_EXPERT_KEYS}
+        tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
+        keys={**_KEYS, **_EXPERT_KEYS},
     ),
     "phi3": Architecture(
         tensors={
@@ -184,10 +193,11 @@ ARCHITECTURES = {
     ),
     "gpt2": Architecture(
         tensors=_GPT2_TENSORS,
-        keys={**_KEYS, "feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        keys=_GPT2_KEYS,
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
     ),
 }
+ARCHITECTURES = {name: dataclasses.replace(x, model_type=x.model_type or name) for name, x in ARCHITECTURES.items()}
 
 # Metadata that does not change what a model computes.
 _IGNORED = ("general.", "tokenizer.", "quantize.", "split.")
@@ -208,16 +218,26 @@ class GGUFEntry(TensorEntry):
 
     def read(self, *, keep: bool = False) -> Any:
         """Return the tensor; quantized types become float32, and bfloat16 unless it is to be kept."""
-        if self.code not in QUANTIZED:
+        if self.block[0] == 1:
             return self.arrange(super().read(keep=keep))
-        blocks = self.read_blocks(np.memmap(self.path, "u1", mode="r"))
-        return self.arrange(dequantize(blocks).reshape(self.shape))
+        return self.arrange(dequantize(self.read_blocks()).reshape(self.shape))
 
-    def read_blocks(self, content: Any) -> Any:
-        """Return the part of the bytes of the file that has the quantized blocks: (blocks, 1, bytes of a block)."""
-        num_values, num_bytes = self.block
-        count = math.prod(self.shape) // num_values
-        return np.asarray(content[self.offset : self.offset + count * num_bytes]).reshape(count, 1, num_bytes)
+    def stored(self, content: Any = None) -> Any:
+        """Return the bytes of the tensor in those of the file."""
+        num_bytes = math.prod(self.shape) // self.block[0] * self.block[1]
+        content = np.memmap(self.path, "u1", mode="r") if content is None else content
+        return np.asarray(content[self.offset :][:num_bytes])
+
+    def read_blocks(self, content: Any = None) -> Any:
+        """Return the part of the bytes of the file that has the quantized blocks: (blocks, 1, bytes of a block).
+
+        Blocks of IQ4_NL become those of Q8_0, which can represent the same values.
+        """
+        blocks = self.stored(content).reshape(-1, 1, self.block[1])
+        if self.code != "IQ4_NL":
+            return blocks
+        values = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], axis=-1)
+        return np.concatenate([blocks[..., :2], _IQ4_NL[values]], axis=-1)
 
 
 class GGUFFile(TensorFiles):
@@ -229,13 +249,14 @@ class GGUFFile(TensorFiles):
     Attributes:
         config: Values of config.json for the family. Other metadata keeps its name, so that the family refuses it.
         metadata: All metadata by key.
+        architecture: Names and layouts of the tensors.
 
     Raises:
         CheckpointError: If the file is damaged, of an unknown architecture, or has tensors of an unsupported type.
     """
 
     def __init__(self, path: Path) -> None:
-        self.metadata, stored = _read_header(path)
+        self.metadata, stored, _ = read_header(path)
         self._content = np.memmap(path, "u1", mode="r")  # of all weights in blocks, as it has a file descriptor
         if self.metadata.get("split.count", 1) > 1:
             count = self.metadata["split.count"]
@@ -247,17 +268,15 @@ class GGUFFile(TensorFiles):
         if "token_embd.weight" not in stored:
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         model_type = "mixtral" if name == "llama" and self.metadata.get("llama.expert_count") else name
-        architecture, stored = ARCHITECTURES[model_type], _by_expert(stored)
+        self.architecture, stored = ARCHITECTURES[model_type], _by_expert(stored)
         self.config = {
-            "model_type": architecture.model_type or model_type,
             "vocab_size": stored["token_embd.weight"].shape[0],
             "tie_word_embeddings": "output.weight" not in stored,  # llama.cpp then uses the embedding
+            **translate_metadata(self.metadata, self.architecture, stored, path),
         }
-        values = _translate_metadata(self.metadata, architecture, stored, path)
-        self.config |= {**architecture.defaults(values), **values}
         self.entries: dict[str, TensorEntry] = {
-            _family_name(key, architecture.tensors): dataclasses.replace(
-                entry, arrange=_arrangement(key, architecture, self.config)
+            renamed(key, self.architecture.tensors) or key: dataclasses.replace(
+                entry, arrange=arrangement(key, self.architecture, self.config)
             )
             for key, entry in stored.items()
         }
@@ -265,10 +284,11 @@ class GGUFFile(TensorFiles):
     def read_blocks(self, name: str) -> Any:
         """Return a matrix as an array of quantized blocks (rows, blocks of a row) in the file, or None; see `read`."""
         entry: Any = self.entries[name]
-        num_values, num_bytes = entry.block
-        if entry.code not in QUANTIZED or len(entry.shape) != 2 or entry.shape[1] % num_values:
+        num_values, _ = entry.block
+        if num_values == 1 or len(entry.shape) != 2 or entry.shape[1] % num_values:
             return None
-        blocks = entry.read_blocks(self._content).view(f"V{num_bytes}")
+        blocks = entry.read_blocks(self._content)
+        blocks = blocks.view(f"V{blocks.shape[-1]}")
         return entry.arrange(blocks.reshape(entry.shape[0], entry.shape[1] // num_values))
 
 
@@ -290,7 +310,7 @@ def find_gguf(path: Path) -> Path | None:
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of a GGUF file: {key: number, string or list}."""
-    return _read_header(path)[0]
+    return read_header(path)[0]
 
 
 def _by_expert(tensors: dict[str, GGUFEntry]) -> dict[str, GGUFEntry]:
@@ -310,47 +330,61 @@ def _by_expert(tensors: dict[str, GGUFEntry]) -> dict[str, GGUFEntry]:
     return result
 
 
-def _family_name(key: str, names: Mapping[str, str]) -> str:
-    """Return the family's name of a tensor, or its own if the family does not know it."""
-    module, _, suffix = key.rpartition(".")
-    numbers = iter(re.findall(r"(?<=\.)\d+", module))
-    pattern = re.sub(r"(?<=_exps\.)\d+", "{e}", re.sub(r"^blk\.\d+", "blk.{i}", module))
-    if pattern not in names:
-        return key
-    return f"{names[pattern]}.{suffix}".format_map({name: next(numbers, "") for name in ("i", "e")})
+def renamed(name: str, names: Mapping[str, str]) -> str | None:
+    """Return the other name of a tensor, or None; the names are `Architecture.tensors`, or their inverse."""
+    module, _, suffix = name.rpartition(".")
+    pattern = re.sub(r"(?<=\.)\d+", "{i}", re.sub(r"(?<=exps\.|erts\.)\d+", "{e}", module))
+    numbers = dict(zip("ie", re.findall(r"(?<=\.)\d+", module), strict=False))
+    return f"{names[pattern]}.{suffix}".format_map(numbers) if pattern in names else None
 
 
-def _arrangement(key: str, architecture: Architecture, config: dict[str, Any]) -> Callable[[Any], Any]:
-    """Return the function that converts a tensor to the layout of the family."""
+def arrangement(
+    key: str, architecture: Architecture, config: dict[str, Any], *, writes: bool = False
+) -> Callable[[Any], Any]:
+    """Return the function that converts a tensor to the layout of the family, or, if it `writes`, back.
+
+    Args:
+        key: Name of the tensor in GGUF files.
+        architecture: Its architecture.
+        config: Values of config.json.
+        writes: Convert from the layout of the family.
+    """
     module, _, suffix = re.sub(r"^blk\.\d+\.", "", key).rpartition(".")
     if module in architecture.interleaved:
         num_heads = config.get("num_attention_heads", 1)
-        return _deinterleave(num_heads if module == "attn_q" else config.get("num_key_value_heads", num_heads))
+        num_heads = num_heads if module == "attn_q" else config.get("num_key_value_heads", num_heads)
+        return functools.partial(_with_axes_swapped, num_heads=num_heads, sizes=(2, -1) if writes else (-1, 2))
     if module in architecture.transposed and suffix == "weight":
         return np.transpose
     if module.endswith("norm") and architecture.has_norms_plus_one:
-        return lambda x: x.astype(np.float64) - 1.0
+        return lambda x: x.astype(np.float64) + (1.0 if writes else -1.0)
     return lambda x: x
 
 
-def _deinterleave(num_heads: int) -> Callable[[Any], Any]:
-    """Return a function that moves the first features of all pairs of a head before the second ones."""
-
-    def arrange(x: Any) -> Any:
-        if x.shape[0] % (2 * num_heads):
-            return x  # load_pretrained raises an error for the shape
-        return x.reshape(num_heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
-
-    return arrange
+def _with_axes_swapped(x: Any, num_heads: int, sizes: tuple[int, int]) -> Any:
+    """Return rows in another order: the features of each head have these sizes, whose axes are swapped."""
+    if x.shape[0] % (2 * num_heads):
+        return x  # load_pretrained raises an error for the shape
+    return x.reshape(num_heads, *sizes, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 # --- Configuration ----------------------------------------------------------------------------------------------------
 
 
-def _translate_metadata(
-    metadata: dict[str, Any], architecture: Architecture, tensors: dict[str, GGUFEntry], path: Path
+def translate_metadata(
+    metadata: dict[str, Any], architecture: Architecture, tensors: dict[str, Any], path: Path
 ) -> dict[str, Any]:
-    """Return the values of config.json; metadata without a counterpart keeps its name. Remove tensors of positions."""
+    """Return the values of config.json; metadata without a counterpart keeps its name.
+
+    Args:
+        metadata: All metadata by key.
+        architecture: The architecture.
+        tensors: Tensors by name, which loses those of positions.
+        path: The file, for errors.
+
+    Raises:
+        CheckpointError: If layers differ in what xformer expects to be the same.
+    """
     name = metadata["general.architecture"]
     values = {
         key.removeprefix(f"{name}."): value
@@ -365,10 +399,11 @@ def _translate_metadata(
     special = {"bos": "bos", "eos": "eos", "pad": "padding"}
     ids = {f"{role}_token_id": metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in special.items()}
     translated = _translate(values, architecture.keys, tensors)
-    return {**ids, **translated, **{f"{name}.{key}": value for key, value in values.items()}}
+    translated |= {**ids, **{f"{name}.{key}": value for key, value in values.items()}}
+    return {"model_type": architecture.model_type, **architecture.defaults(translated), **translated}
 
 
-def _translate(values: dict[str, Any], keys: Mapping[str, str], tensors: dict[str, GGUFEntry]) -> dict[str, Any]:
+def _translate(values: dict[str, Any], keys: Mapping[str, str], tensors: dict[str, Any]) -> dict[str, Any]:
     """Return values of config.json, and remove the metadata and tensors that they replace."""
     config = {new: values.pop(old) for old, new in keys.items() if old in values}
     if config.get("sliding_window") == 0:  # none
@@ -388,7 +423,7 @@ def _translate(values: dict[str, Any], keys: Mapping[str, str], tensors: dict[st
     return config
 
 
-def _translate_rope(values: dict[str, Any], tensors: dict[str, GGUFEntry]) -> dict[str, Any]:
+def _translate_rope(values: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """Return the scaling of rotary positions, and remove the metadata and tensors that it replaces."""
     rope_type = values.get("rope.scaling.type")
     if "rope_freqs.weight" in tensors:  # divisors of the frequencies, which the converter computed for Llama 3
@@ -407,11 +442,7 @@ def _translate_rope(values: dict[str, Any], tensors: dict[str, GGUFEntry]) -> di
         }
     if rope_type in ("linear", "yarn") and "rope.scaling.factor" in values:
         del values["rope.scaling.type"]
-        rope = {"rope_type": rope_type, "factor": values.pop("rope.scaling.factor")}
-        if rope_type == "yarn":
-            optional = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
-            rope |= {new: values.pop(old) for old, new in optional.items() if old in values}
-        return rope
+        return {"rope_type": rope_type} | {new: values.pop(old) for old, new in ROPE_KEYS.items() if old in values}
     if rope_type == "none":
         del values["rope.scaling.type"]
     return {}
@@ -420,12 +451,19 @@ def _translate_rope(values: dict[str, Any], tensors: dict[str, GGUFEntry]) -> di
 # --- Header -----------------------------------------------------------------------------------------------------------
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
-    """Return the metadata and the tensors by their names in the file."""
+Header = tuple[dict[str, Any], dict[str, GGUFEntry], dict[str, slice]]
+
+
+def read_header(path: Path) -> Header:
+    """Return the metadata, the tensors by their names in the file, and where the bytes of each key and value are.
+
+    Raises:
+        CheckpointError: If the file is damaged, or has tensors of an unsupported type.
+    """
     try:
         status = path.stat()
-        metadata, entries = _read_unchanged(path, status.st_mtime_ns, status.st_size)
-        return metadata, {**entries}
+        metadata, entries, places = _read_unchanged(path, status.st_mtime_ns, status.st_size)
+        return metadata, {**entries}, places
     except (struct.error, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged or truncated ({error}); use another copy") from error
     except (OSError, ValueError) as error:
@@ -435,12 +473,12 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
 
 
 @functools.lru_cache(maxsize=1)  # the model and its tokenizer read the same header
-def _read_unchanged(path: Path, modified: int, size: int) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
+def _read_unchanged(path: Path, modified: int, size: int) -> Header:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return _parse(_Cursor(content), path)
 
 
-def _parse(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
+def _parse(cursor: _Cursor, path: Path) -> Header:
     if cursor.content[:4] != b"GGUF":
         check_no_lfs_pointer(path)
         raise CheckpointError(f"{path} is not a GGUF file; its first bytes are {cursor.content[:4]!r}")
@@ -449,10 +487,11 @@ def _parse(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], dict[str, GGUFE
     if version not in (2, 3):
         raise CheckpointError(f"{path} has the GGUF version {version}; expected 2 or 3, little-endian")
     num_tensors, num_keys = cursor.number("Q"), cursor.number("Q")
-    metadata = {}
+    metadata, places = {}, {}
     for _ in range(num_keys):
-        key = cursor.string()
+        first, key = cursor.position, cursor.string()
         metadata[key] = cursor.value(cursor.number("I"))
+        places[key] = slice(first, cursor.position)
     tensors = []
     for _ in range(num_tensors):
         name = cursor.string()
@@ -464,15 +503,15 @@ def _parse(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], dict[str, GGUFE
     start = -(-cursor.position // alignment) * alignment
     entries = {}
     for name, shape, type_id, offset in tensors:
-        if type_id not in _TYPES:
-            code, supported = _UNSUPPORTED.get(type_id, f"number {type_id}"), [each[0] for each in _TYPES.values()]
+        if type_id not in TYPES:
+            code, supported = _UNSUPPORTED.get(type_id, f"number {type_id}"), [each[0] for each in TYPES.values()]
             raise CheckpointError(f"{path}: {name} has the type {code}; expected one of {', '.join(supported)}")
-        code, *block = _TYPES[type_id]
+        code, *block = TYPES[type_id]
         num_blocks, remainder = divmod(int(np.prod(shape, dtype=object)), block[0])
         if remainder or start + offset + num_blocks * block[1] > len(cursor.content):
             raise CheckpointError(f"{path} is damaged or truncated: {name} ends after the file; use another copy")
         entries[name] = GGUFEntry(path, code, shape, start + offset, (block[0], block[1]))
-    return metadata, entries
+    return metadata, entries, places
 
 
 class _Cursor:

@@ -22,7 +22,7 @@ from xformer.models.base import BaseModel
 from xformer.ops.weights import QuantizedWeight
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B|magnitude_vector)(\.weight)?")
 # Settings of PEFT that change what an adapter computes, and the only values that are supported.
 _FIXED: dict[str, Any] = {
@@ -50,7 +50,26 @@ def save_lora(
         CheckpointError: If the directory cannot be written.
     """
     check_path(directory)
-    adapters, family = adapters_of(model), _family(model, model_type)
+    tensors, rank, alpha = lora_tensors(model, _family(model, model_type))
+    use_dora = any(name.endswith("magnitude_vector") for name in tensors)
+    path = Path(directory)
+    with file_errors(f"cannot create {path}"):
+        path.mkdir(parents=True, exist_ok=True)
+    save_arrays(path / "adapter_model.safetensors", tensors, {"format": "pt"})
+    names = sorted(name.removeprefix(PREFIX).removesuffix(".lora_A.weight") for name in tensors if ".lora_A." in name)
+    values = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": names}
+    task = {LanguageModel: "CAUSAL_LM", Transformer: "SEQ_2_SEQ_LM"}.get(type(model))
+    values |= {"use_dora": use_dora, "lora_dropout": 0.0, "bias": "none", "task_type": task, "inference_mode": True}
+    write_json(path / "adapter_config.json", values | {"base_model_name_or_path": base_model})
+
+
+def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], int, float]:
+    """Return the tensors of the adapters of a model as PEFT names them, their rank and alpha.
+
+    Raises:
+        ConfigError: If the model has no adapters, or some that PEFT does not have.
+    """
+    adapters = adapters_of(model)
     for name, _ in model.named_trainable_parameters():
         if not name.endswith((".lora_a", ".lora_b", ".magnitude")):
             raise ConfigError(f"{name} is trainable, which adapters do not include; use merge_lora and save_pretrained")
@@ -81,21 +100,13 @@ def save_lora(
             a[:, rows], b[columns] = first, to_host(part.lora_b).T
             if part.magnitude is not None:
                 magnitude[columns] = to_host(part.magnitude)
-        tensors |= {f"{_PREFIX}{tensor}.lora_A.weight": a, f"{_PREFIX}{tensor}.lora_B.weight": b}
-        tensors |= {f"{_PREFIX}{tensor}.lora_magnitude_vector": magnitude} if use_dora else {}
+        tensors |= {f"{PREFIX}{tensor}.lora_A.weight": a, f"{PREFIX}{tensor}.lora_B.weight": b}
+        tensors |= {f"{PREFIX}{tensor}.lora_magnitude_vector": magnitude} if use_dora else {}
     ranks = {weight.lora_a.shape[1] for weight in adapters.values()}
     alphas = {weight.scaling * weight.lora_a.shape[1] for weight in adapters.values()}
     if len(ranks) > 1 or len(alphas) > 1:
         raise ConfigError(f"adapters have the ranks {sorted(ranks)} and alphas {sorted(alphas)}; expected one each")
-    path = Path(directory)
-    with file_errors(f"cannot create {path}"):
-        path.mkdir(parents=True, exist_ok=True)
-    save_arrays(path / "adapter_model.safetensors", tensors, {"format": "pt"})
-    names = sorted(name.removeprefix(_PREFIX).removesuffix(".lora_A.weight") for name in tensors if ".lora_A." in name)
-    values = {"peft_type": "LORA", "r": ranks.pop(), "lora_alpha": alphas.pop(), "target_modules": names}
-    task = {LanguageModel: "CAUSAL_LM", Transformer: "SEQ_2_SEQ_LM"}.get(type(model))
-    values |= {"use_dora": use_dora, "lora_dropout": 0.0, "bias": "none", "task_type": task, "inference_mode": True}
-    write_json(path / "adapter_config.json", values | {"base_model_name_or_path": base_model})
+    return tensors, ranks.pop(), alphas.pop()
 
 
 def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> AnyModel:
@@ -131,7 +142,7 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
         if key.endswith(".base_layer.weight"):  # PEFT's copy of an adapted output layer
             continue
         if match is None:
-            raise CheckpointError(f"{path} has the tensor {key}; expected {_PREFIX}NAME.lora_A.weight and lora_B")
+            raise CheckpointError(f"{path} has the tensor {key}; expected {PREFIX}NAME.lora_A.weight and lora_B")
         found.setdefault(match[1], {})[match[2]] = entry.read()
     family, layers = _family(model, model_type), linear_maps(model)
     table = _tensors(family, model, layers)

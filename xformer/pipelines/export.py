@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 from xformer.errors import ConfigError, check_choice, describe_type, how_to_install
 from xformer.export import OnnxExport, export_ctranslate2, export_onnx, export_web, find_runtime
+from xformer.export.gguf import export_gguf, export_gguf_lora
 from xformer.families import load_pretrained, save_lora, save_pretrained
-from xformer.families.checkpoint import is_public, save_with_config
+from xformer.families.checkpoint import Progress, is_public, open_checkpoint, save_with_config
+from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, copy_pretrained
 from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
-from xformer.io import atomic_directory, atomic_write, load_arrays, read_json, write_json
+from xformer.io import atomic_directory, atomic_write, check_no_overwrite, load_arrays, read_json, write_json
 from xformer.layers import lora
 from xformer.models import BaseModel, ImageEncoder, LanguageModel, Transformer, load
 from xformer.pipelines.loading import pipeline_class
@@ -37,18 +39,20 @@ def export_run(
     quantization: str | None = None,
     runtime: str | os.PathLike[str] | None = None,
     max_length: int | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """Write the best model of a run, and its tokenizer, in the format of another library.
 
     Args:
-        directory: Directory of the run; for all formats but "peft" also a public checkpoint.
-        output: Directory to write; new or empty.
-        target: Name of the format: "huggingface", "peft" for the adapters of a run with LoRA, "onnx", "ctranslate2" or
-            "web".
-        quantization: Type of the weights: for "ctranslate2" see `export_ctranslate2`; for "onnx" and "web" float32 or
-            int8, which is the default of "web".
+        directory: Directory of the run; for all formats but "peft" and "gguf-lora" also a public checkpoint.
+        output: Directory to write, new or empty; a file for "gguf" and "gguf-lora".
+        target: Name of the format: "huggingface", "peft" and "gguf-lora" for the adapters of a run with LoRA, "gguf",
+            "onnx", "ctranslate2" or "web".
+        quantization: Type of the weights: for "ctranslate2" see `export_ctranslate2`; for "gguf" see `export_gguf`; for
+            "onnx" and "web" float32 or int8, which is the default of "web".
         runtime: Directory in which the npm packages of "web" are installed; see `export.find_runtime`.
         max_length: Maximum tokens of a text in a page of "web"; see `export_web`.
+        progress: As for `export_gguf`; other formats show none.
 
     Returns:
         A phrase about the result, e.g. "as a model of type pegasus".
@@ -63,6 +67,11 @@ def export_run(
     if unknown := options.keys() - known:
         name = min(unknown)
         raise ConfigError(f"{name} is {str(options[name])!r}; the format {target} expects none")
+    if target.startswith("gguf"):
+        if Path(output).suffix != ".gguf":
+            raise ConfigError(f"the output is {output}; expected the path of a file that ends in .gguf")
+        check_no_overwrite(output, RunDirectory(directory).files(), "the output")
+        return FORMATS[target](Path(directory), Path(output), **options, progress=progress)
     with atomic_directory(output) as temporary:
         return FORMATS[target](Path(directory), temporary, **options)
 
@@ -93,14 +102,8 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
 
 def _to_peft(directory: Path, output: Path) -> str:
     run = RunDirectory(directory)
-    init = run.read_config()["recipe"].get("init", {})
-    if not run.adapters.exists():
-        raise ConfigError(f"{directory} has no adapters; expected a run with --lora; use --format huggingface")
-    if run.has_average:
-        raise ConfigError(f"the model of {directory} is an average of checkpoints, which has no adapters of its rank")
-    model = lora(load(run.model), init["lora"])
-    model = replace(model, {**dict(model.named_arrays()), **load_arrays(run.adapters)[0]})
-    pretrained, base = run.pretrained_files(), Path(init["path"])
+    model = _adapted(run)
+    pretrained, base = run.pretrained_files(), Path(run.read_config()["recipe"]["init"]["path"])
     if pretrained is None:
         raise ConfigError(
             f"{directory} started from {base}, which is no checkpoint that PEFT can load; use --format huggingface"
@@ -110,6 +113,17 @@ def _to_peft(directory: Path, output: Path) -> str:
     save_lora(model, output, model_type=model_type, base_model=str(base) if is_directory else None)
     name = str(base) if is_directory else f"the directory that `xformer export {base} DIR` writes"
     return f"as adapters of {name}; load them with peft.PeftModel.from_pretrained, or xformer.load_lora"
+
+
+def _adapted(run: RunDirectory) -> BaseModel:
+    """Return the model of a run with its adapters."""
+    init = run.read_config()["recipe"].get("init", {})
+    if not run.adapters.exists():
+        raise ConfigError(f"{run.path} has no adapters; expected a run with --lora; use --format huggingface or gguf")
+    if run.has_average:
+        raise ConfigError(f"the model of {run.path} is an average of checkpoints, which has no adapters of its rank")
+    model = lora(load(run.model), init["lora"])
+    return replace(model, {**dict(model.named_arrays()), **load_arrays(run.adapters)[0]})
 
 
 class _Source(NamedTuple):
@@ -235,9 +249,28 @@ def _to_ctranslate2(directory: Path, output: Path, quantization: str = "float32"
     )
 
 
+def _to_gguf(directory: Path, output: Path, quantization: str | None = None, progress: Progress | None = None) -> str:
+    init = {} if is_public(directory) else RunDirectory(directory).read_config()["recipe"].get("init", {})
+    start = find_gguf(Path(init.get("path", directory)))
+    if is_public(directory):
+        if start is not None:
+            return export_gguf(None, output, quantization=quantization, source=start, progress=progress)
+        codes = {"float16": "F16", "bfloat16": "BF16"}
+        quantization = quantization or codes.get(open_checkpoint(directory).tensors.dtype())
+    model, tokenizers, _ = _open(directory)
+    options: dict[str, Any] = {"tokenizer": tokenizers.get("joint"), "source": start, "progress": progress}
+    return export_gguf(model, output, quantization=quantization, **options)
+
+
+def _to_gguf_lora(directory: Path, output: Path, progress: Progress | None = None) -> str:
+    return export_gguf_lora(_adapted(RunDirectory(directory)), output)
+
+
 FORMATS: dict[str, Callable[..., str]] = {
     "huggingface": _to_hugging_face,
     "peft": _to_peft,
+    "gguf": _to_gguf,
+    "gguf-lora": _to_gguf_lora,
     "onnx": _to_onnx,
     "ctranslate2": _to_ctranslate2,
     "web": _to_web,

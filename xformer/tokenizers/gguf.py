@@ -6,18 +6,26 @@ follow from the scores. Texts are split as llama.cpp and the tokenizer.json of t
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
-from xformer.errors import CheckpointError
+from xformer.errors import CheckpointError, ConfigError
 from xformer.families.gguf_file import read_metadata
 from xformer.text.extras import library_errors, require
-from xformer.tokenizers.base import add_affixes
+from xformer.tokenizers.base import BaseTokenizer, add_affixes
 from xformer.tokenizers.pretrained import PretrainedTokenizer
 from xformer.tokenizers.sentencepiece import BPE, SentencePieceModel, build_tokenizer
 
 # Types of tokens (tokenizer.ggml.token_type).
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+# Texts that tell tokenizers apart.
+_PROBES = (
+    "It's I'LL we'Ve 1 22 333 4444 20245 x5y\n \n\n  two  spaces\t\ttab \r\n CamelCase HTTPServer naïve e\u0301 ÀÉ "
+    "你好 にほん 한국 हिन्दी ไทย العربية Ωμέγα ²③ ٣٤ \u00a0 🦙👩‍💻 a_b--c...! ?!\n/x/y //\n f(x):\n    return x  ",
+    "", " a  b ", "e\u0301\n", "<s>a</s> b",
+)  # fmt: skip
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = (
@@ -43,6 +51,8 @@ _PATTERNS = {
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact")
 # Pre-tokenizers of models that encode a word as one token if the vocabulary has it, and start texts with bos.
 _IGNORE_MERGES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+# One of each kind, which are tried for a tokenizer of other files.
+_CHOICES = ("gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "megrez", "gpt-4o", "tekken")
 # Tokens that end a text or a turn; most files name only one of them.
 _END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
@@ -54,7 +64,58 @@ def read_gguf(path: Path) -> PretrainedTokenizer:
         CheckpointError: If the file is damaged, or has no tokenizer or one of an unknown type.
         BackendError: If the package tokenizers is missing.
     """
-    metadata = read_metadata(path)
+    return _tokenizer(read_metadata(path), path)
+
+
+def tokenizer_metadata(tokenizer: BaseTokenizer, num_tokens: int, architecture: str) -> dict[str, Any]:
+    """Return the metadata from which llama.cpp and `read_gguf` build a tokenizer that gives the same tokens.
+
+    Args:
+        tokenizer: The tokenizer.
+        num_tokens: Number of rows of the embedding.
+        architecture: Name of the architecture of the model.
+
+    Raises:
+        ConfigError: If there is no such metadata.
+    """
+    inner, model = tokenizer._inner, json.loads(tokenizer.to_json())["model"]
+    is_byte_level, size = "ByteLevel" in tokenizer._decoder_types, tokenizer.vocab_size
+    if model["type"] != "BPE" or not (is_byte_level or model["byte_fallback"]) or size > num_tokens:
+        expected = f"byte-level BPE, or BPE with a token for each byte, of at most {num_tokens} tokens"
+        raise ConfigError(f"the tokenizer is {tokenizer.model} of {size} tokens; GGUF files expect {expected}")
+    tokens, types = [f"[PAD{i}]" for i in range(num_tokens)], [_UNUSED] * num_tokens
+    for token, i in inner.get_vocab().items():
+        tokens[i], types[i] = token, _BYTE if re.fullmatch("<0x[0-9A-F]{2}>", token) else _NORMAL
+    for i, added in inner.get_added_tokens_decoder().items():
+        types[i] = _CONTROL if added.special else _USER_DEFINED
+    ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "padding": tokenizer.pad_id, "unknown": tokenizer.unk_id}
+    ranks = {"".join(pair): i for i, pair in reversed([*enumerate(model["merges"])])}
+    values: dict[str, Any] = {
+        "model": "gpt2" if is_byte_level else "llama",
+        "tokens": tokens,
+        "token_type": types,
+        "merges": [" ".join(pair) for pair in model["merges"]],
+        "scores": [-float(ranks.get(token, len(ranks))) for token in tokens],
+        "add_bos_token": tokenizer.encode("a")[0] == ids["bos"],
+        "add_eos_token": tokenizer.encode("a")[-1] == ids["eos"],
+        **{f"{role}_token_id": i for role, i in ids.items() if i is not None},
+    }
+    template = tokenizer.chat_templates.get("default")
+    texts = [*_PROBES, *tokenizer.decode_batch([[i] for i in range(size)], skip_special_tokens=False)]
+
+    def encoded(tokenizer: BaseTokenizer) -> Any:
+        return [(each.ids, each.word_ids if is_byte_level else ()) for each in tokenizer._inner.encode_batch(texts)]
+
+    for choice in _CHOICES if is_byte_level else (True, False):
+        own = {**values, "pre" if is_byte_level else "add_space_prefix": choice}
+        metadata = {"general.architecture": architecture, **{f"tokenizer.ggml.{key}": x for key, x in own.items()}}
+        if encoded(_tokenizer(metadata, Path())) == encoded(tokenizer):
+            return metadata | ({} if template is None else {"tokenizer.chat_template": template})
+    raise ConfigError("the tokenizer divides texts in another way than those of GGUF files; expected one of llama.cpp")
+
+
+def _tokenizer(metadata: dict[str, Any], path: Path) -> PretrainedTokenizer:
+    """Build the tokenizer of metadata; see `read_gguf`."""
     values = {
         key.removeprefix("tokenizer.ggml."): value
         for key, value in metadata.items()
