@@ -10,13 +10,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.checkpoints import DATA, copy
-from tests.reference import raises_line
+from tests.reference import for_each, raises_line
 from xformer import Adam, LanguageModel, fit, generate, load, lora, native
 from xformer.backends import to_host
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families import gguf_file, load_pretrained, save_pretrained
 from xformer.ops import blocks as definition
-from xformer.ops.blocks import BlockWeight
+from xformer.ops.blocks import BlockWeight, PackedBlocks
 from xformer.ops.weights import inference_weights
 
 gguf = pytest.importorskip("gguf")
@@ -389,3 +389,38 @@ def test_a_model_in_blocks_can_be_saved_moved_and_quantized_but_not_trained(tmp_
         fit(model, lambda m, b, r: m(b).sum(), [ids], optimizer=Adam(), learning_rate=1e-3, steps=1)
     with raises_line(ConfigError, r"the model is packed for inference; use lora\(model.unpack\(\)\)"):
         lora(model)
+
+
+@for_each("has_library", [True, False])
+def test_inputs_of_blocks_are_rounded_on_request(has_library, tmp_path, monkeypatch, xp):
+    monkeypatch.setenv("XFORMER_KERNELS", "auto" if has_library else "portable")
+    path = convert_wider("llama", tmp_path / "model.gguf", TYPE.Q4_1)
+    exact, ids = load_pretrained(path), [[5, 4, 7]]
+    model = load_pretrained(path, quantize="int8_inputs", xp=xp)
+    assert [type(each) for each in inference_weights(model)] == [PackedBlocks] * len([*inference_weights(model)])
+    logits, expected = to_host(model(ids)), exact(ids)
+    assert 1e-4 < np.abs(logits - expected).max() / np.abs(expected).max() < 0.05
+    own = load_pretrained(path, pack=True).pack(inputs="int8")
+    np.testing.assert_allclose(own(ids), logits, rtol=0.0, atol=1e-4 * np.abs(expected).max())
+    for each in (own, own.pack(), own.pack(inputs="int8"), load_pretrained(path, quantize="int8_inputs", pack=True)):
+        np.testing.assert_array_equal(each(ids), own(ids))
+    for (name, x), (other, y) in zip(own.unpack().named_arrays(), exact.named_arrays(), strict=True):
+        assert name == other
+        np.testing.assert_array_equal(x, y)
+    assert own.to(dtype="float64").parameter_count() == own.parameter_count() == exact.parameter_count()
+
+
+def test_inputs_of_other_weights_are_not_rounded(tmp_path):
+    model = load_pretrained(convert_wider("llama", tmp_path / "model.gguf", TYPE.Q8_0))
+    for weights in (model, model.pack(), model.quantize("bfloat16")):
+        with raises_line(ConfigError, "no weight is in the blocks of a GGUF file; use quantize"):
+            weights.pack(inputs="int8")
+    with raises_line(ConfigError, "inputs is 'int4'; expected 'int8' or None"):
+        model.pack(inputs="int4")
+    model.save(tmp_path / "model.safetensors")
+    save_pretrained(model, tmp_path / "out")
+    for path in ("model.safetensors", "out"):
+        with raises_line(ConfigError, "no weight is in the blocks of a GGUF file"):
+            load_pretrained(tmp_path / path, quantize="int8_inputs", pack=True)
+    with raises_line(ConfigError, "quantize is 'int4'; expected 'int8', 'bfloat16' or 'int8_inputs'"):
+        load_pretrained(tmp_path / "out", quantize="int4")

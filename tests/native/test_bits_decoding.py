@@ -28,7 +28,18 @@ from xformer.tree import map_arrays, map_modules, with_fields
 
 pytestmark = pytest.mark.usefixtures("reproducible")
 VOCABULARY = 23
-WEIGHTS = ("float32", "int8", "bfloat16", "packed", "packed int8", "blocks", "lora", "dora", "lora int8")
+WEIGHTS = (
+    "float32",
+    "int8",
+    "bfloat16",
+    "packed",
+    "packed int8",
+    "blocks",
+    "packed blocks",
+    "lora",
+    "dora",
+    "lora int8",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +127,7 @@ def make(kind: str, weights: str, options: tuple[tuple[str, Any], ...]) -> Any:
     values = {name: value for name, value in options if value is not None}
     if values.get("positions") == "disentangled":
         values.pop("num_key_value_heads", None)
-    if weights == "blocks":
+    if "blocks" in weights:
         values |= {"d_model": 64, "d_ff": 96, "head_dim": 16, "num_experts": 0}
     cls, config, _ = KINDS[kind]
     model, random = cls(config(**values, max_positions=256)), np.random.default_rng(0)
@@ -129,8 +140,8 @@ def make(kind: str, weights: str, options: tuple[tuple[str, Any], ...]) -> Any:
         is_changed = x.dtype == np.float32
         return (x + 0.2 * random.normal(size=x.shape)).astype(np.float32) if is_changed else x
 
-    model = map_modules(blocks, model) if weights == "blocks" else map_arrays(changed, model)
-    return model.pack() if "packed" in weights else model
+    model = map_modules(blocks, model) if "blocks" in weights else map_arrays(changed, model)
+    return model.pack(inputs="int8" if "blocks" in weights else None) if "packed" in weights else model
 
 
 def blocks(layer):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.native.test_rounded import refuse
 from tests.ops.blocks.test_definition import random_blocks as finite_blocks
 from tests.reference import for_each, native_levels
 from xformer import native
@@ -132,3 +133,52 @@ def test_other_arrays_of_products_are_refused(changes, message):
         arrays[index] = array
     with pytest.raises(ShapeError, match=message):
         native.call("matmul_blocks", tuple(arrays))
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+@for_each(
+    "changes, message",
+    [
+        ({0: np.zeros((3, 64))}, "expected float32, int8, float32 and float32"),
+        ({0: zeros(2, 64)}, "expected matrices"),
+        ({1: zeros(3, 64, dtype=np.uint8)}, "expected float32, int8, float32 and float32"),
+        ({2: zeros(3, 1)}, "groups differ"),
+        ({2: zeros(2, 2)}, "rows differ"),
+        ({3: zeros(3, 2)}, "groups differ"),
+        ({3: None}, "expected x, out, scales and sums"),
+        ({2: zeros(3, 4)[:, ::2]}, "expected contiguous rows"),
+    ],
+)
+def test_other_arrays_are_not_rounded(changes, message):
+    refuse("round_groups", [zeros(3, 64), zeros(3, 64, dtype=np.int8), zeros(3, 2), zeros(3, 4)], changes, message)
+
+
+@for_each(
+    "changes, message",
+    [
+        ({0: zeros(3, 32, dtype=np.int8)}, "the strips are of another matrix"),
+        ({0: zeros(3, 64, dtype=np.uint8)}, "expected int8, float32, float32, uint8 and float32"),
+        ({1: zeros(3, 3)}, "groups differ"),
+        ({2: zeros(2, 4)}, "rows differ"),
+        ({3: zeros(2, 2, 16 * 19, dtype=np.uint8)}, "no format has strips of this size"),
+        ({3: zeros(2, 2, 290, dtype=np.uint8)}, "no format has strips of this size"),
+        ({3: zeros(1, 2, 288, dtype=np.uint8)}, "the strips are of another matrix"),
+        ({4: zeros(4, 20)}, "rows differ"),
+        ({4: zeros(3, 40)[:, ::2]}, "expected contiguous rows"),
+        ({5: zeros(19)}, "for the columns of out"),
+        ({4: None}, "expected rounded rows, strips and out"),
+    ],
+)
+def test_other_arrays_are_not_multiplied_by_strips(changes, message):
+    arrays = [
+        zeros(3, 64, dtype=np.int8),
+        zeros(3, 2),
+        zeros(3, 4),
+        zeros(2, 2, 288, dtype=np.uint8),
+        zeros(3, 20),
+        zeros(20),
+    ]
+    refuse("matmul_strips", arrays, changes, message)

@@ -69,9 +69,13 @@ BackendOption = Annotated[str, value_option("--backend", "NAME", f"{_BACKEND_HEL
 OptionalBackendOption = Annotated[
     str | None, value_option("--backend", "NAME", f"{_BACKEND_HELP}. \\[default: the run's]", COMPUTING)
 ]
-_QUANTIZE_HELP = "Store weights in 8 or 16 bits: less memory, and faster on NumPy."
+_QUANTIZE_HELP = (
+    "Store weights in 8 or 16 bits: less memory, and faster on NumPy; int8_inputs: keep the blocks of a GGUF file, and "
+    "multiply them by inputs in 8 bits."
+)
 QuantizeOption = Annotated[
-    Literal["int8", "bfloat16"] | None, value_option("--quantize", "int8|bfloat16", _QUANTIZE_HELP, COMPUTING)
+    Literal["int8", "bfloat16", "int8_inputs"] | None,
+    value_option("--quantize", "int8|bfloat16|int8_inputs", _QUANTIZE_HELP, COMPUTING),
 ]
 ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]
 _DRAFT_HELP = "Smaller model with the same vocabulary that proposes tokens: the same outputs in fewer steps."

@@ -199,7 +199,9 @@ def load_pretrained(
             are dequantized.
         device: Device of the parameters, as the library names it.
         quantize: "int8" or "bfloat16" to quantize the weights for inference (`layers.quantize`), in place of `dtype`.
-            On NumPy each weight is quantized as it is read, so the float32 model is never in memory as a whole.
+            On NumPy each weight is quantized as it is read, so the float32 model is never in memory as a whole. Or
+            "int8_inputs" to keep the blocks of a GGUF file, and round the inputs that they multiply to 8 bits
+            (`layers.pack` with `inputs="int8"`).
         pack: Whether to pack the weights for inference (`layers.pack`), in the same way. Without a `dtype` and
             `quantize`, the quantized blocks of a GGUF file stay as they are in the file, which is mapped into memory
             and must not change.
@@ -226,8 +228,8 @@ def load_pretrained(
     """
     check_exists(directory)
     pack = check_bool("pack", pack)
-    if quantize is not None and quantize not in QUANTIZED_DTYPES:
-        raise ConfigError(f"quantize is {quantize!r}; expected 'int8' or 'bfloat16'")
+    if quantize is not None and quantize not in (*QUANTIZED_DTYPES, "int8_inputs"):
+        raise ConfigError(f"quantize is {quantize!r}; expected 'int8', 'bfloat16' or 'int8_inputs'")
     path, classes = Path(directory), _classes(num_labels, labels, problem_type)
     if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
         file = path if path.is_file() else path / "model.safetensors"
@@ -238,7 +240,10 @@ def load_pretrained(
     if classes:
         _stored_names(path, checkpoint)
         checkpoint = open_checkpoint(path, classes)
-    xp, requested = resolve(xp), dtype
+    xp, requested, rounds = resolve(xp), dtype, quantize == "int8_inputs"
+    if rounds and xp.name != "numpy":
+        heads: dict[str, Any] = {"num_labels": num_labels, "labels": labels, "problem_type": problem_type}
+        return load_pretrained(path, quantize=quantize, progress=progress, **heads).to(xp, device=device)
     dtype = xp.default_float(restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
     converters: dict[str, Callable[[Array], Any]] = {}
     keep_blocks = False
@@ -247,15 +252,15 @@ def load_pretrained(
     if xp.name == "numpy" and dtype_name(dtype) == "float32":
         pack = pack and native.is_available()
         if pack or quantize is not None:
-            converters = inference_weights_of(checkpoint.model, quantize, packed=pack)
-            keep_blocks = pack and quantize is None and requested is None
+            converters = inference_weights_of(checkpoint.model, None if rounds else quantize, packed=pack)
+            keep_blocks = rounds or (pack and quantize is None and requested is None)
     options = {"keep_blocks": keep_blocks, "xp": xp, "dtype": dtype, "device": device, "progress": progress}
     arrays = _read_parameters(checkpoint, path, converters, **options)
     try:
         model = replace(checkpoint.model, arrays)
     except (ConfigError, ShapeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return model if converters else for_inference(model, quantize, pack)
+    return model if converters and not rounds else for_inference(model, quantize, pack)
 
 
 def _classes(num_labels: int | None, labels: Sequence[str] | None, problem_type: str | None) -> dict[str, Any] | None:
@@ -275,6 +280,8 @@ def _classes(num_labels: int | None, labels: Sequence[str] | None, problem_type:
 
 def for_inference(model: BaseModel, quantize: str | None, pack: bool) -> BaseModel:
     """Return a model that is quantized, unless `quantize` is None, and packed on request."""
+    if quantize == "int8_inputs":
+        return model.pack(inputs="int8")
     model = model if quantize is None else model.quantize(quantize)
     return model.pack() if pack else model
 

@@ -16,7 +16,7 @@ import numpy as np
 from xformer import native
 from xformer.backends import array_namespace, dtype_name
 from xformer.ops.activations import CUBIC, QUICK, SCALE
-from xformer.ops.blocks import num_columns
+from xformer.ops.blocks import ROUNDED, num_columns
 from xformer.ops.decoding import GREEDY, kernel_settings
 from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
@@ -169,6 +169,10 @@ def _blocks_why_not(blocks: Any, **options: Any) -> str | None:
     return None if blocks.flags.c_contiguous else "the blocks are not contiguous"
 
 
+def _second_why_not(x: Any, blocks: Any, bias: Any, **options: Any) -> str | None:
+    return _blocks_why_not(blocks)
+
+
 def _dequantize(blocks: Any, *, save: bool) -> tuple[Any, Any]:
     rows, count, num_bytes = blocks.shape
     values = np.empty((rows, num_columns(blocks)), np.float32)
@@ -181,6 +185,15 @@ def _dequantize(blocks: Any, *, save: bool) -> tuple[Any, Any]:
 def _block_linear(x: Any, blocks: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
     out = np.empty((x.shape[0], blocks.shape[0]), np.float32)
     native.call("matmul_blocks", (x, blocks, out, bias))
+    return out, None
+
+
+def _rounded_block_linear(x: Any, strips: Any, bias: Any, *, columns: int, save: bool) -> tuple[Any, Any]:
+    (rows, depth), groups = x.shape, x.shape[1] // ROUNDED
+    numbers, out = np.empty((rows, depth), np.int8), np.empty((rows, columns), np.float32)
+    scales, sums = np.empty((rows, groups), np.float32), np.empty((rows, 2 * groups), np.float32)
+    native.call("round_groups", (x, numbers, scales, sums))
+    native.call("matmul_strips", (numbers, scales, sums, strips, out, bias))
     return out, None
 
 
@@ -473,9 +486,8 @@ KERNELS = [
     native_kernel("adam", _adam, None, why_not=_adam_why_not, records_options=True),
     native_kernel("attention", _attention_forward, _attention_vjp),
     native_kernel("dequantize", _dequantize, None, dtypes=None, why_not=_blocks_why_not),
-    native_kernel(
-        "block_linear", _block_linear, None, why_not=lambda x, blocks, *rest, **options: _blocks_why_not(blocks)
-    ),
+    native_kernel("block_linear", _block_linear, None, why_not=_second_why_not),
+    native_kernel("rounded_block_linear", _rounded_block_linear, None, why_not=_second_why_not),
     native_kernel("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp),
     native_kernel("logsumexp", _logsumexp, None),
     native_kernel(

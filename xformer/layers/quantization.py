@@ -13,6 +13,7 @@ from xformer.errors import ConfigError
 from xformer.layers.adapters import check_no_adapters, map_weights
 from xformer.layers.embedding import Embedding
 from xformer.layers.linear import Linear
+from xformer.ops.blocks import BlockWeight, PackedBlocks
 from xformer.ops.weights import (
     QUANTIZED_DTYPES,
     InferenceWeight,
@@ -63,7 +64,7 @@ def _quantized(layer: Module, weight: Any, dtype: str) -> QuantizedWeight:
     return QuantizedWeight.quantize(weight, dtype) if is_table else QuantizedWeight.quantize(weight.T, dtype).T
 
 
-def pack(module: AnyModule) -> AnyModule:
+def pack(module: AnyModule, inputs: str | None = None) -> AnyModule:
     """Return a module for inference whose linear maps and embeddings have their weights in panels of 48 columns.
 
     Products of few rows, as in decoding, read such weights up to twice as fast, with bit-identical results. With int8
@@ -74,8 +75,25 @@ def pack(module: AnyModule) -> AnyModule:
 
     Args:
         module: A model or layer; it is not changed.
+        inputs: "int8" to quantize also the inputs of maps with the blocks of a GGUF file, with one scale for each group
+            of 32 features, so that integers are multiplied. Default: such maps are exact.
+
+    Raises:
+        ConfigError: For other inputs, or if the module has neither weights in blocks nor, packed, in int8.
     """
     check_no_adapters(module)
+    if inputs not in (None, "int8"):
+        raise ConfigError(f"inputs is {inputs!r}; expected 'int8' or None")
+    if inputs is not None:
+
+        def strips(_: str, layer: Module, weight: Any) -> Any:
+            return PackedBlocks.pack(weight) if type(weight) is BlockWeight else weight
+
+        packed = pack(map_weights(module, strips))
+        kinds = [(type(each), each.quantized_dtype) for each in inference_weights(packed)]
+        if (PackedBlocks, None) not in kinds and (PackedWeight, "int8") not in kinds:
+            raise ConfigError("inputs is 'int8', but no weight is in the blocks of a GGUF file; use quantize('int8')")
+        return packed
     for names in (("query", "key", "value"), ("gate", "up")):
         module = map_modules(functools.partial(_with_joined_maps, names), module)
     if not native.is_available():

@@ -112,12 +112,12 @@ class BaseModel(Module):
         """Return the model for inference with weights in 8 or 16 bits; dtype and errors as for `layers.quantize`."""
         return quantize(self, dtype)
 
-    def pack(self) -> Self:
-        """Return the model for inference with packed weights, which decode faster; see `layers.pack`.
+    def pack(self, inputs: str | None = None) -> Self:
+        """Return the model for inference with packed weights, which decode faster; arguments of `layers.pack`.
 
         `save` and the exports write the weights of the original model.
         """
-        return pack(self)
+        return pack(self, inputs)
 
     def unpack(self) -> Self:
         """Return the model with the weights that `pack` got; those in the blocks of a GGUF file become float32."""

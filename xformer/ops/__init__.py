@@ -9,7 +9,7 @@ from xformer.ops.activations import activation, gelu_tanh, quick_gelu, relu, rel
 from xformer.ops.activations import gelu as _gelu
 from xformer.ops.attention import attention as _attention
 from xformer.ops.attention import attention_weights
-from xformer.ops.blocks import BlockWeight
+from xformer.ops.blocks import BlockWeight, PackedBlocks
 from xformer.ops.cross_entropy import cross_entropy as _cross_entropy
 from xformer.ops.decoding import logsumexp, top_k
 from xformer.ops.dropout import dropout
@@ -26,10 +26,10 @@ from xformer.ops.softmax import softmax as _softmax
 from xformer.ops.weights import PackedWeight, QuantizedWeight
 
 __all__ = [
-    "BlockWeight", "Kernel", "Operation", "PackedWeight", "QuantizedWeight", "activation", "adafactor", "adam",
-    "apply_experts", "attention", "attention_weights", "cast", "cross_entropy", "dropout", "embedding", "explain",
-    "gelu", "gelu_tanh", "layer_norm", "linear", "logsumexp", "muon", "project_heads", "quick_gelu", "register", "relu",
-    "relu_squared", "rms_norm", "rotate", "sgd", "silu", "softmax", "squared_norm", "top_k",
+    "BlockWeight", "Kernel", "Operation", "PackedBlocks", "PackedWeight", "QuantizedWeight", "activation", "adafactor",
+    "adam", "apply_experts", "attention", "attention_weights", "cast", "cross_entropy", "dropout", "embedding",
+    "explain", "gelu", "gelu_tanh", "layer_norm", "linear", "logsumexp", "muon", "project_heads", "quick_gelu",
+    "register", "relu", "relu_squared", "rms_norm", "rotate", "sgd", "silu", "softmax", "squared_norm", "top_k",
 ]  # fmt: skip
 
 # Only programs that use the package get hints for unknown arguments: layers call the functions themselves.

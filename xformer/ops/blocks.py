@@ -14,7 +14,7 @@ import numpy as np
 
 from xformer.backends import Array, array_namespace, device
 from xformer.ops.operation import Operation
-from xformer.ops.weights import InferenceWeight
+from xformer.ops.weights import InferenceWeight, padded_to, rounded
 
 _CHUNK = 2**18  # values dequantized at a time, which bounds the memory
 
@@ -74,6 +74,70 @@ class BlockWeight(InferenceWeight):
 
     def _take(self, indices: Array) -> Any:
         return dequantize(array_namespace(self.blocks, indices).take(self.blocks, indices, axis=0))
+
+
+STRIP, ROUNDED = 16, 32  # as in native/src/blocks.cpp: blocks side by side; elements of a row of x with one scale
+
+
+class PackedBlocks(BlockWeight):
+    """A matrix in strips of 16 rows of blocks, by which inputs are multiplied after rounding them to int8.
+
+    The scale of 32 inputs is their largest magnitude divided by 127. Use `PackedBlocks.pack` to make one.
+
+    Attributes:
+        blocks: Array of shape (strips, blocks of a row, bytes of 16 blocks), uint8, with zeros after the last row.
+            Of 16 blocks, a unit of each is stored, then the next one: a float16, or four bytes.
+        rows: Number of rows.
+    """
+
+    rows: int
+
+    @classmethod
+    def pack(cls, weight: BlockWeight) -> PackedBlocks:
+        """Copy the blocks of a matrix to strips."""
+        padded = padded_to(weight.blocks, 0, STRIP)
+        xp, (rows, count, num_bytes) = array_namespace(padded), padded.shape
+        strips = xp.permute_dims(xp.reshape(padded, (rows // STRIP, STRIP, count, num_bytes)), (0, 2, 1, 3))
+        strips = xp.reshape(strips, (rows // STRIP, count, STRIP * num_bytes))
+        return cls(_ordered(strips, _order(num_bytes)), weight.is_transposed, weight.blocks.shape[0])
+
+    def _table_shape(self) -> tuple[int, int]:
+        return self.rows, num_columns(_unpacked(self.blocks[:1, ...]))
+
+    def _table(self) -> Any:
+        return dequantize(_unpacked(self.blocks)[: self.rows, ...])
+
+    def _product(self, rows: Array, bias: Array | None) -> Any:
+        return _rounded_linear(rows, self.blocks, bias, columns=self.rows)
+
+    def _take(self, indices: Array) -> Any:
+        xp = array_namespace(self.blocks, indices)
+        indices = xp.astype(indices, xp.index_dtype, copy=False)
+        blocks = _unpacked(xp.take(self.blocks, indices // STRIP, axis=0))
+        first = STRIP * xp.arange(indices.shape[0], dtype=xp.index_dtype, device=device(indices))
+        return dequantize(xp.take(blocks, first + indices % STRIP, axis=0))
+
+
+@functools.cache
+def _order(num_bytes: int) -> Any:
+    """Return the position in 16 blocks of each byte of a strip; the units at one end of a block are float16."""
+    places, split = np.arange(STRIP * num_bytes).reshape(STRIP, num_bytes), 4 - num_bytes % 4
+    ends = ((0, 208, 4), (208, 210, 2)) if num_bytes == 210 else ((0, split, 2), (split, num_bytes, 4))
+    units = (places[:, start:end].reshape(STRIP, -1, size).swapaxes(0, 1) for start, end, size in ends)
+    return np.concatenate([each.ravel() for each in units])
+
+
+def _ordered(strips: Any, order: Any) -> Any:
+    """Return bytes of 16 blocks each in another order."""
+    xp = array_namespace(strips)
+    return xp.take(strips, xp.from_host(order, dtype=xp.index_dtype, device=device(strips)), axis=2)
+
+
+def _unpacked(strips: Array) -> Any:
+    """Return strips as blocks (rows, blocks of a row, bytes), with those after the last row."""
+    xp, (num, count, size) = array_namespace(strips), strips.shape
+    blocks = xp.reshape(_ordered(strips, np.argsort(_order(size // STRIP))), (num, count, STRIP, size // STRIP))
+    return xp.reshape(xp.permute_dims(blocks, (0, 2, 1, 3)), (num * STRIP, count, size // STRIP))
 
 
 def num_columns(blocks: Array) -> int:
@@ -214,6 +278,12 @@ def _linear_forward(x: Array, blocks: Array, bias: Array | None, *, save: bool) 
     return y if bias is None else y + bias, None
 
 
+def _rounded_linear_forward(
+    x: Array, strips: Array, bias: Array | None, *, columns: int, save: bool
+) -> tuple[Array, Any]:
+    return _linear_forward(rounded(x, ROUNDED), _unpacked(strips)[:columns, ...], bias, save=save)
+
+
 _IS_FORMAT = {f"blocks of {', '.join(map(str, _FORMATS))} bytes": lambda sizes: sizes["bytes"] in _FORMATS}
 
 # Without derivatives: blocks are for inference.
@@ -236,4 +306,11 @@ _linear = Operation(
             sizes["blocks"] * _FORMATS[sizes["bytes"]].num_values == sizes["in_features"]
         )
     },
+)
+_rounded_linear = Operation(
+    "rounded_block_linear",
+    "x: (rows, in_features) float, strips: (strips, blocks, bytes) int, bias?: (out_features) float "
+    "-> (rows, out_features)",
+    _rounded_linear_forward,
+    None,
 )

@@ -1,7 +1,7 @@
 """Weights that are stored in another form than a matrix, for inference: quantized, or packed in panels.
 
-Maps with packed int8 weights round their inputs to int8, too, as llama.cpp and CTranslate2 do. `blocks.py` has a third
-form, that of GGUF files.
+Maps with packed int8 weights round their inputs to int8, too, as llama.cpp and CTranslate2 do. `blocks.py` has two more
+forms, those of GGUF files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xformer import native
 from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.errors import ConfigError, DataError
 from xformer.ops.operation import Operation, Signature
-from xformer.tree import Module, children_of
+from xformer.tree import Module, children_of, with_fields
 
 
 class InferenceWeight(Module):
@@ -52,8 +52,7 @@ class InferenceWeight(Module):
     @property
     def T(self: Any) -> Any:
         """Transpose of the matrix; shares its arrays."""
-        *stored, is_transposed = (getattr(self, name) for name in self.__fields__)
-        return type(self)(*stored, not is_transposed)
+        return with_fields(self, is_transposed=not self.is_transposed)
 
     @property
     def shape(self: Any) -> tuple[int, ...]:
@@ -223,6 +222,7 @@ _quantized_linear = Operation(
 
 # As in native/src/linear.cpp: columns; elements of a row of x with one scale; rows of int8 that are interleaved.
 PANEL, GROUP, INTERLEAVED = 48, 64, 4
+_SMALLEST = 1.17549435e-38  # of a scale: of subnormal ones, quotients may be larger than 127
 
 
 class PackedWeight(InferenceWeight):
@@ -260,7 +260,7 @@ class PackedWeight(InferenceWeight):
         xp = array_namespace(matrix)
         rows, columns = matrix.shape
         is_int8 = dtype_name(matrix.dtype) == "int8"
-        matrix = _padded(_padded(matrix, 0, INTERLEAVED if is_int8 else 1), 1, PANEL)
+        matrix = padded_to(padded_to(matrix, 0, INTERLEAVED if is_int8 else 1), 1, PANEL)
         panels = xp.permute_dims(xp.reshape(matrix, (matrix.shape[0], matrix.shape[1] // PANEL, PANEL)), (1, 0, 2))
         if is_int8:
             panels = _with_axes_swapped(panels, (INTERLEAVED, PANEL))
@@ -290,7 +290,7 @@ class PackedWeight(InferenceWeight):
         return _scaled(self.panels, self.scales, self.rows, self.columns)
 
     def _product(self, rows: Array, bias: Array | None) -> Any:
-        rows = _padded(rows, 1, INTERLEAVED) if rows.shape[1] < self.panels.shape[1] else rows
+        rows = padded_to(rows, 1, INTERLEAVED) if rows.shape[1] < self.panels.shape[1] else rows
         return _packed_linear(rows, self.panels, self.scales, bias, columns=self.columns)
 
     def _take(self, indices: Array) -> Any:
@@ -304,7 +304,7 @@ class PackedWeight(InferenceWeight):
         return rows if self.scales is None else _times(rows, xp.take(self.scales, indices, axis=0)[:, None])
 
 
-def _padded(x: Array, axis: int, multiple: int) -> Any:
+def padded_to(x: Array, axis: int, multiple: int) -> Any:
     """Return a matrix with zeros up to a multiple of some size."""
     xp = array_namespace(x)
     shape = [-size % multiple if each == axis else size for each, size in enumerate(x.shape)]
@@ -335,18 +335,18 @@ def packed_forward(
     x: Array, panels: Array, scales: Array | None, bias: Array | None, *, columns: int, save: bool
 ) -> tuple[Array, Any]:
     """Return x @ table + bias."""
-    x = _rounded(x) if dtype_name(panels.dtype) == "int8" else x
+    x = rounded(x, GROUP) if dtype_name(panels.dtype) == "int8" else x
     y = array_namespace(x, panels).matmul(x, _scaled(panels, scales, x.shape[1], columns))
     return y if bias is None else y + bias, None
 
 
-def _rounded(x: Array) -> Any:
+def rounded(x: Array, size: int) -> Any:
     """Return rows after rounding to int8 and back; the scale of a group is its largest magnitude divided by 127."""
     xp = array_namespace(x)
-    padded = _padded(x, 1, GROUP)
-    groups = xp.reshape(padded, (x.shape[0], padded.shape[1] // GROUP, GROUP))
+    padded = padded_to(x, 1, size)
+    groups = xp.reshape(padded, (x.shape[0], padded.shape[1] // size, size))
     scales = xp.max(xp.abs(groups), axis=2, keepdims=True) / 127.0
-    scales = xp.where(scales == 0.0, xp.ones_like(scales), scales)
+    scales = xp.where(scales < _SMALLEST, xp.ones_like(scales), scales)
     return xp.reshape(xp.round(groups / scales) * scales, padded.shape)[:, : x.shape[1]]
 
 
