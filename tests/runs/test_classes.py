@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import numpy as np
@@ -129,7 +130,11 @@ def test_logits_of_ids_in_any_form(base):
     ):
         np.testing.assert_allclose(model.class_logits(ids), expected, atol=1e-6)
     mask = np.array([[True, True, True, False], [True] * 4])
-    np.testing.assert_allclose(model.class_logits([[2, 5, 3, 9], [2, 5, 6, 3]], mask=mask), expected, atol=1e-6)
+    for library in filter(importlib.util.find_spec, ("numpy", "torch", "jax")):
+        found = model.to(library).class_logits([[2, 5, 3, 9], [2, 5, 6, 3]], mask=mask)
+        np.testing.assert_allclose(np.asarray(found), expected, atol=1e-6)
+    without_padding = model.with_config(pad_id=None).class_logits([[2, 5, 3], [2, 5, 6, 3]])
+    np.testing.assert_allclose(without_padding, expected, atol=1e-6)
     for text in ("good film", ["good film"], [["good"]]):
         with raises_line(ShapeError, "token ids are text; expected integers"):
             model.class_logits(text)
@@ -282,6 +287,9 @@ def test_the_command_trains_and_classifies(base, tmp_path, capsys):
     assert "accuracy" in capsys.readouterr().out
     assert exit_code(["classify", "--model", run, "--input", f"{tmp_path}/texts"]) == 0
     assert capsys.readouterr().out == (tmp_path / "found").read_text()
+    (tmp_path / "test").write_text("good film\tyes\nbad film\tnope\n")
+    assert exit_code(["classify", "--model", run, "--test", f"{tmp_path}/test"]) == 2
+    assert "test line 2 has the unknown label 'nope'" in capsys.readouterr().err
     label, probability = (tmp_path / "found").read_text().splitlines()[0].split("\t")
     assert label in ("no", "yes")
     assert 0.5 <= float(probability) <= 1.0

@@ -38,7 +38,7 @@ from xformer.cli._options import _model_option, config_options, file_option, lau
 from xformer.cli.train import COMPUTING, TRAINING, finish
 from xformer.errors import ConfigError
 from xformer.pipelines import Classifier
-from xformer.pipelines.class_scores import SEPARATOR
+from xformer.pipelines.class_scores import SEPARATOR, class_targets
 from xformer.runs import launch
 from xformer.runs.classes import Examples
 from xformer.runs.config import ClassTrainingConfig
@@ -88,7 +88,8 @@ def classify(
     problem_type = classifier.model.config.problem_type
     options = {name: settings[name] for name in ("batch_tokens",) if name in settings}
     examples = None if test is None else Examples.read([test], [test_labels] if test_labels else [], problem_type)
-    if examples is not None:
+    if examples is not None:  # errors name the line
+        class_targets(examples.labels, classifier.labels, problem_type, examples.places.__getitem__)
         print(classifier.evaluate(examples.texts, examples.labels, **options))
     if examples is None or output is not None:
         with _io.open_output(output or "-") as write:

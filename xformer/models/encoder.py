@@ -307,7 +307,8 @@ class Encoder(EncoderBase, init=False):
             inputs = pad(rows, pad_id)
         tokens = as_token_ids(inputs, "token", self.config.vocab_size, self._parameter)
         if mask is not None:
-            mask = array_namespace(tokens).expand_dims(as_token_mask(mask, tokens), axis=(1, 2))
+            batch, length = tokens.shape[:2]
+            mask = array_namespace(tokens).reshape(as_token_mask(mask, tokens), (batch, 1, 1, length))
         states = self(tokens, token_types=token_types, mask=mask, rng=rng)
         return super().class_logits(states, mask=padding_mask(ids_of(tokens), pad_id) if mask is None else mask)
 
