@@ -172,6 +172,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state; the validator's must have been restored before."""
+        self.loop.best_step = state.pop("best_step", self.loop.best_step)  # of a run that an earlier version started
         self.progress = progress = Progress(**state)
         if self.communicator.rank == 0:
             progress.checkpoints = [entry for entry in progress.checkpoints if self.checkpoints.path(entry[0]).exists()]
