@@ -41,6 +41,7 @@ NEEDS_MORE = (
     "client.",
     "quantize_dynamic",
     "Grammar(",
+    '"text-classification"',
     "import cupy",
     '"cupy"',
     "import dpnp",
@@ -64,6 +65,7 @@ SHORTER["--backend cupy"] = f"--backend {'cupy' if has_gpu() else 'numpy'}"
 SHORTER["--text input.txt"] = "--text input.txt --max-steps 3"
 SHORTER["docs/recipes/tinyshakespeare.toml"] = shlex.quote(str(ROOT / "docs" / "recipes" / "tinyshakespeare.toml"))
 SHORTER["--batch 8 --length 128 --backend numpy --backend torch --backend jax --backend mlx --backend dpnp"] = "--quick"
+SHORTER["epochs=2,"] = "epochs=2, max_length=20,"
 SHORTER["d_ff=128)"], SHORTER["max_new_tokens=8"] = "d_ff=128, num_layers=1)", "max_new_tokens=1"
 SHORTER["[chat], max_new_tokens=40"] = "[chat], max_new_tokens=1"
 SHORTER['connect("mpi")'], SHORTER["WorkerProcesses(4)"] = "None", "WorkerProcesses(1)"
