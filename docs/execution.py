@@ -1,6 +1,6 @@
 """Execution of the tutorial's code: in the site, as a hook of MkDocs, and in a terminal.
 
-python docs/execution.py docs/tutorial/1-attention.md  # prints what the page prints
+python docs/execution.py docs/tutorial/1-attention.md [FOLDER]  # prints what the page prints, and writes its figures
 """
 
 from __future__ import annotations
@@ -20,22 +20,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "tutorial"
 CACHE = ROOT / ".cache" / "tutorial"
 CELL = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# The code of a figure is shown in a block that is closed at first; the figure itself stands below it.
-FOLDED = re.compile(r'^```python source="folded"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-UNFOLDED = r"""<details class="example" markdown>
-<summary>Code of the figure</summary>
-
-```py
-\1```
-
-</details>
-
-```python source="none"
-\1```"""
 NO_OUTPUT = re.compile(
     r'<div class="result">\s*<div class="highlight"><pre><span></span><code>\s*</code></pre></div>\s*</div>'
 )
-# Figures draw text and axes in this gray; on the site it becomes the color of the page's text.
+# Figures draw text and axes in this gray; it becomes the color of the page's text.
 TEXT_COLOR = "#7f7f7f"
 FIGURE_STYLE = {
     "figure.figsize": (6.4, 3.2),
@@ -55,6 +43,8 @@ FIGURE_STYLE = {
         TEXT_COLOR,
     ),
 }
+# Figures of the tutorial are files, which have the colors of the page that shows them.
+STYLE = "><style>svg{color:#24292f}@media (prefers-color-scheme:dark){svg{color:#d0d7de}}</style>"
 figure_ids = count()
 
 
@@ -84,17 +74,21 @@ def take_figures() -> str:
     return "".join(elements)
 
 
-def execute(page: Path) -> None:
-    """Execute every block of a page that is fenced as python, and draw its figures. Source code is not printed."""
-    cells = CELL.findall(page.read_text(encoding="utf-8"))
+def execute(page: Path, folder: Path | None = None) -> None:
+    """Execute every block of a page that is fenced as python, and write its figures. Source code is not printed."""
+    cells, number = CELL.findall(page.read_text(encoding="utf-8")), count(1)
     prepare()
+    folder = folder and folder.resolve()
     os.chdir(PAGES)
     namespace: dict[str, Any] = {"__name__": "tutorial"}
-    for number, (options, cell) in enumerate(cells, start=1):
-        code = compile(cell, f"{page.name}, cell {number}", "exec")
+    for index, (options, cell) in enumerate(cells, start=1):
+        code = compile(cell, f"{page.name}, cell {index}", "exec")
         with contextlib.redirect_stdout(io.StringIO() if 'result="python"' in options else sys.stdout):
             exec(code, namespace)
-        take_figures()
+        for element in re.findall(r"<svg.*?</svg>", take_figures(), re.DOTALL):
+            if folder is not None:
+                svg = re.sub(r"\s*<metadata>.*?</metadata>", "", element, flags=re.DOTALL).replace(">", STYLE, 1)
+                (folder / f"{page.stem}-{next(number)}.svg").write_text(f"{svg}\n", encoding="utf-8")
 
 
 class Session:
@@ -112,18 +106,17 @@ class Session:
         self.key = digest.hexdigest()
 
     def validate(self, language: str, inputs: dict[str, str], options: dict[str, Any], *arguments: Any) -> bool:
-        """Accept python blocks of the tutorial: show their source and, below it, what they print and draw."""
+        """Accept python blocks of the tutorial: show their source and, below it, what they print."""
         from markdown_exec import validator
 
         if self.is_executing or not self.page.startswith("tutorial/"):
             return False
         defaults = {"exec": "on", "session": self.page, "source": "block", "result": "text", "workdir": str(PAGES)}
-        if inputs.get("source") == "none":  # a drawing, whose code would distract
-            inputs["source"] = ""
+        inputs = inputs | ({"source": "block"} if inputs.get("source") == "folded" else {})
         return validator(language, defaults | inputs, options, *arguments)
 
     def format(self, source: str, *arguments: Any, **keywords: Any) -> str:
-        """Return the HTML of a cell, its output and its figures."""
+        """Return the HTML of a cell and its output."""
         self.key = hashlib.sha256(f"{self.key}{source}".encode()).hexdigest()
         cached = CACHE / f"{self.key}.html"
         if cached.exists():
@@ -150,7 +143,8 @@ class Session:
         text = html.unescape(re.sub("<[^>]*>", "", output))
         if "Traceback (most recent call last)" in text:
             raise SuperFencesException(f"{self.page}: {text}")
-        return output + take_figures()
+        take_figures()  # files beside the page, which show the same everywhere
+        return output
 
 
 session = Session("")
@@ -172,10 +166,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **arguments: Any) -> str:
-    """Give every page a separate session and fold the code of its figures: a hook of MkDocs."""
+    """Give every page a separate session: a hook of MkDocs."""
     global session
     session = Session(page.file.src_uri)
-    return FOLDED.sub(UNFOLDED, markdown)
+    return markdown
 
 
 def on_page_content(content: str, *, page: Any, **arguments: Any) -> str:
@@ -188,4 +182,4 @@ def on_page_content(content: str, *, page: Any, **arguments: Any) -> str:
 
 
 if __name__ == "__main__":
-    execute(Path(sys.argv[1]))
+    execute(Path(sys.argv[1]), *map(Path, sys.argv[2:]))

@@ -16,6 +16,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 PAGES = Path(__file__).parent / "tutorial"
 SOLUTION = "<details markdown>"
+# A notebook draws its figures itself, and folds their code.
+FIGURE = re.compile(
+    r"^<details markdown>\n<summary>Code of the figure</summary>\n\n(.*?)\n\n</details>$", re.DOTALL | re.MULTILINE
+)
+IMAGE = re.compile(r"\n\n!\[[^\]]*\]\(figures/[^)]*\)$", re.MULTILINE)
 
 
 def fold_solutions(cells: list[NotebookNode]) -> list[NotebookNode]:
@@ -49,7 +54,8 @@ def commands_as_text(cell: NotebookNode) -> NotebookNode:
 
 def notebook_of(page: Path, folder: Path) -> NotebookNode:
     """Return the notebook of a page, whose links lead from `folder` to other notebooks and to the documentation."""
-    notebook = jupytext.read(page)
+    text = IMAGE.sub("", FIGURE.sub(r"\1", page.read_text(encoding="utf-8")))
+    notebook = jupytext.reads(text, fmt="md")
     notebook.cells = fold_solutions([commands_as_text(cell) for cell in notebook.cells])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     docs = Path(os.path.relpath(PAGES.parent, folder)).as_posix()
@@ -57,7 +63,7 @@ def notebook_of(page: Path, folder: Path) -> NotebookNode:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"\]\(([\w-]+)\.md", r"](\1.ipynb", cell.source)
             cell.source = re.sub(r"\]\(\.\./", f"]({docs}/", cell.source)
-        elif cell.metadata.get("source") in ("folded", "none"):  # the code of a figure
+        elif cell.metadata.get("source") == "folded":
             cell.metadata["jupyter"] = {"source_hidden": True}
     notebook.metadata["xformer"] = {"digest": digest(notebook)}
     return notebook

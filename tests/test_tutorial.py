@@ -1,6 +1,6 @@
 """The code of the tutorial's pages runs, the solutions of the exercises included, and prints what tests/printed has.
 
-python tests/test_tutorial.py  # writes tests/printed
+python tests/test_tutorial.py  # writes tests/printed and the figures
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def printed_by(page: Path, **environment: str) -> str:
-    """Return what the cells of a page print, without what differs from machine to machine."""
+def printed_by(page: Path, figures: Path, **environment: str) -> str:
+    """Return what the cells of a page print, without what differs from machine to machine, and write its figures."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **environment}
-    command = [sys.executable, str(ROOT / "docs" / "execution.py"), str(page)]
+    command = [sys.executable, str(ROOT / "docs" / "execution.py"), str(page), str(figures)]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=variables)
     assert done.returncode == 0, done.stderr
     return VARYING.sub("", done.stdout)
@@ -71,13 +71,17 @@ def printed_by(page: Path, **environment: str) -> str:
 @pytest.mark.parametrize(
     ("page", "environment"), [*(pytest.param(*each.values, {}, id=each.id, marks=each.marks) for each in PAGES), OTHER]
 )
-def test_pages_print_the_same_numbers_everywhere(page: Path, environment: dict[str, str]) -> None:
+def test_pages_print_the_same_numbers_everywhere(page: Path, environment: dict[str, str], tmp_path: Path) -> None:
     packages = ["matplotlib", "tokenizers", "sacrebleu"]
     packages += ["array_api_strict", "torch", "jax"] if page.stem == "appendix-libraries" else []
     for package in packages:
         pytest.importorskip(package)
-    printed = printed_by(page, **environment)
-    if is_reproducible or "use_reproducible_algorithms" not in page.read_text(encoding="utf-8"):
+    text = page.read_text(encoding="utf-8")
+    printed = printed_by(page, tmp_path, **environment)
+    shown = re.findall(r"^!\[[^\]]+\]\(figures/(.*)\)$", text, re.MULTILINE)
+    assert shown == [f"{page.stem}-{number}.svg" for number in range(1, len([*tmp_path.iterdir()]) + 1)]
+    assert all((TUTORIAL / "figures" / name).exists() for name in shown)
+    if is_reproducible or "use_reproducible_algorithms" not in text:
         expected = (PRINTED / f"{page.stem}.txt").read_text(encoding="utf-8")
         assert printed == expected, "if the page is right, run: python tests/test_tutorial.py"
 
@@ -181,4 +185,5 @@ def test_llama_in_numpy_agrees_on_tied_and_untied_models(tmp_path: Path, dtype: 
 if __name__ == "__main__":
     PRINTED.mkdir(exist_ok=True)
     for path in sorted(TUTORIAL.glob("*.md")):
-        (PRINTED / f"{path.stem}.txt").write_text(printed_by(path), encoding="utf-8", newline="\n")
+        printed = printed_by(path, TUTORIAL / "figures")
+        (PRINTED / f"{path.stem}.txt").write_text(printed, encoding="utf-8", newline="\n")
