@@ -197,6 +197,10 @@ def test_what_gguf_files_do_not_have_is_refused_in_one_line(tmp_path):
     ]:
         with raises_line(ConfigError, message):
             export_gguf(load_pretrained(DATA / case), path)
+    scaling = {"rope_type": "longrope", "short_factor": [1.5] * 32, "long_factor": [2.0] * 32, "factor": 2.0,
+               "original_max_position_embeddings": 16}  # fmt: skip
+    with raises_line(ConfigError, "cannot be written in the GGUF format: the nearest family is .*rope_scaling is"):
+        export_gguf(wide(rope_scaling=scaling), path)  # llama.cpp has it in Phi-3
     model = wide()
     with raises_line(ConfigError, "quantization is 'Q4_K_M'; expected one of F32, F16, BF16, Q8_0"):
         export_gguf(model, path, quantization="Q4_K_M")

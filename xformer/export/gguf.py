@@ -140,7 +140,8 @@ def _described(model: Any) -> tuple[Family, dict[str, Any], str, gguf_file.Archi
         rope, (name, architecture) = _rope(values), by_type[values["model_type"]]
         read = gguf_file.translate_metadata(_metadata(values, name, architecture), architecture, {}, Path())
         read |= {key: value for key, value in values.items() if key.endswith(("_bias", "_id", "_embeddings", "_size"))}
-        return read | ({"rope_scaling": rope} if rope.get("rope_type") in ("llama3", "longrope") else {})
+        is_in_tensors = rope.get("rope_type") == {"llama": "llama3", "phi3": "longrope"}.get(name, "")
+        return read | ({"rope_scaling": rope} if is_in_tensors else {})
 
     family, values = writable_family(model, None, dict.fromkeys(by_type, stored))
     return family, values, *by_type[values["model_type"]]
