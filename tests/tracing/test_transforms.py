@@ -6,6 +6,7 @@ import gc
 import math
 import operator
 import threading
+import tracemalloc
 import weakref
 from typing import Any, NamedTuple
 
@@ -841,3 +842,18 @@ def test_the_argument_to_differentiate_is_chosen_by_position():
     gradient, auxiliary = grad(lambda x: (total(x * x), "auxiliary"), has_aux=True)(x)
     np.testing.assert_allclose(gradient, 2.0 * x)
     assert auxiliary == "auxiliary"
+
+
+def test_gradients_add_up_in_place_but_not_in_arrays_of_others():
+    seed, x = np.ones((2, 3)), np.arange(6.0).reshape(2, 3)
+    (value, _), pull = vjp(lambda x: (x + x, np.transpose(np.transpose(x)) + np.exp(0.0 * x)), x)
+    assert np.array_equal(pull((seed, seed))[0], np.full((2, 3), 3.0))
+    assert np.array_equal(seed, np.ones((2, 3)))
+    assert np.array_equal(value, 2.0 * x)
+    table, column = np.ones((1000, 1000)), np.ones((1000, 1))
+    tracemalloc.start()
+    try:
+        grad(lambda table: sum(np.sum(np.matmul(table, column)) for _ in range(4)))(table)
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * table.nbytes  # the sum and one of its terms
+    finally:
+        tracemalloc.stop()

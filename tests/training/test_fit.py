@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from xformer.training import (
     validate,
 )
 from xformer.training.checkpoint import TrainingFiles
+from xformer.training.fit import TrainingLoop
 from xformer.tree import Module, flatten, freeze, with_fields
 
 TARGET = np.asarray([1.0, -2.0, 3.0])
@@ -772,3 +774,17 @@ def test_an_overflow_in_float16_skips_the_step_and_halves_the_scale():
     assert len(history) == 24 - len(skipped)
     assert history[-1].loss_scale == skipped[-1].loss_scale / 2
     assert np.isfinite(to_host(model.weight)).all()
+
+
+def test_a_loop_keeps_no_copy_of_a_model_that_nobody_else_has():
+    model, alive = Regression(), []
+    first = weakref.ref(model.weight)
+
+    def loss(model, batch, rng):
+        alive.append(first() is not None)
+        return array_namespace(model.weight).sum((model.weight - TARGET) ** 2)
+
+    loop = TrainingLoop(model, loss, [np.ones(2)], optimizer=SGD(), learning_rate=0.1, steps=2, jit=False)
+    del model
+    loop.run()
+    assert alive == [False, False]

@@ -101,10 +101,20 @@ _lock_of_locked = threading.Lock()
 
 
 def _base_has_other_users(array: Array) -> bool:
-    return isinstance(array.base, np.ndarray) and sys.getrefcount(array.base) > _REFERENCES_BY_ONE_VIEW
+    return isinstance(array.base, np.ndarray) and _references_of_base(array) > _REFERENCES_BY_ONE_VIEW
 
 
-_REFERENCES_BY_ONE_VIEW = sys.getrefcount(np.empty(2)[:1].base)
+def owns_memory(array: Array) -> bool:
+    """Return whether no other array has a part of the memory, which may be written."""
+    is_only_view = isinstance(array.base, np.ndarray) and not _base_has_other_users(array)
+    return bool(array.flags.writeable and (array.base is None or is_only_view))
+
+
+def _references_of_base(array: Array) -> int:
+    return sys.getrefcount(array.base)
+
+
+_REFERENCES_BY_ONE_VIEW = _references_of_base(np.empty(2)[:1])
 
 
 def _lock(array: Array) -> None:

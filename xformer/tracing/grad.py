@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ import numpy as np
 
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating
 from xformer.backends.arrays import check_class, to_host
+from xformer.backends.numpy import owns_memory
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
 from xformer.tracing.arguments import check_function, with_arrays
 from xformer.tracing.namespace import WRITTEN_LATER, GradTrace, base_for, tracing
@@ -489,18 +492,41 @@ def backward(
                 continue
         elif g is None:
             continue
-        for parent, cotangent in zip(parents, pull(xp, g, residuals), strict=True):
-            if parent < 0 or cotangent is None:
+        new = list(pull(xp, g, residuals))
+        for i, parent in zip(range(len(new)), parents, strict=True):
+            if parent < 0 or new[i] is None:
                 continue
             _, _, _, shape, dtype = tape[parent]
-            if cotangent.shape != shape or cotangent.dtype != dtype:
-                cotangent = unbroadcast(xp, cotangent, shape, dtype)
-            # Rules may hand one array to two inputs, so a sum is always a new array, never an update in place.
-            previous = cotangents[parent]
-            cotangents[parent] = cotangent if previous is None else add(previous, cotangent)
+            if new[i].shape != shape or new[i].dtype != dtype:
+                new[i] = unbroadcast(xp, new[i], shape, dtype)
+            if cotangents[parent] is None:
+                cotangents[parent] = new[i]
+            elif add is operator.add and _may_overwrite(cotangents, parent):
+                np.add(cotangents[parent], new[i], out=cotangents[parent])
+            elif add is operator.add and _may_overwrite(new, i):
+                cotangents[parent] = np.add(cotangents[parent], new[i], out=new[i])
+            else:
+                cotangents[parent] = add(cotangents[parent], new[i])
     for leaf in complete.get(leaves, ()):
         on_leaf(leaf, cotangents[leaf])
     return cotangents
+
+
+def _may_overwrite(items: list[Any], index: int) -> bool:
+    """Return whether a sum with an item may replace it: nothing else refers to it, and the sum has its layout.
+
+    Rules may hand one array to two inputs.
+    """
+    is_own = type(items[index]) is np.ndarray and _num_references(items, index) == _OWN
+    return bool(is_own and items[index].flags.c_contiguous and owns_memory(items[index]))
+
+
+def _num_references(items: list[Any], index: int) -> int:
+    item = items[index]
+    return sys.getrefcount(item)
+
+
+_OWN = _num_references([object()], 0)
 
 
 def _leaves_by_first_use(tape: list[Record], leaves: int) -> dict[int, list[int]]:

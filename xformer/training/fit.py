@@ -353,13 +353,15 @@ class TrainingLoop:
         step, loss_scale, self._copy = self.step + 1, self._scaler.scale, None
         learning_rate = rate_of(self.learning_rate, step, self.max_steps)
         num_tokens = tokens_of(batches, self.count_tokens, step)
+        if self._is_shared:  # and nobody else may need the other arrays
+            self._model, self._is_shared = _with_own_parameters(self._model), False
         like = first_array(self._model)
         xp = array_namespace(like)
         counter: Any = np.asarray(step)
         if xp.reads_counters_on_device:
             counter = xp.from_host(counter, device=device(like))
         result = self._train_step(
-            _with_own_parameters(self._model) if self._is_shared else self._model,
+            self._model,
             self.state,
             batches,
             self._rng.with_counter(counter),
@@ -382,7 +384,7 @@ class TrainingLoop:
                 raise TrainingError(f"{description}; nothing was updated yet: look for NaN in the data and the loss")
             raise self.diverged(description)
         state = result.state if is_finite else result.state._replace(step=self.state.step)
-        self._model, self._is_shared, self.state, self._scaler = result.model, False, state, scaler
+        self._model, self.state, self._scaler = result.model, state, scaler
         self.step, self.num_tokens = step, self.num_tokens + num_tokens
         if not is_finite:
             return Skip(step, loss_scale)
