@@ -2,8 +2,7 @@
 
 python bench/taps.py SmolLM2-135M-Instruct.gguf
 
-Each round decodes the same number of tokens in each way, one after the other. A figure is the median of the
-rounds, of the median time of a step.
+All ways decode together, one step each in turn. The share is the median of those of the steps.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,14 @@ PROMPT = [1, 504, 2365, 282, 4649, 314, 253, 1022, 1000, 2000, 30, 40]
 FIRST = 4  # steps before the program runs
 
 
-def time_step(model: Any, block: Any, num_tokens: int, clock: Any) -> float:
-    """Return the median time of a step in milliseconds."""
-    with block:
-        updates = xf.stream(model, [PROMPT], max_new_tokens=num_tokens, suppress_tokens=[model.config.eos_id])
-        times = [clock() for _ in updates]
-    return 1e3 * float(np.median(np.diff(times)[FIRST:]))
-
-
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("model")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--cpu", action="store_true", help="measure processor time")
     args = parser.parse_args()
     model = xf.load_pretrained(args.model)
-    clock = time.process_time if args.cpu else time.perf_counter
     vector = np.random.default_rng(0).normal(0.0, 0.1, model.config.d_model).astype(np.float32)
     residuals, middle = "layers.*.residual_out", f"layers.{len(model.layers) // 2}.residual_out"
     ways: dict[str, Any] = {
@@ -48,14 +38,24 @@ def main() -> None:
         "attention weights of all layers": lambda: xf.record(model, "*attention.weights", every_call=True),
         "both": lambda: xf.record(model, [residuals, "*attention.weights"], every_call=True),
     }
-    for block in ways.values():  # traces
-        time_step(model, block(), 12, clock)
-    times = np.asarray(
-        [[time_step(model, block(), args.tokens, clock) for block in ways.values()] for _ in range(args.rounds)]
-    )
+    options = {"max_new_tokens": args.tokens, "suppress_tokens": [model.config.eos_id]}
+    rows: list[list[float]] = []
+    for _ in range(args.rounds):
+        runs = [(copy_context(), contextlib.ExitStack(), xf.stream(model, [PROMPT], **options)) for _ in ways]
+        for (context, block, _), way in zip(runs, ways.values(), strict=True):
+            context.run(block.enter_context, way())
+        for step in range(args.tokens):
+            row = []
+            for context, _, stream in runs:
+                start = time.perf_counter()
+                context.run(next, stream)
+                row.append(1e3 * (time.perf_counter() - start))
+            rows += [row] if step >= FIRST else []
+        for context, block, _ in runs:
+            context.run(block.close)
     print("| | ms per token | of plain |\n|---|---|---|")
-    for name, column in zip(ways, times.T, strict=True):
-        print(f"| {name} | {np.median(column):.2f} | {np.median(column / times[:, 0]):.3f} |")
+    for name, times in zip(ways, np.asarray(rows).T, strict=True):
+        print(f"| {name} | {np.median(times):.2f} | {np.median(times / np.asarray(rows)[:, 0]):.3f} |")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Never
 
-from xformer import hints, masks
-from xformer.backends import Array, array_namespace, device
+from xformer import hints, masks, native
+from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.backends.arrays import is_of_numpy
 from xformer.config import check_bool, check_heads
 from xformer.errors import ConfigError, ShapeError, check_arguments, unknown_argument
@@ -191,6 +191,11 @@ class MultiHeadAttention(Module):
         is_plain = cache.index is not None and type(self)._attend is MultiHeadAttention._attend
         return is_plain and fuses_cache(q, k, v, cache.key, cache.value, cache.index, scale=self._scale_of(q))
 
+    def _adds_keys_in_order(self, q: Array) -> bool:
+        """Return whether a native kernel attends; other products round by the number of keys, also of masked ones."""
+        is_plain = type(self)._attend is MultiHeadAttention._attend and native.is_available()
+        return is_plain and dtype_name(q.dtype) == "float32"
+
     def _scale_of(self, q: Array) -> float:
         return 1.0 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
 
@@ -311,7 +316,8 @@ class MultiHeadAttention(Module):
         **options: Any,
     ) -> Array:
         """Return the result of `_attend`; blocks see the same bits with a cache that grows and one of fixed shape."""
-        if rng is not None or not (edits or (index is not None and is_observing())):
+        is_cut = bool(edits) or (index is not None and is_observing() and not self._adds_keys_in_order(q))
+        if rng is not None or not is_cut:
             return self._attend(q, k, v, mask, bias, rng, edits=edits, **options)
         return call_on_host(partial(_attend_to_tokens, edits=edits, **options), self, q, k, v, mask, bias, index)
 
