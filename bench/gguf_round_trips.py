@@ -112,7 +112,7 @@ def errors(source: Path, path: Path, code: str, library: str) -> tuple[str, str]
         x = np.ascontiguousarray(floats[key].read(), np.float32)
         total += float(np.sum(np.square(x, dtype=np.float64)))
         own += float(np.sum(np.square(entry.read() - x, dtype=np.float64)))
-        out = np.empty(entry.num_bytes, np.uint8)
+        out = np.empty(entry.stored().size, np.uint8)
         kind = numbers[entry.code]
         functions.ggml_quantize_chunk(kind, x.ctypes.data, out.ctypes.data, 0, *x.shape, None)
         values = gguf.dequantize(out, gguf.GGMLQuantizationType(kind)).reshape(x.shape)
