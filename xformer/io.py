@@ -8,11 +8,12 @@ import importlib
 import importlib.util
 import json
 import math
+import operator
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -311,12 +312,15 @@ _MAX_HEADER = 100_000_000  # the limit of the format
 _CHECKSUM = "blake2b"  # metadata entry of files that xformer writes
 
 
-def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> None:
+def save_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, Array | Callable[[], Array]], metadata: dict[str, str]
+) -> None:
     """Write named arrays of any library to a safetensors file, atomically, with a checksum in its metadata.
 
     Args:
         path: Path of the file.
-        arrays: Arrays by name; real floating, integer and boolean dtypes.
+        arrays: Arrays by name; real floating, integer and boolean dtypes. Or functions that compute them, each of which
+            is called twice: only one of their arrays is in memory at a time.
         metadata: Strings by name.
 
     Raises:
@@ -325,15 +329,25 @@ def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata
     """
     if _METADATA in arrays or not all(isinstance(part, str) for item in metadata.items() for part in item):
         raise CheckpointError(f"cannot write {path}: expected metadata of strings, and no array named {_METADATA!r}")
-    packed = {name: _pack(path, name, array) for name, array in arrays.items()}
-    # As safetensors does: the widest dtypes first, so that all data is aligned.
-    ordered = sorted(packed.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    tensors = [(name, _CODES[host.dtype.name], host.shape, host.reshape(-1).view("uint8")) for name, host in ordered]
-    metadata = {**metadata, _CHECKSUM: _checksum(tensors, metadata)}
+    packed = {name: each if callable(each) else _pack(path, name, each) for name, each in arrays.items()}
+    sizes: dict[str, tuple[int, str, tuple[int, ...], int]] = {}
+
+    def host(name: str) -> Any:
+        each = packed[name]
+        return _pack(path, name, each()) if callable(each) else each
+
+    def tensors() -> Iterator[tuple[str, str, Any, Any]]:
+        for name in sorted(packed):
+            x = host(name)
+            sizes[name] = -x.dtype.itemsize, _CODES[x.dtype.name], x.shape, x.nbytes
+            yield name, sizes[name][1], x.shape, x.reshape(-1).view("uint8")
+
+    metadata = {**metadata, _CHECKSUM: _checksum(tensors(), metadata)}
+    ordered = sorted(packed, key=lambda name: (sizes[name][0], name))  # as safetensors does, which aligns all data
     with atomic_write(path) as file:
-        file.write(_header(tensors, metadata))
-        for _, _, _, data in tensors:  # directly from the arrays, since memory may not suffice for a copy
-            file.write(data)
+        file.write(_header([(name, *sizes[name][1:]) for name in ordered], metadata))
+        for name in ordered:  # directly from the arrays, since memory may not suffice for a copy
+            file.write(host(name).reshape(-1).view("uint8"))
 
 
 def check_savable(arrays: dict[str, Array]) -> None:
@@ -364,7 +378,7 @@ def load_arrays(path: str | os.PathLike[str], *, keep: bool = False) -> tuple[di
                 raise CheckpointError(f"{path} became shorter while it was read; read it again")
             tensors.append((name, code, shape, data))
     checksum = metadata.pop(_CHECKSUM, None)  # files of other programs have none
-    if checksum is not None and checksum != _checksum(tensors, metadata):
+    if checksum is not None and checksum != _checksum(sorted(tensors, key=operator.itemgetter(0)), metadata):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum; use another copy")
     return {tensor[0]: _unpack(path, *tensor, keep=keep) for tensor in tensors}, metadata
 
@@ -478,21 +492,21 @@ def takes_bfloat16(xp: Any) -> bool:
     return resolve(xp).name == "cupy" and importlib.util.find_spec("ml_dtypes") is not None
 
 
-def _checksum(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> str:
-    """Compute the digest of the metadata and of all (name, dtype, shape, bytes), in the order of their names."""
+def _checksum(tensors: Iterable[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> str:
+    """Compute the digest of the metadata and of all (name, dtype, shape, bytes), which are in the order of names."""
     digest = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
-    for name, dtype, shape, data in sorted(tensors, key=lambda tensor: tensor[0]):
+    for name, dtype, shape, data in tensors:
         digest.update(f"{name} {dtype} {list(shape)}".encode())
         digest.update(data)
     return digest.hexdigest()
 
 
-def _header(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> bytes:
-    """Return the header: its length in 8 bytes, and the metadata and offsets of all tensors as JSON."""
+def _header(tensors: list[tuple[str, str, Any, int]], metadata: dict[str, str]) -> bytes:
+    """Return the header: its length in 8 bytes, and the metadata and offsets of all (name, dtype, shape, bytes)."""
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))}
     end = 0
-    for name, dtype, shape, data in tensors:
-        begin, end = end, end + len(data)
+    for name, dtype, shape, num_bytes in tensors:
+        begin, end = end, end + num_bytes
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # aligns the data

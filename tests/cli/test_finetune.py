@@ -9,9 +9,15 @@ import pytest
 import xformer as xf
 from tests.checkpoints import checkpoint
 from tests.pipelines.chat_model import CHATS, write_model
+from xformer import native
+from xformer.backends import resolve
 from xformer.cli.main import exit_code
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
+from xformer.ops.blocks import BlockWeight
+from xformer.runs.recipe import make_recipe
+from xformer.runs.tasks import load_initial_model
+from xformer.tree import replace
 
 TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 LINES = ["a man sleeps on a bench", "the dog runs", "the man runs", "a dog sleeps on the bench"]
@@ -120,6 +126,39 @@ def test_a_gguf_file_is_tuned(tmp_path, capsys):
         xf.TextGenerator.from_pretrained(tmp_path / name)(["a man"], max_new_tokens=3) for name in ("run", "exported")
     ]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.skipif(not native.is_available(), reason="blocks need the native library")
+def test_adapters_of_a_gguf_file_leave_its_blocks(tmp_path):
+    """The base stays in blocks, and the run has the model of the values of the blocks with the adapters."""
+    gguf = pytest.importorskip("gguf")
+    from tests.families.test_gguf import convert_wider
+
+    path = convert_wider("llama", tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q4_1)
+    task = {"init": {"path": str(path), "lora": 2}, "context_length": 300, "batch_size": 2, "learning_rate": 0.01}
+    made = make_recipe(None, {**task, "max_steps": 2}, ["language_modeling"])
+    blocks = load_initial_model(made, xf.LanguageModel, resolve("numpy"))
+    assert blocks.config.rematerialize  # rows of more than 256 tokens
+    weight = blocks.layers[0].feed_forward.up.weight.base
+    assert isinstance(weight, BlockWeight)
+    floats = xf.lora(xf.load_pretrained(path), 2)
+    ids = np.random.default_rng(0).integers(0, 40, (2, 8))
+
+    def loss(model):
+        losses = xf.cross_entropy(model(ids[:, :-1]), ids[:, 1:])
+        return xf.array_namespace(losses).sum(losses)
+
+    one, other = (xf.grad(loss)(model) for model in (blocks, floats))
+    for (name, x), (_, y) in zip(one.named_arrays(), other.named_arrays(), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4, err_msg=name)
+    trained = replace(
+        blocks,
+        {n: x + 0.1 for n, x in blocks.named_arrays() if ".lora_" in n}
+        | {n: x for n, x in blocks.named_arrays() if ".lora_" not in n},
+    )
+    trained._save_merged(tmp_path / "merged.safetensors")
+    np.testing.assert_allclose(xf.load(tmp_path / "merged.safetensors")(ids), trained(ids), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(xf.merge_lora(trained)(ids), trained(ids), rtol=0, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")  # peft uses names that transformers has deprecated

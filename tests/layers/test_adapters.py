@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from xformer import native
 from xformer.backends import array_namespace, to_host
 from xformer.errors import ConfigError
 from xformer.layers.adapters import LoraWeight
@@ -113,6 +112,20 @@ def test_a_quantized_model_trains():
     assert all(np.array_equal(x, before[name]) for name, x in arrays(trained).items() if ".lora_" not in name)
     with pytest.raises(ConfigError, match=r"the model is quantized to int8; expected floating weights.*lora"):
         xf.fit(xf.LanguageModel(CONFIG).quantize(), loss_fn, [IDS], optimizer=xf.AdamW(), **OPTIONS)
+    merged = xf.merge_lora(trained)  # of floats
+    np.testing.assert_allclose(merged(IDS), trained(IDS), rtol=0, atol=1e-5)
+    assert {x.dtype.name for _, x in merged.named_arrays()} == {"float32"}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_packed_model_trains_as_the_model(jit):
+    model = xf.LanguageModel(CONFIG, seed=0)
+    found = [
+        xf.fit(xf.lora(each, 4), loss_fn, [IDS], optimizer=xf.AdamW(), jit=jit, **OPTIONS)[0]
+        for each in (model, model.pack())
+    ]
+    for name, x in arrays(found[0]).items():
+        np.testing.assert_array_equal(arrays(found[1])[name], x, err_msg=name)
 
 
 def test_generation_and_files(tmp_path):
@@ -157,9 +170,6 @@ def test_wrong_models():
         xf.merge_lora(model)
     with pytest.raises(ConfigError, match=r"all arrays of the model are frozen.*unfreeze"):
         xf.fit(xf.freeze(model), loss_fn, [IDS], optimizer=xf.Adam(), **OPTIONS)
-    if native.is_available():
-        with pytest.raises(ConfigError, match=r"packed for inference; use lora\(model\.unpack\(\)\)"):
-            xf.lora(model.pack())
 
 
 # --- frozen arrays -------------------------------------------------------------------------------------------------

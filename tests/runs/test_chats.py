@@ -91,7 +91,9 @@ def test_the_loss_is_that_of_the_answers(base, tmp_path):
     ids, mask = encode_conversation(run.pipeline.tokenizer, CHATS[0])
     losses = xf.cross_entropy(tuned([ids[:-1]]), [ids[1:]])[0]
     expected = sum(loss for loss, weight in zip(losses, mask[1:], strict=True) if weight) / sum(mask[1:])
-    (event,) = [event for event in run.history if event["event"] == "validation"]
+    first, event = [event for event in run.history if event["event"] == "validation"]
+    assert (first["step"], event["step"]) == (0, 2)
+    assert event["loss"] < first["loss"]
     assert event["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -104,6 +106,28 @@ def test_runs_are_resumed_to_the_same_bits_and_keep_conversations_of_memory(base
     assert len((half.directory / "data" / "chats").read_text().splitlines()) == len(LINES)
     counts = RunDirectory(half.directory).read_config()["counts"]
     assert (counts["train_conversations"], counts["valid_conversations"]) == (7, 1)
+
+
+def test_a_run_without_a_number_of_steps_ends_when_it_becomes_no_better(base, tmp_path, capsys):
+    """Steps, validations and rows suit the data, and the best adapters are kept."""
+    chats = [
+        [{"role": "user", "content": "one"}, {"role": "assistant", "content": word}] for word in (*NUMBERS * 2, "three")
+    ]
+    settings = {"learning_rate": 0.05, "max_minutes": 5, "data_parallel": 1}
+    run = xf.train_lm(chats=chats, init={"path": str(base), "lora": 4}, out=tmp_path / "run", **settings)
+    out = capsys.readouterr().out
+    assert "1 in a step, 1 row at a time" in out
+    losses = [event["loss"] for event in run.history if event["event"] == "validation"]
+    best = losses.index(min(losses))
+    assert len(losses) == min(best + 3, 11)
+    assert f"validation loss {min(losses):.4f}, {losses[0]:.4f} before training" in out
+    assert "until 2 in turn are no better; the best model is kept" in out
+    training = RunDirectory(run.directory).read_config()["recipe"]["training"]
+    assert (training["max_steps"], training["validate_every"], training["patience"]) == (10, 1, 2)
+    assert (training["batch_size"], training["grad_accumulation"], training["context_length"]) == (1, 1, 256)
+    again = xf.train_lm(chats=chats, init={"path": str(base), "lora": 4}, out=tmp_path / "b", max_steps=3, batch_size=2)
+    training = RunDirectory(again.directory).read_config()["recipe"]["training"]
+    assert (training["max_steps"], training["patience"], training["batch_size"]) == (3, None, 2)
 
 
 ANSWER = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": TEXT}]}'

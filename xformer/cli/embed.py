@@ -14,6 +14,7 @@ The dot product of two rows is the similarity of their texts if the checkpoint n
 from __future__ import annotations
 
 import io
+import time
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from xformer.errors import ConfigError, DataError
 from xformer.io import is_device
 from xformer.pipelines import ChunkOutput, Embedder
 from xformer.pipelines.options import SearchOptions
+from xformer.runs.console import make_console, plural
 
 
 @config_options(SearchOptions, CorpusOptions, names=["batch_tokens", *field_names(CorpusOptions)])
@@ -51,9 +53,14 @@ def embed(
     if not texts:
         raise DataError(f"{_io.STANDARD_INPUT if source == _io.STANDARD else source} has no lines; expected texts")
     embedder = load_pipeline(Embedder, model, **loading)
+    started = time.monotonic()
     data = process_chunk(embedder, texts, 0, **settings).data
     with _io.open_bytes(output) as file:
         file.write(data)
+    _, size = np.load(io.BytesIO(data)).shape
+    place = "standard output" if output == _io.STANDARD else output
+    seconds = f"{time.monotonic() - started:.1f} s"
+    make_console(stderr=True).print(f"{plural(len(texts), 'vector')} of {size:,} numbers in {place}, {seconds}")
 
 
 def process_chunk(embedder: Embedder, lines: list[str], first_index: int, **options: Any) -> ChunkOutput:

@@ -26,8 +26,8 @@ Continue it, and train longer:
 
 The last tenth of the text or the chats is held out for validation (--valid-share), unless --valid-text or
 --valid-chats names other ones. The loss is in nats per token; perplexity is its exponential. With chats it is that of
-the answers of the assistant. Several conversations share a row of --context-length tokens (1024 by default), without
-seeing each other, and a batch has 4 rows.
+the answers of the assistant. Several conversations share a row of --context-length tokens (by default the
+longest conversation, from 256 to 1024), without seeing each other, and a batch has 4 rows.
 
 \b
 A recipe has task = "language_modeling" (or "chat") and three tables; options override it:
@@ -35,10 +35,11 @@ A recipe has task = "language_modeling" (or "chat") and three tables; options ov
   \[tokenizer]  model = "characters" | "bpe", vocab_size, ...
   \[training]   context_length, batch_size, learning_rate, schedule, optimizer, ...
 
-With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate is then 5e-5
-unless set (5e-4 with --lora), warm-up takes at most a tenth of --max-steps, and \[model] has only dropout,
-attention_dropout, activation_dropout and rematerialize. `xformer export DIR OUT` writes the tuned model in the
-Hugging Face format.
+With --init, training starts from a public checkpoint or a run, with its tokenizer. It ends after ten epochs, when two
+validations in turn are no better, or after 30 minutes, unless --max-steps is set; the best model is kept. The learning
+rate is then 5e-5 unless set (5e-4 with --lora), warm-up takes at most a tenth of --max-steps, and \[model] has only
+dropout, attention_dropout, activation_dropout and rematerialize. `xformer export DIR OUT` writes the tuned model in
+the Hugging Face format.
 
 Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """

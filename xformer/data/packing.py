@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -94,12 +95,15 @@ class PackedBatch(NamedTuple):
         labels: (batch, length), the token that follows each token in its document; -100 if it has no loss.
         segment_ids: (batch, length), the index of the document in its row, from 1; 0 for padding.
         counts: Number of labels of each row that have a loss, (batch,), a NumPy array.
+        positions: The columns of these labels, (batch, n), filled up with columns of others; None for all. The loss
+            computes the logits of these columns only.
     """
 
     tokens: Array
     labels: Array
     segment_ids: Array
     counts: Any
+    positions: Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -108,7 +112,8 @@ class PackedBatch(NamedTuple):
 
     def split(self, count: int) -> list[Self]:
         """Return at most `count` batches of neighboring rows."""
-        return [type(self)(*(array[rows] for array in self)) for rows in split_rows(len(self.counts), count)]
+        parts, arrays = split_rows(len(self.counts), count), [array for array in self if array is not None]
+        return [type(self)(*(array[rows] for array in arrays)) for rows in parts]
 
     @classmethod
     def make(
@@ -157,9 +162,13 @@ class PackedBatch(NamedTuple):
                     if others := [value for value in mask if value not in (0, 1)]:
                         raise DataError(f"loss_masks has {others[0]!r} in document {document}; expected 0 or 1")
                     labels[index, start:end][np.asarray(mask[1:]) == 0] = IGNORE_INDEX
-        counts = (labels != IGNORE_INDEX).sum(axis=1)
-        arrays = [from_host(xp, host, dtype="int64", device=device) for host in (tokens, labels, segment_ids)]
-        return cls(arrays[0], arrays[1], arrays[2], counts)
+        has_loss = labels != IGNORE_INDEX
+        counts, step = has_loss.sum(axis=1), max(16, length // 8)  # few sizes, as each of them is compiled
+        width = min(length, math.ceil(counts.max() / step) * step)
+        positions = np.argsort(~has_loss, axis=1, kind="stable")[:, :width]
+        hosts = (tokens, labels, segment_ids, positions)
+        arrays = [from_host(xp, host, dtype="int64", device=device) for host in hosts]
+        return cls(arrays[0], arrays[1], arrays[2], counts, arrays[3])
 
 
 def pack_documents(lengths: Iterable[int], length: int) -> list[list[int]]:

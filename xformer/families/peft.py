@@ -19,7 +19,7 @@ from xformer.io import check_path, file_errors, read_json, save_arrays, write_js
 from xformer.layers.adapters import LoraWeight, adapters_of, linear_maps, with_adapters
 from xformer.models import LanguageModel, Transformer
 from xformer.models.base import BaseModel
-from xformer.ops.weights import QuantizedWeight
+from xformer.ops.weights import InferenceWeight
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 PREFIX = "base_model.model."
@@ -178,8 +178,8 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
 
 
 def _weight(base: Any, scaling: float, *arrays: Any) -> LoraWeight:
-    like: Any = base.scales if isinstance(base, QuantizedWeight) else base
-    options: dict[str, Any] = {"dtype": dtype_name(like.dtype), "device": device(like)}
+    like: Any = base.elements if isinstance(base, InferenceWeight) else base
+    options: dict[str, Any] = {"dtype": dtype_name(base.dtype), "device": device(like)}
     a, b, *magnitude = (array_namespace(like).from_host(np.ascontiguousarray(x), **options) for x in arrays)
     return LoraWeight.make(base, a, b, scaling, *magnitude)
 

@@ -21,7 +21,7 @@ from xformer.ops.decoding import GREEDY, kernel_settings
 from xformer.ops.linear import affine_functions
 from xformer.ops.operation import Kernel
 from xformer.ops.optimizers import Settings, slots, updated, writable
-from xformer.ops.weights import GROUP, QUANTIZED_DTYPES
+from xformer.ops.weights import GROUP, QUANTIZED_DTYPES, table_rows
 
 
 def native_kernel(
@@ -185,7 +185,21 @@ def _dequantize(blocks: Any, *, save: bool) -> tuple[Any, Any]:
 def _block_linear(x: Any, blocks: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
     out = np.empty((x.shape[0], blocks.shape[0]), np.float32)
     native.call("matmul_blocks", (x, blocks, out, bias))
-    return out, None
+    return out, blocks
+
+
+def _block_linear_vjp(g: Any, blocks: Any, needs: Any) -> tuple[Any, ...]:
+    columns, g = num_columns(blocks), rows_of(g)
+    dx = np.empty((len(g), columns), np.float32) if needs[0] else None
+    for rows in table_rows(len(blocks), columns) if needs[0] else ():
+        native.call("matmul", (g[:, rows], _dequantize(blocks[rows], save=False)[0], dx), rows.start > 0)
+    return dx, None, _sum_of_rows(g) if needs[2] else None
+
+
+def _sum_of_rows(rows: Any) -> Any:
+    out = np.empty(rows.shape[1], np.float32)
+    native.call("sum_rows", (rows, out))
+    return out
 
 
 def _rounded_block_linear(x: Any, strips: Any, bias: Any, *, columns: int, save: bool) -> tuple[Any, Any]:
@@ -327,8 +341,7 @@ def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tu
     if needs[0]:
         dweight = _matmul(g_rows.T, rows).T if weight.flags.f_contiguous else _matmul(rows.T, g_rows)
     if needs[1]:
-        dbias = np.empty(weight.shape[1], np.float32)
-        native.call("sum_rows", (g_rows, dbias))
+        dbias = _sum_of_rows(g_rows)
     return dweight, dbias
 
 
@@ -407,9 +420,19 @@ def _quantized_why_not(x: Any, scales: Any, values: Any, bias: Any, **options: A
 
 def _quantized_forward(x: Any, scales: Any, values: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
     out = np.empty((x.shape[0], values.shape[0]), np.float32)
-    weight = values.T if values.dtype == np.int8 else values.view(np.uint16).T
-    native.call("matmul", (x, weight, out, bias, scales))
-    return out, None
+    table = values if values.dtype == np.int8 else values.view(np.uint16)
+    native.call("matmul", (x, table.T, out, bias, scales))
+    return out, (scales, table)
+
+
+def _quantized_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    (scales, table), g = residuals, rows_of(g)
+    dx = np.empty((len(g), table.shape[1]), np.float32) if needs[0] else None
+    if needs[0]:
+        scaled = np.empty_like(g)
+        native.call("multiply", (g, scales, scaled))
+        native.call("matmul", (scaled, table, dx))
+    return dx, None, None, _sum_of_rows(g) if needs[3] else None
 
 
 # --- rotate -----------------------------------------------------------------------------------------------------------
@@ -486,7 +509,7 @@ KERNELS = [
     native_kernel("adam", _adam, None, why_not=_adam_why_not, records_options=True),
     native_kernel("attention", _attention_forward, _attention_vjp),
     native_kernel("dequantize", _dequantize, None, dtypes=None, why_not=_blocks_why_not),
-    native_kernel("block_linear", _block_linear, None, why_not=_second_why_not),
+    native_kernel("block_linear", _block_linear, _block_linear_vjp, why_not=_second_why_not),
     native_kernel("rounded_block_linear", _rounded_block_linear, None, why_not=_second_why_not),
     native_kernel("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp),
     native_kernel("logsumexp", _logsumexp, None),
@@ -506,7 +529,7 @@ KERNELS = [
         for name, centered in (("layer_norm", True), ("rms_norm", False))
     ],
     native_kernel("packed_linear", _packed_forward, None, why_not=_packed_why_not),
-    native_kernel("quantized_linear", _quantized_forward, None, why_not=_quantized_why_not),
+    native_kernel("quantized_linear", _quantized_forward, _quantized_vjp, why_not=_quantized_why_not),
     native_kernel("rotate", _rotate_forward, _rotate_vjp),
     native_kernel("softmax", _softmax_forward, _softmax_vjp),
     native_kernel("squared_norm", _squared_norm_forward, _squared_norm_vjp),

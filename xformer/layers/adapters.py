@@ -5,6 +5,7 @@ Also with learned magnitudes (Liu et al., 2024, "DoRA: Weight-decomposed low-ran
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection
 from numbers import Real
@@ -16,8 +17,9 @@ from xformer.errors import ConfigError, check_arguments, describe_type, nearest_
 from xformer.layers.embedding import Embedding
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
+from xformer.ops.blocks import PackedBlocks
 from xformer.ops.linear import linear
-from xformer.ops.weights import InferenceWeight, QuantizedWeight, inference_weights
+from xformer.ops.weights import InferenceWeight, PackedWeight, inference_weights, named_weights
 from xformer.random import Rng
 from xformer.tracing.grad import stop_gradient
 from xformer.tree import Module, freeze, map_named_modules, unfreeze, walk, with_fields, with_frozen
@@ -88,17 +90,16 @@ class LoraWeight(InferenceWeight):
 
     def merged(self) -> Array:
         """Return the matrix as an array."""
-        if isinstance(self.base, InferenceWeight):
-            raise ConfigError("the model is quantized; load it without quantize= to merge its adapters")
         matrix = self._sum()
         if self.magnitude is None:
             return matrix
         return extra.cast_like(matrix * _column_factors(self.magnitude, matrix), matrix)
 
     def _sum(self) -> Array:
-        xp = array_namespace(self.base)
+        base: Any = _dense(self.base)
+        xp = array_namespace(base)
         update = xp.matmul(self.lora_a * self.scaling, self.lora_b)
-        return self.base + xp.astype(update, self.base.dtype, copy=False)
+        return base + xp.astype(update, base.dtype, copy=False)
 
 
 def _column_factors(magnitude: Array, matrix: Array) -> Array:
@@ -128,7 +129,8 @@ def lora(
     """Return a model whose linear maps have adapters of low rank; everything else is frozen.
 
     The adapters change nothing until they are trained: `lora_b` is zero. `fit` and the optimizers see only the
-    adapters. The model may be quantized (QLoRA: Dettmers et al., 2023).
+    adapters. The model may be quantized (QLoRA: Dettmers et al., 2023): int8 weights and the blocks of a GGUF file
+    stay as they are. Packed weights, which have no derivative, are unpacked.
 
     Args:
         model: A model; it is not changed.
@@ -144,8 +146,8 @@ def lora(
         The model with a `LoraWeight` as the weight of these maps.
 
     Raises:
-        ConfigError: If there is no linear map of a name, or the model is packed or has adapters; or if it is quantized
-            and `use_dora` true.
+        ConfigError: If there is no linear map of a name, or the model has adapters; or if it is quantized and
+            `use_dora` true.
 
     Examples:
         >>> import xformer as xf
@@ -160,6 +162,8 @@ def lora(
     scale = rank if alpha is None else alpha
     if isinstance(scale, bool) or not isinstance(scale, Real) or not 0.0 < scale < math.inf:
         raise ConfigError(f"alpha is {alpha!r}; expected a positive number")
+    packed = PackedWeight, PackedBlocks
+    model = map_weights(model, lambda _, __, weight: weight.unpack() if isinstance(weight, packed) else weight)
     layers = linear_maps(model)
     if targets == "all-linear":
         chosen = [name for name in layers if "." in name] or list(layers)  # the output layer is a field of the model
@@ -168,11 +172,12 @@ def lora(
     source = Rng(seed).fold_in("lora")
 
     def adapter(name: str, weight: Any) -> LoraWeight:
-        like = weight.scales if isinstance(weight, QuantizedWeight) else weight
+        like = weight.elements if isinstance(weight, InferenceWeight) else weight
         init = Initializer(array_namespace(like), seed=source.fold_in(name), device=device(like))
         in_features, out_features = weight.shape
         lora_a = init.uniform((in_features, rank), 1.0 / math.sqrt(in_features))
-        magnitude = extra.cast_like(column_norms(like), like) if use_dora else None  # make refuses quantized weights
+        dense = _dense(weight) if use_dora else None
+        magnitude = None if dense is None else extra.cast_like(column_norms(dense), dense)
         return LoraWeight.make(weight, lora_a, init.zeros((rank, out_features)), float(scale) / rank, magnitude)
 
     return with_adapters(model, {name: adapter(name, layers[name].weight) for name in chosen})
@@ -182,11 +187,9 @@ def linear_maps(model: Any) -> dict[str, Linear]:
     """Return the linear maps of a model that can have adapters, by their dotted names.
 
     Raises:
-        ConfigError: If the model is packed or has adapters.
+        ConfigError: If the model has adapters already.
     """
     check_no_adapters(model)
-    if any(weight.is_packed for weight in inference_weights(model)):
-        raise ConfigError("the model is packed for inference; use lora(model.unpack())")
     layers = {name: module for name, module in walk(model) if isinstance(module, Linear)}
     if not layers:
         raise ConfigError(f"model is {describe_type(model)}; expected a Module with linear maps")
@@ -252,12 +255,25 @@ def adapters_of(model: Any) -> dict[str, LoraWeight]:
 def merge_lora(model: AnyModule) -> AnyModule:
     """Return a model without adapters: their products are added to the weights, and nothing is frozen.
 
+    The weights of a quantized model become floating.
+
     Raises:
-        ConfigError: If the model has no adapters, or is quantized.
+        ConfigError: If the model has no adapters.
     """
-    adapters = adapters_of(model)
+    adapters_of(model)
+    return unfreeze(map_weights(model, lambda _, __, weight: _dense(weight)))
 
-    def merged(name: str, _: Module, weight: Any) -> Any:
-        return adapters[name].merged() if name in adapters else weight
 
-    return unfreeze(map_weights(model, merged))
+def _dense(weight: Any) -> Any:
+    """Return the matrix of a weight as an array, with its adapter, if any."""
+    if isinstance(weight, LoraWeight):
+        return weight.merged()
+    return weight.dequantize() if isinstance(weight, InferenceWeight) else weight
+
+
+def dense_arrays(model: Module) -> dict[str, Any]:
+    """Return the arrays of `merge_lora(model)` by name; of weights in another form, functions that compute them."""
+    return {
+        name: functools.partial(_dense, weight) if isinstance(weight, InferenceWeight) else weight
+        for name, weight in named_weights(model)
+    }

@@ -16,7 +16,7 @@ from xformer.backends import Array, Device, DType, array_namespace, dtype_name, 
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays, takes_bfloat16
 from xformer.layers import Embedding, Initializer
-from xformer.layers.adapters import check_no_adapters
+from xformer.layers.adapters import LoraWeight, check_no_adapters, dense_arrays
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.layers.quantization import pack, quantize, unpack
 from xformer.layers.transformer import carried, total
@@ -24,7 +24,7 @@ from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
 from xformer.ops.attention import sharing_masks
 from xformer.ops.blocks import BlockWeight
-from xformer.ops.weights import inference_weights, quantized_dtype
+from xformer.ops.weights import inference_weights, named_weights, quantized_dtype
 from xformer.random import Rng
 from xformer.tracing import remat
 from xformer.tracing.activations import is_observing
@@ -203,7 +203,8 @@ class BaseModel(Module):
             ShapeError: If the changed model has parameters of other shapes.
         """
         changed = type(self)(dataclasses.replace(self.config, **changes), seed=None)
-        return with_fields(replace(changed, dict(self.named_arrays())), model_type=self.model_type)
+        weights: Any = named_weights(self)
+        return with_fields(replace(changed, dict(weights)), model_type=self.model_type)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and configuration to one safetensors file, atomically.
@@ -215,16 +216,20 @@ class BaseModel(Module):
             ConfigError: If the model has adapters.
         """
         check_no_adapters(self)
-        model = unpack(self)
+        self._save_merged(path)
+
+    def _save_merged(self, path: str | os.PathLike[str]) -> None:
+        """Write what `save` writes for `merge_lora(model)`, and compute a weight at a time, to save memory."""
+        is_dense = any(isinstance(weight, LoraWeight | BlockWeight) for weight in inference_weights(self))
         metadata = {
             "format": "xformer",
             "model": type(self).__name__,
             "config": json.dumps(self.config.to_dict()),
             "dtype": dtype_name(self._parameter.dtype),
         }
-        if quantized := quantized_dtype(self):
+        if not is_dense and (quantized := quantized_dtype(self)):
             metadata["quantized"] = quantized
-        save_arrays(path, dict(model.named_arrays()), metadata)
+        save_arrays(path, dense_arrays(self) if is_dense else dict(unpack(self).named_arrays()), metadata)
 
     @classmethod
     def load(

@@ -1,4 +1,4 @@
-"""Weights in the quantized blocks of GGUF files, and linear maps with them, for inference.
+"""Weights in the quantized blocks of GGUF files, and linear maps with them, whose inputs have derivatives.
 
 The formats are those of ggml (ggml-common.h, ggml-quants.c). A block has one or two scales in float16, and 32 or 256
 values of 4 to 8 bits.
@@ -14,7 +14,7 @@ import numpy as np
 
 from xformer.backends import Array, array_namespace, device
 from xformer.ops.operation import Operation
-from xformer.ops.weights import InferenceWeight, padded_to, rounded
+from xformer.ops.weights import InferenceWeight, padded_to, rounded, table_rows
 
 _CHUNK = 2**18  # values dequantized at a time, which bounds the memory
 
@@ -275,7 +275,16 @@ def _linear_forward(x: Array, blocks: Array, bias: Array | None, *, save: bool) 
     matrices = (xp.matrix_transpose(xp.astype(values, x.dtype, copy=False)) for values in _chunks(blocks))
     parts = [xp.matmul(x, matrix) for matrix in matrices]
     y = xp.concat(parts, axis=1)
-    return y if bias is None else y + bias, None
+    return y if bias is None else y + bias, blocks
+
+
+def _linear_vjp(g: Array, blocks: Array, needs: Any) -> tuple[Any, ...]:
+    """Return the cotangents of x and the bias; blocks are constants."""
+    xp, dx = array_namespace(g), None
+    for rows in table_rows(blocks.shape[0], num_columns(blocks)) if needs[0] else ():
+        part = xp.matmul(g[:, rows], xp.astype(dequantize(blocks[rows, ...]), g.dtype, copy=False))
+        dx = part if dx is None else dx + part
+    return dx, None, xp.sum(g, axis=0) if needs[2] else None
 
 
 def _rounded_linear_forward(
@@ -286,7 +295,7 @@ def _rounded_linear_forward(
 
 _IS_FORMAT = {f"blocks of {', '.join(map(str, _FORMATS))} bytes": lambda sizes: sizes["bytes"] in _FORMATS}
 
-# Without derivatives: blocks are for inference.
+# Without a derivative: blocks are constants.
 _dequantize = Operation(
     "dequantize",
     "blocks: (rows, blocks, bytes) int -> (rows, columns)",
@@ -299,7 +308,7 @@ _linear = Operation(
     "x: (rows, in_features) float, blocks: (out_features, blocks, bytes) int, bias?: (out_features) float "
     "-> (rows, out_features)",
     _linear_forward,
-    None,
+    _linear_vjp,
     conditions=_IS_FORMAT
     | {
         "rows of in_features values": lambda sizes: (

@@ -15,7 +15,7 @@ from xformer import native
 from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.errors import ConfigError, DataError
 from xformer.ops.operation import Operation, Signature
-from xformer.tree import Module, children_of, with_fields
+from xformer.tree import Module, children_of, is_array, with_fields
 
 
 class InferenceWeight(Module):
@@ -90,11 +90,16 @@ class InferenceWeight(Module):
 
 def inference_weights(tree: Any) -> Iterator[InferenceWeight]:
     """Yield the inference weights of a module."""
-    if isinstance(tree, InferenceWeight):
-        yield tree
+    return (weight for _, weight in named_weights(tree) if isinstance(weight, InferenceWeight))
+
+
+def named_weights(tree: Any, name: str = "") -> Iterator[tuple[str, Array | InferenceWeight]]:
+    """Yield the arrays of a module by name as `named_arrays`, but inference weights as a whole."""
+    if isinstance(tree, InferenceWeight) or is_array(tree):
+        yield name, tree
         return
-    for _, child in children_of(tree):
-        yield from inference_weights(child)
+    for key, child in children_of(tree):
+        yield from named_weights(child, f"{name}.{key}" if name else str(key))
 
 
 def quantized_dtype(tree: Any) -> str | None:
@@ -203,9 +208,19 @@ def quantized_forward(x: Array, scales: Array, values: Array, bias: Array | None
 
 def _quantized_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     """Return the cotangents of x and the bias. Training changes weights by less than the rounding: they have none."""
-    (scales, values), xp = residuals, array_namespace(g)
-    dx = xp.matmul(g, _times(values, scales[:, None])) if needs[0] else None
+    (scales, values), xp, dx = residuals, array_namespace(g), None
+    g_scaled = g * scales if needs[0] else g
+    for rows in table_rows(*values.shape) if needs[0] else ():
+        part = xp.matmul(g_scaled[:, rows], xp.astype(values[rows, :], scales.dtype))
+        dx = part if dx is None else dx + part
     return dx, None, None, xp.sum(g, axis=0) if needs[3] else None
+
+
+def table_rows(num_rows: int, num_columns: int) -> Iterator[slice]:
+    """Yield the rows of a table that a derivative reads as floats at a time, which bounds the memory; at least once."""
+    step = 4 * _CHUNK // max(1, num_columns) + 1
+    for start in range(0, max(1, num_rows), step):
+        yield slice(start, min(start + step, num_rows))
 
 
 _quantized_linear = Operation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from xformer.random import Rng
 from xformer.runs.config import ChatTrainingConfig
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
-from xformer.runs.recipe import Recipe
+from xformer.runs.recipe import PASS_TOKENS, Recipe
 from xformer.runs.tasks import MAX_SHOWN, TextTask, initial_tokenizer, language_model
 from xformer.text.corpus import iter_lines, open_text
 from xformer.tokenizers import PretrainedTokenizer
@@ -28,6 +29,7 @@ from xformer.training.loggers import Rows
 
 _EXPECTED = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 _MAX_CHARACTERS = 10_000_000  # of a line
+_MOST_TOKENS = 1024  # of a row, unless context_length is set
 
 
 class Conversation(NamedTuple):
@@ -141,9 +143,17 @@ class ChatTask(TextTask):
             num_train -= max(1, round(num_train * settings.valid_share))
         if num_train < 1:
             raise DataError(f"{train_paths[0]} has too few conversations; expected 1 to train on, 1 for validation")
-        train, dropped = _encode(itertools.islice(conversations, num_train), tokenizer, settings, directory)
+        limit = settings.context_length or _MOST_TOKENS
+        train, dropped = _encode(
+            itertools.islice(conversations, num_train), tokenizer, settings.truncation, limit, directory
+        )
         rest = read_conversations(valid_paths) if valid_paths else conversations
-        valid, valid_dropped = _encode(rest, tokenizer, settings, directory)
+        valid, valid_dropped = _encode(rest, tokenizer, settings.truncation, limit, directory)
+        if settings.context_length is None:
+            longest = max((int(max(each.lengths, default=0)) for each in (train, valid)), default=0)
+            recipe = recipe.with_training(context_length=min(limit, max(PASS_TOKENS, longest)))
+        rows = len(pack_documents(train.lengths, recipe.training.context_length))
+        recipe = recipe.for_data(math.ceil(rows / settings.batch_size))
         model = language_model(recipe, tokenizer, xp)
         counts, sets = dict[str, int](), dict[str, Any](train=train, valid=valid)
         for name, documents in sets.items():
@@ -194,31 +204,38 @@ class ChatTask(TextTask):
         for name, key in (("training", "train"), ("validation", "valid")):
             sizes = plural(counts[f"{key}_conversations"], "conversation"), plural(counts[f"{key}_tokens"], "token")
             yield f"{name}: {', '.join(sizes)}, {counts[f'{key}_answer_tokens']:,} of them in answers"
+        settings, length = self.recipe.training, self._options["length"]
+        step = settings.batch_size * settings.grad_accumulation
+        yield f"rows: {length:,} tokens each, {step} in a step, {plural(settings.batch_size, 'row')} at a time"
         if dropped := counts["conversations_dropped_long"]:
             yield f"dropped: {plural(dropped, 'conversation')} longer than context_length"
 
 
 def _encode(
-    conversations: Iterable[Conversation], tokenizer: PretrainedTokenizer, settings: ChatTrainingConfig, directory: Path
+    conversations: Iterable[Conversation],
+    tokenizer: PretrainedTokenizer,
+    truncation: str,
+    context_length: int,
+    directory: Path,
 ) -> tuple[Documents, int]:
     """Return conversations as token ids, mapped into memory, and how many were dropped.
 
     Raises:
         DataError: For one that the chat template does not take, without an answer, or too long; with file and line.
     """
-    dropped, limit = 0, settings.context_length + 1  # the last token is a label only
+    dropped, limit = 0, context_length + 1  # the last token is a label only
     with TokenWriter(tokenizer.vocab_size, directory) as tokens, TokenWriter(2, directory) as masks:
         for place, messages, tools in conversations:
             try:
                 ids, mask = encode_conversation(tokenizer, messages, tools)
             except (DataError, CheckpointError) as error:
                 raise DataError(f"{place}: {error}") from error
-            if len(ids) > limit and settings.truncation == "error":
+            if len(ids) > limit and truncation == "error":
                 raise DataError(
                     f"{place} has {len(ids):,} tokens; expected at most {limit:,}, one more than context_length; raise "
                     "context_length, or set truncation to 'drop' or 'cut'"
                 )
-            if settings.truncation == "cut":
+            if truncation == "cut":
                 ids, mask = ids[:limit], mask[:limit]
             if len(ids) > limit or not any(mask[1:]):
                 dropped += 1

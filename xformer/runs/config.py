@@ -300,8 +300,11 @@ class LanguageModelTrainingConfig(BaseTrainingConfig):
 class ChatTrainingConfig(LanguageModelTrainingConfig):
     """Training of a language model on the answers of chats."""
 
-    context_length: int = option(
-        "Number of tokens of a row, which holds several conversations.", default=1024, at_least=1, panel="Data"
+    context_length: int | None = option(  # type: ignore[assignment]  # a run in a directory has a number
+        "Number of tokens of a row, which holds several conversations (default: the longest one, from 256 to 1024).",
+        default=None,
+        at_least=1,
+        panel="Data",
     )
     batch_size: int = option("Number of rows in a batch.", default=4, at_least=1)
     valid_share: float = option(

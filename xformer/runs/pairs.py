@@ -102,6 +102,8 @@ class PairsTask(Task):
         elif tokenize is not None:
             raise ConfigError(f"bleu_tokenize is {tokenize!r}, but {recipe.task} is not scored by BLEU; leave it out")
         recipe = recipe.with_training(bleu_tokenize=tokenize)
+        if recipe.init.path is not None:
+            recipe = recipe.for_data(len(plan_batches(encoded.pairs, settings.batch_tokens, rng=None)))
         counts = {f"train_{name}": encoded.counts[name] for name in (*_COUNTS[:1], *_SIZES, *_COUNTS[1:])}
         counts |= {f"valid_{name}": encoded_valid.counts[name] for name in _COUNTS}
         return cls(recipe, model, encoded.pairs, encoded_valid.pairs, tokenizers, counts, encoded_valid.text)

@@ -121,4 +121,5 @@ def summarize(trainer: Trainer, reason: str) -> Iterator[str]:
     value = best[0] if averaged is None else averaged
     by_score = trainer.config.metric_for_best == "score"
     score = f"{trainer.task.metric} {value:.2f}" if by_score else f"loss {format_number(-value, 4)}"
-    yield f"{name} is in {path}: validation {score}"
+    before = "" if progress.first_loss is None else f", {format_number(progress.first_loss, 4)} before training"
+    yield f"{name} is in {path}: validation {score}{before}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,9 @@ from xformer.runs.config import (
 DEFAULT_MINUTES = 30.0
 # Default peaks of runs that start from a model: as in transformers, and ten times as much for adapters of it.
 FINE_TUNING_RATE, ADAPTER_RATE, FINE_TUNING_WARMUP = 5e-5, 5e-4, 20
-
+# Of runs that start from a model, unless they have a number of steps: steps of an epoch are those before accumulation.
+MOST_EPOCHS, PATIENCE, LEAST_STEPS = 10, 2, 16
+PASS_TOKENS = 256  # of a batch with adapters, whose activations a laptop holds; longer rows are rematerialized
 
 _SPECIAL_TOKENS = frozenset({"pad_id", "bos_id", "eos_id"})
 
@@ -188,6 +191,11 @@ class Recipe:
             max_steps = values.get("max_steps")
             most = max_steps // 10 if isinstance(max_steps, int) else FINE_TUNING_WARMUP
             values["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, most))
+        if init.lora is not None and not {"batch_size", "grad_accumulation"} & values.keys():
+            default = spec.training.from_dict(values, f"[training] of {name}")
+            if rows := getattr(default, "batch_size", 0):  # as many in a step, computed one after the other
+                values["batch_size"] = max(1, PASS_TOKENS // (getattr(default, "context_length", None) or PASS_TOKENS))
+                values["grad_accumulation"] = max(1, rows // values["batch_size"])
         training = spec.training.from_dict(values, f"[training] of {name}")
         return cls(task, model, tokenizer or None, training, init)
 
@@ -209,6 +217,25 @@ class Recipe:
             "tokenizer": {} if self.tokenizer is None else self.tokenizer.to_dict(),
             "training": self.training.to_dict(),
         }
+
+    def for_data(self, num_batches: int) -> Recipe:
+        """Return the recipe for a number of batches in an epoch.
+
+        A run that starts from a model, without a number of steps, ends after some epochs or when its validations have
+        become no better; there is one in each epoch. Fewer batches in a step leave small data enough steps.
+        """
+        now, every = self.training, BaseTrainingConfig.validate_every
+        if self.init.path is None or now.max_steps is not None:
+            return self
+        accumulation = max(1, min(now.grad_accumulation, num_batches // LEAST_STEPS))
+        epoch = math.ceil(num_batches / accumulation)
+        changes = {"grad_accumulation": accumulation, "max_steps": MOST_EPOCHS * epoch}
+        changes["patience"] = now.patience or PATIENCE
+        if now.validate_every == every:
+            changes["validate_every"] = min(every, epoch)
+        if now.warmup_steps == FINE_TUNING_WARMUP:
+            changes["warmup_steps"] = min(FINE_TUNING_WARMUP, epoch)
+        return self.with_training(**changes)
 
     def with_training(self, **changes: Any) -> Recipe:
         """Return the recipe with other training options; None leaves an option as it is."""
@@ -400,7 +427,7 @@ def check_training(config: Any, training: BaseTrainingConfig) -> None:
     if r_drop and not (config.dropout or config.attention_dropout or config.activation_dropout):
         raise ConfigError(f"r_drop is {r_drop} and all dropout rates are 0; set dropout, or leave r_drop out")
     name = "context_length" if hasattr(training, "context_length") else "max_length"
-    length = getattr(training, name)
+    length = getattr(training, name) or 1
     limit = config.max_positions - isinstance(training, TrainingConfig)  # for eos
     if config.positions == "learned" and length > limit:
         raise ConfigError(

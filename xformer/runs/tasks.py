@@ -18,6 +18,7 @@ from xformer.distributed import Communicator
 from xformer.errors import CheckpointError, DataError
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import is_public
+from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory
 from xformer.layers import lora
 from xformer.models import BaseModel, LanguageModel, LanguageModelConfig
@@ -26,7 +27,7 @@ from xformer.pipelines.base import check_vocabulary
 from xformer.random import Rng
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
-from xformer.runs.recipe import MODEL_SETTINGS, InitialModel, Recipe, check_training, error_context
+from xformer.runs.recipe import MODEL_SETTINGS, PASS_TOKENS, InitialModel, Recipe, check_training, error_context
 from xformer.text.corpus import TextPart
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 from xformer.training.loggers import Rows
@@ -176,6 +177,9 @@ class Task(ABC):
             peak = "" if settings.learning_rate is None else f" at most {settings.learning_rate:g},"
             yield f"learning rate:{peak} {plural(settings.warmup_steps, 'step')} of warm-up"
             yield f"dropout: {self.model.config.dropout:g} (--set model.dropout=RATE sets another rate)"
+            most = "" if settings.max_steps is None else f" at most {settings.max_steps:,},"
+            ends = f", until {settings.patience} in turn are no better" if settings.patience else ""
+            yield f"steps:{most} a validation after every {settings.validate_every:,}{ends}; the best model is kept"
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
         vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
         mixed = settings.precision != "float32"
@@ -216,11 +220,11 @@ class TextTask(Task):
         cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
     ) -> TextTask:
         """Read the files and make the task; see `Task.prepare`."""
-        train = TextPart(paths_of(files, "text"))
+        train, settings = TextPart(paths_of(files, "text")), recipe.training
         if valid_paths := paths_of(files, "valid_text"):
             valid = TextPart(valid_paths)
         else:
-            train, valid = train.split(recipe.training.valid_share)
+            train, valid = train.split(settings.valid_share)
         tokenizer = initial_tokenizer(recipe, run)
         with error_context("[tokenizer]"):
             tokenizer = tokenizer or Tokenizer.train(train, **recipe.tokenizer.to_dict())
@@ -233,6 +237,7 @@ class TextTask(Task):
             "valid_tokens": len(valid_ids),
             "valid_tokens_unknown": 0 if unk_id is None else int((valid_ids == unk_id).sum()),
         }
+        recipe = recipe.for_data(math.ceil(len(train_ids) / (settings.batch_size * settings.context_length)))
         return cls(recipe, language_model(recipe, tokenizer, xp), train_ids, valid_ids, tokenizer, counts)
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
@@ -302,12 +307,18 @@ def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any, **
     Public checkpoints get a classifier of `classes`, arguments of `load_pretrained`.
     """
     path = Path(str(recipe.init.path))
-    model = load_pretrained(path, xp=xp, dtype=recipe.training.dtype, **(classes if is_public(path) else {}))
+    dtype, is_adapted = recipe.training.dtype, recipe.init.lora is not None
+    if is_adapted and dtype == "float32" and find_gguf(path) is not None:  # its blocks stay as they are, and frozen
+        model = load_pretrained(path, xp=xp, pack=True)
+    else:
+        model = load_pretrained(path, xp=xp, dtype=dtype, **(classes if is_public(path) else {}))
     if type(model) is not model_class:
         raise CheckpointError(
             f"the model of {path} is of class {type(model).__name__}; expected {model_class.__name__}"
         )
-    model = model.with_config(**{name: value for name, value in recipe.model.items() if name in MODEL_SETTINGS})
+    settings = {"rematerialize": is_adapted and getattr(recipe.training, "context_length", 0) > PASS_TOKENS}
+    settings |= {name: value for name, value in recipe.model.items() if name in MODEL_SETTINGS}
+    model = model.with_config(**settings)
     with error_context("[training]"):
         check_training(model.config, recipe.training)
     return model if recipe.init.lora is None else lora(model, recipe.init.lora, seed=recipe.training.seed)

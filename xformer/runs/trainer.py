@@ -23,6 +23,7 @@ from xformer.random import Rng
 from xformer.runs.tasks import Task
 from xformer.training.callbacks import Validator, early_stopping, time_limit
 from xformer.training.checkpoint import save_parameters
+from xformer.training.data_parallel import is_numpy
 from xformer.training.events import Checkpoint, End, Event, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop
 from xformer.training.inputs import FitConfig
@@ -66,11 +67,13 @@ class Progress:
         checkpoints: [step, score] of each model that is kept; the score of a model that was not validated is None.
         averaged_step: Step of the last average.
         averaged_score: Score of the average, if it became the best model.
+        first_loss: Validation loss of the model that the run started from.
     """
 
     checkpoints: list[list[Any]] = field(default_factory=list)
     averaged_step: int = 0
     averaged_score: float | None = None
+    first_loss: float | None = None
 
 
 class Trainer:
@@ -117,6 +120,7 @@ class Trainer:
             metric=task.metric,
             by_loss=config.metric_for_best == "loss",
             trial=lambda model: task.score(model, self.communicator, is_trial=True),
+            at_start=task.metric is None and task.recipe.init.path is not None,
         )
         limits: list[Callback] = [] if config.patience is None else [early_stopping(config.patience)]
         limits += [] if config.max_minutes is None else [time_limit(config.max_minutes)]
@@ -136,7 +140,8 @@ class Trainer:
             keep_best=True,
             run_dir=directory.path,
             communicator=self.communicator,
-            jit=isinstance(model, LanguageModel) or None,  # the shapes of pairs repeat if they are padded for it
+            # The shapes of pairs repeat if they are padded for it. On NumPy, programs keep the memory of each shape.
+            jit=(isinstance(model, LanguageModel) and not (has_adapters(model) and is_numpy(model))) or None,
             **{name: getattr(config, name) for name in field_names(FitConfig)},
         )
 
@@ -190,6 +195,8 @@ class Trainer:
             self.directory.restore_best()  # discard the average of an earlier end: the run continues
             self.progress.averaged_step, self.progress.averaged_score = 0, None
         elif type(event) is Validation:
+            if event.step == 0:
+                self.progress.first_loss = event.loss
             self._keep_checkpoint(self.validator.rank(event)[0])
         elif isinstance(event, Step) and event.step != self.validator.step:
             self._keep_checkpoint(None)
@@ -200,7 +207,7 @@ class Trainer:
 
     def _save_best(self, model: Any) -> None:
         """Write the best model, and its adapters, if any."""
-        save_parameters(_merged(model), self.directory.model)
+        model._save_merged(self.directory.model)
         if has_adapters(model):
             save_arrays(self.directory.adapters, dict(model.named_trainable_parameters()), {"format": "xformer"})
 

@@ -83,6 +83,7 @@ class Validator:
         metric: Name of the score.
         by_loss: Compare models by the loss, not the score. The loss also decides between equal scores.
         trial: Does the work of `score` for a trained model, whatever the model; default `score`.
+        at_start: Validate before the first step, too.
 
     Attributes:
         step: Step of the last validation.
@@ -101,16 +102,17 @@ class Validator:
         metric: str | None = None,
         by_loss: bool = False,
         trial: Callable[[Any], float] | None = None,
+        at_start: bool = False,
     ) -> None:
         self.every, self.metric, self._loss, self._score, self._by_loss = every, metric, loss, score, by_loss
         self._trial, self.durations = trial if trial and score else score, list[float]()
-        self.step = 0
+        self.step, self._start = 0, -1 if at_start else 0
         self.best: list[float] | None = None
 
     def __call__(self, event: Event, loop: TrainingLoop) -> None:
         """Validate if a validation is due, including one that was interrupted."""
         if isinstance(event, Start) and not event.step:
-            self.step, self.best, self.durations = 0, None, []
+            self.step, self.best, self.durations = self._start, None, []
         due = isinstance(event, End) or (isinstance(event, Start | Step) and event.step % self.every == 0)
         if not due or event.step == self.step or (isinstance(event, End) and event.is_interrupted):
             return
@@ -240,6 +242,8 @@ class TimeLimit:
             self._start(loop)
         elif isinstance(event, Step | Skip) and self.steps is None:
             self._measure(event.step, loop)
+        if not self._limits:  # a validation before the first step, and before its Start
+            return None
         reason = f"the time limit ({format_limit(self._limits[0], ('min', 's'))})"
         if loop.step >= loop.max_steps:
             return None if loop.max_steps == self._limits[1] else reason

@@ -11,8 +11,8 @@ from typing import Any
 from xformer.backends import is_floating
 from xformer.config import Config, check_bool, option
 from xformer.errors import ConfigError, DataError, describe_type
-from xformer.layers.quantization import is_packed
-from xformer.ops.weights import inference_weights, quantized_dtype
+from xformer.ops.blocks import PackedBlocks
+from xformer.ops.weights import PackedWeight, inference_weights, quantized_dtype
 from xformer.training.precision import PRECISIONS
 from xformer.training.schedules import Schedule
 from xformer.tree import Module, flatten, flatten_parameters, is_array, is_frozen
@@ -193,7 +193,7 @@ def _check_model(model: Any) -> None:
         is_frozen_model = any(is_floating(array.dtype) for array in leaves)
         problem = "are frozen: use xformer.unfreeze" if is_frozen_model else "have dtypes of integers or booleans"
         raise ConfigError(f"all arrays of the model {problem}; expected at least one parameter, a floating array")
-    if is_packed(model):
+    if any(isinstance(weight, PackedWeight | PackedBlocks) for weight in inference_weights(model)):
         raise ConfigError("the model is packed for inference; train model.unpack()")
 
 

@@ -177,12 +177,26 @@ def _label_losses(model: LanguageModel, batch: Any, rng: Rng | None, **options: 
     if isinstance(model, LanguageModel):  # labels would be visible to a model that is not causal
         model.check_generates()
     if isinstance(batch, PackedBatch):
-        logits = model(batch.tokens, segment_ids=batch.segment_ids, rng=rng)
-        return cross_entropy(logits, batch.labels, pad_id=IGNORE_INDEX, **options)
+        logits, labels = _packed_logits(model, batch, rng)
+        return cross_entropy(logits, labels, pad_id=IGNORE_INDEX, **options)
     like = next(iter(model.named_parameters()))[1]
     xp = array_namespace(like).library
     everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(like))
     return cross_entropy(model(batch.tokens, mask=everything, rng=rng), batch.labels, **options)
+
+
+def _packed_logits(model: Any, batch: PackedBatch, rng: Rng | None) -> tuple[Array, Array]:
+    """Return the logits and the labels of the columns that have a loss, or of all."""
+    if batch.positions is None or not isinstance(model, LanguageModel):
+        return model(batch.tokens, segment_ids=batch.segment_ids, rng=rng), batch.labels
+    states = model.states(batch.tokens, segment_ids=batch.segment_ids, rng=rng)
+    rows, length, size = states.shape
+    positions, labels = (to_library_of(x, states, "the labels are") for x in (batch.positions, batch.labels))
+    xp = array_namespace(states)
+    starts = length * xp.arange(rows, dtype=positions.dtype, device=device(states))
+    indices = xp.reshape(starts[:, None] + positions, (-1,))
+    chosen = xp.reshape(xp.take(xp.reshape(states, (rows * length, size)), indices, axis=0), (rows, -1, size))
+    return model.readout(chosen, norm=lambda x: x), xp.reshape(xp.take(xp.reshape(labels, (-1,)), indices), (rows, -1))
 
 
 def _recorded(

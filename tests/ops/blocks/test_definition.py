@@ -8,13 +8,15 @@ import pytest
 from tests.conftest import assert_close
 from tests.ops.numpy_cases import normal
 from tests.reference import few_on_jax, for_each, raises_line
-from xformer import ops, value_and_grad
-from xformer.backends import from_host
-from xformer.errors import DifferentiationError, ShapeError
+from xformer import grad, ops, value_and_grad
+from xformer.backends import array_namespace, from_host, to_host
+from xformer.errors import ShapeError
 from xformer.families.gguf_file import QUANTIZED
 from xformer.ops import blocks as definition
+from xformer.ops import weights
 from xformer.ops.blocks import BlockWeight, dequantize
 from xformer.ops.embedding import embedding
+from xformer.ops.weights import QuantizedWeight
 
 gguf = pytest.importorskip("gguf")
 
@@ -110,5 +112,31 @@ def test_errors_are_one_line():
         dequantize(blocks[..., :17])
     with raises_line(ShapeError, "dequantize got blocks of dtype float32; expected integers"):
         dequantize(blocks.astype("float32"))
-    with pytest.raises(DifferentiationError, match="block_linear has no derivative"):
-        value_and_grad(lambda x: ops.linear(x, weight).sum())(x)
+
+
+@few_on_jax("name", [(name,) for name in QUANTIZED], on_jax=[("Q4_1",)])
+def test_the_derivative_is_that_of_the_values(name, xp):
+    """Of more rows than are dequantized at a time, and of an output layer that is tied to the embedding."""
+    blocks, values = random_blocks(name, 70, 2)
+    x, bias, g = (normal(*shape).astype("float32") for shape in ((2, 3, values.shape[1]), (70,), (2, 3, 70)))
+    weight, g = of_library(xp, blocks, is_transposed=True), from_host(xp, g)
+
+    def loss(x, bias):
+        y = ops.linear(x, weight, bias) * g
+        return array_namespace(y).sum(y)
+
+    _, (dx, dbias) = value_and_grad(loss, argnums=(0, 1))(from_host(xp, x), from_host(xp, bias))
+    cotangent = to_host(g).astype("float64")
+    assert_close(dx, cotangent @ values, xp=xp, dtype="float32")
+    assert_close(dbias, cotangent.sum((0, 1)), xp=xp, dtype="float32")
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+def test_a_derivative_in_parts(mode, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    monkeypatch.setattr(weights, "_CHUNK", 160)
+    blocks, values = random_blocks("Q8_0", 50, 3)
+    int8 = QuantizedWeight.quantize(values, "int8")
+    for weight, table in ((BlockWeight(blocks, True), values), (int8.T, int8.dequantize())):
+        dx = grad(lambda x, weight=weight: ops.linear(x, weight).sum())(normal(4, 96).astype("float32"))
+        np.testing.assert_allclose(dx, np.broadcast_to(table.sum(0), dx.shape), rtol=0, atol=2e-5)
