@@ -138,7 +138,7 @@ def test_adapters_of_a_gguf_file_leave_its_blocks(tmp_path):
     task = {"init": {"path": str(path), "lora": 2}, "context_length": 300, "batch_size": 2, "learning_rate": 0.01}
     made = make_recipe(None, {**task, "max_steps": 2}, ["language_modeling"])
     blocks = load_initial_model(made, xf.LanguageModel, resolve("numpy"))
-    assert blocks.config.rematerialize  # rows of more than 256 tokens
+    assert blocks.config.rematerialize  # rows of more than 192 tokens
     weight = blocks.layers[0].feed_forward.up.weight.base
     assert isinstance(weight, BlockWeight)
     floats = xf.lora(xf.load_pretrained(path), 2)

@@ -124,7 +124,7 @@ def test_a_run_without_a_number_of_steps_ends_when_it_becomes_no_better(base, tm
     assert "until 2 in turn are no better; the best model is kept" in out
     training = RunDirectory(run.directory).read_config()["recipe"]["training"]
     assert (training["max_steps"], training["validate_every"], training["patience"]) == (10, 1, 2)
-    assert (training["batch_size"], training["grad_accumulation"], training["context_length"]) == (1, 1, 256)
+    assert (training["batch_size"], training["grad_accumulation"], training["context_length"]) == (1, 1, 192)
     again = xf.train_lm(chats=chats, init={"path": str(base), "lora": 4}, out=tmp_path / "b", max_steps=3, batch_size=2)
     training = RunDirectory(again.directory).read_config()["recipe"]["training"]
     assert (training["max_steps"], training["patience"], training["batch_size"]) == (3, None, 2)

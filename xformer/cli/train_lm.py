@@ -27,7 +27,7 @@ Continue it, and train longer:
 The last tenth of the text or the chats is held out for validation (--valid-share), unless --valid-text or
 --valid-chats names other ones. The loss is in nats per token; perplexity is its exponential. With chats it is that of
 the answers of the assistant. Several conversations share a row of --context-length tokens (by default the
-longest conversation, from 256 to 1024), without seeing each other, and a batch has 4 rows.
+longest conversation, from 192 to 1024), without seeing each other, and a batch has 4 rows.
 
 \b
 A recipe has task = "language_modeling" (or "chat") and three tables; options override it:

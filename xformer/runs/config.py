@@ -301,7 +301,7 @@ class ChatTrainingConfig(LanguageModelTrainingConfig):
     """Training of a language model on the answers of chats."""
 
     context_length: int | None = option(  # type: ignore[assignment]  # a run in a directory has a number
-        "Number of tokens of a row, which holds several conversations (default: the longest one, from 256 to 1024).",
+        "Number of tokens of a row, which holds several conversations (default: the longest one, from 192 to 1024).",
         default=None,
         at_least=1,
         panel="Data",

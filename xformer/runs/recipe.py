@@ -34,7 +34,7 @@ DEFAULT_MINUTES = 30.0
 FINE_TUNING_RATE, ADAPTER_RATE, FINE_TUNING_WARMUP = 5e-5, 5e-4, 20
 # Of runs that start from a model, unless they have a number of steps: steps of an epoch are those before accumulation.
 MOST_EPOCHS, PATIENCE, LEAST_STEPS = 10, 2, 16
-PASS_TOKENS = 256  # of a batch with adapters, whose activations a laptop holds; longer rows are rematerialized
+PASS_TOKENS = 192  # of a batch with adapters, whose activations a laptop holds; longer rows are rematerialized
 
 _SPECIAL_TOKENS = frozenset({"pad_id", "bos_id", "eos_id"})
 
