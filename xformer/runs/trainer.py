@@ -224,9 +224,9 @@ class Trainer:
         """Evaluate the average of the kept models, which becomes the model if it is better than the best one."""
         self.progress = progress = Progress(**self.communicator.all_gather(self.state_dict())[0])
         steps, writes = [step for step, _ in progress.checkpoints], self.communicator.rank == 0
-        model = _merged(self.loop.model)
         if self.config.average == "none" or not steps or progress.averaged_step == self.loop.step:
             return
+        model = _merged(self.loop.model)
         if writes:
             model = average_models([self.checkpoints.path(step) for step in steps], like=model)
             save_parameters(model, self.directory.averaged)
