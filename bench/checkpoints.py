@@ -1,7 +1,7 @@
 """Compare a public language model in xformer and in a peer: loading, prompt processing and decoding.
 
     python bench/checkpoints.py DIR [--threads 2] [--python PYTHON] [--json FILE]
-    python bench/checkpoints.py MODEL.gguf --peer llama.cpp [--python PYTHON]
+    python bench/checkpoints.py MODEL.gguf --peer llama.cpp [--python PYTHON] [--quantize int8_inputs]
 
 DIR has the model in the Hugging Face format, e.g. SmolLM2-135M; the peer is transformers on torch, in float32. Of a
 GGUF file, both xformer and llama.cpp multiply the quantized blocks. PYTHON is an interpreter with the peer (torch and
@@ -33,7 +33,7 @@ CASES: Cases = {"decode, batch 1": (5, 1), "decode, batch 8": (4, 8), "prompt of
 def xformer_functions(path: str):
     import xformer as xf
 
-    model = xf.load_pretrained(path, pack=True)
+    model = xf.load_pretrained(path, pack=True, quantize=os.environ.get("QUANTIZE"))
 
     def decode(prompts):
         xf.generate(model, prompts.tolist(), max_new_tokens=NEW_TOKENS, special_tokens=False)
@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("path", type=Path, metavar="DIR")
     parser.add_argument("--peer", choices=[name for name in FUNCTIONS if name != "xformer"], default="transformers")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quantize", choices=["int8", "bfloat16", "int8_inputs"])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -120,6 +121,7 @@ def main() -> None:
         return
     threads = str(arguments.threads)
     environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+    environment |= {"QUANTIZE": arguments.quantize} if arguments.quantize else {}
     processes, startup = {}, {}
     for library, python in (("xformer", sys.executable), (arguments.peer, arguments.python)):
         processes[library] = subprocess.Popen(

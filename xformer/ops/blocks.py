@@ -99,10 +99,10 @@ class PackedBlocks(BlockWeight):
         xp, (rows, count, num_bytes) = array_namespace(padded), padded.shape
         strips = xp.permute_dims(xp.reshape(padded, (rows // STRIP, STRIP, count, num_bytes)), (0, 2, 1, 3))
         strips = xp.reshape(strips, (rows // STRIP, count, STRIP * num_bytes))
-        return cls(_ordered(strips, _order(num_bytes)), weight.is_transposed, weight.blocks.shape[0])
+        return cls(_ordered(strips, _order(num_bytes)[0]), weight.is_transposed, weight.blocks.shape[0])
 
     def _table_shape(self) -> tuple[int, int]:
-        return self.rows, num_columns(_unpacked(self.blocks[:1, ...]))
+        return self.rows, self.blocks.shape[1] * _FORMATS[self.blocks.shape[2] // STRIP].num_values
 
     def _table(self) -> Any:
         return dequantize(_unpacked(self.blocks)[: self.rows, ...])
@@ -111,20 +111,24 @@ class PackedBlocks(BlockWeight):
         return _rounded_linear(rows, self.blocks, bias, columns=self.rows)
 
     def _take(self, indices: Array) -> Any:
-        xp = array_namespace(self.blocks, indices)
+        xp, (_, count, size) = array_namespace(self.blocks, indices), self.blocks.shape
+        options = {"dtype": xp.index_dtype, "device": device(indices)}
         indices = xp.astype(indices, xp.index_dtype, copy=False)
-        blocks = _unpacked(xp.take(self.blocks, indices // STRIP, axis=0))
-        first = STRIP * xp.arange(indices.shape[0], dtype=xp.index_dtype, device=device(indices))
-        return dequantize(xp.take(blocks, first + indices % STRIP, axis=0))
+        table = xp.from_host(_order(size // STRIP)[1].reshape(STRIP, -1), **options)  # of the bytes of 16 blocks
+        places = (indices // STRIP * (count * size))[:, None] + size * xp.arange(count, **options)
+        places = places[:, :, None] + xp.take(table, indices % STRIP, axis=0)[:, None, :]
+        taken = xp.take(xp.reshape(self.blocks, (-1,)), xp.reshape(places, (-1,)), axis=0)
+        return dequantize(xp.reshape(taken, places.shape))
 
 
 @functools.cache
-def _order(num_bytes: int) -> Any:
-    """Return the position in 16 blocks of each byte of a strip; the units at one end of a block are float16."""
+def _order(num_bytes: int) -> tuple[Any, Any]:
+    """Return the position in 16 blocks of each byte of a strip, and the inverse; one end of a block is float16."""
     places, split = np.arange(STRIP * num_bytes).reshape(STRIP, num_bytes), 4 - num_bytes % 4
     ends = ((0, 208, 4), (208, 210, 2)) if num_bytes == 210 else ((0, split, 2), (split, num_bytes, 4))
     units = (places[:, start:end].reshape(STRIP, -1, size).swapaxes(0, 1) for start, end, size in ends)
-    return np.concatenate([each.ravel() for each in units])
+    order = np.concatenate([each.ravel() for each in units])
+    return order, np.argsort(order)
 
 
 def _ordered(strips: Any, order: Any) -> Any:
@@ -136,7 +140,7 @@ def _ordered(strips: Any, order: Any) -> Any:
 def _unpacked(strips: Array) -> Any:
     """Return strips as blocks (rows, blocks of a row, bytes), with those after the last row."""
     xp, (num, count, size) = array_namespace(strips), strips.shape
-    blocks = xp.reshape(_ordered(strips, np.argsort(_order(size // STRIP))), (num, count, STRIP, size // STRIP))
+    blocks = xp.reshape(_ordered(strips, _order(size // STRIP)[1]), (num, count, STRIP, size // STRIP))
     return xp.reshape(xp.permute_dims(blocks, (0, 2, 1, 3)), (num * STRIP, count, size // STRIP))
 
 
