@@ -6,7 +6,8 @@
 DIR has the model in the Hugging Face format, e.g. SmolLM2-135M; the peer is transformers on torch, in float32. Of a
 GGUF file, both xformer and llama.cpp multiply the quantized blocks. PYTHON is an interpreter with the peer (torch and
 transformers, or llama-cpp-python); default: the one that runs the script. Each library runs in its own process;
-measurements alternate. The table shows the medians and the median of the ratios.
+measurements alternate. Of a prompt, each computes the logits of the last token. The table shows the medians and the
+median of the ratios.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def xformer_functions(path: str):
     def decode(prompts):
         xf.generate(model, prompts.tolist(), max_new_tokens=NEW_TOKENS, special_tokens=False)
 
-    return model, decode
+    return lambda ids: xf.generate(model, ids.tolist(), max_new_tokens=1, special_tokens=False), decode
 
 
 def transformers_functions(directory: str):
@@ -54,7 +55,7 @@ def transformers_functions(directory: str):
         options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "eos_token_id": None, "pad_token_id": 0}
         model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **options)
 
-    return lambda ids: model(torch.tensor(ids)), decode
+    return lambda ids: model(torch.tensor(ids), logits_to_keep=1), decode
 
 
 def llama_functions(path: str):
