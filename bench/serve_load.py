@@ -2,9 +2,10 @@
 
     python bench/serve_load.py MODEL.gguf TOKENIZER --guidellm BIN/guidellm --llama PYTHON --xllama PYTHON
 
-TOKENIZER is a directory with the tokenizer in Hugging Face's format (`xformer export MODEL.gguf DIR` writes one). `--llama`
-is an interpreter with llama-cpp-python[server], which answers one request at a time, `--xllama` one with xllamacpp, whose
-server is llama-server with as many slots as clients. Each server is a process of its own and runs alone. Prints a table.
+TOKENIZER is a directory with the tokenizer in Hugging Face's format (`xformer export MODEL.gguf DIR` writes one).
+`--llama` is an interpreter with llama-cpp-python[server], which answers one request at a time; `--xllama` is one with
+xllamacpp, whose server is llama-server with as many slots as clients. Each server is a process of its own and runs
+alone. Prints a table.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def load(guidellm: str, tokenizer: str, clients: int, seconds: float) -> tuple[f
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [guidellm, "run", "--profile", f"kind=concurrent,streams={clients}", "--disable-console"]
-        command += ["--backend", f"kind=openai_http,target=http://127.0.0.1:{PORT},model=model,validate_backend=false,request_format=/v1/completions"]
+        command += [
+            "--backend",
+            f"kind=openai_http,target=http://127.0.0.1:{PORT},model=model,validate_backend=false,request_format=/v1/completions",
+        ]
         command += ["--tokenizer", f"kind=huggingface_auto,model={tokenizer}", "--output", f"kind=json,path={report}"]
         command += ["--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32"]
         command += ["--constraint", f"kind=max_duration,seconds={seconds}"]
@@ -77,7 +81,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     options = parser.parse_args()
-    print("| clients | server | tokens/s | first token, median (ms) | 99th percentile | requests |\n|---|---|---|---|---|---|")
+    print("| clients | server | tokens/s | first token, median (ms) | 99th percentile | requests |")
+    print("|---|---|---|---|---|---|")
     for clients in options.clients:
         servers = {"xformer": [sys.executable, "-m", "xformer", "serve", "--model", options.model, "--name", "model"]}
         servers["xformer"] += ["--port", str(PORT)]
