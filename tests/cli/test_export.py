@@ -152,6 +152,7 @@ def test_a_checkpoint_becomes_a_gguf_file_that_answers_the_same(xformer, refused
     for arguments, message in [
         ([tmp_path / "model.gguf", tmp_path / "model.gguf", "--format", "gguf"], "the output .* would replace"),
         ([source, tmp_path / "out", "--format", "gguf"], "expected the path of a file that ends in .gguf"),
+        ([source, tmp_path / "out.gguf"], "expected the path of a directory, or the format gguf"),
         ([source, tmp_path / "out.gguf", "--format", "gguf-lora"], "expected the directory of a run"),
         ([source, tmp_path / "out.gguf", "--format", "gguf", "--runtime", "."], "the format gguf expects none"),
     ]:

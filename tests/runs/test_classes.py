@@ -274,19 +274,16 @@ def test_the_command_trains_and_classifies(base, tmp_path, capsys):
     run, options = str(tmp_path / "run"), ["--max-length", "20", "--batch-tokens", "64", "--learning-rate", "0.01"]
     assert exit_code(["classify", "--train", f"{tmp_path}/train.tsv", "--init", str(base), "--out", run, *options]) == 0
     shown = capsys.readouterr().out
-    for part in (
-        "training: 29 texts, validation: 3 texts",
-        "classes: no, yes",
-        "dropout: 0.1",
-        "macro F1",
-        "confusion",
-    ):
+    steps = "steps: at most 9, a validation after every 3;"
+    for part in ("training: 29 texts, validation: 3 texts", "no, yes", steps, "dropout: 0.1", "macro F1", "confusion"):
         assert part in shown
     files = ["--test", f"{tmp_path}/texts", "--test-labels", f"{tmp_path}/labels", "--output", f"{tmp_path}/found"]
     assert exit_code(["classify", "--model", run, *files]) == 0
     assert "accuracy" in capsys.readouterr().out
     assert exit_code(["classify", "--model", run, "--input", f"{tmp_path}/texts"]) == 0
     assert capsys.readouterr().out == (tmp_path / "found").read_text()
+    assert exit_code(["classify", "--model", run, "--input", f"{tmp_path}/train.tsv"]) == 2
+    assert "train.tsv has lines with tabs; expected texts alone; --test has labels, too" in capsys.readouterr().err
     (tmp_path / "test").write_text("good film\tyes\nbad film\tnope\n")
     assert exit_code(["classify", "--model", run, "--test", f"{tmp_path}/test"]) == 2
     assert "test line 2 has the unknown label 'nope'" in capsys.readouterr().err
@@ -321,6 +318,11 @@ def test_wrong_calls_are_refused(base, tmp_path, capsys):
         xf.train_classifier(train=pairs, valid=[("good film", "yess")], **options)
     with raises_line(DataError, "has the unknown label 'yes'; did you mean 'yep'"):
         xf.train_classifier(train=pairs, labels=["yep", "no"], **options)
+    for row in (("a film", None), ("a film", np.float64("nan"))):
+        with raises_line(DataError, "train line 33 has no label"):
+            xf.train_classifier(train=(each for each in [*pairs, row]), **options)  # a generator of pairs
+    with raises_line(DataError, "train line 2 has 1 tab; expected a text without tabs, as its label is in the other"):
+        xf.train_classifier(train=["it", "a\tyes"], train_labels=["yes", "no"], **options)
     with raises_line(DataError, "train_labels has 2 lines for 32 texts; expected one each"):
         xf.train_classifier(train=TEXTS, train_labels=["yes", "no"], **options)
     with raises_line(DataError, "train line 2 has the value 'x'; expected a number"):
@@ -336,6 +338,7 @@ def test_wrong_calls_are_refused(base, tmp_path, capsys):
         (["--train", "x", "--input", "y"], "--input is for --model"),
         (["--train", "x"], "--out is missing"),
         (["--model", str(base)], "expected --input FILE to classify texts, or --test FILE"),
+        (["--model", str(base), "--input", "x", "--test-labels", "y"], "expected --input FILE to classify texts, or"),
     ):
         assert exit_code(["classify", *arguments]) == 2
         assert message in capsys.readouterr().err

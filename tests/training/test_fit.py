@@ -412,6 +412,8 @@ def test_data_of_a_validation_may_not_be_one_batch():
         validate({"x": TARGET}, 2)
     with raises_line(ConfigError, "data is a list_iterator, which ends with the first validation; expected a list"):
         validate(iter([TARGET]), 2)
+    with raises_line(DataError, "the validation data has no batches; expected at least one"):
+        run(callbacks=[validate([], 2)])
 
 
 def test_validation_is_the_mean_loss_without_dropout():

@@ -20,11 +20,9 @@ Compare with known labels:
 For transformers:
   xformer export run checkpoint
 
-Training validates at regular intervals, keeps the best model and prints its scores: accuracy, macro F1 and the
-confusion matrix. A tenth of the texts, drawn at random, is held out unless --valid names others. The first line of a
-file may name its columns, "text" and "label". A recipe has task = "classification" and the tables \[training] (epochs,
-batch_tokens, max_length, learning_rate, ...), \[model] (dropout, 0.1 unless set) and \[init]. `xformer resume run`
-continues a run. `xformer classify --model` prints one line for each line of the input, as it arrives.
+Training keeps the best model and prints its accuracy, macro F1 and confusion matrix. A tenth of the texts, drawn at
+random, is held out unless --valid names others. The first line of a file may name its columns, "text" and "label". A
+recipe has task = "classification" and the tables \[training], \[model] (dropout, 0.1 unless set) and \[init].
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from xformer.cli import _io
 from xformer.cli._loading import load_pipeline
 from xformer.cli._options import _model_option, config_options, file_option, launch_arguments, option_name, value_option
 from xformer.cli.train import COMPUTING, TRAINING, finish
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, DataError
 from xformer.pipelines import Classifier
 from xformer.pipelines.class_scores import SEPARATOR, class_targets
 from xformer.runs import launch
@@ -81,7 +79,7 @@ def classify(
         if out is None:
             raise ConfigError("--out is missing; expected the directory of the run")
         return finish(launch.train_classifier(**files, out=out, **launch_arguments(settings, training)))
-    if (test is None) == (source is None):
+    if (test is None) == (source is None) or (test is None and test_labels is not None):
         raise ConfigError("expected --input FILE to classify texts, or --test FILE to print scores")
     _io.check_output(output or "-", [source, test], model)
     classifier: Any = load_pipeline(Classifier, model, training["backend"])
@@ -94,6 +92,8 @@ def classify(
     if examples is None or output is not None:
         with _io.open_output(output or "-") as write:
             for texts in _io.read_chunks(str(source)) if examples is None else [examples.texts]:
+                if any("\t" in text for text in texts):
+                    raise DataError(f"{source} has lines with tabs; expected texts alone; --test has labels, too")
                 write([_line(each, problem_type) for each in classifier(texts, **options)])
     return 0
 

@@ -67,9 +67,11 @@ def export_run(
     if unknown := options.keys() - known:
         name = min(unknown)
         raise ConfigError(f"{name} is {str(options[name])!r}; the format {target} expects none")
-    if target.startswith("gguf"):
-        if Path(output).suffix != ".gguf":
-            raise ConfigError(f"the output is {output}; expected the path of a file that ends in .gguf")
+    is_file = target.startswith("gguf")
+    if is_file != (Path(output).suffix == ".gguf"):
+        expected = "a file that ends in .gguf" if is_file else "a directory, or the format gguf"
+        raise ConfigError(f"the output is {output}; expected the path of {expected}")
+    if is_file:
         check_no_overwrite(output, RunDirectory(directory).files(), "the output")
         return FORMATS[target](Path(directory), Path(output), **options, progress=progress)
     with atomic_directory(output) as temporary:

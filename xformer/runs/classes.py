@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -25,7 +24,7 @@ from xformer.random import Rng
 from xformer.runs.config import ClassTrainingConfig
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
-from xformer.runs.recipe import FINE_TUNING_WARMUP, Recipe
+from xformer.runs.recipe import Recipe
 from xformer.runs.tasks import MAX_SHOWN, Task, initial_tokenizer, load_initial_model
 from xformer.text import read_lines
 from xformer.training.loss import classification_loss
@@ -53,59 +52,54 @@ class Examples(NamedTuple):
             DataError: For other lines, with the number of the line, and for files of different lengths.
         """
         lines = [(f"{path} line {n}", line) for path in paths for n, line in enumerate(read_lines(path), start=1)]
-        rows = [(place, line.split("\t")) for place, line in lines if line.strip()]
+        rows, expected = [(place, line.split("\t")) for place, line in lines if line.strip()], _EXPECTED
         if label_paths:
             labels = [line for path in label_paths for line in read_lines(path)]
             if len(labels) != len(lines):
                 raise DataError(f"{label_paths[0]} has {len(labels)} lines for {len(lines)} texts; expected one each")
-            rows = [(place, [text, label]) for (place, text), label in zip(lines, labels, strict=True)]
-        names = [name.strip().lower() for name in rows[0][1]] if rows and not label_paths else []
+            rows = [(place, [*line.split("\t"), label]) for (place, line), label in zip(lines, labels, strict=True)]
+            expected = "a text without tabs, as its label is in the other file"
+        names = [name.strip().lower() for name in rows[0][1]] if rows else []
         columns = {_COLUMNS[name]: index for index, name in enumerate(names) if name in _COLUMNS}
         has_names = len(columns) == 2
         text, label, count = (columns[0], columns[1], len(names)) if has_names else (0, 1, 2)
+        found = []
         for place, fields in rows[has_names:]:
             if len(fields) != count:
-                raise DataError(f"{place} has {plural(len(fields) - 1, 'tab')}; expected {_EXPECTED}")
-            for index, name in ((text, "text"), (label, "label")):
-                if not fields[index].strip() and (name == "text" or problem_type != "multi_label_classification"):
-                    raise DataError(f"{place} has no {name}; expected {_EXPECTED}")
-        found = [(fields[text].strip(), fields[label].strip(), place) for place, fields in rows[has_names:]]
+                num_tabs = len(fields) - 1 - bool(label_paths)
+                raise DataError(f"{place} has {plural(num_tabs, 'tab')}; expected {expected}")
+            found.append((fields[text].strip(), fields[label].strip(), place))
+            if not found[-1][0] or (not found[-1][1] and problem_type != "multi_label_classification"):
+                raise DataError(f"{place} has no {'label' if found[-1][0] else 'text'}; expected {_EXPECTED}")
         if not found:
             raise DataError(f"{paths[0]} has no texts; expected {_EXPECTED}")
         return cls(*zip(*found, strict=True))
 
 
 def as_lines(examples: Any) -> Any:
-    """Return lists of pairs of a text and its label, or of one of both, as lines; keep paths and lines."""
-    if not isinstance(examples, list):
+    """Return pairs of a text and its label, or one of both, as lines; keep paths and lines."""
+    if isinstance(examples, str | bytes | PathLike | Mapping) or not isinstance(examples, Iterable):
         return examples
-    return [
-        f"{str(each[0]).translate(_BREAKS)}\t{_text(each[1])}"
-        if isinstance(each, tuple) and len(each) == 2
-        else _text(each)
-        for each in examples
-    ]
+    pairs = ((each if isinstance(each, tuple) and len(each) == 2 else (None, each)) for each in examples)
+    return [_text(y) if x is None else f"{str(x).translate(_BREAKS)}\t{_text(y)}" for x, y in pairs]
 
 
 def _text(label: Any) -> Any:
-    if isinstance(label, list | set):
+    label = label.tolist() if hasattr(label, "tolist") else label
+    if isinstance(label, list | set | tuple):
         return SEPARATOR.join(map(str, label))
+    if label is None or label != label:  # NaN is a missing label, too
+        return ""
     return label if isinstance(label, str | PathLike) else str(label)
 
 
 @dataclass(eq=False)
 class ClassTask(Task):
-    """Training of a classifier on `TokenPairs` of texts and targets, see `class_targets`.
-
-    Attributes:
-        valid_text: The `Examples` of the validation set.
-    """
+    """Training of a classifier on `TokenPairs` of texts and targets, see `class_targets`."""
 
     names = ("classification",)
     unit = "labels"
     loss = staticmethod(classification_loss)
-
-    valid_text: Any = None
 
     @classmethod
     def prepare(
@@ -130,18 +124,13 @@ class ClassTask(Task):
             with TokenWriter(tokenizer.vocab_size, directory) as writer:
                 writer.write(tokenizer.encode_truncated(examples.texts, settings.max_length))
                 sets.append(TokenPairs(writer.finish(), targets))
-        num_steps = math.ceil(len(plan_batches(sets[0], settings.batch_tokens, None)) / settings.grad_accumulation)
-        max_steps = settings.max_steps or math.ceil(settings.epochs * num_steps)
-        changes: dict[str, Any] = {"labels": names, "max_steps": max_steps}
-        if settings.warmup_steps == FINE_TUNING_WARMUP:
-            changes["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, max_steps // 10))
-        recipe = recipe.with_training(validate_every=min(settings.validate_every, num_steps), **changes)
+        recipe = recipe.with_training(labels=names).for_data(len(plan_batches(sets[0], settings.batch_tokens, None)))
         model = load_initial_model(recipe, Encoder, xp, num_labels=len(names), labels=names, problem_type=problem)
         if model.config.labels != names:
             raise ConfigError(f"{recipe.init.path} has the classes {model.config.labels}; expected {names}")
         counts = {"train_texts": len(train.texts), "valid_texts": len(others[0].texts)}
         counts["texts_of_max_length"] = sum(len(ids) == settings.max_length for each in sets for ids in each.source)
-        return cls(recipe, model, sets[0], sets[1], tokenizer, counts, others[0])
+        return cls(recipe, model, sets[0], sets[1], tokenizer, counts)
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Batch]]:
         """Yield (epoch, batch) without end."""

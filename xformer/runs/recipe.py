@@ -113,7 +113,7 @@ TASKS = {
         unit="text",
         defaults={
             "model": {"dropout": 0.1},
-            "training": {"schedule": "linear", "label_smoothing": 0.0, "validate_every": 200},
+            "training": {"schedule": "linear", "label_smoothing": 0.0},
         },
     ),
 }
@@ -222,19 +222,21 @@ class Recipe:
         """Return the recipe for a number of batches in an epoch.
 
         A run that starts from a model, without a number of steps, ends after some epochs or when its validations have
-        become no better; there is one in each epoch. Fewer batches in a step leave small data enough steps.
+        become no better; there is one in each epoch. Fewer batches in a step leave small data enough steps. Classifiers
+        have a number of epochs instead.
         """
-        now, every = self.training, BaseTrainingConfig.validate_every
-        if self.init.path is None or now.max_steps is not None:
+        now, every, epochs = self.training, BaseTrainingConfig.validate_every, getattr(self.training, "epochs", None)
+        if self.init.path is None or (now.max_steps is not None and epochs is None):
             return self
-        accumulation = max(1, min(now.grad_accumulation, num_batches // LEAST_STEPS))
+        accumulation = max(1, min(now.grad_accumulation, num_batches // (1 if epochs else LEAST_STEPS)))
         epoch = math.ceil(num_batches / accumulation)
-        changes = {"grad_accumulation": accumulation, "max_steps": MOST_EPOCHS * epoch}
-        changes["patience"] = now.patience or PATIENCE
+        max_steps = now.max_steps or math.ceil((epochs or MOST_EPOCHS) * epoch)
+        changes: dict[str, Any] = {"grad_accumulation": accumulation, "max_steps": max_steps}
+        changes["patience"] = now.patience or (None if epochs else PATIENCE)
         if now.validate_every == every:
             changes["validate_every"] = min(every, epoch)
         if now.warmup_steps == FINE_TUNING_WARMUP:
-            changes["warmup_steps"] = min(FINE_TUNING_WARMUP, epoch)
+            changes["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, max_steps // 10))
         return self.with_training(**changes)
 
     def with_training(self, **changes: Any) -> Recipe:

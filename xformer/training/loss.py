@@ -261,9 +261,12 @@ def mean_loss(
         communicator: The ranks, which compute the batches in turns; default this process alone.
 
     Raises:
+        DataError: If there are no batches.
         Stopped: After a signal.
     """
     batches, ranks = list(batches), communicator or SingleProcess()
+    if not batches:
+        raise DataError("the validation data has no batches; expected at least one")
     own = batches[ranks.rank :: ranks.size]
     num_parts = max(1, num_workers // ranks.size)
 
